@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,17 @@ class Option:
     default: Any = None
 
     def check(self, value: Any) -> None:  # noqa: ANN401 - of the field's type
-        """Raise UsageError for a number that is too low or too high."""
+        """Raise UsageError for a value of another kind, and for a number that is too low or too high."""
         if value is None:
             return
+        wrong_kind = {
+            int: isinstance(value, bool) or not isinstance(value, Integral),
+            float: isinstance(value, bool) or not isinstance(value, Real),
+            str: not isinstance(value, str),
+        }
+        if wrong_kind.get(self.kind, False):
+            kind = {int: "a whole number", float: "a number", str: "a text"}[self.kind]
+            raise UsageError(f"{self.key} is {value!r}", hint=f"give {kind}")
         if self.low is not None and not value >= self.low:
             raise UsageError(f"{self.key} is {value}", hint=f"use at least {self.low:g}")
         if self.high is not None and not value <= self.high:

@@ -85,7 +85,7 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
         raise UsageError(f"{method!r} has no setting `clusters`", hint="try a clustered method, as fc.FeSEM()")
     numbers = list(ks)
     own: dict[str, Any] = {"fleet": fleet, "methods": [replace(method, clusters=k) for k in numbers]}  # type: ignore[type-var]
-    if model is not None:
+    if model is not None or not fleet.model:
         from emulator.api.models import own_model
 
         own["model"] = own_model(model, fleet.cut(seed), loss=None, seed=seed)

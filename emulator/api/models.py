@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,32 +21,48 @@ from export.compiler.program_functions import LossFunction
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
 
+HIDDEN = 64
+
 
 def own_model(
-    model: nn.Module | Callable[[], nn.Module] | str, split: FleetData, *, loss: LossFunction | None, seed: int
+    model: nn.Module | Callable[[], nn.Module] | str | None, split: FleetData, *, loss: LossFunction | None, seed: int
 ) -> Model:
     """The model for the samples of these devices; a function that makes one is called with torch's generator at `seed`.
 
-    Raises UsageError for a model that has fewer outputs than the devices have classes, ProgramRefused for one that
-    takes no such samples or cannot be trained.
+    None is a `Perceptron`. Raises UsageError for a model that has fewer outputs than the devices have classes,
+    ProgramRefused for one that takes no such samples or cannot be trained.
     """
-    one = next(iter(split.devices.values())).train
-    shape, labels = tuple(one.x.shape[1:]), np.issubdtype(one.y.dtype, np.integer)
     if isinstance(model, str):
         ours = build_model(model, seed=seed)
         return Model(**{**vars(ours), "own_loss": loss})
+    one = next(iter(split.devices.values())).train
+    shape, labels = tuple(one.x.shape[1:]), np.issubdtype(one.y.dtype, np.integer)
+    parts = [y for local in split.devices.values() for y in (local.train.y, local.test.y if local.test else None)]
+    used = np.unique(np.concatenate([np.unique(y) for y in parts if y is not None])) if labels else np.empty(0)
+    if model is None:
+        model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
     model = make_module(model, seed)
     kind: Loss = "cross-entropy" if labels else "squared-error"
     source = make_source(model, input=shape, loss=kind, own_loss=loss)
     if labels:
-        most = max(int(local.train.y.max()) for local in split.devices.values())
+        most = int(used[-1])
         if most >= source.target[0]:
+            gaps = ", or number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
             raise UsageError(
                 f"{source.name} has {source.target[0]} outputs, and a device has a sample of class {most}",
-                hint=f"give it one output per class: {most + 1}",
+                hint=f"give it one output per class: {most + 1}{gaps if len(used) <= most else ''}",
             )
         return Model(name=source.name, module=model, input=shape, classes=source.target[0], loss=kind, own_loss=loss)
     return Model(name=source.name, module=model, input=shape, target=source.target, loss=kind, own_loss=loss)
+
+
+class Perceptron(nn.Sequential):
+    """The model of a fleet of the user's own where none is given: one hidden layer of 64 units."""
+
+    def __init__(self, sample: tuple[int, ...], target: tuple[int, ...]) -> None:
+        out = [nn.Linear(HIDDEN, prod(target))]
+        shaped = [nn.Unflatten(1, target)] if len(target) > 1 else []
+        super().__init__(nn.Flatten(), nn.Linear(prod(sample), HIDDEN), nn.ReLU(), *out, *shaped)
 
 
 def make_module(make: object, seed: int) -> nn.Module:

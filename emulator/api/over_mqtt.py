@@ -68,7 +68,7 @@ class MqttFederation:
         settings = method_settings(method)
         args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **options)
         own = None
-        if self.model is not None:
+        if self.model is not None or not self.fleet.model:
             from emulator.api.models import own_model
 
             own = own_model(self.model, self.fleet.cut(seed), loss=None, seed=seed)

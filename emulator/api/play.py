@@ -21,7 +21,7 @@ from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
 from emulator.run.execute import live_result, open_run, run_rounds
 from emulator.run.folder import Say, open_run_folder
-from emulator.run.load import load_fleet, open_devices
+from emulator.run.load import check_samples, load_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
 from emulator.simulation.checkpoint import Checkpoints
 
@@ -70,6 +70,7 @@ def play(
             ) as (devices, start),
             open_trackers(args.loggers, folder, table) as track,
         ):
+            check_samples(devices.program, loaded.split)
             live = open_run(run.strategy, start, devices, settings, checkpoints=checkpoints)
 
             def result() -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import UsageError
+from emulator.api.checks import check_callback, check_fleet, check_method, check_own, in_words_of_python
 from emulator.api.play import play
 from emulator.api.progress import RunProgress
 from emulator.api.result import Result
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from coordinator.models.registry import Model
     from export.compiler.program_functions import LossFunction
 
-PARTS = ("begin", "round", "predictor")  # of a method
 OnRound = Callable[[Result], object]
 
 
@@ -81,7 +81,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         method: a method of this package or your own, as `fc.FeSEM(3)`.
         fleet: the devices and their samples, from `fc.fleets` or `fc.fleet`.
         model: a torch module, which is copied and not changed; a function that makes one, whose weights `seed` then
-            draws; or the name of one of ours. Default: what suits the fleet.
+            draws; or the name of one of ours. Default: what suits the fleet; for your own samples a perceptron with 64
+            hidden units.
         rounds: training rounds.
         seed: draws every random number, and cuts a fleet that has no seed of its own.
         loss: a function of outputs [batch, ...] and labels [batch] or targets, as `torch.nn.CrossEntropyLoss()`.
@@ -107,7 +108,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
     (2, 0)
     """
     given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
-    with RunProgress(method, rounds, shown=progress) as bar:
+    check_callback(on_round)
+    with in_words_of_python(), RunProgress(method, rounds, shown=progress) as bar:
         run = _rounds(method, fleet, model, rounds, seed, loss, metrics, bar.say, given)
         stop: object = None
         while True:
@@ -149,7 +151,7 @@ def rounds(  # noqa: PLR0913 - the parts of a run
     True
     """
     given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
-    with RunProgress(method, rounds, shown=progress) as bar:
+    with in_words_of_python(), RunProgress(method, rounds, shown=progress) as bar:
         for so_far in _rounds(method, fleet, model, rounds, seed, loss, metrics, bar.say, given):
             bar.show(so_far)
             yield so_far
@@ -167,33 +169,23 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     given: Mapping[str, Any],
 ) -> Generator[Result, bool | None, Result]:
     """Names for what has one, for the record of the run; the values themselves for the run."""
-    _check(method, fleet)
+    check_method(method)
+    check_fleet(fleet)
+    check_own(loss=loss, metrics=metrics, out=given["out"])
     known = {row.name for row in OPTIONS.values()} | {"resume"}
     if wrong := sorted(given.keys() - known):
         raise UsageError(f"a run has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], known))
     values: dict[str, Any] = {key: value for key, value in given.items() if key not in ("out", "resume")}
-    if given["out"] is not None:
-        values["out"] = Path(given["out"])
+    values |= {key: Path(given[key]) for key in ("out", "profiles") if given.get(key) is not None}
     settings = method_settings(method)
     args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **values)
-    if metrics is None and not np.issubdtype(next(iter(fleet.cut(seed).devices.values())).train.y.dtype, np.integer):
-        metrics = {"squared_error": squared_error}
     run = resolve_run(args, strategy=method, metrics=metrics or {})
+    if metrics is None and not np.issubdtype(next(iter(fleet.cut(seed).devices.values())).train.y.dtype, np.integer):
+        run = replace(run, settings=replace(run.settings, metrics={"squared_error": squared_error}))
     prepared: Model | str | None = model if isinstance(model, str) else None
-    if loss is not None or not (model is None or isinstance(model, str)):
+    wanted = (fleet.model or None) if model is None else model
+    if loss is not None or not isinstance(wanted, str):
         from emulator.api.models import own_model
 
-        prepared = own_model(fleet.model if model is None else model, fleet.cut(seed), loss=loss, seed=seed)
+        prepared = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed)
     return play(run, fleet=fleet, model=prepared, resume=given["resume"], say=say, keep=given["out"] is not None)
-
-
-def _check(method: object, fleet: object) -> None:
-    """Refuse what is easily confused. Raises UsageError, ConfigError."""
-    if isinstance(method, type):
-        raise UsageError(f"{method.__name__} is a class", hint=f"write {method.__name__}()")
-    if not is_dataclass(method) or not all(callable(getattr(method, part, None)) for part in PARTS):
-        hint = "give one of ours, as fc.FeSEM(3), or extend one: class Mine(fc.LocalSgd) with `round`"
-        raise UsageError(f"{method!r} is no method", hint=hint)
-    if not isinstance(fleet, Fleet):
-        hint = "make one: fc.fleets.digits(devices=12), or fc.fleet(data, by=...)"
-        raise ConfigError(f"fleet is {type(fleet).__name__}", hint=hint)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,31 @@ from typing import Any
 import numpy as np
 
 from edge_client.data.dataset import DeviceData
+from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import ClientId
 from emulator.data import partition_schemes, registry
 from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import DataSet
 from emulator.data.partition_schemes import PartitionScheme
+
+SHOWN_NAMES = 60  # characters of the names of devices that are left out; longer lists are a number and a checksum
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SomeDevices:
+    """A partition of which the devices `left` do not train: they are its new devices."""
+
+    whole: PartitionScheme
+    left: frozenset[ClientId]
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        found = self.whole.split(data, devices=devices, seed=seed)
+        if strange := sorted(self.left - found.devices.keys()):
+            hint = "fix the seed of the fleet: fc.fleet(..., seed=0)"
+            raise ConfigError(f"seed {seed} makes no device {strange[0]!r}", hint=hint)
+        left = {who: local for who, local in found.devices.items() if who in self.left}
+        mine = {who: local for who, local in found.devices.items() if who not in self.left}
+        return replace(found, devices=mine, new_devices={**found.new_devices, **left})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -26,6 +47,8 @@ class Fleet(Mapping[ClientId, DeviceData]):
     `options` are the options of emulator/options.py by which a run's folder names this fleet; `model` is the model that
     suits the data, if there is one; `classes` are the values of labels that were no numbers, `columns` the names of
     the inputs where they are a table's. `seed` cuts the data; None takes the seed of the run, as the command line does.
+    `given` has the name of each device by what the user called it, where that is no name that the protocol allows:
+    `fleet[7]` is the device `subject-7`.
 
     >>> from emulator.data.fleet import named_fleet
     >>> fleet = named_fleet("digits", devices=4)
@@ -33,6 +56,8 @@ class Fleet(Mapping[ClientId, DeviceData]):
     Fleet(digits, 4 devices, label-permutations:groups=3)
     >>> len(fleet["device-00"].train)
     204
+    >>> len(fleet.without(["device-00"])), "device-00" in fleet.without(["device-00"]).new_devices
+    (3, True)
     """
 
     read: Callable[[int], DataSet]
@@ -43,6 +68,7 @@ class Fleet(Mapping[ClientId, DeviceData]):
     seed: int | None = None
     classes: Sequence[str | bool] = ()
     columns: Sequence[str] = ()
+    given: Mapping[Any, ClientId] = field(default_factory=dict)
     _cuts: dict[int, FleetData] = field(default_factory=dict, init=False)
 
     def cut(self, seed: int = 0) -> FleetData:
@@ -50,6 +76,8 @@ class Fleet(Mapping[ClientId, DeviceData]):
         seed = seed if self.seed is None else self.seed
         if seed not in self._cuts:
             found = self.scheme.split(self.read(seed), devices=self.count, seed=seed)
+            if not found.devices:
+                raise ConfigError("no device has enough samples", hint="give each at least two: to train and to test")
             self._cuts.clear()
             self._cuts[seed] = replace(found, classes=self.classes, columns=self.columns)
         return self._cuts[seed]
@@ -59,11 +87,44 @@ class Fleet(Mapping[ClientId, DeviceData]):
         """The true group of each device, where the partition makes groups."""
         return self.cut().groups
 
-    def __getitem__(self, name: ClientId) -> DeviceData:
+    @property
+    def new_devices(self) -> Mapping[ClientId, DeviceData]:
+        """The devices that do not train, for `Result.nearest`; also by what the user called them."""
+        return _Called(self.cut().new_devices, self.given)
+
+    def only(self, devices: Iterable[object]) -> Fleet:
+        """The fleet of these devices; the others become its `new_devices`. Raises UsageError for an unknown one."""
+        return self._with({self.name(who) for who in _listed(devices)})
+
+    def without(self, devices: Iterable[object]) -> Fleet:
+        """The fleet without these devices, which become its `new_devices`. Raises UsageError for an unknown one."""
+        left = {self.name(who) for who in _listed(devices)}
+        return self._with({who for who in self if who not in left})
+
+    def name(self, who: object) -> ClientId:
+        """The name of a device in assignments and files, by what the user called it. Raises UsageError."""
         devices = self.cut().devices
-        if name not in devices:
-            raise KeyError(f"no device {name!r}: there are {len(devices)}, from {min(devices)!r} on")
-        return devices[name]
+        found = who if isinstance(who, str) and who in devices else self.given.get(who)
+        if found not in devices:
+            raise UsageError(f"no device {who!r}", hint=f"there are {len(devices)}, from {min(devices)!r} on")
+        return found
+
+    def _with(self, names: set[ClientId]) -> Fleet:
+        if not names:
+            raise UsageError("a fleet without devices", hint="keep at least one")
+        scheme, left = self.scheme, frozenset(self.keys() - names)
+        if isinstance(scheme, SomeDevices):
+            scheme, left = scheme.whole, left | scheme.left
+        told = ", ".join(sorted(left))
+        if len(told) > SHOWN_NAMES:
+            told = f"{len(left)} devices ({zlib.crc32(told.encode()):08x})"
+        how = str(self.options["partition"]).partition(" without ")[0]
+        options = {**self.options, "partition": f"{how} without {told}" if left else how}
+        return replace(self, scheme=SomeDevices(whole=scheme, left=left), options=options)
+
+    def __getitem__(self, name: object) -> DeviceData:
+        cut = self.cut()
+        return _Called(cut.devices, self.given, cut.new_devices)[name]
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self.cut().devices)
@@ -84,6 +145,38 @@ class Fleet(Mapping[ClientId, DeviceData]):
         size = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
         told = f"{len(sizes)} devices with {size} training samples {shape} of {what}"
         return f"Fleet({self.options['data_set']}, {told}, {how})"
+
+
+class _Called(Mapping[ClientId, DeviceData]):
+    """Devices by name, or by what the user called them."""
+
+    def __init__(
+        self,
+        devices: Mapping[ClientId, DeviceData],
+        given: Mapping[Any, ClientId],
+        new: Mapping[ClientId, DeviceData] | None = None,
+    ) -> None:
+        self._devices, self._given, self._new = devices, given, new or {}
+
+    def __getitem__(self, name: object) -> DeviceData:
+        found = name if isinstance(name, str) and name in self._devices else self._given.get(name, name)
+        if found in self._devices:
+            return self._devices[found]
+        if found in self._new:
+            raise KeyError(f"{name!r} does not train: fleet.new_devices has it")
+        some = f", from {min(self._devices)!r} on" if self._devices else ""
+        raise KeyError(f"no device {name!r}: there are {len(self._devices)}{some}")
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+
+def _listed(devices: Iterable[object]) -> list[object]:
+    """A list of devices, also where one is given."""
+    return [devices] if isinstance(devices, (str, int)) else list(devices)
 
 
 def named_fleet(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -12,6 +13,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import I64
 from emulator.data.fleet_split import FleetData, PartitionIndices, device_names, make_fleet_data
 from emulator.data.loaders.samples import DataSet, RawSamples
+from emulator.data.user_schemes import one_domain_each
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,11 +37,11 @@ class GivenParts:
         if len(paired) != 1 or (data.test is not None and paired == {False}):
             hint = "give (train, test) pairs of indices for all devices, or indices alone and no test part"
             raise ConfigError("the partition does not say which samples test", hint=hint)
-        cut = PartitionIndices(names=self.names, train=[self._index(i, data.train, 0) for i in range(len(self.parts))])
+        train, test = [self._index(i, data.train, 0) for i in range(len(self.parts))], None
         if paired == {True}:
-            held = data.test or data.train
-            test = [self._index(i, held, 1) for i in range(len(self.parts))]
-            cut = PartitionIndices(names=self.names, train=cut.train, test=test)
+            test = [self._index(i, data.test or data.train, 1) for i in range(len(self.parts))]
+        groups = one_domain_each(data, train)
+        cut = PartitionIndices(names=self.names, train=train, test=test, groups=groups)
         return make_fleet_data(data, cut, np.random.Generator(np.random.PCG64(seed)))
 
     def _index(self, i: int, samples: RawSamples, place: int) -> I64:
@@ -74,6 +76,10 @@ class PartsOf:
     knows_devices: ClassVar[bool] = True  # 0 devices are as many as there are parts
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        try:
+            inspect.signature(self.make).bind(data.train.y, devices, seed)
+        except TypeError as wrong:
+            raise ConfigError(f"partition {self!r}: {wrong}", hint="write it as make(y, devices, seed)") from None
         return given_parts(self.make(data.train.y, devices, seed)).split(data, devices=devices, seed=seed)
 
     def __repr__(self) -> str:

@@ -56,7 +56,7 @@ class ByUser:
         cut = PartitionIndices(
             train=[_rows(train, users) for users in chosen],
             test=None if test is None else [_rows(test, users) for users in chosen],
-            groups=_one_domain_each(data, [_rows(train, users) for users in chosen]),
+            groups=one_domain_each(data, [_rows(train, users) for users in chosen]),
             names=[data.names[user] for (user,) in chosen] if data.names and self.per_device == 1 else (),
         )
         return make_fleet_data(data, cut, rng)
@@ -82,7 +82,8 @@ def _rows_by_user(user: I64 | None) -> dict[int, I64]:
     return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def _one_domain_each(data: DataSet, rows: list[I64]) -> I64 | None:
+def one_domain_each(data: DataSet, rows: Sequence[I64]) -> I64 | None:
+    """The domain of each device as its true group; None where a device has samples of several."""
     if data.train.domain is None:
         return None
     found = [np.unique(data.train.domain[r]) for r in rows]

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_client.data.dataset import describe_misfit
 from edge_client.errors import UsageError
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat
 from emulator.data.fleet import Fleet, named_fleet
 from emulator.data.fleet_split import FleetData
@@ -61,6 +63,15 @@ def make_fleet(args: SimulateArgs, fleet: Fleet | None = None) -> tuple[Simulate
     split = fleet.cut(args.seed)
     found: dict[str, Any] = {**fleet.options, "model": model, "devices": len(split.devices)}
     return replace(args, **found), split
+
+
+def check_samples(program: Program, split: FleetData) -> None:
+    """Raises UsageError for samples that the model does not take: every device would refuse to train."""
+    for who, local in split.devices.items():
+        for data in (local.train, local.test):
+            if data is not None and len(data) and (misfit := describe_misfit(program, data)):
+                hint = "give a model for these samples; whole numbers y are classes, floats are targets: y.astype(int)"
+                raise UsageError(f"device {who} cannot train {program.model}: {misfit}", hint=hint)
 
 
 @contextmanager

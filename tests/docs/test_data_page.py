@@ -22,6 +22,10 @@ def test_the_client_reads_what_the_script_wrote(reader: PageReader) -> None:
     assert reader.printed["python look.py"].startswith("160 to train on, 40 to test on; one sample is (2,)")
 
 
+def test_a_device_that_was_left_out_gets_the_center_of_its_make(reader: PageReader) -> None:
+    assert reader.printed["python left_out.py"].splitlines()[-1] == "True"
+
+
 def test_what_the_page_calls_refused_is_refused(reader: PageReader) -> None:
     wrong = reader.folder / "wrong"
     wrong.mkdir()

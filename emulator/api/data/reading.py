@@ -20,6 +20,7 @@ INPUT_COLUMNS = ("x", "image", "img", "pixel_values", "features", "data", "input
 LABEL_COLUMNS = ("y", "label", "labels", "target", "targets", "class", "fine_label")
 BATCH = 1_000  # rows of a Hugging Face data set that are decoded at once
 LONG = 5_000  # samples that take long enough to show how far the reading is
+NO_STREAM = "give a data set with a length: list(stream), or a map-style Dataset"
 Column = str | int | None
 
 
@@ -46,6 +47,8 @@ def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) 
     found = _reader(data)(data, x, y, named)
     if named is None and by is not None:
         found = replace(found, by=as_array(by))
+        if found.by is not None and found.by.ndim != 1:
+            raise ConfigError(f"by is {found.by.dtype} {list(found.by.shape)}", hint="give one value for each sample")
     lengths = {"x": len(found.x), "y": len(found.y), **({} if found.by is None else {"by": len(found.by)})}
     if len(set(lengths.values())) != 1:
         told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
@@ -82,6 +85,8 @@ def _reader(data: Any) -> Callable[[Any, Any, Column, Column], Columns]:
         raise UsageError("these samples have no labels", hint="write fc.fleet((x, y), ...), one label for each sample")
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return _items
+    if hasattr(data, "__iter__") and hasattr(data, "__getitem__"):
+        raise UsageError("a stream has no order that a seed could repeat", hint=NO_STREAM)
     hint = "give a torch Dataset or DataLoader, (x, y) arrays, a pandas or Hugging Face data set, or a folder"
     raise UsageError(f"{type(data).__name__} is no data set", hint=hint)
 
@@ -160,8 +165,8 @@ def _hugging_face(data: Any, x: Any, y: Column, by: Column) -> Columns:
 
 def _loader(data: Any, x: Any, y: Column, by: Column) -> Columns:
     """The samples of a DataLoader as it collates them, in the order of its data set."""
-    if not hasattr(data.dataset, "__getitem__"):
-        raise UsageError("a stream has no order that a seed could repeat", hint="give a data set with a length")
+    if not (hasattr(data.dataset, "__getitem__") and hasattr(data.dataset, "__len__")):
+        raise UsageError("a stream has no order that a seed could repeat", hint=NO_STREAM)
     index = getattr(data.sampler, "indices", None)
     places = range(len(data.dataset)) if index is None else sorted(int(i) for i in index)
     if getattr(data.collate_fn, "__name__", "") == "default_collate":
@@ -210,7 +215,12 @@ def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Co
     def rows() -> Iterable[Array]:
         for place in places:
             sample = data[place]
+            if sample[keys[1]] is None:
+                raise ConfigError(f"sample {place} has no label", hint="drop the samples whose y is None")
             labels.append(as_array(sample[keys[1]]))
+            if labels[-1].shape != labels[0].shape:
+                told = f"the label of sample {place} has shape {list(labels[-1].shape)}, not {list(labels[0].shape)}"
+                raise ConfigError(told, hint="give each sample one class, or targets of one shape")
             owners.extend(sample[key] for key in keys[2:])
             yield as_array(sample[keys[0]])
 

@@ -21,8 +21,10 @@ from emulator.data.given_parts import GivenParts
 from emulator.data.loaders.samples import TRAIN_SHARE, DataSet, RawSamples, to_float, to_unit_range
 from emulator.data.partition_schemes import Iid, PartitionScheme, describe_scheme
 from emulator.data.user_schemes import ByUser
+from emulator.options import OPTIONS
 
 log = logging.getLogger(__name__)
+GROUPS = "give one value for each sample, groups=array, or for each device, groups={device: group}"
 HOW = 'write by="column", or partition=fc.partitions.Dirichlet(0.1) and devices=100'
 
 
@@ -50,18 +52,24 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     texts, and True and False, are classes in alphabetical order, which the fleet's `classes` names and
     `Result.predict` returns; floats are targets. `columns` has the names of a table's inputs. `test` is the
     share of each device's samples that only test, or data of the same kind. `seed` cuts the data; without it the seed
-    of the run does. `groups`, a column or an array [n], is the true group of each sample: where each device has one, a
-    run says how well a method found them (`ari`). `name` is what reports call the data. Raises UsageError and
+    of the run does. `groups`, a column, an array [n] of the samples, or a mapping from each device, is the true group:
+    where each device has one, a run says how well a method found them (`ari`). `name` is what reports call the data.
+    Devices are named by the values of `by`, or by the keys of a dict; a number stands behind the column's name, and
+    `fleet[7]` finds it. `without` and `only` leave devices out, which are then `new_devices`. Raises UsageError and
     ConfigError, which say what to write.
 
     >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 3
     >>> fleet((x, y), by=np.repeat(["anna", "ben", "cleo"], 30))
     Fleet(arrays, 3 devices with 24 training samples [4] of 3 classes, by-user:least=2)
+    >>> fleet((x, y), by=np.repeat([7, 8, 9], 30)).without([8]).name(7)
+    'device-7'
     >>> fleet((x, y), partition="dirichlet:alpha=1,least=2", devices=5, name="mine")["device-00"].train.x.dtype
     dtype('float32')
     """
     if isinstance(data, (str, Path)):
         data = device_folders(Path(data))
+    OPTIONS["devices"].check(devices)
+    OPTIONS["data-seed"].check(seed)
     parts: GivenParts | None = None
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         if by is not None or partition is not None or devices is not None:
@@ -70,13 +78,15 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     else:
         columns = read_columns(data, x=x, y=y, by=by)
     held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
-    if not isinstance(test, (int, float)):
+    if not (test is None or isinstance(test, (int, float, str))):
         held = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
-    elif not 0 < test < 1:
-        raise UsageError(f"test is {test}", hint="give the share of each device's samples that only test, as 0.2")
+    elif not (isinstance(test, float) and 0 < test < 1):
+        raise UsageError(f"test is {test!r}", hint="give the share of each device's samples that only test, as 0.2")
     whole, classes = _data_set(columns, held, share)
+    devices_of, given = _given(data, columns, parts, whole.names)
     if groups is not None:
-        whole = replace(whole, train=replace(whole.train, domain=_group_numbers(groups, data, len(whole.train))))
+        domain = _group_numbers(groups, data, devices_of, list(given))
+        whole = replace(whole, train=replace(whole.train, domain=domain))
     scheme = parts or _scheme(by, partition, devices)
     found = Fleet(
         read=lambda _: whole,
@@ -86,6 +96,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         seed=seed,
         classes=classes,
         columns=tuple(columns.names),
+        given=given,
     )
     found.cut()  # so that what is wrong is said here
     return found
@@ -168,13 +179,38 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     return data, classes or train.classes
 
 
-def _group_numbers(groups: Any, data: Any, n: int) -> I64:  # noqa: ANN401 - see `fleet`
-    """The number of each sample's true group."""
-    if isinstance(groups, str) and groups not in getattr(data, "columns", getattr(data, "column_names", ())):
-        raise UsageError(f"there is no column {groups!r} for groups", hint="write groups=array, one value a sample")
-    found = as_array(data[groups] if isinstance(groups, str) else groups)
-    if found.shape != (n,):
-        raise ConfigError(f"groups are {list(found.shape)}, for {n} samples", hint="give one value for each sample")
+def _given(
+    data: Any,  # noqa: ANN401 - see `fleet`
+    columns: Columns,
+    parts: GivenParts | None,
+    names: Sequence[str],
+) -> tuple[I64, dict[Any, str]]:
+    """-> the number of each sample's device [n], and by what the user called each device the name that it got."""
+    if parts is not None:
+        lengths = [len(np.concatenate(part)) if isinstance(part, tuple) else len(part) for part in parts.parts]  # type: ignore[arg-type]
+        return np.repeat(np.arange(len(lengths)), lengths), dict(zip(data, parts.names, strict=True))
+    if columns.by is None:
+        return np.zeros(len(columns.x), np.int64), {}
+    values, which = np.unique(columns.by, return_inverse=True)
+    return which.astype(np.int64), dict(zip(values.tolist(), names, strict=True))
+
+
+def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any]) -> I64:  # noqa: ANN401 - see `fleet`
+    """The number of each sample's true group; `called` has the devices as the user calls them."""
+    if isinstance(groups, Mapping):
+        if missing := [who for who in called if who not in groups]:
+            raise UsageError(f"groups say nothing of {missing[0]!r}", hint="give each device a group")
+        if not called:
+            raise UsageError("groups by device, for devices without names", hint=GROUPS)
+        groups = np.array([groups[who] for who in called])[devices_of]
+    held = list(data.values()) if isinstance(data, Mapping) and not hasattr(data, "with_format") else [data]
+    if isinstance(groups, str):
+        if any(groups not in getattr(one, "columns", getattr(one, "column_names", ())) for one in held):
+            raise UsageError(f"there is no column {groups!r} for groups", hint=GROUPS)
+        groups = np.concatenate([as_array(one[groups]) for one in held])
+    found = as_array(groups)
+    if found.shape != devices_of.shape:
+        raise ConfigError(f"groups are {list(found.shape)}, for {len(devices_of)} samples", hint=GROUPS)
     return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 

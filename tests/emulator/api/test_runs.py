@@ -239,12 +239,59 @@ def test_the_options_are_those_of_the_commands_table() -> None:
         ({"rounds": 0}, UsageError, "use at least 1"),
         ({"resume": True}, UsageError, 'out="runs"'),
         ({"metrics": {"bad": lambda y, outputs: "x"}}, UsageError, "metric bad gives str"),
+        ({"metrics": ["f1"]}, UsageError, "metrics is list.*name functions"),
+        ({"loss": "mse"}, UsageError, "loss is 'mse'.*give a function"),
+        ({"loss": nn.CrossEntropyLoss}, UsageError, r"loss is CrossEntropyLoss.*CrossEntropyLoss\(\)"),
+        ({"on_round": 3}, UsageError, "on_round is 3"),
+        ({"out": 3}, UsageError, 'out is 3.*out="runs"'),
+        ({"rounds": 2.5}, UsageError, "rounds is 2.5.*whole number"),
+        ({"seed": -1}, UsageError, "seed is -1.*at least 0"),
+        ({"workers": "2"}, UsageError, "workers is '2'"),
+        ({"model": "wecfl-cnn"}, UsageError, r"device-00 cannot train wecfl-cnn: x has samples of shape \[1, 8, 8\]"),
+        ({"resume": True, "out": "no-such-folder"}, ConfigError, "leave out `resume`, or give the run's own `out`"),
     ],
 )
 def test_an_error_names_what_was_wrong_and_what_to_write(wrong: dict[str, Any], error: type, said: str) -> None:
     asked: dict[str, Any] = {"method": fc.FedAvg(local_steps=1), "fleet": digits(3), "rounds": 1} | wrong
     with pytest.raises(error, match=f"(?s){said}"):
         fc.simulate(asked.pop("method"), **asked)
+
+
+X = np.random.default_rng(0).random((60, 4), dtype=np.float32)
+Y, WHO = np.arange(60) % 3, np.repeat(["anna", "ben", "cleo"], 20)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (Y + 1, r"3 outputs, and a device has a sample of class 3.*number the classes from 0"),
+        (Y.astype(float), r"device anna cannot train Linear: y has targets of shape \[1\].*y.astype\(int\)"),
+        (np.where(np.arange(60) == 7, 3, Y), "a device has a sample of class 3"),  # wherever it is held out
+    ],
+)
+def test_labels_that_a_model_has_no_output_for_are_named_before_the_first_round(labels: Array, said: str) -> None:
+    seen: list[object] = []
+    for seed in range(3):
+        with pytest.raises(UsageError, match=f"(?s){said}"):
+            fc.simulate(
+                fc.FedAvg(local_steps=1),
+                fleet=fc.fleet((X, labels), by=WHO, seed=seed),
+                model=nn.Linear(4, 3),
+                on_round=seen.append,
+            )
+    assert seen == []
+
+
+def test_samples_of_ones_own_have_a_model_where_none_is_given() -> None:
+    fleet = fc.fleet((X, Y), by=WHO)
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=1)
+    assert [tuple(value.shape) for value in result.centers[0].values()] == [(64, 4), (64,), (3, 64), (3,)]
+    other = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=1, seed=1)
+    assert not np.array_equal(result.start, other.start)
+    targets = fc.fleet((X, np.stack([X, X], axis=1)), by=WHO)
+    shaped = fc.simulate(fc.FedAvg(local_steps=1), fleet=targets, rounds=1)
+    assert shaped.predict(X[:5], center=0).shape == (5, 2, 4)
+    assert fc.choose_k(fc.FeSEM(local_steps=1), fleet=fleet, ks=[1, 2], rounds=1).clusters in (1, 2)
 
 
 def test_a_run_without_a_folder_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

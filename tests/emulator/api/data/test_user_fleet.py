@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 import fedcenters as fc
@@ -40,6 +40,18 @@ class Items(TorchDataset[Any]):
     def __getitem__(self, i: int) -> Any:
         x = torch.from_numpy(X[i])
         return {"image": x, "label": int(Y[i]), "subject": WHO[i]} if self._named else (x, int(Y[i]), WHO[i])
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without a length and without places."""
+
+    def __iter__(self) -> Any:
+        return iter(zip(X, Y, strict=True))
+
+
+def listed(labels: list[Any]) -> Any:
+    """A data set of one sample for each label."""
+    return Subset([(X[i], label) for i, label in enumerate(labels)], range(len(labels)))  # type: ignore[arg-type]
 
 
 def held(local: DeviceData) -> Dataset:
@@ -97,6 +109,45 @@ def test_a_value_that_is_a_number_names_its_device_behind_the_column() -> None:
     assert list(fc.fleet((X, Y), by=np.repeat(["a b", "a/b", "c"], 20))) == ["0-a-b", "1-a-b", "2-c"]
 
 
+def test_a_device_is_found_by_what_the_user_called_it() -> None:
+    numbered = fc.fleet(frame().assign(subject=np.repeat([1, 2, 30], 20)), by="subject")
+    assert numbered[2] is numbered["subject-02"]
+    assert numbered.name(np.int64(30)) == "subject-30"
+    assert 1 in numbered
+    assert 4 not in numbered
+    spaced = fc.fleet({"a b": (X, Y), "c": (X, Y)})
+    assert spaced["a b"] is spaced["a-b"]
+
+
+def test_devices_are_left_out_and_are_the_new_ones() -> None:
+    made = fc.fleet(frame().assign(subject=np.repeat([1, 2, 30], 20)), by="subject")
+    for rest in (made.without([30]), made.only([1, 2]), made.without(30), made.without(["subject-30"])):
+        assert list(rest) == ["subject-01", "subject-02"]
+        assert list(rest.new_devices) == ["subject-30"]
+        np.testing.assert_array_equal(rest.new_devices[30].train.x, made[30].train.x)
+        with pytest.raises(KeyError, match=r"30 does not train: fleet\.new_devices has it"):
+            rest[30]
+    assert list(made.without([30]).without([1])) == ["subject-02"]
+    assert sorted(made.without([30]).without([1]).new_devices) == ["subject-01", "subject-30"]
+    assert made.without([30]).options["partition"] == "by-user:least=2 without subject-30"
+    many = fc.fleet((X, Y), devices=20).only("device-00").options["partition"]
+    assert many.startswith("iid without 19 devices (")
+    with pytest.raises(UsageError, match="no device 'dora'"):
+        made.without(["dora"])
+    with pytest.raises(UsageError, match="a fleet without devices"):
+        made.without(made)
+
+
+def test_a_left_out_device_finds_its_center() -> None:
+    fleet = fc.fleets.digits(devices=7).without(["device-06"])
+    result = fc.simulate(fc.FeSEM(3, local_steps=20), fleet=fleet, rounds=3)
+    assert "device-06" not in result.assignments
+    new = fleet.new_devices["device-06"]
+    found = result.nearest(new.train.x, new.train.y)
+    same = [who for who, group in result.split.groups.items() if group == fleet.groups["device-06"] and who in fleet]
+    assert found.center == result.assignments[same[0]]
+
+
 def test_a_partition_shares_the_samples_among_the_devices() -> None:
     made = fc.fleet((X, Y), partition=fc.partitions.Dirichlet(1.0, least=2), devices=5, seed=1)
     assert len(made) == 5
@@ -145,6 +196,21 @@ def test_the_true_groups_are_a_column_or_an_array() -> None:
     assert dict(fc.fleet((X, Y), by=WHO, groups=np.arange(N) % 2).groups) == {}
 
 
+def test_the_true_groups_of_devices_are_a_mapping() -> None:
+    left_or_right = {"anna": "right", "ben": "left", "cleo": "right", "dora": "left"}
+    whole = fc.fleet((X, Y), by=WHO, groups=left_or_right)
+    chosen = fc.fleet({who: whole[who] for who in ("anna", "ben")}, groups=left_or_right)
+    frames = fc.fleet({who: part.assign(made=who) for who, part in frame().groupby("subject")}, groups="made")
+    assert dict(whole.groups) == {"anna": 1, "ben": 0, "cleo": 1}
+    assert dict(chosen.groups) == {"anna": 1, "ben": 0}
+    assert dict(frames.groups) == {"anna": 0, "ben": 1, "cleo": 2}
+    assert dict(fc.fleet((X, Y), by=np.repeat([1, 2, 30], 20), groups={1: 0, 2: 1, 30: 0}).groups) == {
+        "device-01": 0,
+        "device-02": 1,
+        "device-30": 0,
+    }
+
+
 def test_pixels_become_a_unit_range() -> None:
     pixels = RNG.integers(256, size=(N, 1, 8, 8), dtype=np.uint8)
     made = fc.fleet((pixels, Y), by=WHO)["anna"].train.x
@@ -188,6 +254,20 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: fc.fleet((X, Y), by=WHO, test=1.5), "test is 1.5\n\nhint: give the share"),
     (lambda: fc.fleet((X, Y), by=WHO, test=(X, Y)), "whose the test samples are"),
     (lambda: fc.fleet({"a": (X, Y), "b": (X[:, :2], Y)}), "b has samples of .2., a of .4."),
+    (lambda: fc.fleet((X, Y), by=WHO, groups={"anna": 0}), "groups say nothing of 'ben'"),
+    (lambda: fc.fleet((X, Y), by=WHO, test="0.2"), "test is '0.2'\n\nhint: give the share"),
+    (lambda: fc.fleet((X, Y), by=WHO, test=None), "test is None\n\nhint: give the share"),
+    (lambda: fc.fleet((X, Y), by=1.5), "by is float64 ..\n\nhint: give one value for each sample"),
+    (lambda: fc.fleet((X, Y), by=np.zeros((N, 2))), "by is float64 .60, 2."),
+    (lambda: fc.fleet((X, Y), by=np.arange(N)), "no device has enough samples"),
+    (lambda: fc.fleet((X, Y), devices="3"), "devices is '3'\n\nhint: give a whole number"),
+    (lambda: fc.fleet((X, Y), devices=2.5), "devices is 2.5"),
+    (lambda: fc.fleet((X, Y), by=WHO, seed="a"), "seed is 'a'"),
+    (lambda: fc.fleet((X, Y), devices=2, partition=lambda y: [y]), "hint: write it as make.y, devices, seed."),
+    (lambda: fc.fleet(Stream(), devices=2), "a stream has no order .*\n\nhint: give a data set with a length"),
+    (lambda: fc.fleet(DataLoader(Stream()), devices=2), "a stream has no order"),
+    (lambda: fc.fleet(listed([0, 1, None]), devices=2), "sample 2 has no label"),
+    (lambda: fc.fleet(listed([[0], [1, 2], [0]]), devices=1), "label of sample 1 has shape .2., not .1."),
     (lambda: fc.fleet({"a": (X, Y)}, devices=3), "divided among devices already"),
     (lambda: fc.fleet(7, devices=2), "int is no data set\n\nhint: give a torch Dataset"),
     (lambda: fc.fleet("no-such-folder"), "no-such-folder is no folder"),

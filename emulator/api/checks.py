@@ -1,0 +1,66 @@
+"""What users confuse, said before anything is trained, and hints of the command line in Python's words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+
+from edge_client.errors import ConfigError, FedcentersError, UsageError
+from emulator.data.fleet import Fleet
+
+PARTS = ("begin", "round", "predictor")  # of a method
+
+
+def check_method(method: object) -> None:
+    """Raises UsageError for what is no value of a method."""
+    if isinstance(method, type):
+        raise UsageError(f"{method.__name__} is a class", hint=f"write {method.__name__}()")
+    if not is_dataclass(method) or not all(callable(getattr(method, part, None)) for part in PARTS):
+        hint = "give one of ours, as fc.FeSEM(3), or extend one: class Mine(fc.LocalSgd) with `round`"
+        raise UsageError(f"{method!r} is no method", hint=hint)
+
+
+def check_fleet(fleet: object) -> None:
+    """Raises ConfigError for what is no fleet."""
+    if not isinstance(fleet, Fleet):
+        hint = "make one: fc.fleets.digits(devices=12), or fc.fleet(data, by=...)"
+        raise ConfigError(f"fleet is {type(fleet).__name__}", hint=hint)
+
+
+def check_own(*, loss: object, metrics: object, out: object) -> None:
+    """Raises UsageError for a loss, metrics or a folder of another kind."""
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        shown = loss.__name__ if isinstance(loss, type) else repr(loss)
+        hint = "give a function of outputs and labels, as torch.nn.CrossEntropyLoss(); leave it out for cross-entropy"
+        raise UsageError(f"loss is {shown}", hint=hint)
+    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+        hint = "name functions of y and outputs: metrics={'mine': lambda y, outputs: ...}"
+        raise UsageError(f"metrics is {type(metrics).__name__}", hint=hint)
+    if out is not None and not isinstance(out, (str, os.PathLike)):
+        raise UsageError(f"out is {out!r}", hint='give a folder, as out="runs"')
+
+
+def check_callback(on_round: Callable[..., object] | None) -> None:
+    """Raises UsageError for what cannot be called."""
+    if on_round is not None and not callable(on_round):
+        raise UsageError(
+            f"on_round is {on_round!r}", hint="give a function of the result so far: on_round=lambda r: ..."
+        )
+
+
+@contextmanager
+def in_words_of_python() -> Iterator[None]:
+    """An error that names options as the command line writes them, `--resume`, names arguments, `resume`."""
+    try:
+        yield
+    except FedcentersError as wrong:
+        wrong.message, wrong.hint = _arguments(wrong.message), _arguments(wrong.hint)
+        wrong.args = tuple(_arguments(str(text)) for text in wrong.args)
+        raise
+
+
+def _arguments(text: str) -> str:
+    return re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda found: f"`{found[1].replace('-', '_')}`", text)
