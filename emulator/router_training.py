@@ -9,7 +9,7 @@ nothing; so all of its samples serve for that.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,13 @@ from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule, sketch
+from edge_client.protocol.nearest.answer_moments import (
+    MAX_CLASSES,
+    AnswerMoments,
+    AnswerProfile,
+    answer_moments,
+    make_answer_profile,
+)
 from edge_client.protocol.nearest.input_moments import InputProfile, leave_one_out, make_profile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.task import F64, I64, Array, ClientId, Flat
@@ -25,6 +32,7 @@ from edge_client.training.learner import Learner
 
 MEASUREMENTS_BY_SIZE = {1: 3, 5: 2, 20: 2, 100: 1}  # samples of a look: how many looks a device takes
 MAX_SKETCHED_DEVICES, MAX_MEASURING_DEVICES = 64, 40  # devices whose samples are sketched, and of these who look
+MAX_ANSWER_SAMPLES = 256  # samples of a device for the profile of each center's answers
 MAX_WIDTH_SAMPLES = 40  # samples of a device for the width of the sketch, and the number of devices that give some
 SEED = 1
 
@@ -60,15 +68,27 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
         rounds = _local_round(run, after.points())
     moments = [moments_of(_all_inputs(run.devices[c])) for c in members]
     profiles = leave_one_out(moments)
+    answers = _answers_of_members(run, members, rng)
     looks = [
         look
         for i in sorted(rng.permutation(len(members))[:MAX_MEASURING_DEVICES].tolist())
         if (data := run.devices[members[i]].test) is not None and len(data)
         for look in _measurements(
-            run, data, i, at[i], rng, around, about, after, rounds, _all_inputs(run.devices[members[i]]), profiles[i]
+            run,
+            data,
+            i,
+            at[i],
+            rng,
+            around,
+            about,
+            after,
+            rounds,
+            _all_inputs(run.devices[members[i]]),
+            profiles[i],
+            _answer_profiles(answers, at, without=i),
         )
     ]
-    return learn_router(
+    router = learn_router(
         looks,
         sizes=MEASUREMENTS_BY_SIZE,
         centers=len(run.centers),
@@ -76,6 +96,38 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
         round=rounds,
         inputs=make_profile(moments) if profiles[0] is not None else None,
     )
+    return replace(router, answers=_answer_profiles(answers, at))
+
+
+def _answers_of_members(
+    run: FinishedTraining, members: Sequence[ClientId], rng: np.random.Generator
+) -> list[list[AnswerMoments]] | None:
+    """Of each member under each center, on training samples; None for a model without classes, or with very many."""
+    program = run.learner.program
+    if program.loss != "cross-entropy" or program.classes > MAX_CLASSES:
+        return None
+    found = []
+    for member in members:
+        train = run.devices[member].train
+        rows = rng.permutation(len(train))[:MAX_ANSWER_SAMPLES]
+        some = Dataset(train.x[rows], train.y[rows])
+        batch = run.learner.fixed_batch or features.EVALUATION_BATCH
+        found.append([answer_moments(run.learner.evaluate([m], some, batch=batch)[1][0]) for m in run.centers])
+    return found
+
+
+def _answer_profiles(
+    answers: Sequence[Sequence[AnswerMoments]] | None, at: I64, without: int | None = None
+) -> list[AnswerProfile] | None:
+    """Of each center, from its devices but `without`; from all others where it has none; None of one device."""
+    if answers is None or len(answers) < 2:  # noqa: PLR2004 - a device and another
+        return None
+    others = [i for i in range(len(answers)) if i != without]
+    profiles = []
+    for k in range(len(answers[0])):
+        own = [i for i in others if at[i] == k] or others
+        profiles.append(make_answer_profile(answers[i][k] for i in own))
+    return profiles
 
 
 def _all_inputs(local: DeviceData) -> Array:
@@ -106,13 +158,14 @@ def _measurements(  # noqa: PLR0913, PLR0917 - what a look needs
     rounds: LocalRound | None,
     everything: Array,
     others: InputProfile | None,
+    answers: Sequence[AnswerProfile] | None,
 ) -> list[CenterMeasurement]:
     found = []
     for n, times in MEASUREMENTS_BY_SIZE.items():
         for time in range(times):
             rows = rng.permutation(len(data))[:n]
             few = Dataset(data.x[rows], data.y[rows])
-            d = features.model_distances(run.learner, run.centers, few, labels=True)
+            d = features.model_distances(run.learner, run.centers, few, labels=True, answers=answers)
             d["sketch"] = selection_rule.sketch_distance(features.sketch_inputs(few, about), around.points(without=i))
             if time == 0 and (found_norms := features.norm_distances(run.learner, run.centers, few)) is not None:
                 d["norms"] = found_norms

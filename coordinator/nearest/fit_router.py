@@ -23,7 +23,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_client.protocol.nearest.input_moments import InputProfile
-from edge_client.protocol.nearest.router import FEATURES, FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
+from edge_client.protocol.nearest.router import (
+    FEATURES,
+    ONLY_TESTED,
+    FeatureBaseline,
+    FeatureRule,
+    InputSketch,
+    LocalRound,
+    Router,
+)
 from edge_client.protocol.task import F64, Array
 from edge_client.protocol.validators import MAX_SAFE_INTEGER
 
@@ -49,7 +57,7 @@ COMBINED_RULES = {
     "unlabelled": ("entropy", "norms", "sketch"),
 }
 RULES: Mapping[str, tuple[str, ...]] = {
-    **{name: (name,) for name in FEATURES if name != "inputs"},  # the same for every center: only tested
+    **{name: (name,) for name in FEATURES if name not in ONLY_TESTED},
     **COMBINED_RULES,
 }
 

@@ -18,7 +18,7 @@ from edge_client.errors import UsageError
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.center_tree import CenterTree
-from edge_client.protocol.nearest.router import FEATURES, FITS, NEED_LABELS, Router, worst_fit
+from edge_client.protocol.nearest.router import FEATURES, FITS, NEED_LABELS, ONLY_TESTED, Router, worst_fit
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 from edge_client.training.learner import Learner
@@ -26,8 +26,9 @@ from edge_client.training.learner import Learner
 MAX_CANDIDATES = 3  # models that are fetched and measured
 CANDIDATE_PROBABILITY = 0.99  # fewer candidates, if their probability by `sketch` reaches this
 MAX_SAMPLES = 256  # samples that are measured
+MEASURED_BESIDE = frozenset({"loss", "answers"})  # of each fetched model, whatever the rule weighs
 AUTO, LABELLED, UNLABELLED, TREE = "auto", "labelled", "unlabelled", "tree"
-RULE_NAMES = (AUTO, LABELLED, UNLABELLED, *(name for name in FEATURES if name != "inputs"), TREE)
+RULE_NAMES = (AUTO, LABELLED, UNLABELLED, *(name for name in FEATURES if name not in ONLY_TESTED), TREE)
 
 
 class CenterSource(Protocol):
@@ -164,10 +165,14 @@ def _measure_candidates(
     models = source.models(left)
     train = "norms" in wanted and features.has_batch_norm(source.program.schema)
     learner = source.learner(training=train)
-    found = features.model_distances(learner, models, data, labels=labels)
+    profiles = None if source.router is None else source.router.answers
+    answers = None if profiles is None else [profiles[k] for k in left]
+    found = features.model_distances(learner, models, data, labels=labels, answers=answers)
     if train and (far := features.norm_distances(learner, models, data)) is not None:
         found["norms"] = far
-    return {name: _spread(d, left, source.centers) for name, d in found.items() if name in wanted or name == "loss"}
+    return {
+        name: _spread(d, left, source.centers) for name, d in found.items() if name in wanted or name in MEASURED_BESIDE
+    }
 
 
 def _measure_round(source: CenterSource, data: Dataset, *, labels: bool) -> Array:
@@ -233,6 +238,7 @@ _WORDS = {
     "sketch": "distance from the inputs' sketch",
     "round": "distance from where a local round led",
     "inputs": "distance from the fleet's inputs",
+    "answers": "distance from the answers to its own devices",
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.nearest import sketch
+from edge_client.protocol.nearest.answer_moments import AnswerProfile
 from edge_client.protocol.nearest.input_moments import InputProfile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
 from edge_client.protocol.task import F64, Array, Fit, Flat, Schema
@@ -26,19 +27,32 @@ MIN_VARIANCE_SHARE = (
 )
 
 
-def model_distances(learner: Learner, models: Sequence[Flat], data: Dataset, *, labels: bool) -> dict[str, F64]:
+def model_distances(
+    learner: Learner,
+    models: Sequence[Flat],
+    data: Dataset,
+    *,
+    labels: bool,
+    answers: Sequence[AnswerProfile] | None = None,
+) -> dict[str, F64]:
     """Each model on the samples -> distances [M]: "entropy" of what it answers, and with labels "loss" and "votes".
+
+    With `answers`, the profile of each model, also "answers": how far its scores are from those of its own devices.
 
     The loss is IFCA's rule, the votes are FedSoft's: one minus the share of samples that a model explains best. One
     model of many takes the memory; logits stay here.
     """
     batch = learner.fixed_batch or EVALUATION_BATCH
-    losses, entropies = [], []
-    for model in models:
+    losses, entropies, apart = [], [], []
+    for number, model in enumerate(models):
         loss, logits = learner.evaluate([model], data, batch=batch)
         losses.append(loss[0])
         entropies.append(_entropy(logits[0]) if learner.program.loss == "cross-entropy" else 0.0)
+        if answers is not None:
+            apart.append(answers[number].distance(logits[0]))
     found = {"entropy": np.array(entropies)} if learner.program.loss == "cross-entropy" else {}
+    if answers is not None:
+        found["answers"] = np.array(apart)
     if labels:
         each = np.stack(losses)
         votes = np.bincount(each.argmin(axis=0), minlength=len(models)) / len(data)

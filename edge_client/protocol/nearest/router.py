@@ -24,19 +24,22 @@ from edge_client.protocol import validators
 from edge_client.protocol.blocks import KIND_LIMITS
 from edge_client.protocol.message_schemas import MAX_CENTERS
 from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerProfile
 from edge_client.protocol.nearest.input_moments import MAX_FEATURES, InputProfile
 from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
 from edge_client.protocol.task import F64, Array
 
-VERSION = 2
+VERSION = 3
 MIN_SPREAD = 1e-12
-FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round", "inputs")
+FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round", "inputs", "answers")
 TESTED = frozenset(FEATURES) - {"votes"}  # some center always has most votes
+ONLY_TESTED = frozenset({"inputs", "answers"})  # they tell whether a center fits, not which is nearest
 FITS = ("well", "badly", "none")  # best first
 NEED_LABELS = frozenset({"loss", "votes", "round"})
 Distances = Mapping[str, Sequence[float] | Array]  # feature -> [centers]
 
 MAX_PROFILE_CHARS = 6 * MAX_FEATURES * (MAX_FEATURES + 2)  # base64 of float32
+MAX_ANSWER_CHARS = 6 * MAX_CENTERS * 2 * MAX_CLASSES**2
 
 _NUMBERS_FIELD = validators.list_of(validators.number(-validators.MAX_SAFE_INTEGER, validators.MAX_SAFE_INTEGER), 1, 16)
 _NAME_FIELD = validators.matching("[a-z-]{1,16}")
@@ -85,6 +88,13 @@ ROUTER_SCHEMA = validators.record(
             validators.record(
                 validators.required(
                     features=validators.integer(1, MAX_FEATURES), profile=validators.text(MAX_PROFILE_CHARS)
+                )
+            )
+        ),
+        answers=validators.or_null(
+            validators.record(
+                validators.required(
+                    classes=validators.integer(1, MAX_CLASSES), profiles=validators.text(MAX_ANSWER_CHARS)
                 )
             )
         ),
@@ -174,6 +184,7 @@ class Router:
     sketch: InputSketch | None = None
     round: LocalRound | None = field(default=None)
     inputs: InputProfile | None = None
+    answers: Sequence[AnswerProfile] | None = None  # of each center
 
     def predict(self, way: str, distances: Distances, n: int) -> RouterPrediction:
         """What to think after `n` samples. A center that was not measured has an infinite distance.
@@ -254,6 +265,7 @@ class Router:
                 "sketch": None if self.sketch is None else {**_plain(self.sketch), "size": self.sketch.size},
                 "round": None if self.round is None else {**_plain(self.round), "size": self.round.centers.shape[1]},
                 "inputs": None if self.inputs is None else _profile_json(self.inputs),
+                "answers": None if self.answers is None else _answers_json(self.answers),
             }
         )
 
@@ -284,6 +296,7 @@ class Router:
             if raw["round"] is None
             else _read(LocalRound, raw["round"], k, ("representation", "lr", "momentum", "batch", "steps")),
             inputs=None if raw["inputs"] is None else _read_profile(raw["inputs"]),
+            answers=None if raw["answers"] is None else _read_answers(raw["answers"], k),
         )
 
 
@@ -335,6 +348,17 @@ def _read_profile(raw: Mapping[str, Any]) -> InputProfile:
     if (rows[1] <= 0).any():
         raise Malformed("bad_field", "a spread of the guide's inputs is not above 0")
     return InputProfile(mean=rows[0], spread=rows[1], precision=rows[2:])
+
+
+def _answers_json(profiles: Sequence[AnswerProfile]) -> dict[str, Any]:
+    rows = np.vstack([part for profile in profiles for part in (profile.means, profile.precision)])
+    return {"classes": rows.shape[1], "profiles": base64.b64encode(rows.astype("<f4").tobytes()).decode("ascii")}
+
+
+def _read_answers(raw: Mapping[str, Any], centers: int) -> list[AnswerProfile]:
+    classes = raw["classes"]
+    parts = _numbers(raw["profiles"], 2 * centers * classes, classes).reshape(centers, 2, classes, classes)
+    return [AnswerProfile(means=means, precision=precision) for means, precision in parts]
 
 
 def _numbers(text: str, rows: int, columns: int) -> F64:

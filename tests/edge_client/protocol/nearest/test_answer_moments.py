@@ -1,0 +1,75 @@
+"""A profile of answers: strange answers are far off, a device can be left out, and a guide keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge_client.errors import Malformed
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, answer_moments, make_answer_profile
+from edge_client.protocol.nearest.router import Router
+from tests.edge_client.protocol.nearest.test_router import GUIDE, K
+
+CLASSES = 4
+
+
+def answers(n: int, *, seed: int, margin: float = 6.0) -> np.ndarray:
+    """[n, CLASSES] of a model that is sure of one class by about `margin`."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(n, CLASSES)) @ np.array([[1, 0.8, 0, 0], [0, 0.6, 0, 0], [0, 0, 1, 0.8], [0, 0, 0, 0.6]])
+    return scores + margin * np.eye(CLASSES)[rng.integers(CLASSES, size=n)]
+
+
+def test_answers_of_the_centers_own_devices_are_at_distance_one() -> None:
+    profile = make_answer_profile([answer_moments(answers(20_000, seed=0))])
+    assert profile.distance(answers(20_000, seed=1)) == pytest.approx(1, abs=0.05)
+
+
+def test_answers_that_are_less_sure_or_lost_their_correlations_are_further_off() -> None:
+    profile = make_answer_profile([answer_moments(answers(2_000, seed=0))])
+    usual = profile.distance(answers(500, seed=1))
+    unsure = profile.distance(answers(500, seed=1, margin=3.0))
+    strange = np.random.default_rng(2).permuted(answers(500, seed=1), axis=1)
+    assert unsure > 1.5 * usual
+    assert profile.distance(strange) > 1.2 * usual
+
+
+def test_moments_of_devices_add_up_and_can_be_taken_away() -> None:
+    one, other = answers(30, seed=0), answers(50, seed=1)
+    both = answer_moments(np.concatenate([one, other]))
+    left = both - answer_moments(other)
+    for name, value in vars(answer_moments(one)).items():
+        np.testing.assert_allclose(getattr(left, name), value, atol=1e-9)
+    profile = make_answer_profile([answer_moments(one), answer_moments(other)])
+    np.testing.assert_allclose(profile.means, make_answer_profile([both]).means)
+
+
+def test_a_class_that_was_never_named_and_equal_answers_leave_a_finite_distance() -> None:
+    same = np.tile([3.0, 0.0, 0.0, 0.0], (9, 1))
+    profile = make_answer_profile([answer_moments(same)])
+    assert profile.distance(same) == pytest.approx(0)
+    assert np.isfinite(profile.distance(np.eye(CLASSES)))
+
+
+def test_a_guide_keeps_the_profiles_of_its_centers() -> None:
+    profiles = [make_answer_profile([answer_moments(answers(100, seed=k))]) for k in range(K)]
+    data = replace(GUIDE, answers=profiles).to_bytes()
+    read = Router.from_bytes(data)
+    assert read.answers is not None
+    assert [p.distance(answers(9, seed=9)) for p in read.answers] == pytest.approx(
+        [p.distance(answers(9, seed=9)) for p in profiles],
+        rel=1e-4,  # float32
+    )
+    assert read.to_bytes() == data
+
+
+@pytest.mark.parametrize("changed", [{"classes": CLASSES + 1}, {"classes": MAX_CLASSES + 1}, {"profiles": "AAAA"}])
+def test_profiles_that_break_a_rule_are_malformed(changed: dict[str, object]) -> None:
+    profiles = [make_answer_profile([answer_moments(answers(100, seed=k))]) for k in range(K)]
+    raw = parse_json(replace(GUIDE, answers=profiles).to_bytes(), 1 << 20)
+    raw["answers"] |= changed
+    with pytest.raises(Malformed):
+        Router.from_bytes(canonical_json(raw))
