@@ -23,7 +23,7 @@ from edge_client.protocol.nearest.answer_moments import (
     AnswerMoments,
     AnswerProfile,
     answer_moments,
-    make_answer_profile,
+    answer_profiles,
 )
 from edge_client.protocol.nearest.input_moments import InputProfile, leave_one_out, make_profile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
@@ -85,7 +85,7 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
             rounds,
             _all_inputs(run.devices[members[i]]),
             profiles[i],
-            _answer_profiles(answers, at, without=i),
+            None if answers is None else answer_profiles(answers, at, without=i),
         )
     ]
     router = learn_router(
@@ -96,7 +96,7 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
         round=rounds,
         inputs=make_profile(moments) if profiles[0] is not None else None,
     )
-    return replace(router, answers=_answer_profiles(answers, at))
+    return replace(router, answers=None if answers is None else answer_profiles(answers, at))
 
 
 def _answers_of_members(
@@ -114,20 +114,6 @@ def _answers_of_members(
         batch = run.learner.fixed_batch or features.EVALUATION_BATCH
         found.append([answer_moments(run.learner.evaluate([m], some, batch=batch)[1][0]) for m in run.centers])
     return found
-
-
-def _answer_profiles(
-    answers: Sequence[Sequence[AnswerMoments]] | None, at: I64, without: int | None = None
-) -> list[AnswerProfile] | None:
-    """Of each center, from its devices but `without`; from all others where it has none; None of one device."""
-    if answers is None or len(answers) < 2:  # noqa: PLR2004 - a device and another
-        return None
-    others = [i for i in range(len(answers)) if i != without]
-    profiles = []
-    for k in range(len(answers[0])):
-        own = [i for i in others if at[i] == k] or others
-        profiles.append(make_answer_profile(answers[i][k] for i in own))
-    return profiles
 
 
 def _all_inputs(local: DeviceData) -> Array:

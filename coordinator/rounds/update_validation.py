@@ -21,6 +21,7 @@ import numpy as np
 from coordinator.rounds.buffer_bounds import bounded_buffers
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs
+from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, vector_size
 from edge_client.protocol.nearest.input_moments import InputMoments
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, Schema, Task
 
@@ -71,8 +72,9 @@ def max_reply_bytes(question: ReplySpec) -> int:
     want, models = (task.want, len(task.models)) if isinstance(task, Probe) else (_LOSS, 1)
     classes = question.classes or 0
     matrices = models * classes**2 if "confusion" in want else 0
+    answers = models * (1 + 2 * vector_size(min(classes, MAX_CLASSES))) if "answers" in want else 0
     gradient = codecs.max_file_bytes(schema, "f32") if "grad" in want else 0
-    return STATISTICS_BYTES + 8 * (3 * models + classes + matrices) + gradient
+    return STATISTICS_BYTES + 8 * (3 * models + classes + matrices + answers) + gradient
 
 
 def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
@@ -110,7 +112,7 @@ def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
 def _weighed(question: ReplySpec, reply: Reply) -> Reply:
     """The reply with at most `max_samples` samples; counts and moments shrink to them, shares and means stay."""
     n = int(min(reply.n, question.max_samples))
-    confusion, labels, inputs = reply.confusion, reply.labels, reply.inputs
+    confusion, labels, inputs, answers = reply.confusion, reply.labels, reply.inputs, reply.answers
     if confusion is not None and n < reply.n:
         confusion = confusion * (n / reply.n)
     if labels is not None:  # of a device that has more samples than it joined with, or claims more
@@ -118,7 +120,10 @@ def _weighed(question: ReplySpec, reply: Reply) -> Reply:
     if inputs is not None:
         moments = InputMoments.from_vector(inputs)
         inputs = moments.at_most(int(min(moments.n, question.max_samples))).to_vector()
-    return replace(reply, n=n, confusion=confusion, labels=labels, inputs=inputs)
+    if answers is not None:
+        looks = (AnswerLook.from_vector(row) for row in answers)
+        answers = np.stack([look.at_most(question.max_samples).to_vector() for look in looks])
+    return replace(reply, n=n, confusion=confusion, labels=labels, inputs=inputs, answers=answers)
 
 
 def delta_base(task: Task) -> tuple[str, Flat | None]:
@@ -210,6 +215,7 @@ def _check_stats(question: ReplySpec, reply: Reply) -> None:
         "confusion": reply.confusion,
         "labels": reply.labels,
         "inputs": reply.inputs,
+        "answers": reply.answers,
     }
     given = {name for name, value in answers.items() if value is not None}
     if given != want:
@@ -218,6 +224,9 @@ def _check_stats(question: ReplySpec, reply: Reply) -> None:
         value = answers[name]
         if value is not None:
             _check_shape(name, value, (models,))
+    if reply.answers is not None:
+        classes = question.classes or MAX_CLASSES
+        _check_shape("answers", reply.answers, (models, 1 + 2 * vector_size(classes)))
     if reply.grad is not None:
         _check_shape("gradient", reply.grad, (schema.n_params,))
     _check_counts(question, reply, rows)

@@ -18,6 +18,7 @@ from coordinator.artifacts.publish import publish_centers
 from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram
 from coordinator.config import CoordinatorConfig, changed_settings
 from coordinator.identity.signing_key import open_signing_key, trusted_keys
+from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -273,6 +274,7 @@ class Server:
             meter=lambda: (self._clock.now_s(), session.sender.bytes_down, session.dispatcher.bytes_up),
             schema=prepared.program.schema,
             initial=prepared.initial,
+            look=look_of_a_device(prepared.program.loss, prepared.program.classes),
             devices=devices,
             evaluation=self._config.round.evaluation,
             over_select=self._config.round.over_select,

@@ -15,7 +15,6 @@ from typing import Any, cast
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
-from coordinator.nearest.learn_from_replies import LOOK_OF_A_DEVICE
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, round_record
@@ -79,6 +78,7 @@ class RunTrainer:
     meter: Meter
     schema: Schema
     initial: Flat
+    look: frozenset[str]  # what every device is asked about the centers, where newcomers are taught
     devices: TrainingFleet
     evaluation: EvaluationPlan = EVERY_ROUND
     over_select: float = 1.0
@@ -154,7 +154,7 @@ class RunTrainer:
         return self.devices.fleet
 
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
-        """Ask each device for the mean loss of every center on its held-out samples and for the moments of its inputs.
+        """Ask each device how every center does on its samples: `look`, with losses of held-out samples.
 
         A run whose method assigns no device, or that has more centers than fit a probe, is returned as it is.
         """
@@ -162,7 +162,7 @@ class RunTrainer:
         if not state.assignment or len(state.centers) > MAX_MODELS:
             return outcome
         models, batch = list(state.centers), self.batch
-        asked = Probe(models=models, want=LOOK_OF_A_DEVICE, split="test", batch=batch, seed=0)
+        asked = Probe(models=models, want=self.look, split="test", batch=batch, seed=0)
         run_id = self.store.states.run_id(outcome.run.name, lambda: secrets.token_hex(8))
         key = ExchangeKey(run_id, outcome.run.rounds + 1, 0)
         replies = ask(key, dict.fromkeys(sorted(state.assignment), asked), None, False)  # noqa: FBT003 - as Ask says

@@ -15,9 +15,9 @@ from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.answer_moments import AnswerProfile
 from edge_client.protocol.nearest.input_moments import InputProfile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
-from edge_client.protocol.task import F64, Array, Fit, Flat, Schema
-from edge_client.training.fit_probe import batch_statistics, run_fit
-from edge_client.training.learner import Learner, log_softmax
+from edge_client.protocol.task import F64, Fit, Flat, Schema
+from edge_client.training.fit_probe import batch_statistics, mean_entropy, run_fit
+from edge_client.training.learner import Learner
 
 EVALUATION_BATCH = 32
 MAX_NORM_SAMPLES = 16  # samples of which batch norm's statistics are taken
@@ -47,7 +47,7 @@ def model_distances(
     for number, model in enumerate(models):
         loss, logits = learner.evaluate([model], data, batch=batch)
         losses.append(loss[0])
-        entropies.append(_entropy(logits[0]) if learner.program.loss == "cross-entropy" else 0.0)
+        entropies.append(mean_entropy(logits[0]) if learner.program.loss == "cross-entropy" else 0.0)
         if answers is not None:
             apart.append(answers[number].distance(logits[0]))
     found = {"entropy": np.array(entropies)} if learner.program.loss == "cross-entropy" else {}
@@ -106,12 +106,6 @@ def _sample_batches(data: Dataset, most: int, batch: int, *, seed: int) -> Datas
     passes = [rng.permutation(len(data)) for _ in range(-(-count // len(data)))]
     rows = np.concatenate(passes)[:count]
     return Dataset(data.x[rows], data.y[rows])
-
-
-def _entropy(logits: Array) -> float:
-    """Mean entropy, in nats, of the answers [n, classes]."""
-    logs = log_softmax(logits)
-    return float(-(np.exp(logs) * logs).sum(axis=-1).mean())
 
 
 def _kept_pairs(schema: Schema) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_client.errors import Malformed
 from edge_client.protocol import tensors
+from edge_client.protocol.nearest.answer_moments import AnswerLook
 from edge_client.protocol.nearest.input_moments import InputMoments
 from edge_client.protocol.task import Array, Flat, Reply, Schema
 
@@ -31,6 +32,7 @@ _STATISTICS = {  # name in the file -> field of a Reply, dtype, dimensions
     "confusion": ("confusion", "int64", 3),
     "labels": ("labels", "float64", 1),
     "inputs": ("inputs", "float64", 1),
+    "answers": ("answers", "float64", 2),
 }
 
 
@@ -214,6 +216,8 @@ def _check_stats(plain: Mapping[str, Array], n: int, models: int | None) -> None
     candidates |= set() if models is None else {models}
     if "inputs" in plain:
         InputMoments.from_vector(plain["inputs"])
+    for row in plain.get("answers", ()):
+        AnswerLook.from_vector(row)
     confusion = plain.get("confusion")
     if confusion is not None:
         if confusion.shape[1] != confusion.shape[2]:

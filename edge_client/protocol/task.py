@@ -27,7 +27,7 @@ Flat = NDArray[Any]  # [schema.size], float32 on the wire
 Tensors = Mapping[str, Array]
 OWN_MODEL: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot`
 
-PROBE_QUANTITIES = frozenset({"loss", "votes", "posterior", "grad", "confusion", "labels", "inputs"})
+PROBE_QUANTITIES = frozenset({"loss", "votes", "posterior", "grad", "confusion", "labels", "inputs", "answers"})
 ASKED_ALONE = frozenset({"grad", "labels"})  # quantities of which a probe asks one and no other
 DATA_SPLITS = frozenset({"train", "test"})
 FIT_BUFFERS = frozenset({"sent", "own"})
@@ -205,6 +205,7 @@ class Probe:
     `label_totals`, one entry per candidate, a classifier is corrected from the labels [C] that it was trained on to
     those of the device's training samples; an entry of None, and a model of the device's own, is not corrected.
     "inputs" asks for the moments of all inputs of the device (protocol/nearest/input_moments.py), whatever the split.
+    "answers" asks for each candidate's AnswerLook (protocol/nearest/answer_moments.py), of a classifier.
     """
 
     models: Sequence[Flat | OwnModel]
@@ -260,3 +261,4 @@ class Reply:
     confusion: Array | None = None  # [M, C, C] int64, rows true class, columns predicted
     labels: Array | None = None  # [C] float64, training samples of each class; soft labels count by their shares
     inputs: Array | None = None  # float64, InputMoments.to_vector of all inputs of the device
+    answers: Array | None = None  # [M, d] float64, AnswerLook.to_vector of each candidate

@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset, DeviceData, batches, describe_misfit
 from edge_client.errors import Malformed
+from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, answer_moments
 from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
@@ -130,6 +131,7 @@ def run_probe(
         posterior=None if shares is None else shares.mean(axis=1),
         confusion=_confusion(program, logits, data.y, task.prior) if "confusion" in want else None,
         inputs=_input_moments(local).to_vector() if "inputs" in want else None,
+        answers=_answer_looks(learner, models, local, logits, batch=task.batch) if "answers" in want else None,
     )
 
 
@@ -137,6 +139,26 @@ def _input_moments(local: DeviceData) -> InputMoments:
     """Of all inputs of the device."""
     moments = moments_of(local.train.x)
     return moments if local.test is None else moments + moments_of(local.test.x)
+
+
+def _answer_looks(learner: Learner, models: Sequence[Flat], local: DeviceData, logits: Array, *, batch: int) -> F64:
+    """[M, d] of each model; `logits` [M, n, C] are those of the samples that the probe evaluates."""
+    _check_classifier(learner.program, "answers")
+    if learner.program.classes > MAX_CLASSES:
+        raise Malformed("bad_task", f"answers are asked of at most {MAX_CLASSES} classes")
+    train = learner.evaluate(models, local.train, batch=batch)[1]
+    test = train[:, :0] if local.test is None else learner.evaluate(models, local.test, batch=batch)[1]
+    looks = [
+        AnswerLook(entropy=mean_entropy(rows), train=answer_moments(trained), test=answer_moments(held_out))
+        for rows, trained, held_out in zip(logits, train, test, strict=True)
+    ]
+    return np.stack([look.to_vector() for look in looks])
+
+
+def mean_entropy(logits: Array) -> float:
+    """In nats, of the answers [n, C]."""
+    logs = log_softmax(logits)
+    return float(-(np.exp(logs) * logs).sum(axis=-1).mean())
 
 
 def with_buffers(program: Program, model: Flat, other: Flat) -> Flat:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.nearest.learn_from_replies import LOOK_OF_A_DEVICE, learn_from_replies, limits_from_tests
+from coordinator.nearest.learn_from_replies import learn_from_replies, limits_from_tests, look_of_a_device
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.data.dataset import Dataset, DeviceData
@@ -187,7 +187,8 @@ def rows_of(name: str, case: StrangersCase, devices: int, *, seed: int, data: Pa
             assignment=state.assignment,
             devices=fleet.devices,
         )
-        asked = Probe(models=centers, want=LOOK_OF_A_DEVICE, split="test", batch=BATCH, seed=0)
+        look = look_of_a_device(learner.program.loss, learner.program.classes)
+        asked = Probe(models=centers, want=look, split="test", batch=BATCH, seed=0)
         replies = {c: run_probe(learner, asked, local) for c, local in fleet.devices.items()}
         guides = {
             "bundle": fit_router(ended, seed=seed, by_round=False),

@@ -39,7 +39,7 @@ for (const folder of folders) {
   const answer = {
     vector: trained.vector, loss: Float64Array.of(trained.loss), losses: Float64Array.from(asked.loss),
     posterior: Float64Array.from(asked.posterior), votes: Float64Array.from(asked.votes),
-    confusion: Float64Array.from(asked.confusion.flat(2)), grad: grad.grad, inputs: Float64Array.from(asked.inputs),
+    confusion: Float64Array.from(asked.confusion.flat(2)), grad: grad.grad, inputs: Float64Array.from(asked.inputs), answers: Float64Array.from(asked.answers.flat()),
     corrected_losses: Float64Array.from(corrected.loss), corrected_confusion: Float64Array.from(corrected.confusion.flat(2)),
     labels: Float64Array.from(counted.labels),
   };

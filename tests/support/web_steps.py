@@ -63,7 +63,7 @@ def write(made: CompilerOutput, folder: Path) -> None:
 
 PROBE: dict[str, Any] = {
     "models": [{"sha256": "0"}, {"sha256": "1"}],
-    "want": ["loss", "votes", "posterior", "confusion", "inputs"],
+    "want": ["loss", "votes", "posterior", "confusion", "inputs", "answers"],
     "prior": [0.25, 0.75],
     "batch": 8,
     "seed": SEED,
@@ -132,6 +132,8 @@ def check_tasks(made: CompilerOutput, folder: Path) -> None:
     assert got["confusion"].tolist() == reply.confusion.ravel().tolist()
     assert reply.inputs is not None
     assert got["inputs"] == pytest.approx(reply.inputs, rel=TO_PYTHON)
+    assert reply.answers is not None
+    assert got["answers"] == pytest.approx(reply.answers.ravel(), rel=TO_PYTHON, abs=TO_PYTHON)
     totals = [None, [1.0 + k for k in range(made.program.classes)]]  # as in web_steps.mjs
     corrected = fit_probe.run_probe(learner, replace(asked, label_totals=totals), DeviceData(train=data))
     assert corrected.losses is not None

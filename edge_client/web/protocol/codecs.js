@@ -109,7 +109,7 @@ export function encodeWithFeedback(delta, residual, schema, { codec, base }) {
   return { data, residual: wanted.map((value, i) => value - sent[i]) };
 }
 
-/** {loss, votes, posterior: numbers [M], inputs: numbers, confusion: numbers [M][C][C], grad: [n_params], labels: [C]} -> a file of kind "stats". */
+/** {loss, votes, posterior: numbers [M], inputs: numbers, answers: numbers [M][d], confusion: numbers [M][C][C], grad: [n_params], labels: [C]} -> a file of kind "stats". */
 export function encodeStats(reply, schema) {
   const stored = Object.create(null);
   const vector = (dtype, Type, values) => ({ dtype, shape: [values.length], data: Type.from(values) });
@@ -118,6 +118,10 @@ export function encodeStats(reply, schema) {
   if (reply.confusion) {
     const shape = [reply.confusion.length, reply.confusion[0].length, reply.confusion[0].length];
     stored.confusion = { dtype: "I64", shape, data: BigInt64Array.from(reply.confusion.flat(2).map(BigInt)) };
+  }
+  if (reply.answers) {
+    const shape = [reply.answers.length, reply.answers[0].length];
+    stored.answers = { dtype: "F64", shape, data: Float64Array.from(reply.answers.flat()) };
   }
   if (reply.grad) {
     for (const [name, tensor] of Object.entries(schema.split(reply.grad, true))) {

@@ -4,6 +4,7 @@
 import { Malformed } from "../protocol/errors.js";
 import { Pcg64 } from "../protocol/random.js";
 import { sizeOf } from "../protocol/tensors.js";
+import { answerLooks } from "./answer_moments.js";
 import { inputMoments } from "./input_moments.js";
 
 const SMALL = 1e-4; // a step moves a running statistic by a share of at least this, or does not move it at all
@@ -34,7 +35,7 @@ export async function runFit(learner, task, data, { vectors, own, posterior, bet
   return { vector: Float32Array.from(trained.vector), loss, start: sent, anchor };
 }
 
-/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, inputs, grad, labels, shares}: what was asked for, and what stays. */
+/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, inputs, answers, grad, labels, shares}: what was asked for, and what stays. */
 export async function runProbe(learner, task, local, { vectors, own, between }) {
   const { program } = learner;
   const data = probeData(task, local);
@@ -68,6 +69,7 @@ export async function runProbe(learner, task, local, { vectors, own, between }) 
     posterior: shares ? shares.map(mean) : undefined,
     confusion: want.has("confusion") ? confusionMatrices(program, logits, data, task.prior) : undefined,
     inputs: want.has("inputs") ? inputMoments([local.train, local.test].filter((part) => part?.n), program.input) : undefined,
+    answers: want.has("answers") ? await answerLooks(learner, models, local, logits, task.batch, between) : undefined,
     shares: shares && (task.split ?? "train") === "train" && data.n === local.train.n ? shares : undefined,
   };
 }

@@ -222,9 +222,10 @@ def test_a_fleet_teaches_newcomers_only_where_that_is_wanted(tmp_path: Path) -> 
         {"loss"},
     )  # from the last test, which devices have sent anyway
     assert (plain.inputs, plain.round, plain.sketch) == (None, None, None)
-    assert set(guide.ways) == {"loss"}
+    assert set(guide.ways) == {"loss", "entropy", "labelled"}
     assert guide.inputs is not None
-    assert set(guide.usual) == {"loss", "inputs"}
+    assert guide.answers is not None
+    assert set(guide.usual) == {"loss", "entropy", "inputs", "answers"}
     assert guide.sketch is None
     assert guide.round is not None
     np.testing.assert_allclose(np.linalg.norm(guide.round.centers, axis=1), 1, atol=1e-6)

@@ -9,7 +9,14 @@ import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
-from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, answer_moments, make_answer_profile
+from edge_client.protocol.nearest.answer_moments import (
+    MAX_CLASSES,
+    AnswerLook,
+    answer_moments,
+    answer_profiles,
+    make_answer_profile,
+    vector_size,
+)
 from edge_client.protocol.nearest.router import Router
 from tests.edge_client.protocol.nearest.test_router import GUIDE, K
 
@@ -45,6 +52,53 @@ def test_moments_of_devices_add_up_and_can_be_taken_away() -> None:
         np.testing.assert_allclose(getattr(left, name), value, atol=1e-9)
     profile = make_answer_profile([answer_moments(one), answer_moments(other)])
     np.testing.assert_allclose(profile.means, make_answer_profile([both]).means)
+
+
+def test_samples_and_their_moments_are_at_one_distance() -> None:
+    profile = make_answer_profile([answer_moments(answers(100, seed=0))])
+    strange = answers(40, seed=1, margin=2.0)
+    assert profile.distance_of(answer_moments(strange)) == pytest.approx(profile.distance(strange))
+
+
+def test_a_small_center_has_the_profile_of_the_fleet() -> None:
+    moments = [[answer_moments(answers(20, seed=i + 10 * k)) for k in range(2)] for i in range(5)]
+    found = answer_profiles(moments, np.array([0, 0, 0, 1, 1]), least=3)
+    assert found is not None
+    np.testing.assert_allclose(found[0].means, make_answer_profile(row[0] for row in moments[:3]).means)
+    np.testing.assert_allclose(found[1].means, make_answer_profile(row[1] for row in moments).means)
+    assert answer_profiles(moments[:1], np.zeros(1, int)) is None
+
+
+LOOK = AnswerLook(entropy=0.5, train=answer_moments(answers(30, seed=0)), test=answer_moments(np.zeros((0, CLASSES))))
+
+
+def test_a_look_is_read_back_and_counts_at_most_so_many_samples() -> None:
+    read = AnswerLook.from_vector(LOOK.to_vector())
+    np.testing.assert_array_equal(read.to_vector(), LOOK.to_vector())
+    few = AnswerLook.from_vector(LOOK.at_most(3).to_vector())
+    assert few.train.n == pytest.approx(3)
+    np.testing.assert_allclose(few.train.first / few.train.n, LOOK.train.first / LOOK.train.n)
+
+
+@pytest.mark.parametrize("place", ["entropy", "counts", "first", "second", "length", "nan", "beyond"])
+def test_a_look_that_no_answers_have_is_refused(place: str) -> None:
+    values = LOOK.to_vector()
+    if place == "entropy":
+        values[0] = 9.0
+    elif place == "counts":
+        values[1] = -1.0
+    elif place == "first":
+        values[1 + CLASSES] = 1e9
+    elif place == "second":
+        values[1 + CLASSES + CLASSES**2] = 0.0
+    elif place == "nan":
+        values[5] = np.nan
+    elif place == "beyond":
+        values = np.zeros(1 + 2 * vector_size(MAX_CLASSES + 1))
+    else:
+        values = values[:-1]
+    with pytest.raises(Malformed):
+        AnswerLook.from_vector(values)
 
 
 def test_a_class_that_was_never_named_and_equal_answers_leave_a_finite_distance() -> None:
