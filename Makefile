@@ -12,7 +12,7 @@ UV = UV_FIND_LINKS="$${UV_FIND_LINKS-$${PIP_FIND_LINKS-$(call PIP_SETTING,find-l
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-fleet architectures hostile codecs fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-fleet soak kills architectures hostile codecs fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -67,6 +67,12 @@ bench-programs: $(STAMP) ## a training step of every model on every engine again
 
 bench-fleet: $(STAMP) ## 1,000 devices that upload 1.15 MB each, then 5,000 small ones, over mosquitto; some minutes on an idle machine
 	$(BIN)/python -m tests.benches.fleet
+
+soak: $(STAMP)   ## two hours of 300 devices, a fifth of them cut off at any time: memory of every process, and whether anything is lost; needs mosquitto
+	$(BIN)/python -m tests.benches.soak
+
+kills: $(STAMP)  ## 250 SIGKILLs in the middle of rounds with f32, then with i8: the states are those of an undisturbed run; needs mosquitto, about an hour
+	$(BIN)/python -m tests.faults.kills
 
 architectures: $(STAMP) ## five hundred random architectures: each matches torch or is refused by name
 	$(BIN)/python -m tests.figures.architectures

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +22,18 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import MOSQUITTO_CONF, find_mosquitto, free_port
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
 from coordinator.storage.store import Store
 from edge_client.config import ClientConfig
+from edge_client.data.dataset import DeviceData
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.runtime.client import Client
+from edge_client.runtime.progress import Tell
 from edge_client.transport.base import Connected, Message, Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
@@ -39,6 +42,7 @@ from tests.support.virtual_federation import FEDERATION, TOPICS, Outcome, WideEn
 
 PATIENCE_S = 90.0
 DEVICES, ROUNDS = 3, 2
+CHANGES_FILE = "changes.json"
 BALLAST = 30_000  # values: thirty blocks, so that there is a middle
 PERSISTENCE = """\
 persistence true
@@ -53,8 +57,17 @@ def soon(_low: float, _high: float) -> float:
     return 0.05
 
 
-def settings(folder: Path) -> Any:  # noqa: ANN401 - a CoordinatorConfig
-    return config(folder / "run", devices=DEVICES, rounds=ROUNDS)
+def settings(folder: Path) -> CoordinatorConfig:
+    """The coordinator's, with the changes that a `ProcessScene` has written beside it."""
+    found = {"devices": DEVICES, "rounds": ROUNDS} | _changes(folder)
+    found.pop("ballast", None)
+    return config(folder / "run", **found)
+
+
+def _changes(folder: Path) -> dict[str, Any]:
+    """`ballast` is of the program, the others of the configuration."""
+    file = folder / CHANGES_FILE
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 @dataclass
@@ -67,6 +80,10 @@ class ProcessScene:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     heard: int = 0
     detour: str = ""  # the devices' way to the broker, where it is not the straight one
+    changes: Mapping[str, Any] = field(default_factory=dict)  # what `settings` and `coordinator` read
+
+    def __post_init__(self) -> None:
+        (self.folder / CHANGES_FILE).write_text(json.dumps(dict(self.changes)))
 
     @property
     def url(self) -> str:
@@ -162,9 +179,14 @@ class ProcessScene:
 
 
 @contextmanager
-def scene(folder: Path, *, persistent: bool = False) -> Iterator[tuple[ProcessScene, MqttTransport]]:
+def scene(
+    folder: Path,
+    *,
+    persistent: bool = False,
+    **changes: Any,  # noqa: ANN401 - of a configuration
+) -> Iterator[tuple[ProcessScene, MqttTransport]]:
     """A broker with a spy on it, and no other client yet."""
-    made = ProcessScene(folder, persistent)
+    made = ProcessScene(folder, persistent, changes=changes)
     open_signing_key(settings(folder).folder)  # devices pin it, so it is there before them
     made.start("broker")
     spy = MqttTransport(made.url, "spy", jitter=soon)
@@ -199,7 +221,7 @@ def coordinator(folder: Path, url: str) -> None:
     """One coordinator process, until SIGTERM."""
     made = settings(folder)
     with closing(Store(made.folder / "store")) as store:
-        seed_program(store, ballast=BALLAST)
+        seed_program(store, ballast=_changes(folder).get("ballast", BALLAST))
 
         def dial(will: Will | None) -> Transport:
             return MqttTransport(url, f"{FEDERATION}.coordinator.0", will=will, jitter=soon)
@@ -209,34 +231,44 @@ def coordinator(folder: Path, url: str) -> None:
         server.run()
 
 
-def devices(folder: Path, url: str) -> None:
-    """All devices in one process, a thread each, until SIGTERM."""
-    key = open_signing_key(settings(folder).folder).public
-    clients = []
-    for number, (cid, local) in enumerate(softmax_program.grouped_fleet(DEVICES, 2).items()):
-        made = ClientConfig(
-            federation=FEDERATION,
-            device_id=cid,
-            broker=url,
-            data=folder / cid,
-            state=folder / cid / "state",
-            signing_keys=(key,),
-            min_battery_percent=0,
-        )
+def client(  # noqa: PLR0913 - the parts of a device
+    folder: Path,
+    url: str,
+    number: int,
+    cid: str,
+    local: DeviceData,
+    *,
+    engine: Callable[[], WideEngine] = WideEngine,
+    tell: Tell = lambda _: None,
+    jitter: Callable[[float, float], float] = soon,
+) -> Client:
+    """One device of the federation in this folder."""
+    made = ClientConfig(
+        federation=FEDERATION,
+        device_id=cid,
+        broker=url,
+        data=folder / cid,
+        state=folder / cid / "state",
+        signing_keys=(open_signing_key(settings(folder).folder).public,),
+        min_battery_percent=0,
+    )
 
-        def dial(will: Callable[[], Will], cid: str = cid) -> Transport:
-            return MqttTransport(url, f"{FEDERATION}.{cid}", will=will, jitter=soon)
+    def dial(will: Callable[[], Will]) -> Transport:
+        return MqttTransport(url, f"{FEDERATION}.{cid}", will=will, jitter=jitter)
 
-        clients.append(
-            Client(
-                made,
-                dial,
-                local=local,
-                clock=SystemClock(),
-                rng=np.random.default_rng(number),
-                open_engine=lambda *_, **__: WideEngine(),
-            )
-        )
+    return Client(
+        made,
+        dial,
+        local=local,
+        clock=SystemClock(),
+        rng=np.random.default_rng(number),
+        open_engine=lambda *_, **__: engine(),
+        tell=tell,
+    )
+
+
+def run_until_told(clients: Sequence[Client]) -> None:
+    """A thread for each, until SIGTERM or until one of them dies."""
     leave = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leave.set())
 
@@ -250,10 +282,16 @@ def devices(folder: Path, url: str) -> None:
     for thread in threads:
         thread.start()
     leave.wait()
-    for client in clients:
-        client.stop()
+    for each in clients:
+        each.stop()
     for thread in threads:
         thread.join()
+
+
+def devices(folder: Path, url: str) -> None:
+    """All devices in one process, until SIGTERM."""
+    fleet = softmax_program.grouped_fleet(settings(folder).fleet.min_devices, 2)
+    run_until_told([client(folder, url, number, *item) for number, item in enumerate(fleet.items())])
 
 
 if __name__ == "__main__":
