@@ -11,6 +11,8 @@ PIP_SETTING = $$($(BIN)/pip config get global.$(1) 2>/dev/null)
 UV = UV_FIND_LINKS="$${UV_FIND_LINKS-$${PIP_FIND_LINKS-$(call PIP_SETTING,find-links)}}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX-$${PIP_INDEX_URL-$(call PIP_SETTING,index-url)}}" $(BIN)/uv --quiet
 PEERS := .peers
 PEER_PYTHON ?= python3.11
+# without .pyc files each of the several hundred processes of a test run compiles what it imports
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-fleet soak kills architectures hostile codecs fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from coordinator import local_broker as brokers
-from tests.support.requirements import skip_without
+from tests.support.requirements import IN_CI, skip_without
 
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 pytest_plugins = ["tests.support.browser", "tests.support.virtual_time"]
 
 # "ci" draws the same examples every time; "long" is for looking by hand: HYPOTHESIS_PROFILE=long make test.
@@ -23,6 +25,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # A shell that starts `make test` in the background lets its children ignore SIGINT, and ours would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Read when torch is imported: the workers of a test run use all cores, and more threads wait for each other, spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SLOW_TIMEOUT_S = 3_000  # ResNet-18 for three engines, on a busy machine
 
@@ -42,6 +47,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         skip_without("mosquitto is not installed (apt install mosquitto)")
     if item.get_closest_marker("browser") and find_chromium() is None:
         skip_without("chromium is not installed (apt install chromium)")
+
+
+# What CI does not install, and where it is tested instead. Any other skip fails in CI.
+SKIPS_IN_CI = ("make readers", "comes with flwr-datasets", "Lightning", "CUDA", "FEDCENTERS_DATA", "mount namespaces")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that skips in CI has lost its promise unseen."""
+    return fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """So has a whole file."""
+    return fail_if_skipped((yield))
+
+
+def fail_if_skipped(report: Report) -> Report:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+    if IN_CI and report.skipped and reason and not any(known in reason for known in SKIPS_IN_CI):
+        report.outcome, report.longrepr = "failed", f"{reason}; CI must have it (SKIPS_IN_CI in tests/conftest.py)"
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ from edge_client.transport.mqtt import MqttTransport
 from tests.support.virtual_federation import seed_program
 
 PATIENCE_S = 60
+RESEND_S = 2  # a message is sent again after that; one that comes twice changes nothing
 
 
 def written(tmp_path: Path, name: str, broker: str, **changes: Any) -> Path:  # noqa: ANN401 - TOML values
@@ -108,7 +109,7 @@ def test_while_it_compiles_what_its_first_device_asks_for_it_says_so_status_know
         device.connect()
         born = write_message("st", ident="1", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": 5})
         device.publish(Topics("home").state("dev-1"), born, retain=True)
-        while not device.drain(0, PATIENCE_S):  # a connection that is lost takes with it what it has not delivered
+        while not device.drain(0, RESEND_S):  # a connection that is lost takes with it what it has not delivered
             device.publish(Topics("home").state("dev-1"), born, retain=True)
         heard(process, "compiling the training program: model digits-mlp for onnx\n")
         found = read_status(tmp_path / "run")
