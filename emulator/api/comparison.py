@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from coordinator.rounds.metrics import last_rounds
 from coordinator.strategies.base import Strategy
 from edge_client.errors import UsageError
+from emulator.api.checks import check_method
 from emulator.api.history import Table, frame
 from emulator.api.result import Result
-from emulator.api.runs import simulate
+from emulator.api.runs import run_one_of_several
 from emulator.data.fleet import Fleet
 from emulator.experiments.table import mean_and_deviation, paired_difference
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
     from emulator.api.runs import SharedOptions
@@ -37,6 +39,28 @@ class Comparison:
         """
         return frame(self._rows())
 
+    @property
+    def history(self) -> Any:  # noqa: ANN401 - a DataFrame, or a `Table` without pandas
+        """One row per method, seed and round: these three, and the columns of `Result.history`."""
+        return frame(
+            [
+                {"method": name, "seed": seed, **row}
+                for name, runs in self.results.items()
+                for seed, run in runs.items()
+                for row in run.rows()
+            ]
+        )
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: accuracy by round, a line for each method, its mean over the seeds; bands have all."""
+        from emulator.api.pictures import draw_comparison
+
+        found = {
+            name: [[row["accuracy"] for row in run.rows()] for run in runs.values()]
+            for name, runs in self.results.items()
+        }
+        return draw_comparison(found)
+
     def _rows(self) -> list[dict[str, Any]]:
         rows, first = [], None
         for name, runs in self.results.items():
@@ -54,46 +78,83 @@ class Comparison:
                     "better_by": better,
                     "interval": half,
                     "ari": mean_and_deviation(scores)[0] if scores else None,
-                    "bytes": _mean(
-                        [sum(r["bytes"]["down"] + r["bytes"]["up"] for r in run.run.records) for run in runs.values()]
+                    "bytes": round(
+                        _mean(
+                            [
+                                sum(r["bytes"]["down"] + r["bytes"]["up"] for r in run.run.records)
+                                for run in runs.values()
+                            ]
+                        )
                     ),
                     "seconds": _mean([run.seconds for run in runs.values()]),
                 }
             )
         return rows
 
+    def _shown(self) -> Table:
+        """The table as it is read: shares in per cent, differences in points, bytes in megabytes."""
+        rows = []
+        for row in self._rows():
+            accuracy, better = row["accuracy"], row["better_by"]
+            shown = {
+                "method": row["method"],
+                "seeds": row["seeds"],
+                "accuracy": "" if accuracy is None else f"{accuracy:.1%}{_spread(row['deviation'])}",
+                "better by, points": "" if better is None else f"{100 * better:+.1f}{_spread(row['interval'])}",
+                "ARI": "" if row["ari"] is None else f"{row['ari']:.3f}",
+                "MB": f"{row['bytes'] / 1e6:.1f}",
+                "seconds": f"{row['seconds']:.1f}",
+            }
+            rows.append(shown)
+        empty = {key for key in rows[0] if all(row[key] == "" for row in rows)} if rows else set()
+        return Table([{key: value for key, value in row.items() if key not in empty} for row in rows])
+
     def __repr__(self) -> str:
-        return repr(Table(self._rows()))
+        return repr(self._shown())
 
     def _repr_html_(self) -> str:
-        return Table(self._rows())._repr_html_()
+        return self._shown()._repr_html_()
 
 
 def compare(
-    methods: Sequence[Strategy], *, fleet: Fleet, seeds: int | Iterable[int] = 3, **options: Unpack[SharedOptions]
+    methods: Sequence[Strategy] | Mapping[str, Strategy],
+    *,
+    fleet: Fleet,
+    seeds: int | Iterable[int] = 3,
+    **options: Unpack[SharedOptions],
 ) -> Comparison:
     """Run every method with every seed; a seed draws the same devices, samples and first model for all of them.
 
-    `seeds`: how many, from 0 on, or which. Other arguments are those of `simulate`. A fleet with a seed of its own is
-    cut once for all seeds. Raises UsageError for methods that cannot be told apart.
+    `methods`: several, or a dict that names each for tables and pictures. `seeds`: how many, from 0 on, or which. Other
+    arguments are those of `simulate`. A fleet with a seed of its own is cut once for all seeds. Raises UsageError for
+    methods that cannot be told apart.
 
     >>> import fedcenters as fc
-    >>> methods = [fc.FedAvg(local_steps=5), fc.FeSEM(3, local_steps=5)]
+    >>> methods = {"one": fc.FedAvg(local_steps=5), "three": fc.FeSEM(3, local_steps=5)}
     >>> found = fc.compare(methods, fleet=fc.fleets.digits(devices=6), seeds=2, rounds=2)
-    >>> list(found.results), bool(found.table()["better_by"][1] > 0)
-    (['FedAvg(local_steps=5)', 'FeSEM(3, local_steps=5)'], True)
+    >>> list(found.results), bool(found.table()["better_by"][1] > 0), len(found.history)
+    (['one', 'three'], True, 8)
     """
-    names = [repr(method) for method in methods]
-    if not methods or len(set(names)) < len(names):
-        raise UsageError(f"methods {', '.join(names) or '(none)'}", hint="give methods with different settings")
+    if not isinstance(methods, (Mapping, Sequence)) or isinstance(methods, str):
+        raise UsageError(f"methods is {methods!r}", hint="give several: fc.compare([fc.FedAvg(), fc.FeSEM(3)], ...)")
+    named = list(methods.items()) if isinstance(methods, Mapping) else [(repr(method), method) for method in methods]
+    for _, method in named:
+        check_method(method)
+    if not named or len({name for name, _ in named}) < len(named):
+        told = f"methods {', '.join(name for name, _ in named) or '(none)'}"
+        raise UsageError(told, hint="give methods with different settings, or a dict that names each")
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen:
         raise UsageError("no seeds", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
-    found: dict[str, dict[int, Result]] = {name: {} for name in names}
-    for seed in chosen:
-        for name, method in zip(names, methods, strict=True):
-            found[name][seed] = simulate(method, fleet=fleet, seed=seed, **options)
+    found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
+    plan = [(seed, name, method) for seed in chosen for name, method in named]
+    for n, (seed, name, method) in enumerate(plan, 1):
+        found[name][seed] = run_one_of_several(f"run {n} of {len(plan)}", method, fleet=fleet, seed=seed, **options)
     return Comparison(results=found)
+
+
+def _spread(half: float | None) -> str:
+    return "" if half is None else f" ± {100 * half:.1f}"
 
 
 def _accuracy(result: Result) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -35,6 +36,25 @@ def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, in
         ends = run.state.assignment
         panels.append(partial(plots.draw_fleet, points=points, assignment=ends, groups=groups))
     figure = plots.make_figure(6.0 * len(panels), 3.8, *panels)
+    _show_in_notebooks(figure)
+    return figure
+
+
+def draw_comparison(found: Mapping[str, Sequence[Sequence[float | None]]]) -> Figure:
+    """Accuracy by round of each method's runs: their mean as a line, and all of them in a band."""
+
+    def draw(axes: Axes) -> None:
+        means: dict[str, list[float | None]] = {}
+        for i, (name, runs) in enumerate(found.items()):
+            rounds = [[value for value in values if value is not None] for values in zip_longest(*runs)]
+            means[name] = [sum(values) / len(values) if values else None for values in rounds]
+            seen = [(t, min(values), max(values)) for t, values in enumerate(rounds, 1) if values]
+            if len(runs) > 1:
+                look: dict[str, Any] = {"color": plots.center_colour(i), "alpha": 0.15, "lw": 0}
+                axes.fill_between([t for t, _, _ in seen], [v for _, v, _ in seen], [v for _, _, v in seen], **look)
+        plots.draw_curves(axes, means, title="Accuracy on held-out samples, mean of the seeds")
+
+    figure = plots.make_figure(7.0, 3.8, draw)
     _show_in_notebooks(figure)
     return figure
 

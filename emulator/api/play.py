@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.strategies.registry import method_settings
 from edge_client.errors import ConfigError, UsageError
-from emulator.api.result import Result
+from emulator.api.result import Result, TemporaryPlace
 from emulator.config import fingerprint, resolved_table
 from emulator.data.fleet import Fleet
 from emulator.options import SimulateArgs
@@ -29,35 +27,38 @@ if TYPE_CHECKING:
     from coordinator.models.registry import Model
 
 
-def play(
+def play(  # noqa: PLR0913 - the parts of a run
     run: ResolvedRun,
     *,
     fleet: Fleet | None = None,
     model: Model | str | None = None,
     resume: bool = False,
     say: Say = lambda _: None,
+    busy: Say = lambda _: None,
     keep: bool = True,
 ) -> Generator[Result, bool | None, Result]:
     """Yield the result after each round, and return that of the run; sending True ends the run early.
 
     `fleet` and `model` replace those that the options name. `keep`: the run has a folder, which is written at its end,
-    also when the caller stops. Without it only a checkpoint is kept, as long as the result lives. `say` is told of a
-    run that was there before.
+    also when the caller stops. Without it only a checkpoint is kept, as long as a result of the run lives. `say` is
+    told of a run that was there before, `busy` what is prepared. The results' `args` have the rounds that were played.
     """
     began = time.perf_counter()
     if run.args.workers > 1:
         start_forkserver()  # it imports while the data is read
     if model is not None:
         run = replace(run, args=replace(run.args, model=model if isinstance(model, str) else model.name))
+    busy("reading the data")
     loaded = load_fleet(run, fleet)
+    busy(f"preparing the model for {len(loaded.split.devices)} devices")
     args = loaded.args
     table = resolved_table(args, method_settings(run.strategy))
     settings = replace(run.settings, attack=run.attack.make_attack(loaded.attackers, args.seed))
-    with _folder(args, table, keep=keep, resume=resume, say=say) as folder:
+    with _folder(args, table, keep=keep, resume=resume, say=say) as (folder, temporary):
         every = args.checkpoint_every if keep else args.checkpoint_every and args.rounds
         checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table))
         if resume:
-            _tell_where_it_goes_on(checkpoints, say)
+            _tell_where_it_goes_on(checkpoints, args.rounds, say)
         with (
             open_devices(
                 model or args.model,
@@ -76,7 +77,7 @@ def play(
             def result() -> Result:
                 return Result(
                     method=run.strategy,
-                    args=args,
+                    args=replace(args, rounds=len(live.records) or args.rounds),
                     run=live_result(live),
                     split=loaded.split,
                     attackers=loaded.attackers,
@@ -84,8 +85,10 @@ def play(
                     start=start,
                     seconds=time.perf_counter() - began,
                     folder=folder if keep else None,
+                    temporary=temporary,
                 )
 
+            busy("the first round")
             played, stop = run_rounds(live, settings, checkpoints=checkpoints), None
             try:
                 while True:
@@ -95,36 +98,38 @@ def play(
             except StopIteration:
                 found = result()
             except GeneratorExit:
+                with suppress(StopIteration):
+                    played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
                 if keep:
-                    with suppress(StopIteration):
-                        played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
                     result().write(folder)
                 raise
         if keep:
             found.write(folder)
-    return found if keep else replace(found, temporary=folder)
+    return found
 
 
 @contextmanager
-def _folder(args: SimulateArgs, table: dict[str, Any], *, keep: bool, resume: bool, say: Say) -> Iterator[Path]:
-    """The run's own folder, or one for its checkpoint that the result removes."""
+def _folder(
+    args: SimulateArgs, table: dict[str, Any], *, keep: bool, resume: bool, say: Say
+) -> Iterator[tuple[Path, TemporaryPlace | None]]:
+    """The run's own folder, or one for its checkpoint that goes with the last result."""
     if keep:
         with open_run_folder(args, table, resume=resume, say=say) as folder:
-            yield folder
+            yield folder, None
         return
     if resume or args.loggers:
         raise UsageError("there is no folder to go on from, or to log into", hint='give the run a folder: out="runs"')
-    folder = Path(tempfile.mkdtemp(prefix="fedcenters-"))
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    temporary = TemporaryPlace()
+    yield temporary.path, temporary
 
 
-def _tell_where_it_goes_on(checkpoints: Checkpoints, say: Say) -> None:
+def _tell_where_it_goes_on(checkpoints: Checkpoints, rounds: int, say: Say) -> None:
     found = checkpoints.latest()
     if found is None:
         hint = "leave out --resume; `checkpoint-every` says after how many rounds a run writes one"
         raise ConfigError(f"{checkpoints.folder} has no checkpoint to resume from", hint=hint)
-    say(f"going on after round {found[1].round}")
+    done = found[1].round
+    if done > rounds:
+        told = f"{checkpoints.folder} has {done} rounds already, and this run shall have {rounds}"
+        raise UsageError(told, hint=f"ask for more than {done} --rounds, or leave out --resume")
+    say(f"going on after round {done}" if done < rounds else f"all {done} rounds are done; ask for more --rounds")

@@ -6,7 +6,6 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from coordinator.strategies.base import Strategy
 from emulator.console import ConsoleProgress
 
 if TYPE_CHECKING:
@@ -15,22 +14,29 @@ if TYPE_CHECKING:
     from emulator.api.result import Result
 
 WIDTH = 24  # characters of the bar
-RECENT = 5  # rounds whose mean seconds tell how long the others will take
+RECENT = 5  # rounds whose median seconds tell how long the others will take
+SHOWN_IN_MINUTES_S = 100
 
 
 class RunProgress:
-    """Shows how far a run of `rounds` rounds is. `shown` None: in a terminal and in a notebook."""
+    """Shows how far a run of `rounds` rounds is. `shown` None: in a terminal and in a notebook.
 
-    def __init__(self, method: Strategy, rounds: int, *, shown: bool | None) -> None:
-        self._name, self._rounds = repr(method), rounds
+    `name` stands at the front of the line.
+    """
+
+    def __init__(self, name: str, rounds: int, *, shown: bool | None) -> None:
+        self._name, self._rounds = name, rounds
         notebook = in_notebook()
         self._shown = (notebook or sys.stderr.isatty()) if shown is None else shown
         self._line: NotebookLine | ConsoleProgress = NotebookLine() if notebook else ConsoleProgress()
 
     def __enter__(self) -> Self:
-        if self._shown:
-            self._line.busy(f"{self._name}  reading the data, preparing the model")
         return self
+
+    def busy(self, what: str) -> None:
+        """What is prepared, before the first round."""
+        if self._shown:
+            self._line.busy(f"{self._name}  {what}")
 
     def say(self, text: str) -> None:
         """A line that stays, as about a folder that is used again."""
@@ -43,13 +49,14 @@ class RunProgress:
             self._line.busy(self.text(result))
 
     def text(self, result: Result) -> str:
-        """Method, bar, round, accuracy and the seconds that remain."""
+        """Method, bar, round, accuracy and the time that remains; the first round is no measure of the others."""
         done = len(result.run.records)
-        last = result.run.real_seconds[-RECENT:]
-        left = sum(last) / len(last) * (self._rounds - done)
+        last = sorted(result.run.real_seconds[1:][-RECENT:])
         full = round(WIDTH * done / self._rounds)
         accuracy = "" if result.accuracy is None else f"  accuracy {result.accuracy:.1%}"
-        rest = f"  {left:.0f} s left" if done < self._rounds else ""
+        left = last[len(last) // 2] * (self._rounds - done) if last else 0.0
+        shown = f"{left:.0f} s" if left < SHOWN_IN_MINUTES_S else f"{left / 60:.0f} min"
+        rest = f"  {shown} left" if last and done < self._rounds else ""
         return f"{self._name}  {'█' * full}{'░' * (WIDTH - full)}  {done}/{self._rounds}{accuracy}{rest}"
 
     def __exit__(

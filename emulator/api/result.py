@@ -6,9 +6,10 @@ import base64
 import html
 import io
 import shutil
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,14 @@ if TYPE_CHECKING:
 PICTURE_DPI = 80
 
 
+class TemporaryPlace:
+    """A folder that lives as long as the last result that names it."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="fedcenters-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Result:
     """A run of a method over a fleet, or its rounds so far. `print` it for a summary.
@@ -62,12 +71,8 @@ class Result:
     own_model: Model | None = None
     seconds: float = 0.0
     folder: Path | None = None
-    temporary: Path | None = field(default=None)
+    temporary: TemporaryPlace | None = None
     taught: Router | None = None
-
-    def __post_init__(self) -> None:
-        if self.temporary is not None:
-            weakref.finalize(self, shutil.rmtree, self.temporary, ignore_errors=True)
 
     @property
     def accuracy(self) -> float | None:
@@ -84,9 +89,10 @@ class Result:
         by samples; `loss` where devices report one; `ari`, the adjusted Rand index against the true groups; `bytes` to
         and from the server; `seconds` of virtual time, `real_seconds` of this machine; metrics of your own.
         """
-        return frame(list(self._rows()))
+        return frame(list(self.rows()))
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of `history` as dicts."""
         for record, real_s in zip(self.run.records, self.run.real_seconds, strict=True):
             known = sorted(record["assignment"].keys() & self.split.groups.keys())
             truth, found = [self.split.groups[c] for c in known], [record["assignment"][c] for c in known]
@@ -239,6 +245,8 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the run's folder, which `report`, `figures`, `bundle` and `--resume` of the commands read.
 
+        A run goes on from `save("runs/mine")` with `fc.simulate(..., out="runs", name="mine", resume=True)`.
+
         Raises UsageError where the folder has a run with other settings.
         """
         path = Path(folder)
@@ -246,7 +254,7 @@ class Result:
         table = resolved_table(args, method_settings(self.method))
         with open_run_folder(args, table, resume=False, say=lambda _: None) as place:
             self.write(place)
-            before = (self.folder or self.temporary or place) / CHECKPOINT_FOLDER
+            before = (self.folder or (self.temporary.path if self.temporary else place)) / CHECKPOINT_FOLDER
             if before.is_dir() and before.parent.resolve() != place.resolve():
                 shutil.copytree(before, place / CHECKPOINT_FOLDER, dirs_exist_ok=True)
         return place

@@ -92,9 +92,10 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         on_round: called with the result so far after each round; the run ends when it returns something true.
         workers: processes that share the devices' work; the numbers stay the same.
         out: a folder in which the run's own folder is made, for `report`, `bundle` and `resume`. Default: none;
-            `Result.save` writes one later.
+            `Result.save("runs/mine")` writes one later, which is that of `out="runs", name="mine"`.
         name: the name of that folder. Default: made from the method and the seed.
-        resume: go on from that folder's checkpoint; more `rounds` than before add rounds.
+        resume: go on from that folder's checkpoint, also of a run that was stopped and then saved; more `rounds` than
+            before add rounds.
         progress: show a bar. Default: in a terminal and in a notebook.
         **options: the command line's other options, with underscores: `engine`, `ray`, `profiles`, `codec`, `hostile`,
             `evaluate_every`, `fraction_evaluate`, `checkpoint_every`, `loggers`.
@@ -107,19 +108,34 @@ def simulate(  # noqa: PLR0913 - the parts of a run
     >>> len(result.history), int(result.assignments["device-00"])
     (2, 0)
     """
-    given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
     check_callback(on_round)
-    with in_words_of_python(), RunProgress(method, rounds, shown=progress) as bar:
-        run = _rounds(method, fleet, model, rounds, seed, loss, metrics, bar.say, given)
-        stop: object = None
-        while True:
-            try:
-                so_far = run.send(bool(stop) if stop is not None else None)
-            except StopIteration as done:
-                result: Result = done.value
-                return result
-            bar.show(so_far)
-            stop = on_round(so_far) if on_round is not None else False
+    given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
+    with in_words_of_python(), RunProgress(repr(method), rounds, shown=progress) as bar:
+        return to_the_end(_rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given), bar, on_round)
+
+
+def run_one_of_several(
+    title: str, method: Strategy, *, fleet: Fleet, seed: int, **options: Unpack[SharedOptions]
+) -> Result:
+    """`simulate` with `title` at the front of its progress."""
+    given: dict[str, Any] = {"rounds": 10, "out": None, "resume": False, **options}
+    shown = given.pop("progress", None)
+    rounds, model, loss, metrics = (given.pop(name, None) for name in ("rounds", "model", "loss", "metrics"))
+    with in_words_of_python(), RunProgress(f"{title}  {method!r}", rounds, shown=shown) as bar:
+        return to_the_end(_rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given), bar, None)
+
+
+def to_the_end(run: Generator[Result, bool | None, Result], bar: RunProgress, on_round: OnRound | None) -> Result:
+    """The result of a run that `play` began; it ends early when `on_round` returns something true."""
+    stop: object = None
+    while True:
+        try:
+            so_far = run.send(bool(stop) if stop is not None else None)
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+        bar.show(so_far)
+        stop = on_round(so_far) if on_round is not None else False
 
 
 def rounds(  # noqa: PLR0913 - the parts of a run
@@ -140,8 +156,9 @@ def rounds(  # noqa: PLR0913 - the parts of a run
 ) -> Iterator[Result]:
     """The same run as `simulate`, one round at a time: the result so far after each round.
 
-    Leave the loop to stop early; a run with `out` then writes its folder, from which it can go on. Without `out`, a run
-    that shall go on later is stopped by `on_round` of `simulate`. Arguments are those of `simulate`.
+    Leave the loop to stop early; a run with `out` then writes its folder, from which it can go on. Without `out`, save
+    the last result: `r.save("runs/mine")`, then `out="runs", name="mine", resume=True`. Arguments are those of
+    `simulate`.
 
     >>> import fedcenters as fc
     >>> for r in fc.rounds(fc.FedAvg(local_steps=5), fleet=fc.fleets.digits(devices=3), rounds=5):
@@ -151,8 +168,8 @@ def rounds(  # noqa: PLR0913 - the parts of a run
     True
     """
     given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
-    with in_words_of_python(), RunProgress(method, rounds, shown=progress) as bar:
-        for so_far in _rounds(method, fleet, model, rounds, seed, loss, metrics, bar.say, given):
+    with in_words_of_python(), RunProgress(repr(method), rounds, shown=progress) as bar:
+        for so_far in _rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given):
             bar.show(so_far)
             yield so_far
 
@@ -165,7 +182,7 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     seed: int,
     loss: LossFunction | None,
     metrics: Mapping[str, Metric] | None,
-    say: Callable[[str], None],
+    bar: RunProgress,
     given: Mapping[str, Any],
 ) -> Generator[Result, bool | None, Result]:
     """Names for what has one, for the record of the run; the values themselves for the run."""
@@ -188,4 +205,5 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
         from emulator.api.models import own_model
 
         prepared = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed)
-    return play(run, fleet=fleet, model=prepared, resume=given["resume"], say=say, keep=given["out"] is not None)
+    whole: dict[str, Any] = {"resume": given["resume"], "keep": given["out"] is not None}
+    return play(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
 from emulator.config import fingerprint
 from emulator.options import SimulateArgs
+from emulator.simulation.checkpoint import read_checkpoint
 
 FILE = "config.toml"
 # Keys that decide where and how fast a run is computed, and not its numbers.
@@ -38,11 +40,24 @@ def open_run_folder(args: SimulateArgs, table: Table, *, resume: bool, say: Say)
         raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
     try:
         yield folder
-    except BaseException:
+    except BaseException as ended:
+        if isinstance(ended, KeyboardInterrupt):
+            say(_told_where_to_go_on(folder))
         if is_new and [path.name for path in folder.iterdir()] == [FILE]:
             (folder / FILE).unlink()
             folder.rmdir()
         raise
+
+
+def _told_where_to_go_on(folder: Path) -> str:
+    """What a run that was interrupted keeps, and the command that goes on with it."""
+    kept = read_checkpoint(folder)
+    if kept is None:
+        return (
+            f"interrupted before the first checkpoint of {folder}; checkpoint-every says after how many rounds one is"
+        )
+    command = shlex.join(["fedcenters-emulator", "simulate", str(folder / FILE), "--resume"])
+    return f"interrupted; {folder} keeps round {kept[1].round}. Go on with: {command} (in Python: resume=True)"
 
 
 def _find(args: SimulateArgs, table: Table, *, resume: bool, say: Say) -> tuple[Path, bool]:

@@ -21,7 +21,7 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
         "method": args.method,
         "data_set": args.data_set,
         "partition": args.partition,
-        "rounds": args.rounds,
+        "rounds": last["round"],
         "devices": args.devices,
         "clusters": len(last["per_center"]),
         "accuracy": last["accuracy"],

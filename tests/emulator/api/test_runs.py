@@ -16,9 +16,11 @@ import fedcenters as fc
 from coordinator.strategies.base import Fleet, Round, State
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array, Schema
+from emulator.api.play import play
 from emulator.api.runs import RunOptions
 from emulator.cli import app
-from emulator.options import OPTIONS
+from emulator.options import OPTIONS, SimulateArgs
+from emulator.run.resolve import resolve_run
 
 STEPS = 5
 TIMES = ("seconds", "run")  # the clock's, and where the folder lies
@@ -64,7 +66,7 @@ def test_on_round_ends_a_run_early_and_its_folder_can_be_resumed(tmp_path: Path)
     place: dict[str, Any] = {"out": tmp_path, "name": "cut"}
     whole = fc.simulate(method, fleet=digits(), rounds=3)
     cut = fc.simulate(method, fleet=digits(), rounds=3, on_round=lambda r: len(r.run.records) == 2, **place)
-    assert len(cut.history) == 2
+    assert len(cut.history) == cut.args.rounds == cut.summary()["rounds"] == 2
     again = fc.simulate(method, fleet=digits(), rounds=3, resume=True, **place)
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
     assert list(again.history["accuracy"]) == list(whole.history["accuracy"])
@@ -196,6 +198,33 @@ def test_a_run_whose_loop_was_left_goes_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
 
 
+def test_a_loop_that_was_left_is_saved_and_goes_on(tmp_path: Path) -> None:
+    method, fleet = fc.FedAvg(local_steps=STEPS), digits(3)
+    for result in fc.rounds(method, fleet=fleet, rounds=9):
+        if len(result.history) == 2:
+            break
+    result.save(tmp_path / "mine")
+    again = fc.simulate(method, fleet=fleet, rounds=3, out=tmp_path, name="mine", resume=True)
+    whole = fc.simulate(method, fleet=fleet, rounds=3)
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+    with pytest.raises(UsageError, match=r"(?s)has 3 rounds already.*shall have 2.*`rounds`, or leave out `resume`"):
+        fc.simulate(method, fleet=fleet, rounds=2, out=tmp_path, name="mine", resume=True)
+
+
+def test_an_interrupted_run_names_what_it_keeps_and_how_it_goes_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    args = SimulateArgs(devices=3, rounds=4, checkpoint_every=1, out=tmp_path, name="cut", settings={"local-steps": 1})
+    run = play(resolve_run(args), say=told.append)
+    assert [len(next(run).run.records) for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(KeyboardInterrupt):
+        run.throw(KeyboardInterrupt)
+    command = f"fedcenters-emulator simulate {tmp_path}/cut/config.toml --resume"
+    assert told == [f"interrupted; {tmp_path}/cut keeps round 2. Go on with: {command} (in Python: resume=True)"]
+    done = CliRunner().invoke(app, command.split()[1:])
+    assert done.exit_code == 0, done.output
+    assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
 def test_a_metric_of_ones_own_is_a_column_of_the_history() -> None:
     def right(y: Array, outputs: Array) -> float:
         return float((outputs.argmax(-1) == y).mean())
@@ -297,6 +326,6 @@ def test_samples_of_ones_own_have_a_model_where_none_is_given() -> None:
 def test_a_run_without_a_folder_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = fc.simulate(fc.FedAvg(local_steps=1), fleet=digits(3), rounds=1)
-    assert [path.name for path in tmp_path.iterdir()] == [result.temporary.name] if result.temporary else False
+    assert [path.name for path in tmp_path.iterdir()] == [result.temporary.path.name] if result.temporary else False
     del result
     assert list(tmp_path.iterdir()) == []
