@@ -46,3 +46,12 @@ def test_our_own_code_is_small() -> None:
 
 def test_files_and_drawings_become_samples() -> None:
     assert "# fail 0" in run_node("--test", Path(__file__).with_name("samples.test.mjs"))
+
+
+def test_javascript_masks_sums_with_the_bytes_that_python_is_held_to() -> None:
+    said = run_node("--test", Path(__file__).with_name("secure.test.mjs"))
+    passed = re.search(r"^# pass (\d+)$", said, re.MULTILINE)
+    assert passed is not None, said[-2000:]
+    assert int(passed[1]) >= 23
+    assert "# fail 0" in said
+    assert "# skipped 0" in said

@@ -1,0 +1,98 @@
+// Masked sums in JavaScript against the bytes that Python is held to: tests/golden/secure.json.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { fromHex, toHex } from "../../edge_client/web/protocol/bytes.js";
+import * as sums from "../../edge_client/web/protocol/secure/device_sums.js";
+import * as keys from "../../edge_client/web/protocol/secure/keys.js";
+import { packWords, streamBytes } from "../../edge_client/web/protocol/secure/masks.js";
+import { isPossibleThreshold } from "../../edge_client/web/protocol/secure/parameters.js";
+import { readSumMessage, writeSumMessage } from "../../edge_client/web/protocol/secure/sum_messages.js";
+
+const RECORDED = JSON.parse(readFileSync(new URL("../golden/secure.json", import.meta.url), "utf8"));
+const { context: CONTEXT, derived: D, cohort: C } = RECORDED;
+const bytes = (text) => new TextEncoder().encode(text);
+const text = (data) => new TextDecoder().decode(data);
+const refused = (code) => (wrong) => wrong.name === "Malformed" && wrong.code === code;
+
+test("every value that follows from a root is the recorded one", async () => {
+  const root = fromHex(D.root);
+  const secret = await keys.maskSecret(root);
+  const own = await keys.maskPrivate(secret);
+  const self = await keys.selfSecret(root, CONTEXT);
+  const shares = await keys.dealShares(root, CONTEXT, 3, 4);
+  const sealed = await keys.seal(await keys.sealPrivate(root), fromHex(D.other_seal), CONTEXT, "a", "b", Uint8Array.from({ length: 64 }, (_, i) => i));
+  const found = {
+    seal_private: await keys.sealPrivate(root), mask_secret: secret, mask_private: own, self_secret: self,
+    self_mask_key: await keys.selfMaskKey(self, CONTEXT), commitment: await keys.commitment(self, CONTEXT, "a"),
+    pair_mask_key: await keys.pairMaskKey(own, fromHex(D.other_mask), CONTEXT, "a", "b"), mask_shares: keys.joined(...shares.mask),
+    self_shares: keys.joined(...shares.self), share_digest: await keys.shareDigest(shares.mask[0], CONTEXT, "mask", "a", "b"), sealed,
+    stream: await streamBytes(Uint8Array.from({ length: 16 }, (_, i) => i), 40),
+  };
+  for (const [name, data] of Object.entries(found)) assert.equal(toHex(data), D[name], name);
+  assert.equal(toHex(await keys.publicKeys(root)), D.seal + D.mask);
+  assert.equal(text(keys.label(CONTEXT, "pair mask", "a", "b")), D.label);
+  const opened = await keys.unseal(await keys.sealPrivate(fromHex(D.other_root)), fromHex(D.seal), CONTEXT, "a", "b", sealed);
+  assert.deepEqual([...opened], Array.from({ length: 64 }, (_, i) => i));
+});
+
+test("words are packed as recorded", () => {
+  for (const [bits, packed] of Object.entries(RECORDED.packed.by_bits)) {
+    assert.equal(toHex(packWords(Uint32Array.from(RECORDED.packed.words), Number(bits))), packed, bits);
+  }
+});
+
+test("the recorded thresholds are possible, and lower ones are not", () => {
+  for (const [n, k, t] of RECORDED.parameters) assert.ok(isPossibleThreshold(n, k, t), `${n}`);
+  assert.ok(!isPossibleThreshold(100, 34, 10));
+  assert.ok(!isPossibleThreshold(100, 34, 12));
+  assert.ok(!isPossibleThreshold(50, 20, 6));
+});
+
+for (const [kind, recorded] of Object.entries(C.messages)) {
+  test(`${kind} is read and written as it stands`, () => {
+    assert.equal(text(writeSumMessage(readSumMessage(kind, bytes(recorded)))), recorded);
+  });
+}
+
+for (const [kind, data, code] of RECORDED.refused) {
+  test(`${kind} ${data.slice(0, 60)} is refused: ${code}`, () => {
+    assert.throws(() => readSumMessage(kind, bytes(data)), refused(code));
+  });
+}
+
+test("a public key of small order is refused", async () => {
+  await assert.rejects(keys.agree(fromHex(D.seal_private), new Uint8Array(32)), refused("bad_field"));
+});
+
+test("a device of the recorded cohort sends the recorded bytes, again after a repeat, and nothing that it must not", async () => {
+  const name = C.digest;
+  const vector = Uint32Array.from(C.vector);
+  let { state, out } = await sums.offerPrekeys(sums.freshSums("demo", "dev-000"), [C.devices["dev-000"], C.later_root].map(fromHex));
+  assert.equal(text(out), C.messages.prekeys);
+  await assert.rejects(sums.onVector(state, name, vector), refused("bad_task"));
+  for (const _ of [0, 1]) {
+    ({ state, out } = await sums.onRoster(state, bytes(C.messages.roster)));
+    assert.equal(text(out), C.messages.shares);
+  }
+  assert.deepEqual([...state.roots.keys()], [1]);
+  await assert.rejects(sums.onVector(state, name, vector), refused("bad_task"));
+  for (const _ of [0, 1]) ({ state } = await sums.onRelay(state, bytes(C.messages.relay)));
+  await assert.rejects(sums.onUnmask(state, bytes(C.messages.unmask)), refused("bad_task"));
+  for (const _ of [0, 1]) {
+    ({ state, out } = await sums.onVector(state, name, vector));
+    assert.equal(toHex(out), C.upload);
+  }
+  await assert.rejects(sums.onVector(state, name, vector.map((word) => word ^ 1)), refused("bad_task"));
+  for (const _ of [0, 1]) {
+    ({ state, out } = await sums.onUnmask(state, bytes(C.messages.unmask)));
+    assert.equal(text(out), C.messages.reveal);
+  }
+  const asked = readSumMessage("unmask", bytes(C.messages.unmask));
+  const swapped = { ...asked, survivors: asked.survivors.slice(1), dropped: [asked.survivors[0], ...asked.dropped].sort() };
+  await assert.rejects(sums.onUnmask(state, writeSumMessage(swapped)), refused("bad_task"));
+  ({ state } = sums.onEnd(state, name));
+  await assert.rejects(sums.onRoster(state, bytes(C.messages.roster)), refused("bad_task"));
+});
