@@ -19,6 +19,7 @@ from edge_client.protocol.secure.device_sums import (
     UnmaskArrived,
     VectorReady,
 )
+from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.secure.sum_messages import (
     READERS,
     DealtShares,
@@ -269,8 +270,8 @@ def test_masked_words_are_uniform_bytes_and_do_not_follow_the_plain_ones() -> No
 def test_two_sets_of_vectors_with_equal_sums_leave_transcripts_that_differ_in_masked_words_alone() -> None:
     """The shares, digests and answers are equal bytes: of the vectors the coordinator receives masked words only."""
     spread = {cid: vector_of(cid) for cid in cids(6)}
-    total = np.sum(list(spread.values()), axis=0, dtype=np.uint32)
-    alone = dict.fromkeys(cids(6), np.zeros(5, np.uint32)) | {VICTIM: total}
+    total: Words = np.asarray(np.sum(list(spread.values()), axis=0, dtype=np.uint32))
+    alone: dict[str, Words] = dict.fromkeys(cids(6), np.zeros(5, np.uint32)) | {VICTIM: total}
     seen = []
     for vectors in (spread, alone):
         cohort = SecureCohort.of(6)

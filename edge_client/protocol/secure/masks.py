@@ -68,7 +68,7 @@ def pack_words(words: Words, bits: int) -> bytes:
     return packed.tobytes()[: packed_size(len(words), bits)]
 
 
-def add_packed_into(total: Words, data: bytes, bits: int, *, sign: int = 1) -> None:
+def add_packed_into(total: Words, data: bytes | memoryview, bits: int, *, sign: int = 1) -> None:
     """Add packed words to `total` [d] in blocks. Raises Malformed for another length, or spare bits that are set."""
     check_bits(bits)
     size = packed_size(len(total), bits)
@@ -84,14 +84,14 @@ def add_packed_into(total: Words, data: bytes, bits: int, *, sign: int = 1) -> N
         (np.add if sign > 0 else np.subtract)(part, words, out=part)
 
 
-def unpack_words(data: bytes, count: int, bits: int) -> Words:
+def unpack_words(data: bytes | memoryview, count: int, bits: int) -> Words:
     """The words [count] of `pack_words`. Raises Malformed as `add_packed_into`."""
     words = np.zeros(count, np.uint32)
     add_packed_into(words, data, bits)
     return words
 
 
-def _unpacked(data: bytes, count: int, bits: int) -> Words:
+def _unpacked(data: bytes | memoryview, count: int, bits: int) -> Words:
     groups = -(-count // _GROUP)
     packed = np.zeros((groups, bits), np.uint8)
     packed.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)

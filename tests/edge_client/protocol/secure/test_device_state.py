@@ -1,0 +1,46 @@
+"""A device that crashes after every step, and reads its state again, sends the same bytes and keeps its choices."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_client.errors import Malformed
+from edge_client.protocol.secure import device_sums
+from edge_client.protocol.secure.device_state import read_state, write_state
+from edge_client.protocol.secure.device_sums import DeviceSums
+from tests.support.secure_cohort import SecureCohort
+
+
+class CrashingCohort(SecureCohort):
+    """Every device restarts from its stored bytes before and after each event, and is told each event twice."""
+
+    def on_device(self, cid: str, event: object) -> bytes:
+        stored, out = device_sums.advance(read_state(write_state(self.devices[cid])), event)  # type: ignore[arg-type]
+        again, repeated = device_sums.advance(read_state(write_state(stored)), event)  # type: ignore[arg-type]
+        if (again, repeated) != (stored, out):
+            raise AssertionError(f"{cid} answers {event} differently after a restart")
+        self.devices[cid] = again
+        return out or b""
+
+
+def test_a_sum_is_exact_though_every_device_crashes_after_every_step() -> None:
+    whole = SecureCohort.of(7)
+    cohort = CrashingCohort(devices=whole.devices, form=whole.form)
+    cohort.server, cohort.sent = whole.server, whole.sent
+    cohort.run(["dev-002"], ["dev-004"])
+    assert cohort.sum().tolist() == cohort.plain_sum().tolist()
+    for state in cohort.devices.values():
+        assert read_state(write_state(state)) == state
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"{}", b'{"v":2}', b"null"])
+def test_a_damaged_file_is_refused(damage: bytes) -> None:
+    with pytest.raises(Malformed):
+        read_state(damage)
+
+
+def test_a_cut_file_is_refused() -> None:
+    data = write_state(DeviceSums(federation="demo", cid="a", roots={3: bytes(32)}, next_number=4))
+    for size in range(len(data)):
+        with pytest.raises(Malformed):
+            read_state(data[:size])
