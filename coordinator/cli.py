@@ -1,4 +1,4 @@
-"""The commands of fedcenters-coordinator: serve, status, phone, web-files, provision, enrol.
+"""The commands of fedcenters-coordinator: serve, status, phone, web-files, attack-drill, provision, enrol.
 
 Each command imports its implementation when it runs, so that --help is fast. stdout carries data, stderr carries
 messages. The exit codes are those of edge_client/errors.py.
@@ -20,7 +20,7 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(report_missing_extra(missing)) from None
 
 from coordinator.identity import cli as provision_cli
-from edge_client.errors import handle_errors
+from edge_client.errors import FedcentersError, handle_errors
 from export.command_line import GroupedCommand, make_app
 from export.silence import write_stderr
 
@@ -144,6 +144,38 @@ def status(
     with Live(auto_refresh=False) as live:
         for found in founds:
             live.update(render_status(found), refresh=True)
+
+
+@app.command("attack-drill")
+@handle_errors
+def attack_drill(
+    *, as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one for each attack.")] = False
+) -> None:
+    """Attack a copy of an installation on this machine, and report.
+
+    One hostile device with a valid certificate against what `provision` writes: certificates and mosquitto's access
+    list in a temporary folder, on a free port of 127.0.0.1, and the part of the coordinator that takes messages. No
+    federation of yours is touched. Attacks on rounds are not among it. Exit code 1 when a bound does not hold.
+
+    example: fedcenters-coordinator attack-drill
+    """
+    import logging
+
+    from coordinator.attack_drill.drill import Finding, run_drill
+
+    def say(finding: Finding) -> None:
+        print(json.dumps(finding.as_json()) if as_json else finding.in_words(), flush=True)
+
+    logging.getLogger().addHandler(logging.NullHandler())  # what both sides log of an attack is no part of the report
+    found = run_drill(say)
+    broken = sum(not finding.held for finding in found)
+    if not as_json:
+        print(f"{len(found) - broken} of {len(found)} bounds held")
+    if broken:
+        raise FedcentersError(
+            f"{broken} bounds did not hold",
+            hint="compare the versions of fedcenters and mosquitto with docs/security.md",
+        )
 
 
 def _tell(event: Mapping[str, Any]) -> None:
