@@ -151,11 +151,11 @@ def status(
 def attack_drill(
     *, as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one for each attack.")] = False
 ) -> None:
-    """Attack a copy of an installation on this machine, and report.
+    """Attack a local copy of an installation.
 
-    One hostile device with a valid certificate against what `provision` writes: certificates and mosquitto's access
-    list in a temporary folder, on a free port of 127.0.0.1, and the part of the coordinator that takes messages. No
-    federation of yours is touched. Attacks on rounds are not among it. Exit code 1 when a bound does not hold.
+    Reports which bounds held. One hostile device with a valid certificate attacks what `provision` writes: certificates
+    and mosquitto's access list in a temporary folder, on a free port of 127.0.0.1, and the part of the coordinator that
+    takes messages. No federation of yours is touched. Attacks on rounds are not played.
 
     example: fedcenters-coordinator attack-drill
     """

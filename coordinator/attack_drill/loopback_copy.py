@@ -38,7 +38,7 @@ PATIENCE_S, REFUSAL_S = 20.0, 3.0
 SHA256 = "ab" * 32  # of no blob
 
 
-class Peer:
+class BrokerClient:
     """A client of the broker with the certificate of `name`."""
 
     def __init__(self, name: str, transport: MqttTransport) -> None:
@@ -110,7 +110,7 @@ class LoopbackCopy:
         stem = "coordinator" if ours else "device"
         return Credentials(ca=home / "ca.crt", certificate=home / f"{stem}.crt", key=home / f"{stem}.key")
 
-    def connect(self, name: str) -> Peer:
+    def connect(self, name: str) -> BrokerClient:
         """Raises NetworkError."""
         made = MqttTransport(
             self.work.plan.broker,
@@ -122,9 +122,9 @@ class LoopbackCopy:
         self.open.callback(made.close)
         if made.receive(PATIENCE_S) != Connected():
             raise NetworkError(f"{name} cannot connect to the copy's broker", hint="run the drill again")
-        return Peer(name, made)
+        return BrokerClient(name, made)
 
-    def take(self, who: Peer, topic: str, payload: bytes, *, retain: bool = False) -> list[Message]:
+    def take(self, who: BrokerClient, topic: str, payload: bytes, *, retain: bool = False) -> list[Message]:
         """`who` publishes; -> what reached the coordinator, which has dealt with it."""
         who.transport.publish(topic, payload, retain=retain)
         heard = self.coordinator.until(who.mark(TOPICS.request(who.name)))
@@ -133,7 +133,7 @@ class LoopbackCopy:
                 self.dispatcher.dispatch(message)
         return heard
 
-    def told(self, who: Peer) -> list[Message]:
+    def told(self, who: BrokerClient) -> list[Message]:
         """What the coordinator has told this device since the last call."""
         return who.until(self.coordinator.mark(TOPICS.down(who.name)))
 
