@@ -24,7 +24,7 @@ from edge_client.toml_files import read_toml
 from emulator import config
 from emulator.data.fleet_split import FleetData
 from emulator.run_centers import RunCenters
-from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData
+from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData
 
 MAX_CALIBRATION_SAMPLES = 512  # training samples, every device's share alike
 
@@ -46,7 +46,11 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
 def source_of_centers(
     run: RunCenters, last: Mapping[str, Any], *, method: str, batch: int, engines: Sequence[str]
 ) -> BundleSource:
-    """The source for centers of this process; `last` is the record of the last round."""
+    """The source for centers of this process; `last` is the record of the last round.
+
+    Raises UsageError for a method that trains no center.
+    """
+    run.check_trained()
     from export.compiler.program import compile_program
 
     model, split = run.get_model(), run.split
@@ -59,6 +63,11 @@ def source_of_centers(
         centers=run.models(range(run.centers)),
         cards=_cards(method, last, split, run.centers),
         reference=reference,
+        names=BundleNames(
+            classes=split.classes,
+            columns=split.columns,
+            devices={c: k for c, k in sorted(_center_of(split, last["assignment"], run.centers).items()) if k >= 0},
+        ),
         calibration=_few_training(split, last),
         newcomers=NewcomerData(
             router=run.router,

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from coordinator.strategies.base import State, Strategy
 from coordinator.strategies.common.center_tree import SplitTree
 from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.data.dataset import DeviceData
+from edge_client.errors import UsageError
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.nearest.selection_rule import guessing_loss
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import ClientId, Flat
+from edge_client.protocol.task import ClientId, Flat, OwnModel
 from edge_client.training.learner import Learner
 from emulator.data.fleet_split import FleetData
 from emulator.router_training import FinishedTraining, fit_router
@@ -29,7 +32,8 @@ class RunCenters:
     """See `CenterSource`: the centers of a run. Its devices teach the rule when it is first asked for.
 
     `get_model` gives the run's model, `first` is the common first model [schema.size]. `taught` is the router that the
-    devices of a loaded run taught, whose samples are not here.
+    devices of a loaded run taught, whose samples are not here. `own` gives the model that a device keeps in a slot,
+    None where it keeps none; it raises UsageError where the run did not keep them.
     """
 
     method: Strategy
@@ -39,6 +43,7 @@ class RunCenters:
     seed: int
     get_model: Callable[[], Model]
     taught: Router | None = None
+    own: Callable[[ClientId, str], Flat | None] = lambda _who, _slot: None
 
     @property
     def devices(self) -> Mapping[ClientId, DeviceData]:
@@ -58,10 +63,23 @@ class RunCenters:
     def centers(self) -> int:
         return len(self.state.centers)
 
+    def check_trained(self) -> None:
+        """Raise UsageError where devices keep their own models, and the centers are the untrained start."""
+        served = self.method.predictor(self.state, next(iter(self.devices)))
+        if any(isinstance(model, OwnModel) for _, model in served):
+            start = self.first.astype(np.float32)
+            if all(np.array_equal(center.astype(np.float32), start) for center in self.state.centers):
+                told = f"{self.method!r} trains no center: each device keeps a model of its own"
+                raise UsageError(told, hint="predict(x, device=...) is by a device's own; fc.FedAvg() trains a center")
+
     @cached_property
     def router(self) -> Router | None:
         if self.taught is not None:
             return self.taught
+        try:
+            self.check_trained()
+        except UsageError:
+            return None
         state, devices = self.state, self.devices
         assignment = state.assignment or (dict.fromkeys(devices, 0) if self.centers == 1 else {})
         if not assignment or not isinstance(self.method, LocalSgd) or any(d.test is None for d in devices.values()):

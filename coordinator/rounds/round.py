@@ -95,6 +95,9 @@ def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:
     if after.centers.ndim != 2 or after.centers.shape[1] != schema.size:  # noqa: PLR2004 - [K, size]
         hint = f"give [number of centers, {schema.size}]"
         raise UsageError(f"{name}.round returned centers of shape {list(after.centers.shape)}", hint=hint)
+    if wrong := [k for k, center in enumerate(after.centers) if not np.isfinite(center).all()]:
+        hint = "look at what `round` computes: a mean over no replies, or too high a learning rate, gives NaN"
+        raise UsageError(f"{name}.round returned NaN or infinity in center {wrong[0]}", hint=hint)
     return after
 
 

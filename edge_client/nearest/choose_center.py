@@ -7,6 +7,7 @@ from a site (over_http.py).
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from edge_client.training.learner import Learner
 
 MAX_CANDIDATES = 3  # models that are fetched and measured
 CANDIDATE_PROBABILITY = 0.99  # fewer candidates, if their probability by `sketch` reaches this
+UNSURE = 0.6  # a probability of the nearest center below which the samples do not tell the centers apart
 MAX_SAMPLES = 256  # samples that are measured
 MEASURED_BESIDE = frozenset({"loss", "answers"})  # of each fetched model, whatever the rule weighs
 AUTO, LABELLED, UNLABELLED, TREE = "auto", "labelled", "unlabelled", "tree"
@@ -66,7 +68,7 @@ class CenterSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Selection:
     """The outcome of a choice. `center` is None if none fits; `best` is the nearest in any case.
 
@@ -88,9 +90,25 @@ class Selection:
     reasons: tuple[str, ...] = ()
 
     @property
-    def confidence(self) -> float | None:
-        """The probability of `best` among the centers; None where the run has taught nothing to tell it by."""
+    def probability(self) -> float | None:
+        """That `best` is the nearest of the centers; None where the run has taught nothing to tell it by.
+
+        `fit` says something else: whether it suits the samples at all. Two centers may suit them equally well.
+        """
         return self.probabilities.get(self.best)
+
+    def __repr__(self) -> str:
+        """Both answers in words."""
+        fits = f"fits {self.fit}" if self.fit else "is the nearest, how it fits is not known"
+        fits = "does not fit" if self.fit == "none" else fits
+        sure = "" if self.probability is None else f", with a probability of {self.probability:.0%}"
+        return f"Selection(center {self.best} {fits}{sure}; by {self.way}, {self.samples} samples)"
+
+    def _repr_html_(self) -> str:
+        head = "<tr><th>center</th><th>probability</th></tr>"
+        rows = "".join(f"<tr><td>{k}</td><td>{p:.0%}</td></tr>" for k, p in self.probabilities.items())
+        reasons = "".join(f"<li>{html.escape(line)}</li>" for line in self.reasons)
+        return f"<p>{html.escape(repr(self))}</p><table>{head}{rows}</table><ul>{reasons}</ul>"
 
 
 def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str = AUTO) -> Selection:
@@ -209,6 +227,9 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
             "this run taught nothing to tell by how a center fits"
             + ("" if labels else "; give labels, or name a way with --by")
         )
+    if ranked.probabilities.get(best, 1.0) < UNSURE:
+        shares = ", ".join(f"center {k} {p:.0%}" for k, p in ranked.probabilities.items())
+        told.append(f"these samples tell the centers apart badly: {shares}")
     return Selection(
         center=None if fit == FITS[-1] else best,
         best=best,

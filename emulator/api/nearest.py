@@ -10,18 +10,17 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset
 from edge_client.errors import UsageError
-from edge_client.nearest.choose_center import Selection, choose_center
+from edge_client.nearest.choose_center import UNSURE, Selection, choose_center
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
 from edge_client.training.learner import log_softmax
 from emulator.api.data.reading import as_array, frame_inputs, is_frame
 from emulator.run_centers import RunCenters
 
-UNSURE = 0.6  # a choice whose probability is below comes with a warning
-
 
 def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN401 - arrays of any kind
     """The nearest center for samples `x` [n, ...], with labels `y` [n] or without. Raises UsageError for no samples."""
+    source.check_trained()
     samples = _samples(source, x)
     labels = _no_labels(source.program, len(samples)) if y is None else _labels(source, y)
     if len(labels) != len(samples):
@@ -74,6 +73,7 @@ def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401
 
 
 def _center(source: RunCenters, x: Array, center: int | None) -> Flat:
+    source.check_trained()
     chosen = _chosen(choose(source, x)) if center is None else center
     if not 0 <= chosen < source.centers:
         raise UsageError(f"there is no center {chosen}", hint=f"there are {source.centers}, from 0 on")
@@ -95,10 +95,17 @@ def _chosen(found: Selection) -> int:
 def _served(source: RunCenters, device: ClientId) -> list[tuple[float, Flat]]:
     if device not in source.devices:
         raise UsageError(f"no device {device!r}", hint=f"the run has {', '.join(sorted(source.devices)[:3])} ...")
-    served = source.method.predictor(source.state, device)
-    if any(isinstance(model, OwnModel) for _, model in served):
-        raise UsageError(f"{device} keeps its model, which no result has", hint="predict by a center: center=0")
-    return [(weight, model) for weight, model in served if not isinstance(model, OwnModel)]
+    return [(w, _model(source, device, model)) for w, model in source.method.predictor(source.state, device)]
+
+
+def _model(source: RunCenters, device: ClientId, model: Flat | OwnModel) -> Flat:
+    """A model that a device is served; of its own ones the start where it never trained."""
+    if not isinstance(model, OwnModel):
+        return model
+    kept = source.own(device, model.slot)
+    if kept is None and model.init is None:
+        raise UsageError(f"{device} has no model of its own yet", hint="run more rounds, or predict by a center")
+    return model.init if kept is None else kept  # type: ignore[return-value]
 
 
 def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401

@@ -31,7 +31,7 @@ from emulator.run.summary import Record, result_summary
 from emulator.run.write import write_run
 from emulator.run_centers import RunCenters
 from emulator.simulation.attacks import honest_accuracy
-from emulator.simulation.checkpoint import CHECKPOINT_FOLDER
+from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, load_models, read_checkpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,6 +114,17 @@ class Result:
         """Device -> the number of its center, as a pandas Series, or as a dict without pandas."""
         return series(dict(sorted(self.run.state.assignment.items())), "center")
 
+    @property
+    def accuracies(self) -> Any:  # noqa: ANN401 - a Series, or a dict without pandas
+        """Device -> its share of right predictions on its held-out samples, in the last round that tested it.
+
+        By the model that it is served. A pandas Series, or a dict without pandas.
+        """
+        found: dict[ClientId, float] = {}
+        for record in self.run.records:
+            found |= record["per_device"]
+        return series(dict(sorted(found.items())), "accuracy")
+
     @cached_property
     def model(self) -> Model:
         """The model with its first weights and its shapes."""
@@ -171,7 +182,8 @@ class Result:
         Classes are the values of `classes`, where the run has some. Of a data frame the run's `columns` are taken by
         name, in any order; a frame without one of them is refused.
 
-        By the model that a device of the run is served, by a center, or by the center that is nearest to the samples:
+        By the model that a device of the run is served (its own, where the method lets it keep one), by a center,
+        or by the center that is nearest to the samples:
         with a warning where the samples, which have no labels here, fit several. Raises UsageError where none fits.
         """
         return predict_samples(self._source, x, device=device, center=center)
@@ -186,7 +198,19 @@ class Result:
             seed=self.args.seed,
             get_model=lambda: self.model,
             taught=self.taught,
+            own=self._own,
         )
+
+    def _own(self, who: ClientId, slot: str) -> Flat | None:
+        """The model that a device keeps; the run's checkpoint has it. Raises UsageError where there is none."""
+        place = self.folder or self.temporary
+        found = read_checkpoint(place) if place is not None else None
+        if found is None or found[1].round != self.run.records[-1]["round"] or not (found[0] / "own").is_dir():
+            hint = "use the result that `simulate` returned at its end; over MQTT the devices alone have theirs"
+            raise UsageError(f"{who} keeps a model of its own, which this result does not have", hint=hint)
+        kept: dict[tuple[ClientId, str], Flat] = {}
+        load_models(found[0] / "own", {who}, kept)
+        return kept.get((who, slot))
 
     def summary(self) -> Record:
         """The run in one JSON object, as the command prints it."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import DataSet
 from emulator.data.partition_schemes import PartitionScheme
 
+SHOWN_DEVICES = 10  # rows in a notebook
 SHOWN_NAMES = 60  # characters of the names of devices that are left out; longer lists are a number and a checksum
 
 
@@ -145,6 +148,15 @@ class Fleet(Mapping[ClientId, DeviceData]):
         size = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
         told = f"{len(sizes)} devices with {size} training samples {shape} of {what}"
         return f"Fleet({self.options['data_set']}, {told}, {how})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{who}</td><td>{len(local.train)}</td><td>{len(local.test) if local.test else 0}</td></tr>"
+            for who, local in islice(self.items(), SHOWN_DEVICES)
+        )
+        more = f"<p>and {len(self) - SHOWN_DEVICES} more</p>" if len(self) > SHOWN_DEVICES else ""
+        head = "<tr><th>device</th><th>training samples</th><th>test samples</th></tr>"
+        return f"<p>{html.escape(repr(self))}</p><table>{head}{rows}</table>{more}"
 
 
 class _Called(Mapping[ClientId, DeviceData]):

@@ -31,7 +31,7 @@ from coordinator.rounds.update_validation import (
 )
 from coordinator.strategies.base import Exchange, Fleet, Replies, notify_reply
 from edge_client.data.dataset import DeviceData
-from edge_client.errors import ConfigError, Malformed
+from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
 from edge_client.training.fit_probe import fit_result, make_job, run_probe
@@ -218,7 +218,13 @@ class VirtualNetwork:
         self.wire.recall(folder, facts["since"])
 
     def ask(self, exchange: Exchange) -> Replies:
-        """Play one exchange through the round's state machine; the replies that it closed with, sorted by client."""
+        """Play one exchange through the round's state machine; the replies that it closed with, sorted by client.
+
+        Raises UsageError for a task of a device that the fleet has not.
+        """
+        if strange := sorted(map(str, exchange.keys() - self._samples.keys())):
+            hint = f"ask devices of `fleet`, which `round` receives, as {min(self._samples)!r}"
+            raise UsageError(f"the method asks {strange[0]!r}, which is no device of this run", hint=hint)
         opened = exchange_rules.open_exchange(
             run="simulation",
             round=self._round,

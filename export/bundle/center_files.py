@@ -76,24 +76,31 @@ def name_batch_dimension(file: bytes) -> bytes:
     return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 
-def load_infer_module(infer: bytes, schema: Schema, vector: Flat) -> nn.Module:
-    """A program's `infer` container (.pt2) with the weights [schema.size] put in: x [batch, ...] -> logits."""
+def load_infer_module(infer: bytes, schema: Schema, vector: Flat, told: str = "") -> nn.Module:
+    """A program's `infer` container (.pt2) with the weights [schema.size] put in: x [batch, ...] -> logits.
+
+    `told`: what the module shows itself as.
+    """
     with suppress_output():
         graph = torch.export.load(io.BytesIO(infer)).module(check_guards=False)
     tensors = [torch.from_numpy(np.array(value)) for value in schema.split(vector).values()]
-    return _Center(graph, tensors)
+    return _Center(graph, tensors, told)
 
 
 class _Center(nn.Module):
     """A graph over flat tensors; all but the last are the center's weights."""
 
-    def __init__(self, graph: nn.Module, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, graph: nn.Module, tensors: Sequence[Tensor], told: str = "") -> None:
         super().__init__()
+        self._told = told
         self._call = (graph,)  # in a tuple: an exported graph refuses eval(), so it is no child of ours
         for i, tensor in enumerate(tensors):
             self.register_buffer(f"t{i}", tensor)
         self._count = len(tensors)
         self.eval()
+
+    def __repr__(self) -> str:
+        return f"Center({self._told})"
 
     def forward(self, x: Tensor) -> Tensor:
         (logits,) = self._call[0](*(getattr(self, f"t{i}") for i in range(self._count)), x)

@@ -161,6 +161,7 @@ def quantize_bundle(
         reference=bundle.reference_samples(),
         calibration=calibration,
         sign=sign,
+        names=bundle.names,
         made={entry["path"]: bundle.read(entry) for entry in file_entries(bundle.manifest)},
     )
     stacked = bool(bundle.manifest.get("stacked"))

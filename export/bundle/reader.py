@@ -15,6 +15,7 @@ The manifest's schema is in docs/serve-centers.md. writer.py writes bundles.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
-from export.bundle.run_source import LabelledSamples
+from export.bundle.run_source import BundleNames, LabelledSamples
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,6 +55,23 @@ FILES_SCHEMA = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE_SC
 CENTER_SCHEMA = validators.required(
     center=validators.integer(0, MAX_CENTERS - 1), card=validators.record({}), model=FILE_SCHEMA, files=FILES_SCHEMA
 ) | validators.optional(cards=FILES_SCHEMA)
+MAX_CLASSES, MAX_COLUMNS, MAX_DEVICES = 65_536, 65_536, 100_000
+_NAME_FIELD = validators.text(1_024)
+
+
+def _class_field(value: Any, name: str) -> str | bool:  # noqa: ANN401 - see `validators.Check`
+    return value if isinstance(value, bool) else str(_NAME_FIELD(value, name))
+
+
+NAMES_SCHEMA = validators.record(
+    validators.required(
+        classes=validators.list_of(_class_field, 0, MAX_CLASSES),
+        columns=validators.list_of(_NAME_FIELD, 0, MAX_COLUMNS),
+        devices=validators.map_of(
+            validators.matching("[A-Za-z0-9_-]{1,64}"), validators.integer(0, MAX_CENTERS - 1), MAX_DEVICES
+        ),
+    )
+)
 BUNDLE_SCHEMA = validators.record(
     validators.required(
         v=validators.integer(0, validators.MAX_SAFE_INTEGER),
@@ -65,6 +83,7 @@ BUNDLE_SCHEMA = validators.record(
         centers=validators.list_of(validators.record(CENTER_SCHEMA), 1, MAX_CENTERS),
     )
     | validators.optional(
+        names=NAMES_SCHEMA,
         stacked=FILES_SCHEMA,
         guide=validators.or_null(FILE_SCHEMA),
         start=validators.or_null(FILE_SCHEMA),
@@ -79,12 +98,44 @@ BUNDLE_SCHEMA = validators.record(
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A bundle whose files all have the hashes of its manifest."""
+    """A bundle whose files all have the hashes of its manifest; `read_bundle` makes it.
+
+    `names` has the user's classes and columns and the center of each device, as far as the bundle has them.
+
+    >>> import fedcenters as fc, tempfile
+    >>> result = fc.simulate(fc.FedAvg(local_steps=2), fleet=fc.fleets.digits(devices=3), rounds=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     bundle = result.export(f"{folder}/centers", formats=("onnx",))
+    ...     print(bundle.module(0))
+    Center(center 0 of digits-mlp: [1, 8, 8] -> [10])
+    >>> bundle, bundle.names.devices["device-00"]
+    (Bundle(digits-mlp, 1 center: onnx), 0)
+    """
 
     root: Path
     raw: bytes = field(repr=False)  # manifest.json
     manifest: BundleManifest = field(repr=False)
     program: Program = field(repr=False)
+
+    @property
+    def names(self) -> BundleNames:
+        told = self.manifest.get("names", {})
+        return BundleNames(**{name: tuple(v) if isinstance(v, list) else v for name, v in told.items()})
+
+    def __repr__(self) -> str:
+        """The model, the number of centers, and the files of each."""
+        centers = self.manifest["centers"]
+        files = ", ".join(sorted(centers[0]["files"])) or "weights only"
+        return f"Bundle({self.program.model}, {len(centers)} center{'s' * (len(centers) > 1)}: {files})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{center['center']}</td><td>{center['card'].get('devices', '')}</td>"
+            f"<td>{html.escape(', '.join(f['path'] for f in center['files'].values()))}</td></tr>"
+            for center in self.manifest["centers"]
+        )
+        head = "<tr><th>center</th><th>devices</th><th>files</th></tr>"
+        return f"<p>{html.escape(repr(self))}</p><table>{head}{rows}</table>"
 
     def vector(self, center: int) -> Flat:
         """The center's weights [schema.size] float32."""
@@ -92,10 +143,15 @@ class Bundle:
         return codecs.decode_vector(data, self.program.schema, kind="model")
 
     def module(self, center: int) -> nn.Module:
-        """The center in torch: `x [batch, *input]` -> logits. No other method needs torch."""
+        """The center in torch: `x [batch, *input]` -> logits. No other method needs torch. Raises UsageError."""
         from export.bundle.center_files import load_infer_module
 
-        return load_infer_module(self.container("pt2", "infer"), self.program.schema, self.vector(center))
+        count = len(self.manifest["centers"])
+        if not 0 <= center < count:
+            raise UsageError(f"there is no center {center}", hint=f"there are {count}, from 0 on")
+        shapes = f"{list(self.program.input)} -> {list(self.program.target)}"
+        told = f"center {center} of {self.program.model}: {shapes}"
+        return load_infer_module(self.container("pt2", "infer"), self.program.schema, self.vector(center), told)
 
     @cached_property
     def router(self) -> Router | None:
@@ -129,6 +185,14 @@ def read_bundle(path: str | Path, trusted: Sequence[bytes] = ()) -> Bundle:
 
     `module(k)` of the result is center k in torch, `vector(k)` its weights, `manifest` what is known of it. Raises
     ConfigError for a folder that is no bundle, Malformed for a changed one.
+
+    >>> import fedcenters as fc, tempfile
+    >>> result = fc.simulate(fc.FedAvg(local_steps=2), fleet=fc.fleets.digits(devices=3), rounds=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result.export(f"{folder}/centers", formats=("onnx",))
+    ...     fc.read_bundle(f"{folder}/centers").names.devices["device-00"]
+    Bundle(digits-mlp, 1 center: onnx)
+    0
     """
     path = Path(path)
     raw = _manifest_bytes(path)

@@ -104,6 +104,22 @@ class NewcomerData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BundleNames:
+    """What users call things: the values of classes 0, 1, ..., the inputs' columns, and the center of each device.
+
+    Each is empty where it is not known.
+    """
+
+    classes: Sequence[str | bool] = ()
+    columns: Sequence[str] = ()
+    devices: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry `names` of manifest.json."""
+        return {"classes": list(self.classes), "columns": list(self.columns), "devices": dict(self.devices)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class BundleSource:
     """Everything that a bundle is made of. `files`: sha256 -> container, for every container of the program."""
 
@@ -117,6 +133,7 @@ class BundleSource:
     sign: Signer | None = None  # manifest.json's bytes -> the text of manifest.sig
     made: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # files that exist already, by path in a bundle
     newcomers: NewcomerData = field(default_factory=NewcomerData)
+    names: BundleNames = field(default_factory=BundleNames)
 
 
 def make_signer(private: bytes, federation: str) -> Signer:

@@ -37,7 +37,7 @@ from export.bundle.reader import (
     check_replaceable,
     encode_manifest,
 )
-from export.bundle.run_source import BundleSource, Signer
+from export.bundle.run_source import BundleNames, BundleSource, Signer
 from export.bundle.verify_centers import (
     accuracy_by_device,
     file_logits,
@@ -122,6 +122,8 @@ class _BundleBuild:
         pairs = zip(self._material.centers, self._material.cards, strict=True)
         manifest["centers"] = [self._center(k, vector, card) for k, (vector, card) in enumerate(pairs)]
         manifest |= self._for_newcomers()
+        if (names := self._material.names) != BundleNames():
+            manifest["names"] = names.to_json()
         manifest["stacked"] = {fmt: self._stacked(fmt) for fmt in self._wish.formats if self._wish.stacked}
         return manifest
 

@@ -24,6 +24,12 @@ class MethodValue:
             group = next((g for g, f in known.items() if name in _fields(f.default)), None)
             hint = f"write {group}=fc.ServerOptions({name}=...)" if group else nearest_name_hint(name, known)
             raise TypeError(f"{cls.__name__} has no setting {name!r}\n\nhint: {hint}")
+        for name, value in given.items():
+            default = known[name].default
+            if is_dataclass(default) and not isinstance(value, type(default)):
+                settings = ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, Mapping) else "..."
+                hint = f"write {name}=fc.{type(default).__name__}({settings})"
+                raise TypeError(f"{name} of {cls.__name__} is {type(value).__name__}\n\nhint: {hint}")
         return super().__new__(cls)
 
     def __repr__(self) -> str:

@@ -56,6 +56,10 @@ def test_the_number_of_centers_may_be_given_by_position() -> None:
     [
         ({"cluster": 3}, "FeSEM has no setting 'cluster'.*did you mean 'clusters'"),
         ({"reduce": "median"}, r"write server=fc.ServerOptions\(reduce=...\)"),
+        (
+            {"server": {"reduce": "median"}},
+            r"server of FeSEM is dict.*server=fc.ServerOptions\(reduce='median'\)",
+        ),
     ],
 )
 def test_a_wrong_setting_says_what_to_write(wrong: dict[str, object], said: str) -> None:

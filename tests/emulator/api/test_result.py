@@ -91,7 +91,7 @@ def test_a_newcomer_finds_the_center_of_its_group_with_labels_and_without(result
     assert own.test is not None
     with_labels = result.nearest(own.test.x, own.test.y)
     assert with_labels.best == result.run.state.assignment[group]
-    assert with_labels.confidence is not None
+    assert with_labels.probability is not None
     assert with_labels.fit in ("well", "badly", "none")
     assert result.nearest(own.test.x).samples == len(own.test.x)
     assert (result.predict(own.test.x, device=group) == own.test.y).mean() > 0.5
@@ -155,6 +155,59 @@ def test_exported_centers_answer_as_the_modules_do(result: fc.Result, tmp_path: 
     for k in range(3):
         torch.testing.assert_close(bundle.module(k)(x), result.module(k)(x), rtol=1e-4, atol=1e-4)  # float32
     assert bundle.router is not None
+
+
+@pytest.fixture(scope="module")
+def alone() -> fc.Result:
+    return fc.simulate(fc.NonFed(local_steps=20), model=net, fleet=fc.fleets.digits(devices=3), rounds=2)
+
+
+def test_a_device_that_keeps_its_model_is_served_by_it(alone: fc.Result, tmp_path: Path) -> None:
+    for result in (alone, fc.load(alone.save(tmp_path / "alone"))):
+        for device, local in alone.split.devices.items():
+            assert local.test is not None
+            share = (result.predict(local.test.x, device=device) == local.test.y).mean()
+            assert share == pytest.approx(result.accuracies[device])
+            assert share > 0.4  # of 10 classes; an untrained start has about 0.1
+
+
+@pytest.mark.parametrize("how", ["nearest", "predict", "center", "export"])
+def test_an_untrained_start_is_no_center(alone: fc.Result, how: str, tmp_path: Path) -> None:
+    x = np.zeros((2, 1, 8, 8))
+    do = {
+        "nearest": lambda: alone.nearest(x),
+        "predict": lambda: alone.predict(x),
+        "center": lambda: alone.predict(x, center=0),
+        "export": lambda: alone.export(tmp_path / "centers", formats=("onnx",)),
+    }
+    with pytest.raises(UsageError, match=r"(?s)NonFed\(.*trains no center.*predict\(x, device="):
+        do[how]()
+
+
+def test_the_accuracy_of_each_device_is_that_of_the_last_test(result: fc.Result) -> None:
+    assert result.accuracies.to_dict() == result.run.records[-1]["per_device"]
+
+
+def test_a_bundle_has_the_users_names_and_shows_itself(result: fc.Result, tmp_path: Path) -> None:
+    bundle = result.export(tmp_path / "centers", formats=("onnx",))
+    assert bundle.names.devices == result.assignments.to_dict()
+    assert repr(bundle) == "Bundle(Sequential, 3 centers: onnx)"
+    assert repr(bundle.module(0)) == "Center(center 0 of Sequential: [1, 8, 8] -> [10])"
+    assert bundle._repr_html_().count("<tr>") == 4
+    with pytest.raises(UsageError, match="there are 3, from 0 on"):
+        bundle.module(3)
+    assert fc.fleets.digits(devices=6)._repr_html_().count("<tr>") == 7
+
+
+def test_centers_that_suit_alike_are_told_apart_from_a_fit(result: fc.Result) -> None:
+    own = result.split.devices["device-00"].test
+    assert own is not None
+    found = result.nearest(own.x)  # all groups write the same digits
+    assert found.probability is not None
+    assert found.probability < 0.6
+    assert any("tell the centers apart badly" in line for line in found.reasons)
+    assert f"with a probability of {found.probability:.0%}" in repr(found)
+    assert "apart badly: center" in found._repr_html_()
 
 
 def test_a_folder_with_another_run_is_not_replaced(result: fc.Result, tmp_path: Path) -> None:

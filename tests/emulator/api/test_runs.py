@@ -168,12 +168,26 @@ class Own(fc.FedAvg):
         (lambda _after: None, "Own.round returned NoneType.*return the next State"),
         (lambda after: after.centers, "Own.round returned ndarray"),
         (lambda after: State(centers=after.centers[0]), r"centers of shape \[\d+\].*number of centers"),
+        (lambda after: State(centers=after.centers * np.nan), "NaN or infinity in center 0.*a mean over no replies"),
     ],
 )
 def test_a_round_that_returns_no_state_is_named(returned: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
     monkeypatch.setattr(Own, "returned", staticmethod(returned))
     with pytest.raises(UsageError, match=f"(?s){said}"):
         fc.simulate(Own(local_steps=1), fleet=digits(3), rounds=1)
+
+
+class Elsewhere(fc.FedAvg):
+    """A method that asks a device which is not there."""
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        yield {"device-99": self.fit(start=state.centers[0], seed=0)}
+        return state
+
+
+def test_a_round_that_asks_an_unknown_device_is_named() -> None:
+    with pytest.raises(UsageError, match=r"(?s)the method asks 'device-99', which is no device.*as 'device-00'"):
+        fc.simulate(Elsewhere(), fleet=digits(3), rounds=1)
 
 
 @pytest.mark.parametrize("server", [{"privacy_noise": 1.0}, {"reduce": "median"}])
