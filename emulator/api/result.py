@@ -203,7 +203,7 @@ class Result:
 
     def _own(self, who: ClientId, slot: str) -> Flat | None:
         """The model that a device keeps; the run's checkpoint has it. Raises UsageError where there is none."""
-        place = self.folder or self.temporary
+        place = self.folder or (self.temporary.path if self.temporary else None)
         found = read_checkpoint(place) if place is not None else None
         if found is None or found[1].round != self.run.records[-1]["round"] or not (found[0] / "own").is_dir():
             hint = "use the result that `simulate` returned at its end; over MQTT the devices alone have theirs"
