@@ -53,7 +53,7 @@ def source_of_centers(
     run.check_trained()
     from export.compiler.program import compile_program
 
-    model, split = run.get_model(), run.split
+    model, split = run.get_model(), run.data
     reference = _samples(split, last["assignment"], "test", run.centers)  # before what takes long: it may be missing
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
     made = compile_program(model.module, **facts, batch=batch, engines=engines)
@@ -95,7 +95,7 @@ def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any
         method=make_method(asked["method"], **config.make_args(asked).settings),
         state=State(centers=np.stack(centers), assignment=last["assignment"], extra=read_tree(folder)),
         first=vector_of(model.module, schema),
-        split=split,
+        data=split,
         seed=asked["seed"],
         get_model=lambda: model,
     )

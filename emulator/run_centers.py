@@ -39,7 +39,7 @@ class RunCenters:
     method: Strategy
     state: State
     first: Flat
-    split: FleetData
+    data: FleetData
     seed: int
     get_model: Callable[[], Model]
     taught: Router | None = None
@@ -47,7 +47,7 @@ class RunCenters:
 
     @property
     def devices(self) -> Mapping[ClientId, DeviceData]:
-        return self.split.devices
+        return self.data.devices
 
     @cached_property
     def opened(self) -> Learner:

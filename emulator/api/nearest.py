@@ -41,7 +41,7 @@ def predict_samples(source: RunCenters, x: Any, *, device: ClientId | None, cent
     if source.program.loss != "cross-entropy":
         return np.asarray(outputs[0])
     found: Array = outputs[0].argmax(axis=-1)
-    return _class_values(source)[found] if source.split.classes else found
+    return _class_values(source)[found] if source.data.classes else found
 
 
 def _no_labels(program: Program, n: int) -> Array:
@@ -51,7 +51,7 @@ def _no_labels(program: Program, n: int) -> Array:
 
 def _class_values(source: RunCenters) -> Array:
     """The user's value of each output [outputs]; an output that no class has is its number as text."""
-    known = list(source.split.classes)
+    known = list(source.data.classes)
     return np.array([*known, *(str(k) for k in range(len(known), source.program.classes))])
 
 
@@ -60,7 +60,7 @@ def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401
     given = as_array(y)
     if source.program.loss != "cross-entropy":
         return given.astype(np.float32).reshape(len(given), *source.program.target)
-    known = list(source.split.classes)
+    known = list(source.data.classes)
     if given.dtype.kind in "iu":
         if not given.size or 0 <= given.min() <= given.max() < source.program.classes:
             return given.astype(np.int64)
@@ -110,7 +110,7 @@ def _model(source: RunCenters, device: ClientId, model: Flat | OwnModel) -> Flat
 
 def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401
     program = source.program
-    samples = np.ascontiguousarray(_of_frame(x, source.split.columns) if is_frame(x) else as_array(x), dtype=np.float32)
+    samples = np.ascontiguousarray(_of_frame(x, source.data.columns) if is_frame(x) else as_array(x), dtype=np.float32)
     if samples.shape[1:] != program.input or not len(samples):
         raise UsageError(f"samples of shape {samples.shape}", hint=f"give [n, {', '.join(map(str, program.input))}]")
     if not np.isfinite(samples).all():

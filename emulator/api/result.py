@@ -194,7 +194,7 @@ class Result:
             method=self.method,
             state=self.run.state,
             first=self.start,
-            split=self.split,
+            data=self.split,
             seed=self.args.seed,
             get_model=lambda: self.model,
             taught=self.taught,

@@ -34,7 +34,9 @@ def frame(seed: int = 0, people: tuple[str, ...] = ("anna", "ben", "cleo", "dora
 def net() -> nn.Module:
     """Normalization, dropout and a frozen weight, none of which a vector of weights shows."""
     layers = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2))
-    nn.init.constant_(layers[0].bias, 0.1).requires_grad_(requires_grad=False)
+    frozen = layers.get_parameter("0.bias")
+    nn.init.constant_(frozen, 0.1)
+    frozen.requires_grad = False
     return layers
 
 
