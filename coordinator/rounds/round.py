@@ -13,6 +13,8 @@ import numpy as np
 from coordinator.rounds.label_counting import count_labels
 from coordinator.rounds.metrics import CenterReport, RoundReport, make_center_report, make_report
 from coordinator.rounds.privacy_accounting import count_releases
+from coordinator.rounds.sealed_evaluation import sealed_evaluation
+from coordinator.rounds.sealed_round import is_sealed, sealed_round
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, Strategy
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
@@ -68,11 +70,16 @@ def run_round(  # noqa: PLR0913 - a round has these
     training draws the same numbers with and without evaluation. A round without evaluation has no such exchange.
     """
     cohort = evaluation.cohort(fleet, rng, round=round, of=of)
-    exchanges = with_momentum(
-        strategy, state, schema, _checked(strategy, schema, strategy.round(state, schema, fleet, rng))
+    training = (
+        sealed_round(strategy, state, schema, fleet, rng)
+        if is_sealed(strategy)
+        else strategy.round(state, schema, fleet, rng)
     )
+    exchanges = with_momentum(strategy, state, schema, _checked(strategy, schema, training))
     exchanges = count_labels(strategy, state, exchanges)
     after = yield from count_releases(strategy, state, exchanges)
+    if is_sealed(strategy):
+        return after, (yield from sealed_evaluation(strategy, after, fleet, cohort, batch=batch))
     replies = (yield {c: serving_probe(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
     losses = {c: float(r.losses[0]) for c, r in sorted(replies.items()) if r.losses is not None}

@@ -57,6 +57,14 @@ class PrivacyRecord(TypedDict):
     given_assignments: bool
 
 
+class SecureRecord(TypedDict):
+    """What the server learns of the devices (sealed_round.py): `sees` says it in words."""
+
+    mode: str
+    least_members: int
+    sees: str
+
+
 class _Measured(TypedDict):
     """The fields of every record. `assignment` maps devices to centers; `per_center[k]` is None without a device."""
 
@@ -86,6 +94,7 @@ class RoundRecord(_Measured, total=False):
     answered: float | None  # share of the asked devices that replied in time; an emulated fleet
     refused: Mapping[ClientId, str]  # why a reply did not count
     privacy: PrivacyRecord  # a method with noise
+    secure: SecureRecord  # a method that works on sums of devices
     metrics: Mapping[str, MetricRecord]  # of the user's own, by name
 
 

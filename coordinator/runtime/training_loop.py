@@ -18,6 +18,7 @@ from coordinator.config_sections import RunConfig
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, round_record
+from coordinator.rounds.sealed_round import is_sealed
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
@@ -38,6 +39,7 @@ from coordinator.strategies.base import (
     uses_late,
 )
 from coordinator.strategies.registry import method_settings
+from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
@@ -86,6 +88,11 @@ class RunTrainer:
 
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """Train the rounds of one run that are not stored yet."""
+        if is_sealed(strategy):
+            raise ConfigError(
+                f"run {run.name}: secure works in the emulator only, not over MQTT yet",
+                hint="set secure = off; or run it by fedcenters-emulator simulate, without --broker",
+            )
         run_id = self.store.states.run_id(run.name, lambda: secrets.token_hex(8))
         strategy = with_noise_key(strategy, self.schema, lambda: open_noise_key(self.store.folder))
         begun = self.store.states.last(run_id)

@@ -13,6 +13,7 @@ from typing import Protocol, TypedDict, TypeVar, cast
 
 import numpy as np
 
+from edge_client.protocol.summed_task import Words
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Schema
 
 Exchange = Mapping[ClientId, Fit | Probe]
@@ -45,6 +46,44 @@ class StreamingExchange(dict[ClientId, Fit | Probe]):
 
 class RequireAll(dict[ClientId, Fit | Probe]):
     """An exchange that needs a reply from each client it asks; over-selection does not apply to it."""
+
+
+class SumByCenter(dict[ClientId, Fit | Probe]):
+    """An exchange of which the method is sent the sums of the devices' words only (`SealedSums`), never one reply.
+
+    `groups` are devices that are summed apart from each other; a device that no group names belongs to group 0. A group
+    of which fewer than `least` devices answered is not summed.
+    """
+
+    def __init__(self, tasks: Exchange, *, least: int, groups: Mapping[ClientId, int] | None = None) -> None:
+        super().__init__(tasks)
+        self.least, self.groups = least, groups or {}
+
+
+class SealedSums(dict[ClientId, Reply]):
+    """What the server learns of a `SumByCenter`: the sum of the words of each group, and which devices are in it."""
+
+    def __init__(self, exchange: SumByCenter, replies: Replies) -> None:
+        super().__init__()
+        members: dict[int, list[ClientId]] = {}
+        for who in sorted(replies):
+            members.setdefault(exchange.groups.get(who, 0), []).append(who)
+        self.members = {group: who for group, who in members.items() if len(who) >= exchange.least}
+        self.sums = {group: _sum([replies[c].words for c in who]) for group, who in self.members.items()}
+
+
+def learned(exchange: Exchange, replies: Replies) -> Replies:
+    """What a method is sent when an exchange has closed: the replies, or sums of them; drivers call this."""
+    return SealedSums(exchange, replies) if isinstance(exchange, SumByCenter) else replies
+
+
+def _sum(parts: list[Array | None]) -> Words:
+    """Words modulo 2^32, and so modulo every lower power of two; the order does not matter."""
+    given = [words for words in parts if words is not None]
+    total = np.zeros(given[0].shape if given else 0, dtype=np.uint32)
+    for words in given:
+        total += words
+    return total
 
 
 def notify_reply(exchange: Exchange, who: ClientId, reply: Reply) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
 from edge_client.protocol.task import Array, ClientId, Schema
 
@@ -26,6 +27,12 @@ from edge_client.protocol.task import Array, ClientId, Schema
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FedEM(MultiStartSgd):
     """`clusters` models of which each device is served its own mixture. With one model this is FedAvg."""
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - the interface's
+        """E- and M-step on the device, which keeps its pi. Raises ConfigError for starts that compare updates."""
+        if self.start == "k-means":
+            raise single_updates(self, "start k-means compares the devices' updates", "set start = groups")
+        return SumPlan(choose="posterior", first="groups" if self.start == "groups" else "none", served="mixture")
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The E-step by the cohort, then one fit per model by the devices that did it. pi begins uniform."""

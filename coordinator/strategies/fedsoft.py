@@ -23,6 +23,7 @@ from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.local_sgd import merge_anchors
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
 from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel, Schema
 
@@ -45,6 +46,21 @@ class FedSoft(MultiStartSgd):
         check_range("select", self.select, low=0)
         check_choice("local-start", self.local_start, ("own", "centers"))
         self.check_pull(self.lam * (1 + self.sigma * (self.clusters - 1)), "every device", setting="lam")
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:
+        """The device keeps its shares u. Raises ConfigError for settings that need them on the server."""
+        if self.start == "k-means":
+            raise single_updates(self, "start k-means compares the devices' updates", "set start = groups")
+        if self.select:
+            raise single_updates(self, "select draws devices by their shares", "set select = 0")
+        return SumPlan(
+            choose="shares",
+            first="groups" if self.start == "groups" else "none",
+            pulls=dict.fromkeys(fleet, self.lam),
+            sigma=self.sigma,
+            tau=self.tau,
+            own_start=self.local_start == "own",
+        )
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, two when the shares are due. A device without shares does not train."""

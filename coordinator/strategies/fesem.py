@@ -31,6 +31,7 @@ from coordinator.strategies.common.representation import REPRESENTATIONS, repres
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
+from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Schema
 
@@ -71,6 +72,23 @@ class FeSEM(LocalSgd):
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         return State(centers=np.tile(model, (self.clusters, 1)), extra={"start": model.copy()})
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:
+        """The E-step on the device. Raises ConfigError for one that compares the devices' models on the server."""
+        if self.e_step != "nearest":
+            raise single_updates(self, f"e-step {self.e_step} compares the devices' models", "set e-step = nearest")
+        if self.representation not in ("classifier", "all"):
+            hint = "set representation = classifier, or all"
+            raise single_updates(self, f"a device does not compute representation {self.representation}", hint)
+        return SumPlan(
+            choose="nearest",
+            weigh=self.weights,
+            first="k-means",
+            pulls=self._pulls(fleet),
+            representation=self.representation,
+            hysteresis=self.hysteresis,
+            served="center",
+        )
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, then E and M. A device without a center trains from the common start, without a pull."""

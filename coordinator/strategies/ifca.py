@@ -20,6 +20,7 @@ from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
+from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Schema
 
@@ -33,6 +34,13 @@ class IFCA(MultiStartSgd):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("weights", self.weights, ("equal", "samples"))
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - the interface's
+        """Each device chooses by its losses and tells no one. Raises ConfigError for starts that compare updates."""
+        if self.start == "k-means":
+            raise single_updates(self, "start k-means compares the devices' updates", "set start = groups")
+        first = "groups" if self.start == "groups" else "none"
+        return SumPlan(choose="loss", weigh=self.weights, first=first, served="center")
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""

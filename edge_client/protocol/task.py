@@ -262,3 +262,4 @@ class Reply:
     labels: Array | None = None  # [C] float64, training samples of each class; soft labels count by their shares
     inputs: Array | None = None  # float64, InputMoments.to_vector of all inputs of the device
     answers: Array | None = None  # [M, d] float64, AnswerLook.to_vector of each candidate
+    words: Array | None = None  # uint32, a part of a sum (summed_task.py); only sums of many reach a method

@@ -222,6 +222,7 @@ class Result:
             "virtual_seconds": round(self.run.virtual_seconds, 3),
             "answered": last["answered"],
             **({"privacy": last["privacy"]} if "privacy" in last else {}),
+            **({"secure": last["secure"]} if "secure" in last else {}),
             **({"metrics": {k: v["micro"] for k, v in last["metrics"].items()}} if "metrics" in last else {}),
             **(attacked if self.attackers else {}),
             "run": None if self.folder is None else str(self.folder),

@@ -66,6 +66,7 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("clusters", f"{result['clusters']}{_rand(result['ari'])}"),
         *_scores(result),
+        *([("the server sees", result["secure"]["sees"])] if "secure" in result else []),
         *((name, f"{value:.4g}") for name, value in result.get("metrics", {}).items()),
         ("time", f"{result['seconds']:.1f} s{virtual}"),
         *([("run", str(result["run"]))] if result["run"] is not None else []),

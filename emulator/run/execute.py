@@ -15,6 +15,7 @@ from typing import Any
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import INITIAL_ROUND, round_rng, run_round
 from coordinator.rounds.round_record import RoundRecord, round_record
+from coordinator.rounds.sealed_round import check_sealed, what_is_seen
 from coordinator.strategies.base import Fleet, State, Strategy, drive
 from coordinator.strategies.registry import method_name
 from edge_client.protocol.task import ClientId, Flat, Schema
@@ -79,6 +80,7 @@ def open_run(
     schema, fleet = devices.program.schema, devices.fleet
     key = hashlib.sha256(f"emulated/{settings.seed}".encode()).digest()  # an emulated fleet has no privacy to protect
     strategy = with_noise_key(strategy, schema, lambda: key)
+    check_sealed(strategy, schema, fleet)
     kind = getattr(strategy, "representation", DEFAULT_REPRESENTATION)
     live = LiveRun(
         strategy=strategy,
@@ -167,6 +169,8 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
     record["answered"] = network.answered / network.asked if network.asked else None
     if privacy := privacy_spent(strategy, state):
         record["privacy"] = privacy
+    if secure := what_is_seen(strategy):
+        record["secure"] = secure
     if network.refused:
         record["refused"] = dict(sorted(network.refused.items()))
     return state, record

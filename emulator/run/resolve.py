@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.rounds.round import EvaluationPlan
+from coordinator.rounds.sealed_round import is_sealed
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.errors import UsageError
@@ -44,6 +45,9 @@ def resolve_run(
     for row in OPTIONS.values():
         row.check(getattr(args, row.name))
     strategy = make_method(args.method, **args.settings) if strategy is None else strategy
+    sealed: bool = is_sealed(strategy)
+    if sealed:
+        _check_sealed_options(args)
     settings = RunSettings(
         rounds=args.rounds,
         seed=args.seed,
@@ -54,3 +58,17 @@ def resolve_run(
         metrics=metrics or {},
     )
     return ResolvedRun(args=args, strategy=strategy, settings=settings, attack=parse_attack(args.hostile))
+
+
+def _check_sealed_options(args: SimulateArgs) -> None:
+    """Refuse what works on single updates. Raises UsageError."""
+    if args.codec != SimulateArgs.codec:
+        raise UsageError(
+            f"secure with codec {args.codec}: sums of whole numbers travel, not floats",
+            hint="set secure-bits, 16 to 32, and leave codec out",
+        )
+    if args.hostile:
+        raise UsageError(
+            "secure with hostile: no update is checked on the server, and none is altered here",
+            hint="leave hostile out, or set secure = off",
+        )

@@ -29,18 +29,21 @@ from coordinator.rounds.update_validation import (
     update_moves,
     validate_reply,
 )
-from coordinator.strategies.base import Exchange, Fleet, Replies, notify_reply
+from coordinator.strategies.base import Exchange, Fleet, Replies, learned, notify_reply
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.program import Program
+from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
 from edge_client.training.fit_probe import fit_result, make_job, run_probe
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
+from edge_client.training.summed import evaluation_words
 from emulator.simulation import checkpoint
 from emulator.simulation.attacks import Attack, no_attack
 from emulator.simulation.codec_channel import CodecChannel
 from emulator.simulation.device_profiles import DeviceProfile
 from emulator.simulation.spill import SpilledModels
+from emulator.simulation.summed_devices import SummedDevices
 
 Record = Mapping[str, Any]
 INLINE_BYTES = 2_048  # a smaller reply travels inside its message, without a credit
@@ -69,6 +72,10 @@ class EmulatedDevices:
     posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
     asks_own: bool = field(default=False, init=False)  # whether some task has named a device's own model
     forgotten: bool = field(default=False, init=False)  # whether those of a resumed run were not kept
+    sums: SummedDevices = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.sums = SummedDevices(own=self.own, posterior=self.posterior)
 
     @property
     def program(self) -> Program:
@@ -81,6 +88,7 @@ class EmulatedDevices:
     def open_round(self) -> None:
         """Discard the posteriors that the probes of the last round left for its fits."""
         self.posterior.clear()
+        self.sums.trained.clear()
 
     def answer(self, who: ClientId, task: Task) -> Reply:
         """Carry the task out as the real client does. Raises Malformed with the code of a refusal."""
@@ -96,10 +104,16 @@ class EmulatedDevices:
 
     def _outcomes(self, tasks: Exchange) -> dict[ClientId, Reply | Malformed]:
         """The learner gets all fits at once, so that it may batch them over devices."""
+        if sums := {who: task for who, task in tasks.items() if isinstance(task, SummedFit)}:
+            rest = {who: task for who, task in tasks.items() if who not in sums}
+            return self.sums.answers(self.learner, self.local, sums, self._outcomes) | self._outcomes(rest)
         found: dict[ClientId, Reply | Malformed] = {}
         jobs: dict[ClientId, TrainingJob] = {}
         for who, task in tasks.items():
-            if isinstance(task, Probe):
+            if isinstance(task, SummedProbe):
+                own = partial(self._own, who)
+                found[who] = _result_or_refusal(partial(evaluation_words, self.learner, task, self.local[who], own=own))
+            elif isinstance(task, Probe):
                 found[who] = _result_or_refusal(partial(self._probed, who, task))
             elif isinstance(mine := _result_or_refusal(partial(self._job, who, task)), TrainingJob):
                 jobs[who] = mine
@@ -141,11 +155,15 @@ class EmulatedDevices:
             has = isinstance(task.start, str) and self._own(who, task.slot) is not None
             start = None if isinstance(task.start, str) else task.start
             named = [start, None if has else task.init, task.anchor, task.linear]
+        if isinstance(task, SummedFit):
+            named = [*named, *task.centers] if len(task.centers) > 1 else named
         return list({id(v): v for v in named if v is not None}.values())
 
     def _note(self, task: Task) -> None:
         """A checkpoint has the own models once a task has named one. A method names one in its first round or never."""
-        if isinstance(task, Fit):
+        if isinstance(task, SummedFit):
+            self.asks_own = True
+        elif isinstance(task, Fit):
             self.asks_own |= isinstance(task.start, str) or task.buffers == "own"
         else:
             self.asks_own |= task.buffers == "own" or any(isinstance(model, OwnModel) for model in task.models)
@@ -236,7 +254,7 @@ class VirtualNetwork:
         )
         replies = _VirtualExchange(self, exchange, opened).until_closed()
         self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
-        return replies
+        return learned(exchange, replies)
 
     def send(self, who: ClientId, task: Task, opened: exchange_rules.OpenExchange) -> float:
         """Deliver a task once the device is reachable; -> when the device finishes, infinity if it never does."""
@@ -276,6 +294,10 @@ class VirtualNetwork:
         if isinstance(said, str):
             self.refused[who] = said
             return said
+        if isinstance(task, SummedFit | SummedProbe):
+            words = Reply(n=said.n, words=said.words)
+            size = 0 if words.words is None else -(-words.words.size * task.scale.bits // 8)
+            return AdmittedReply(reply=words, size=size, digest=_digest(words), moves={})
         try:
             reply, size = self.wire.send(who, task, self._lie(who, task, said), self._round)
             question = ReplySpec(
@@ -364,5 +386,6 @@ class _VirtualExchange:
 
 
 def _digest(reply: Reply) -> str:
-    data = b"" if reply.update is None else np.ascontiguousarray(reply.update).tobytes()
+    sent = reply.update if reply.words is None else reply.words
+    data = b"" if sent is None else np.ascontiguousarray(sent).tobytes()
     return hashlib.sha256(data).hexdigest()

@@ -45,7 +45,11 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     "docs/flash-a-board.md": {
         r"sudo .*|.* --ssh .*": "needs a board, or its root file system; tests/edge_client/board flashes folders"
     },
-    "docs/privacy.md": {r"pip install .*": INSTALLS, r".* --data-set mnist .*": DATA},
+    "docs/privacy.md": {
+        r"pip install .*": INSTALLS,
+        r".* --data-set mnist .*": DATA,
+        r".* -c secure=updates": "tests/emulator/simulation/test_sealed_simulation.py plays such a run",
+    },
     "docs/quick-start.md": {r"python3 -m venv .*|\. .*|pip install .*": INSTALLS, r"fedcenters-emulator demo": DEMO},
     "docs/run-as-a-service.md": {r"podman .*": CONTAINER},
     "docs/serve-centers.md": {

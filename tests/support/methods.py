@@ -9,7 +9,7 @@ import numpy as np
 
 from coordinator.rounds.metrics import RoundReport
 from coordinator.rounds.round import round_rng, run_round
-from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy, drive
+from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy, drive, learned
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.data.dataset import DeviceData
 from edge_client.protocol.task import ClientId, Flat, OwnModel, Schema
@@ -55,11 +55,13 @@ class MethodWorld:
     def round(self, *, silent: Collection[ClientId] = (), fleet: Fleet | None = None, last: bool = True) -> RoundReport:
         """One more round and its evaluation, as the last one of its run or not; devices in `silent` answer neither."""
         self.number, self.exchanges = self.number + 1, []
-        self.devices.posterior.clear()
+        self.devices.open_round()
 
         def ask(exchange: Exchange) -> Replies:
             self.exchanges.append(exchange)
-            return {c: self.devices.answer(c, task) for c, task in exchange.items() if c not in silent}
+            return learned(
+                exchange, {c: self.devices.answer(c, task) for c, task in exchange.items() if c not in silent}
+            )
 
         rng, present = round_rng(self.seed, self.number), self.fleet if fleet is None else fleet
         of = self.number + (not last)

@@ -19,6 +19,7 @@ from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.sum_plan import PersonalFit, SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
 
@@ -54,6 +55,10 @@ class Ditto(FedAvg):
             for c in cohort
         }
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:
+        """The common model as FedAvg, then the personal ones, which stay on their devices."""
+        return replace(super().sum_plan(fleet), personal=PersonalFit(slot=PERSONAL_SLOT, mu=self.lam))
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The device's personal model, and the common one by its weight; that alone for a device without one."""

@@ -9,6 +9,7 @@ import numpy as np
 from coordinator.strategies.base import Fleet, Replies, Round, ServedModels, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sum_plan import SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
@@ -26,6 +27,10 @@ class FedAvg(LocalSgd):
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
         centers = self._reduce(state.centers, self._updates(replies, schema), schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - the interface's
+        """Every device adds to the one center."""
+        return SumPlan(choose="only")
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:  # noqa: ARG002 - all devices get the same
         return ((1.0, state.centers[0]),)

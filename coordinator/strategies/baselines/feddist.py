@@ -7,12 +7,14 @@ eps is constant. With eps = 1 FedDWS is FedAvg, and so is FedDist when all n_i a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coordinator.strategies.base import Fleet
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.sum_plan import SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Array, Schema
 
@@ -28,6 +30,10 @@ class FedDist(FedAvg):
         super().__post_init__()
         check_range("eps", self.eps, low=1e-9, high=1.0)
         check_choice("weights", self.weights, ("equal", "samples"))
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:
+        """The same with the outer step."""
+        return replace(super().sum_plan(fleet), step=self.eps, weigh=self.weights)
 
     def _reduce(self, centers: Array, updates: ClientUpdates, schema: Schema) -> Array:
         a = updates.n if self.weights == "samples" else np.ones(len(updates.n))

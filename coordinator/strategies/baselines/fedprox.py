@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from coordinator.strategies.base import Fleet
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.sum_plan import SumPlan
 from edge_client.protocol.task import Fit, Flat
 
 
@@ -19,6 +21,10 @@ class FedProx(FedAvg):
         super().__post_init__()
         check_range("mu", self.mu, low=0.0)
         self.check_pull(self.mu, "every device", setting="mu")
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:
+        """The same with the pull."""
+        return replace(super().sum_plan(fleet), pulls=dict.fromkeys(fleet, self.mu))
 
     def _task(self, center: Flat, seed: int) -> Fit:
         return self.fit(start=center, seed=seed, anchor=center, mu=self.mu, center=0)

@@ -18,6 +18,7 @@ from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.sum_plan import SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Fit, Flat, OwnModel, Schema
@@ -46,6 +47,18 @@ class PFedMe(FedAvg):
                 f"eta * lam is {self.eta * self.lam:.4g}: a device's model would step beyond its personal one",
                 hint="eta * lam must not exceed 1; lower `eta` or `lam`",
             )
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:
+        """The local rounds on the device: w_i never leaves it."""
+        return SumPlan(
+            choose="only",
+            weigh="equal",
+            pulls=dict.fromkeys(fleet, self.lam),
+            repeats=self.local_rounds,
+            move=self.eta * self.lam,
+            slot=PERSONAL_SLOT,
+            step=self.beta,
+        )
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange per local round with the devices that answered all before it."""

@@ -15,6 +15,7 @@ from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_total
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.sum_plan import SumPlan, plan_of, single_updates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Schema
 
@@ -57,10 +58,21 @@ class LocalSgd(MethodValue):
                 "label-prior device with privacy-noise: the server would learn each device's label counts",
                 hint="set label-prior = model, or privacy-noise = 0; label counts are sent without noise",
             )
+        if self.server.secure != "off":
+            if self.label_prior == "device":
+                raise ConfigError(
+                    "label-prior device with secure: the server would learn each device's label counts",
+                    hint="set label-prior = model",
+                )
+            plan_of(self, {})  # refuses a method that needs single updates
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """The common model as the only center; no device has a center yet."""
         return State(centers=model[None].copy())
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - methods use it
+        """How the method works on sums of devices (`secure`). Raises ConfigError: this one needs single updates."""
+        raise single_updates(self, "it compares the devices' updates on the server")
 
     @property
     def clusters_together(self) -> bool:

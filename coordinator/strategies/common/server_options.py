@@ -16,8 +16,10 @@ from coordinator.aggregation.privacy import release_centers
 from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.sum_plan import SECURE_MODES
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
+from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
 from edge_client.protocol.task import Array, Schema
 
 NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # metadata of a field that users cannot set
@@ -33,6 +35,10 @@ class ServerOptions(MethodValue):
     privacy_noise: float = 0.0  # z of privacy.py; above 0 the centers are differentially private
     privacy_clip: float = 1.0  # C of privacy.py: the greatest L2 norm of one device's contribution
     privacy_delta: float = 1e-5  # the delta for which epsilon is reported
+    secure: str = "off"  # "updates", "updates+membership": the server learns sums of devices only (docs/privacy.md)
+    least_members: int = 5  # a center of fewer devices is not summed
+    secure_bits: int = 32  # of a word of the sums
+    secure_clip: float = 1.0  # the greatest L2 norm of one device's contribution, over that of the last centers, or 1
     secret: bytes = field(default=b"", repr=False, metadata=NOT_A_SETTING)  # the key of the noise
 
     def __post_init__(self) -> None:
@@ -42,6 +48,20 @@ class ServerOptions(MethodValue):
         check_range("privacy-noise", self.privacy_noise, low=0.0)
         check_range("privacy-clip", self.privacy_clip, low=1e-9)
         check_range("privacy-delta", self.privacy_delta, low=1e-12, high=0.1)
+        check_choice("secure", self.secure, SECURE_MODES)
+        check_range("least-members", self.least_members, low=2)
+        check_range("secure-bits", self.secure_bits, low=MIN_BITS, high=MAX_BITS)
+        check_range("secure-clip", self.secure_clip, low=1e-9)
+        if self.secure != "off" and self.reduce != "mean":
+            raise ConfigError(
+                f"secure with reduce {self.reduce}: a robust rule compares single updates",
+                hint="set reduce = mean; with secure each device shortens its own update to secure-clip",
+            )
+        if self.secure != "off" and self.privacy_noise:
+            raise ConfigError(
+                "secure with privacy-noise: that noise is added by the server, after it has clipped single updates",
+                hint="use one of them",
+            )
         if self.privacy_noise and self.reduce != "mean":
             raise ConfigError(
                 f"reduce {self.reduce} with privacy-noise", hint="only the mean has a bound that noise could follow"

@@ -1,0 +1,265 @@
+"""A round of which the server learns sums only: `secure` on. It carries out the `SumPlan` of a method.
+
+Each device chooses its center among the K that it is sent, trains, and adds words to sums (summed_task.py). Its own
+choice is told with `secure = "updates"`, and summed with "updates+membership". Exchanges of a round:
+
+    choose   the number of devices of each center; a center below `least-members` is closed, and its devices take their
+             next choice. Left out where all devices share one center.
+    add      the sums of each open center.
+
+A sum of fewer devices than a center could lose is not made, so that no center of fewer than `least-members` is ever
+summed: the round then changes nothing. In the first round the centers come apart: by random groups, or by k-means of
+the compared columns, one sum for each step of it. Source of the rules: docs/privacy.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, TypeGuard, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.summed_centers import centers_of_sums, centroids_of_sums
+from coordinator.rounds.round_record import SecureRecord
+from coordinator.strategies.base import Exchange, Fleet, Replies, Round, SealedSums, State, Strategy, SumByCenter
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sum_plan import SumPlan, plan_of
+from edge_client.errors import ConfigError
+from edge_client.protocol.summed_task import SOFT, SummedFit, SumScale, Words
+from edge_client.protocol.task import F64, I64, OWN_MODEL, ClientId, Schema
+
+COUNTS_KEY = "center-devices"  # in State.extra, [K]: devices of each center at its last release
+RESTARTS, STEPS = 4, 6  # of k-means in the first round; each step takes two sums
+T = TypeVar("T")
+Asked = Generator[Exchange, Replies, T]
+
+
+def is_sealed(strategy: Strategy) -> TypeGuard[LocalSgd]:
+    """Whether the server learns sums of devices only."""
+    return isinstance(strategy, LocalSgd) and strategy.server.secure != "off"
+
+
+def check_sealed(strategy: Strategy, schema: Schema, fleet: Fleet) -> None:
+    """Raise ConfigError for a model or a fleet that sums cannot protect."""
+    if not isinstance(strategy, LocalSgd) or strategy.server.secure == "off":
+        return
+    least = strategy.server.least_members
+    if schema.size > schema.n_params:
+        raise ConfigError(
+            "secure: running statistics (batch norm) have no public bound, which sums of whole numbers need",
+            hint="use a model with group norm, or set secure = off",
+        )
+    if len(fleet) < least:
+        raise ConfigError(
+            f"secure: no sum of fewer than {least} devices is made, and the fleet has {len(fleet)}",
+            hint="add devices, or lower least-members",
+        )
+
+
+def what_is_seen(strategy: Strategy) -> SecureRecord | None:
+    """The field `secure` of a round's record; None for a method whose server is sent single updates."""
+    if not isinstance(strategy, LocalSgd) or strategy.server.secure == "off":
+        return None
+    server, soft = strategy.server, plan_of(strategy, {}).choose in SOFT
+    told = "" if server.secure == "updates+membership" or soft else ", and which center a device chose"
+    sees = f"sums of {server.least_members} or more devices{told}; no update, no loss, no figure of one device"
+    return {"mode": server.secure, "least_members": server.least_members, "sees": sees}
+
+
+def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+    """The exchanges of one round, and the state after it; the state itself where too few devices answered."""
+    plan, first = plan_of(strategy, fleet), COUNTS_KEY not in state.extra
+    parts: dict[str, Any] = {"strategy": strategy, "plan": plan, "schema": schema, "fleet": fleet}
+    if first and plan.first == "groups":
+        every, seeds = tuple(sorted(fleet)), TaskSeeds.from_rng(rng)
+        deal = dict(zip(every, (rng.permutation(len(every)) % len(state.centers)).tolist(), strict=True))
+        state = yield from _SealedRound(state=state, cohort=every, seeds=seeds, **parts).random_starts(deal)
+        if COUNTS_KEY not in state.extra:
+            return state
+    cohort = tuple(sample_cohort(fleet, strategy.fraction_train, rng))
+    run = _SealedRound(state=state, cohort=cohort, seeds=TaskSeeds.from_rng(rng), **parts)
+    how: dict[str, Any] = {}
+    if first and plan.first == "k-means" and len(state.centers) > 1:
+        points = yield from run.centroids()
+        if points is None:
+            return state
+        how = {"points": points[None]}
+    after = yield from run.add(lambda c: run.task(c, **how))
+    if plan.personal is not None:
+        yield from run.personal_fits()
+    return after
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SealedRound:
+    """One round: what its tasks have in common."""
+
+    strategy: LocalSgd
+    plan: SumPlan
+    state: State
+    schema: Schema
+    fleet: Fleet
+    cohort: tuple[ClientId, ...]
+    seeds: TaskSeeds
+
+    @cached_property
+    def scale(self) -> SumScale:
+        """The bound of a contribution follows from the last released centers, which are public."""
+        server = self.strategy.server
+        length = max(float(np.linalg.norm(center)) for center in self.state.centers.astype(np.float64))
+        return SumScale(bits=server.secure_bits, devices=len(self.cohort), clip=server.secure_clip * max(length, 1.0))
+
+    def task(self, who: ClientId, **how: Any) -> SummedFit:  # noqa: ANN401 - fields of the task
+        """What a device trains and adds."""
+        plan, state, k = self.plan, self.state, len(self.state.centers)
+        common = state.extra.get("start", state.centers[0])
+        start: dict[str, Any] = {"start": OWN_MODEL, "init": common} if plan.own_start else {"start": common}
+        mu = plan.pulls.get(who, 0.0)
+        fit = self.strategy.fit(anchor=common, mu=mu, seed=self.seeds.of(who), **start)
+        names = self.schema.classifier if plan.representation == "classifier" else ()
+        parts = [self.schema.slices[name] for name in names] or [slice(0, self.schema.n_params)]
+        given: dict[str, Any] = {
+            "stage": "choose",
+            "choose": plan.choose,
+            "centers": state.centers,
+            "scale": self.scale,
+            "open": tuple(range(k)),
+            "share": self.share(who) if plan.weigh == "samples" else 1.0,
+            "compare": tuple((part.start, part.stop) for part in parts),
+            "hysteresis": plan.hysteresis,
+            "sigma": plan.sigma,
+            "repeats": plan.repeats,
+            "move": plan.move,
+            "refresh": self.refresh,
+        }
+        base = {name: getattr(fit, name) for name in type(fit).__dataclass_fields__}
+        return SummedFit(**(base | {"upload": False, "slot": plan.slot} | given | how))
+
+    def share(self, who: ClientId) -> float:
+        """The samples of a device, which it told when it enrolled, over the most of the fleet."""
+        return self.fleet[who] / max(self.fleet.values())
+
+    def random_starts(self, deal: Mapping[ClientId, int]) -> Round:
+        """Each group's mean after one fit from the common model becomes a center, as MultiStartSgd says."""
+        how = {"choose": "given", "slot": "start"}
+        centers = np.tile(self.state.extra["start"], (len(self.state.centers), 1))
+        run = replace(self, state=replace(self.state, centers=centers))
+        after = yield from run.add(lambda c: run.task(c, **how, group=deal[c], share=self.share(c)), known=deal)
+        return replace(after, assignment={})
+
+    def add(self, task: Callable[[ClientId], SummedFit], known: Mapping[ClientId, int] | None = None) -> Round:
+        """The devices' choices, then the sums of the open centers; `known` are choices that the server made."""
+        server, k = self.strategy.server, len(self.state.centers)
+        least, hidden = server.least_members, server.secure == "updates+membership"
+        cohort, chosen, open_centers = self.cohort, dict(known or {}), tuple(range(k))
+        together = k == 1 or self.plan.choose in SOFT
+        if not together:
+            found = yield from self._counted(task, hidden=hidden and known is None, known=known)
+            if found is None:
+                return self.state
+            cohort, counts, chosen = found
+            open_centers = tuple(int(i) for i in np.flatnonzero(counts >= least))
+            if not open_centers:
+                return self.state
+            if not hidden:
+                astray = {c: replace(task(c), open=open_centers) for c, i in chosen.items() if i not in open_centers}
+                if astray:
+                    chosen |= _told((yield astray))
+                chosen = {c: i for c, i in chosen.items() if i in open_centers}
+            else:
+                least = max(least, len(cohort) - int(min(counts[list(open_centers)]) - least))
+        adding = {
+            c: replace(task(c), stage="add", open=open_centers) for c in cohort if together or hidden or c in chosen
+        }
+        if hidden or together:
+            sums = yield SumByCenter(adding, least=least)
+            parts = [(open_centers, words) for words in _sums(sums).values()]
+        else:
+            alone = {c: replace(one, open=(chosen[c],)) for c, one in adding.items()}
+            sums = yield SumByCenter(alone, least=least, groups=chosen)
+            parts = [((group,), words) for group, words in _sums(sums).items()]
+        return self._moved(parts, {} if hidden or k == 1 else chosen)
+
+    def _counted(
+        self, task: Callable[[ClientId], SummedFit], *, hidden: bool, known: Mapping[ClientId, int] | None
+    ) -> Asked[tuple[tuple[ClientId, ...], I64, dict[ClientId, int]] | None]:
+        """The devices that chose, the number of devices of each center [K], and what each chose where that is told."""
+        k, tasks = len(self.state.centers), {c: task(c) for c in self.cohort}
+        if hidden:
+            replies = yield SumByCenter(tasks, least=self.strategy.server.least_members)
+            if not isinstance(replies, SealedSums) or 0 not in replies.sums:
+                return None
+            return tuple(replies.members[0]), replies.sums[0].astype(np.int64), {}
+        chosen = _told((yield tasks)) if known is None else dict(known)
+        return tuple(sorted(chosen)), np.bincount(list(chosen.values()), minlength=k), chosen
+
+    def _moved(self, parts: list[tuple[tuple[int, ...], Words]], chosen: Mapping[ClientId, int]) -> State:
+        """The state with the centers that the sums give."""
+        if not parts:
+            return self.state
+        centers, total = self.state.centers, np.zeros(len(self.state.centers), dtype=np.int64)
+        for blocks, words in parts:
+            centers, counts = centers_of_sums(centers, words, self.scale, blocks, step=self.plan.step)
+            total += counts
+        extra = {**self.state.extra, COUNTS_KEY: total, "age": np.array(1 if self.refresh else self._age + 1)}
+        one = dict.fromkeys(sorted(self.fleet), 0) if len(centers) == 1 else {}
+        return State(centers=centers, assignment={**self.state.assignment, **chosen, **one}, extra=extra)
+
+    @property
+    def _age(self) -> int:
+        return int(self.state.extra.get("age", self.plan.tau))
+
+    @property
+    def refresh(self) -> bool:
+        """Whether devices estimate their weights in the centers anew."""
+        return self._age >= self.plan.tau
+
+    def centroids(self) -> Asked[F64 | None]:
+        """[K, columns] by k-means on the devices: the best of some runs from random groups; None: too few devices."""
+        k, least = len(self.state.centers), self.strategy.server.least_members
+        compare = self.task(self.cohort[0]).compare
+        start = self.state.extra["start"].astype(np.float64)
+        point = np.concatenate([start[first:last] for first, last in compare])
+        points: F64 = np.tile(point, (RESTARTS, k, 1))
+        cohort, spread = self.cohort, np.zeros(RESTARTS)
+        for step in range(STEPS + 1):
+            how: dict[str, Any] = {"points": points, "dealt": step == 0}
+            every = np.ones((RESTARTS, k), dtype=np.bool_)
+            counted = yield self._points_exchange(cohort, least, stage="count", points_open=every, **how)
+            if not isinstance(counted, SealedSums) or 0 not in counted.sums:
+                return None
+            counts = counted.sums[0].astype(np.int64).reshape(RESTARTS, k)
+            enough: NDArray[np.bool_] = counts >= least
+            cohort = tuple(counted.members[0])
+            needed = max(least, len(cohort) - int(counts[enough].min() - least)) if enough.any() else len(cohort) + 1
+            summed = yield self._points_exchange(cohort, needed, stage="points", points_open=enough, **how)
+            if not isinstance(summed, SealedSums) or 0 not in summed.sums:
+                return None
+            cohort = tuple(summed.members[0])
+            points, spread = centroids_of_sums(points, summed.sums[0], self.scale)
+        best: F64 = points[int(spread.argmin())]
+        return best
+
+    def _points_exchange(self, cohort: tuple[ClientId, ...], least: int, **how: Any) -> SumByCenter:  # noqa: ANN401
+        return SumByCenter({c: self.task(c, **how) for c in cohort}, least=least)
+
+    def personal_fits(self) -> Asked[None]:
+        """The second fits, which stay on the devices; they begin at the center of the round's beginning."""
+        own, center, start = self.plan.personal, self.state.centers[0], self.state.extra["start"]
+        if own is not None:
+            fit = partial(self.strategy.fit, start=OWN_MODEL, init=start, anchor=center, mu=own.mu, slot=own.slot)
+            tasks = {c: fit(upload=False, seed=self.seeds.of(c)) for c in self.cohort}
+            yield SumByCenter(tasks, least=self.strategy.server.least_members)  # not even the loss is told
+
+
+def _told(replies: Replies) -> dict[ClientId, int]:
+    """The center that each device told."""
+    return {c: int(np.argmax(r.words)) for c, r in sorted(replies.items()) if r.words is not None}
+
+
+def _sums(replies: Replies) -> dict[int, Words]:
+    return replies.sums if isinstance(replies, SealedSums) else {}

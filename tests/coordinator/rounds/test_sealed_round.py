@@ -1,0 +1,203 @@
+"""`secure`: the same training on sums of devices, nothing but sums for the server, and refusals with a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.rounds.round import round_rng
+from coordinator.rounds.sealed_round import COUNTS_KEY, check_sealed, sealed_round
+from coordinator.strategies.base import Exchange, Replies, SealedSums, State, drive, learned
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.server_options import ServerOptions
+from coordinator.strategies.fesem import FeSEM
+from coordinator.strategies.registry import METHODS, Setting, make_method
+from edge_client.data.dataset import DeviceData
+from edge_client.errors import ConfigError
+from edge_client.protocol.summed_task import SummedFit
+from edge_client.protocol.task import ClientId, Reply
+from tests.support.methods import MethodWorld, build, world
+from tests.support.softmax_program import grouped_fleet, start_of
+
+LOCAL = grouped_fleet(12, 2)
+MODES = ("updates", "updates+membership")
+SUMMED = ("fedavg", "fedprox", "feddist", "feddws", "ditto", "pfedme", "fesem", "wecfl", "ifca", "hypcluster")
+SOFT_ONES = ("fedsoft", "fedem")
+SMALL: Mapping[str, Setting] = {"local-steps": 5, "learning-rate": 0.1, "batch-size": 1000, "secure-clip": 10.0}
+
+
+def trained(case: str, secure: str, rounds: int = 3, **more: Setting) -> MethodWorld:
+    """After some rounds; a batch holds all samples, so that seeds decide nothing but the starts."""
+    settings = {**SMALL, "e-step": "nearest", "secure": secure, **more}
+    made = world(build(case, settings), LOCAL)
+    for _ in range(rounds):
+        made.round()
+    return made
+
+
+class Watched:
+    """A driver that keeps what the server is sent; devices in `silent` drop out of the exchanges of that stage."""
+
+    def __init__(self, made: MethodWorld, silent: Mapping[str, set[ClientId]] | None = None) -> None:
+        self.made, self.silent = made, silent or {}
+        self.seen: list[Replies] = []
+
+    def ask(self, exchange: Exchange) -> Replies:
+        found: dict[ClientId, Reply] = {}
+        for who, task in exchange.items():
+            stage = task.stage if isinstance(task, SummedFit) else ""
+            if who not in self.silent.get(stage, set()):
+                found[who] = self.made.devices.answer(who, task)
+        replies = learned(exchange, found)
+        self.seen.append(replies)
+        return replies
+
+
+def one_round(made: MethodWorld, watch: Watched) -> State:
+    strategy = made.strategy
+    assert isinstance(strategy, LocalSgd)
+    program = made.devices.program
+    return drive(sealed_round(strategy, made.state, program.schema, made.devices.fleet, round_rng(0, 1)), watch.ask)
+
+
+@pytest.mark.parametrize("case", [*SUMMED, *SOFT_ONES])
+@pytest.mark.parametrize("secure", MODES)
+def test_a_run_on_sums_ends_with_the_centers_of_a_run_in_the_clear(case: str, secure: str) -> None:
+    clear, sealed = trained(case, "off"), trained(case, secure)
+    order = range(len(clear.state.centers))
+    if case in ("fesem", "wecfl"):  # the first clusters may have other numbers
+        d2 = ((clear.state.centers[:, None] - sealed.state.centers[None]) ** 2).sum(axis=2)
+        order = d2.argmin(axis=1).tolist()
+    # Words of 32 bits for 12 devices have 1.8e8 levels; five steps magnify their rounding less than tenfold.
+    np.testing.assert_allclose(sealed.state.centers[list(order)], clear.state.centers, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [*SUMMED, *SOFT_ONES])
+def test_the_server_is_sent_sums_of_at_least_five_devices_only(case: str) -> None:
+    made = trained(case, "updates+membership", rounds=0)
+    watch = Watched(made)
+    one_round(made, watch)
+    assert watch.seen
+    for replies in watch.seen:
+        assert isinstance(replies, SealedSums)
+        assert not dict(replies)
+        assert all(len(who) >= 5 for who in replies.members.values())
+
+
+def test_with_membership_told_a_device_tells_its_center_and_nothing_else() -> None:
+    made = trained("ifca", "updates", rounds=0)
+    watch = Watched(made)
+    state = one_round(made, watch)
+    told = [reply for replies in watch.seen for reply in replies.values()]
+    assert len(told) == len(LOCAL)
+    for reply in told:
+        assert reply == Reply(n=1, words=reply.words)
+        assert reply.words is not None
+        assert sorted(reply.words.tolist()) == [0, 1]
+    assert set(state.assignment) == set(LOCAL)
+
+
+def test_hidden_membership_is_in_no_state() -> None:
+    made = trained("ifca", "updates+membership")
+    assert made.state.assignment == {}
+    assert made.state.extra[COUNTS_KEY].tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("secure", MODES)
+def test_a_center_of_too_few_devices_is_closed_and_they_take_their_next_choice(secure: str) -> None:
+    local = {**grouped_fleet(8, 1), **{f"e{i}": data for i, data in enumerate(_written_otherwise(3))}}
+    made = world(build("ifca", {**SMALL, "secure": secure, "start": "redraw"}), local)
+    # Center 1 is the one of three devices: it serves their labels.
+    rare = trained_alone(local, ["e0", "e1", "e2"])
+    common = trained_alone(local, sorted(local)[:8])
+    made.state = State(centers=np.stack([common, rare]), extra=made.state.extra)
+    state = one_round(made, Watched(made))
+    np.testing.assert_array_equal(state.centers[1], rare)
+    assert state.extra[COUNTS_KEY].tolist() == [11, 0]
+    assert not set(state.assignment.values()) - {0}
+
+
+def test_where_a_center_could_lose_too_many_devices_no_sum_is_made() -> None:
+    made = trained("ifca", "updates+membership", rounds=1)
+    lost = Watched(made, {"add": {"d00", "d02"}})  # of six devices of a center, two
+    assert one_round(made, lost) is made.state
+    kept = Watched(made, {"add": {"d00"}})
+    assert one_round(made, kept).extra[COUNTS_KEY].tolist() in ([5, 6], [6, 5])
+
+
+@pytest.mark.parametrize("secure", MODES)
+def test_a_device_that_drops_out_before_it_adds_is_not_in_the_mean(secure: str) -> None:
+    made = trained("fedavg", secure, rounds=0)
+    state = one_round(made, Watched(made, {"add": {"d03"}}))
+    rest = world(build("fedavg", SMALL), LOCAL)
+    rest.round(silent={"d03"})
+    np.testing.assert_allclose(state.centers, rest.state.centers, atol=1e-6)  # 1.8e8 levels
+
+
+def test_an_evaluation_is_one_sum() -> None:
+    clear, sealed = world(build("ifca", SMALL), LOCAL), world(build("ifca", {**SMALL, "secure": "updates"}), LOCAL)
+    one, other = clear.round(), sealed.round()
+    assert other.per_device == {}
+    assert other.per_center == (None, None)
+    assert other.accuracy.micro == one.accuracy.micro
+    assert other.accuracy.macro == pytest.approx(one.accuracy.macro, abs=1e-6)  # 1.8e8 levels
+    assert other.f1_pooled == pytest.approx(one.f1_pooled, abs=1e-12)
+
+
+def test_each_other_method_is_refused_by_name() -> None:
+    for name in sorted(METHODS.keys() - {*SUMMED, *SOFT_ONES, "fedsgd", "tkm"}):
+        with pytest.raises(ConfigError, match=f"secure with {METHODS[name].__name__}") as refused:
+            make_method(name, secure="updates", reduce="mean")
+        assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"reduce": "median"}, "robust rule"),
+        ({"privacy-noise": 1.0}, "privacy-noise"),
+        ({"label-prior": "device"}, "label counts"),
+        ({"e-step": "k-means"}, "e-step k-means"),
+        ({"representation": "projection"}, "representation"),
+        ({"secure": "yes"}, "secure is 'yes'"),
+        ({"least-members": 1}, "least-members"),
+        ({"secure-bits": 8}, "secure-bits"),
+    ],
+)
+def test_a_setting_that_needs_single_updates_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        make_method("fesem", **{"secure": "updates", **settings})
+    assert refused.value.hint
+
+
+def test_a_fleet_or_a_model_that_sums_cannot_protect_is_refused() -> None:
+    method = FedAvg(server=ServerOptions(secure="updates"))
+    schema = world(method, LOCAL).devices.program.schema
+    with pytest.raises(ConfigError, match="the fleet has 4"):
+        check_sealed(method, schema, {f"d{i}": 1 for i in range(4)})
+    check_sealed(method, schema, {f"d{i}": 1 for i in range(5)})
+
+
+def test_a_method_with_a_round_of_its_own_is_refused() -> None:
+    class OwnRound(FeSEM):
+        round = FedAvg.round
+
+    with pytest.raises(ConfigError, match="secure with OwnRound: its `round` works on"):
+        OwnRound(server=ServerOptions(secure="updates"))
+
+
+def _written_otherwise(count: int) -> list[DeviceData]:
+    """The devices of the second group."""
+    return [data for i, data in enumerate(grouped_fleet(2 * count, 2, seed=1).values()) if i % 2]
+
+
+def trained_alone(local: Mapping[ClientId, DeviceData], who: list[ClientId]) -> Any:  # noqa: ANN401 - an array
+    """A model that serves these devices."""
+    made = world(build("fedavg", {**SMALL, "local-steps": 40}), {c: local[c] for c in who})
+    made.round()
+    assert made.state.centers.shape[1] == len(start_of())
+    return made.state.centers[0]

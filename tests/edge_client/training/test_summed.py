@@ -1,0 +1,110 @@
+"""The words of a device: unbiased, bounded, and their sum is the weighted mean within the rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.aggregation.summed_centers import centers_of_sums
+from coordinator.strategies.base import SealedSums, SumByCenter
+from edge_client.errors import Malformed
+from edge_client.protocol.summed_task import SummedFit, SumScale
+from edge_client.protocol.task import Array, Reply
+from edge_client.training.summed import TrainedChoice, choose_nearest, contribution
+
+SIZE = 6
+CENTERS = np.random.default_rng(0).standard_normal((3, SIZE))
+
+
+def task(*, seed: int = 0, devices: int = 20, bits: int = 32, share: float = 1.0, **more: object) -> SummedFit:
+    scale = SumScale(bits=bits, devices=devices, clip=4.0)
+    told: dict[str, object] = {"stage": "add", "choose": "given", "open": (0, 1, 2), "centers": CENTERS}
+    return SummedFit(
+        start=CENTERS[0],
+        steps=1,
+        lr=0.1,
+        batch=1,
+        seed=seed,
+        scale=scale,
+        share=share,
+        **{**told, **more},  # type: ignore[arg-type]
+    )
+
+
+def chosen(model: Array, order: list[int]) -> TrainedChoice:
+    return TrainedChoice(models=model[None], weights=np.eye(3)[order[0]], order=np.array(order))
+
+
+@given(bits=st.sampled_from([16, 20, 32]), devices=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_the_sum_gives_the_weighted_mean_of_each_center_within_the_rounding(bits: int, devices: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    models, shares = 0.3 * rng.standard_normal((devices, SIZE)), rng.uniform(0.1, 1.0, devices)
+    labels = rng.integers(3, size=devices)
+    replies, scale = {}, task(bits=bits, devices=devices).scale
+    for i in range(devices):
+        told = task(seed=i, devices=devices, bits=bits, share=float(shares[i]))
+        model = CENTERS[labels[i]] + models[i]
+        replies[f"d{i:02d}"] = contribution(told, chosen(model, [int(labels[i])]))
+    words = SealedSums(SumByCenter({}, least=1), replies).sums[0]
+    found, counts = centers_of_sums(CENTERS, words, scale, (0, 1, 2))
+    assert counts.tolist() == np.bincount(labels, minlength=3).tolist()
+    for k in np.flatnonzero(counts):
+        mine = labels == k
+        mean = CENTERS[k] + shares[mine] @ models[mine] / shares[mine].sum()
+        # Each word of a parameter and of a weight is off by less than one level.
+        total = shares[mine].sum() * scale.levels
+        bound = (scale.clip + np.abs(mean - CENTERS[k])) * counts[k] / max(total - counts[k], 1)
+        assert (np.abs(found[k] - mean) <= bound + 1e-12).all()
+
+
+def test_the_rounding_is_unbiased() -> None:
+    scale = SumScale(bits=16, devices=1000, clip=1.0)  # 32 levels
+    value = np.full(200_000, 0.3141)
+    drawn = scale.signed(scale.to_words(value, np.random.default_rng(0))) / scale.levels
+    # The standard deviation of a rounded value is at most half a level; the mean of 200,000 is off by six of its own.
+    assert abs(drawn.mean() - 0.3141) < 6 * 0.5 / scale.levels / 200_000**0.5
+
+
+@given(bits=st.integers(16, 32), devices=st.integers(1, 10_000), sign=st.sampled_from([-1.0, 1.0]))
+def test_the_greatest_contributions_of_all_devices_do_not_overflow(bits: int, devices: int, sign: float) -> None:
+    scale = SumScale(bits=bits, devices=devices, clip=1.0)
+    one = scale.signed(scale.to_words(np.array([sign]), np.random.default_rng(0)))
+    assert scale.signed(scale.modulo(one * devices)) == one * devices
+
+
+def test_a_sum_that_could_overflow_is_refused() -> None:
+    with pytest.raises(Malformed, match="overflows words of 16 bits"):
+        SumScale(bits=16, devices=40_000, clip=1.0)
+
+
+def test_a_contribution_is_no_longer_than_the_bound() -> None:
+    told = task(devices=1)
+    words = contribution(told, chosen(CENTERS[1] + 1e6, [1])).words
+    assert words is not None
+    block = told.scale.signed(words).reshape(3, -1)[1, :-2] * told.scale.clip / told.scale.levels
+    # Each number is off by one level at most.
+    assert np.linalg.norm(block) <= told.scale.clip * (1 + SIZE**0.5 / told.scale.levels)
+
+
+def test_blocks_of_other_centers_are_zero_and_a_device_of_a_closed_center_takes_its_next_choice() -> None:
+    mine = chosen(CENTERS[1], [1, 2, 0])
+    for open_centers, taken in (((0, 1, 2), 1), ((0, 2), 2), ((0,), 0)):
+        reply = contribution(task(open=open_centers), mine)
+        assert reply.words is not None
+        blocks = reply.words.reshape(len(open_centers), -1)
+        assert [k for k, block in zip(open_centers, blocks, strict=True) if block.any()] == [taken]
+
+
+def test_a_device_moves_to_the_nearest_center_unless_hysteresis_holds_it() -> None:
+    model = (0.55 * CENTERS[1] + 0.45 * CENTERS[0])[None]
+    columns = ((0, SIZE),)
+    free = choose_nearest(task(compare=columns), model, np.eye(3)[0])
+    held = choose_nearest(task(compare=columns, hysteresis=0.5), model, np.eye(3)[0])
+    assert [int(free.weights.argmax()), int(held.weights.argmax())] == [1, 0]
+
+
+def test_an_answer_to_a_sum_has_words_and_nothing_else() -> None:
+    reply = contribution(task(), chosen(CENTERS[1], [1]))
+    assert reply == Reply(n=1, words=reply.words)

@@ -1,0 +1,57 @@
+"""A simulated run on sums: what its record says the server sees, its bytes, and options that cannot be combined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.strategies.registry import make_method
+from edge_client.errors import ConfigError, UsageError
+from emulator.options import SimulateArgs
+from emulator.run.execute import run_simulation
+from emulator.run.resolve import resolve_run
+from emulator.run.settings import RunSettings
+from emulator.simulation.checkpoint import Checkpoints
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
+
+SETTINGS = {"local-steps": 3, "secure-clip": 10.0, "clusters": 2}
+LOCAL = grouped_fleet(12, 2)
+
+
+@pytest.mark.parametrize(("secure", "blocks"), [("updates", 1), ("updates+membership", 2)])
+def test_the_record_says_what_the_server_sees_and_bytes_are_those_of_the_words(secure: str, blocks: int) -> None:
+    method = make_method("ifca", **SETTINGS, secure=secure, **{"secure-bits": 16})
+    plan = RunSettings(rounds=3, seed=0, batch=16)
+    record = run_simulation(method, start_of(), devices_of(LOCAL), plan).records[-1]
+    assert record["secure"]["sees"].startswith("sums of 5 or more devices")
+    assert ("which center a device chose" in record["secure"]["sees"]) == (secure == "updates")
+    assert record["per_device"] == {}
+    # The choice: 2 words. The sums: parameters, weight and count for each block. The evaluation: C x C + 3 of 32 bits.
+    classes = 4
+    words = 2 * 2 + 2 * blocks * (len(start_of()) + 2) + 4 * (classes**2 + 3)
+    assert record["bytes"]["up"] == len(LOCAL) * words
+
+
+def test_a_resumed_run_ends_with_the_same_centers(tmp_path: Path) -> None:
+    method = make_method("fesem", **SETTINGS, secure="updates+membership")
+    whole = run_simulation(method, start_of(), devices_of(LOCAL), RunSettings(rounds=3, seed=0, batch=16))
+    for rounds in (2, 3):
+        kept = Checkpoints(folder=tmp_path, every=1, resume=rounds == 3, lesson={})
+        plan = RunSettings(rounds=rounds, seed=0, batch=16)
+        resumed = run_simulation(method, start_of(), devices_of(LOCAL), plan, checkpoints=kept)
+    assert resumed.state.centers.tobytes() == whole.state.centers.tobytes()
+
+
+@pytest.mark.parametrize(("option", "value"), [("codec", "i8"), ("hostile", "sign-flip:0.2")])
+def test_options_that_work_on_single_updates_are_refused(option: str, value: str) -> None:
+    args = SimulateArgs(method="fedavg", settings={"secure": "updates"}, **{option: value})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"secure with {option}") as refused:
+        resolve_run(args)
+    assert refused.value.hint
+
+
+def test_a_fleet_below_least_members_is_refused_before_its_first_round() -> None:
+    method = make_method("fedavg", secure="updates", **{"least-members": 13})
+    with pytest.raises(ConfigError, match="the fleet has 12"):
+        run_simulation(method, start_of(), devices_of(LOCAL), RunSettings(rounds=1, seed=0, batch=16))
