@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import posixpath
+import re
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 from edge_client import __version__
@@ -25,7 +28,6 @@ python_maximum_signature_line_length = 80  # then one parameter a line
 
 html_theme = "furo"
 html_title = f"fedcenters {release}"
-html_extra_path = ["index.html"]  # the folder's own index leads to root_doc
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_show_copyright = html_copy_source = html_show_sourcelink = False
@@ -48,7 +50,23 @@ def show_settings(_app: Any, what: str, _name: str, of: Any, _options: Any, _sig
     return str(made.replace(parameters=list(made.parameters.values())[1:], return_annotation=made.empty)), returns
 
 
+def put_first_page_at_the_root(app: Any, failed: Exception | None) -> None:  # noqa: ANN401 - Sphinx's
+    """The folder's own index.html is root_doc with the paths of its links; a redirect would be an empty first page."""
+    if failed is not None:
+        return
+    folder = posixpath.dirname(root_doc)
+    page = Path(app.outdir, f"{root_doc}.html").read_text(encoding="utf-8")
+
+    def from_root(found: re.Match[str]) -> str:
+        return f'{found[1]}="{posixpath.normpath(posixpath.join(folder, found[2]))}{found[3]}"'
+
+    moved = re.sub(r'\b(href|src|action)="(?!\w+:|/|#)([^"#?]+)([^"]*)"', from_root, page)
+    moved = moved.replace('data-content_root="../../"', 'data-content_root="./"')
+    Path(app.outdir, "index.html").write_text(moved, encoding="utf-8")
+
+
 def setup(app: Any) -> None:  # noqa: ANN401 - Sphinx's
     """Called by Sphinx."""
     app.connect("autodoc-process-signature", show_settings)
+    app.connect("build-finished", put_first_page_at_the_root)
     app.connect("autodoc-process-docstring", show_equations_as_they_stand, priority=100)  # before napoleon

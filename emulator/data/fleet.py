@@ -91,15 +91,15 @@ class Fleet(Mapping[ClientId, DeviceData]):
         return self.cut().groups
 
     @property
-    def new_devices(self) -> Mapping[ClientId, DeviceData]:
+    def new_devices(self) -> _Called:
         """The devices that do not train, for `Result.nearest`; also by what the user called them."""
         return _Called(self.cut().new_devices, self.given)
 
-    def only(self, devices: Iterable[object]) -> Fleet:
+    def only(self, devices: Iterable[object] | str | int) -> Fleet:
         """The fleet of these devices; the others become its `new_devices`. Raises UsageError for an unknown one."""
         return self._with({self.name(who) for who in _listed(devices)})
 
-    def without(self, devices: Iterable[object]) -> Fleet:
+    def without(self, devices: Iterable[object] | str | int) -> Fleet:
         """The fleet without these devices, which become its `new_devices`. Raises UsageError for an unknown one."""
         left = {self.name(who) for who in _listed(devices)}
         return self._with({who for who in self if who not in left})
@@ -108,22 +108,22 @@ class Fleet(Mapping[ClientId, DeviceData]):
         """The name of a device in assignments and files, by what the user called it. Raises UsageError."""
         devices = self.cut().devices
         found = who if isinstance(who, str) and who in devices else self.given.get(who)
-        if found not in devices:
+        if found is None or found not in devices:
             raise UsageError(f"no device {who!r}", hint=f"there are {len(devices)}, from {min(devices)!r} on")
         return found
 
     def _with(self, names: set[ClientId]) -> Fleet:
         if not names:
             raise UsageError("a fleet without devices", hint="keep at least one")
-        scheme, left = self.scheme, frozenset(self.keys() - names)
-        if isinstance(scheme, SomeDevices):
-            scheme, left = scheme.whole, left | scheme.left
+        whole, left = self.scheme, frozenset(self.keys() - names)
+        if isinstance(self.scheme, SomeDevices):
+            whole, left = self.scheme.whole, left | self.scheme.left
         told = ", ".join(sorted(left))
         if len(told) > SHOWN_NAMES:
             told = f"{len(left)} devices ({zlib.crc32(told.encode()):08x})"
         how = str(self.options["partition"]).partition(" without ")[0]
         options = {**self.options, "partition": f"{how} without {told}" if left else how}
-        return replace(self, scheme=SomeDevices(whole=scheme, left=left), options=options)
+        return replace(self, scheme=SomeDevices(whole=whole, left=left), options=options)
 
     def __getitem__(self, name: object) -> DeviceData:
         cut = self.cut()
@@ -171,7 +171,7 @@ class _Called(Mapping[ClientId, DeviceData]):
         self._devices, self._given, self._new = devices, given, new or {}
 
     def __getitem__(self, name: object) -> DeviceData:
-        found = name if isinstance(name, str) and name in self._devices else self._given.get(name, name)
+        found = name if isinstance(name, str) and name in self._devices else self._given.get(name, str(name))
         if found in self._devices:
             return self._devices[found]
         if found in self._new:
@@ -186,7 +186,7 @@ class _Called(Mapping[ClientId, DeviceData]):
         return len(self._devices)
 
 
-def _listed(devices: Iterable[object]) -> list[object]:
+def _listed(devices: Iterable[object] | str | int) -> list[object]:
     """A list of devices, also where one is given."""
     return [devices] if isinstance(devices, (str, int)) else list(devices)
 

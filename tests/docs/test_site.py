@@ -50,3 +50,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "fedcenters.FeSEM" in (tmp_path / "docs/site/reference.html").read_text(encoding="utf-8")
     assert (tmp_path / "searchindex.js").is_file()
+    assert {path.name for path in tmp_path.glob("_downloads/*/*.ipynb")} == {"first-run.ipynb", "your-own.ipynb"}
+    first = (tmp_path / "index.html").read_text(encoding="utf-8")
+    linked = re.findall(r'(?:href|src)="(?!\w+:|/|#)([^"#?]+)', first)
+    assert "docs/quick-start.html" in linked
+    assert [path for path in linked if not (tmp_path / path).exists()] == []
+    assert "fc.FeSEM(clusters=3)" in re.sub(r"<[^>]+>", "", first)

@@ -12,7 +12,7 @@ from edge_client.errors import UsageError
 
 @pytest.fixture(scope="module")
 def found() -> Any:  # noqa: ANN401 - fc.Comparison, which a module fetches when it is used
-    methods = {"one": fc.FedAvg(local_steps=5), "three": fc.FeSEM(3, local_steps=5)}
+    methods: dict[str, Any] = {"one": fc.FedAvg(local_steps=5), "three": fc.FeSEM(3, local_steps=5)}
     return fc.compare(methods, fleet=fc.fleets.digits(devices=6), seeds=2, rounds=2)
 
 

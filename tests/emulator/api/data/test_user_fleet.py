@@ -113,8 +113,8 @@ def test_a_device_is_found_by_what_the_user_called_it() -> None:
     numbered = fc.fleet(frame().assign(subject=np.repeat([1, 2, 30], 20)), by="subject")
     assert numbered[2] is numbered["subject-02"]
     assert numbered.name(np.int64(30)) == "subject-30"
-    assert 1 in numbered
-    assert 4 not in numbered
+    assert 1 in numbered  # type: ignore[comparison-overlap]
+    assert 4 not in numbered  # type: ignore[comparison-overlap]
     spaced = fc.fleet({"a b": (X, Y), "c": (X, Y)})
     assert spaced["a b"] is spaced["a-b"]
 
@@ -260,9 +260,18 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: fc.fleet((X, Y), by=1.5), "by is float64 ..\n\nhint: give one value for each sample"),
     (lambda: fc.fleet((X, Y), by=np.zeros((N, 2))), "by is float64 .60, 2."),
     (lambda: fc.fleet((X, Y), by=np.arange(N)), "no device has enough samples"),
-    (lambda: fc.fleet((X, Y), devices="3"), "devices is '3'\n\nhint: give a whole number"),
-    (lambda: fc.fleet((X, Y), devices=2.5), "devices is 2.5"),
-    (lambda: fc.fleet((X, Y), by=WHO, seed="a"), "seed is 'a'"),
+    (
+        lambda: fc.fleet((X, Y), devices="3"),  # type: ignore[arg-type]
+        "devices is '3'\n\nhint: give a whole number",
+    ),
+    (
+        lambda: fc.fleet((X, Y), devices=2.5),  # type: ignore[arg-type]
+        "devices is 2.5",
+    ),
+    (
+        lambda: fc.fleet((X, Y), by=WHO, seed="a"),  # type: ignore[arg-type]
+        "seed is 'a'",
+    ),
     (lambda: fc.fleet((X, Y), devices=2, partition=lambda y: [y]), "hint: write it as make.y, devices, seed."),
     (lambda: fc.fleet(Stream(), devices=2), "a stream has no order .*\n\nhint: give a data set with a length"),
     (lambda: fc.fleet(DataLoader(Stream()), devices=2), "a stream has no order"),
