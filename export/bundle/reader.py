@@ -120,7 +120,8 @@ class Bundle:
     @property
     def names(self) -> BundleNames:
         told = self.manifest.get("names", {})
-        return BundleNames(**{name: tuple(v) if isinstance(v, list) else v for name, v in told.items()})
+        classes, columns = (tuple(told.get(name, ())) for name in ("classes", "columns"))
+        return BundleNames(classes=classes, columns=columns, devices=told.get("devices", {}))
 
     def __repr__(self) -> str:
         """The model, the number of centers, and the files of each."""

@@ -185,7 +185,7 @@ def test_an_untrained_start_is_no_center(alone: fc.Result, how: str, tmp_path: P
 
 
 def test_the_accuracy_of_each_device_is_that_of_the_last_test(result: fc.Result) -> None:
-    assert result.accuracies.to_dict() == result.run.records[-1]["per_device"]
+    assert dict(result.accuracies.items()) == result.run.records[-1]["per_device"]
 
 
 def test_a_bundle_has_the_users_names_and_shows_itself(result: fc.Result, tmp_path: Path) -> None:

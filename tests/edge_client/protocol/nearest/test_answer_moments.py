@@ -18,16 +18,18 @@ from edge_client.protocol.nearest.answer_moments import (
     vector_size,
 )
 from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.task import Array
 from tests.edge_client.protocol.nearest.test_router import GUIDE, K
 
 CLASSES = 4
 
 
-def answers(n: int, *, seed: int, margin: float = 6.0) -> np.ndarray:
+def answers(n: int, *, seed: int, margin: float = 6.0) -> Array:
     """[n, CLASSES] of a model that is sure of one class by about `margin`."""
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=(n, CLASSES)) @ np.array([[1, 0.8, 0, 0], [0, 0.6, 0, 0], [0, 0, 1, 0.8], [0, 0, 0, 0.6]])
-    return scores + margin * np.eye(CLASSES)[rng.integers(CLASSES, size=n)]
+    sure: Array = scores + margin * np.eye(CLASSES)[rng.integers(CLASSES, size=n)]
+    return sure
 
 
 def test_answers_of_the_centers_own_devices_are_at_distance_one() -> None:
