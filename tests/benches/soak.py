@@ -36,7 +36,7 @@ from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import terminate_process
 from coordinator.storage.database import DATABASE_FILE
 from coordinator.storage.run_reader import STORE_FOLDER
-from edge_client.protocol.task import Tensors
+from edge_client.protocol.task import Array, Tensors
 from edge_client.runtime.client import Client
 from tests.support import softmax_program
 from tests.support.flaky_links import FlakyLinks, flaky_links
@@ -116,7 +116,7 @@ class Account:
         }
 
 
-def slope(seconds: Sequence[float], kilobytes: Sequence[float]) -> dict[str, Any]:
+def slope(seconds: Sequence[float] | Array, kilobytes: Sequence[float] | Array) -> dict[str, Any]:
     """Of a line through means of BLOCK_S, in kB/h, with its 95 % interval; `mean` is in kB."""
     times, values = np.asarray(seconds), np.asarray(kilobytes)
     block = ((times - times[0]) // BLOCK_S).astype(int)

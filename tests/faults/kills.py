@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
@@ -60,7 +61,7 @@ def killed_run(folder: Path, codec: str, counts: dict[str, int], rng: random.Ran
     """One run of `codec`; -> whether it ended as the undisturbed one."""
     order = [victim for victim, count in counts.items() for _ in range(count)]
     rng.shuffle(order)
-    changes = {"rounds": len(order), "codec": codec, "devices": DEVICES}
+    changes: dict[str, Any] = {"rounds": len(order), "codec": codec, "devices": DEVICES}
     folders = [folder / name for name in ("undisturbed", "killed")]
     for each in folders:
         each.mkdir(parents=True)

@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 CHUNK_BYTES = 65_536
 MEAN_CUT_S = 60.0
@@ -61,9 +62,7 @@ class FlakyLinks:
             link = Link()
             link.up.set()
             self._links.append(link)
-            server = await asyncio.start_server(
-                lambda reader, writer, link=link: self._carry(link, reader, writer), "127.0.0.1", 0
-            )
+            server = await asyncio.start_server(partial(self._carry, link), "127.0.0.1", 0)
             servers.append(server)
             self.urls.append(f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         self._ready.set()
