@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from coordinator.models.registry import Model
-from edge_client.errors import ConfigError, ProgramRefused, UsageError
+from edge_client.errors import ConfigError, ProgramRefused
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.task import Schema, TensorSpec
 from emulator.data import registry
@@ -41,18 +41,9 @@ def keep_parts(
         (folder / name).unlink(missing_ok=True)
     if model is not None:
         _keep_model(folder, model, schema)
-    if not is_named(data_set) and (taught := guide()) is not None:
+    if not registry.is_named(data_set) and (taught := guide()) is not None:
         (folder / GUIDE_FILE).parent.mkdir(exist_ok=True)
         (folder / GUIDE_FILE).write_bytes(taught.to_bytes())
-
-
-def is_named(data_set: str) -> bool:
-    """Whether a data set's samples can be read again by its name."""
-    try:
-        registry.find_data_set(data_set)
-    except UsageError:
-        return False
-    return True
 
 
 def _keep_model(folder: Path, model: Model, schema: Schema) -> None:

@@ -22,6 +22,7 @@ from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.api.history import Table, frame, series
 from emulator.api.nearest import choose, predict_samples
 from emulator.config import resolved_table
+from emulator.data import registry
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.reports.console_tables import summary_rows
@@ -286,9 +287,11 @@ class Result:
 
     def write(self, place: Path) -> None:
         """Write the files of the run's folder, apart from config.toml and the checkpoint."""
+        write_run(place, method_name(self.method), self.run, self.split)
+        if self.own_model is None and registry.is_named(self.args.data_set):
+            return  # the parts are found by their names, and torch is not needed to write them
         from emulator.api.kept_model import keep_parts
 
-        write_run(place, method_name(self.method), self.run, self.split)
         facts: dict[str, Any] = {"data_set": self.args.data_set, "model": self.own_model, "schema": self.run.schema}
         keep_parts(place, guide=lambda: self.guide, **facts)
 

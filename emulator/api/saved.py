@@ -16,10 +16,11 @@ from coordinator.strategies.registry import make_method, method_name, method_pat
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
-from emulator.api.kept_model import check_module, is_named, read_facts, read_guide, read_kept_model
+from emulator.api.kept_model import check_module, read_facts, read_guide, read_kept_model
 from emulator.api.result import Result
 from emulator.bundle_source import is_run_folder, read_centers, read_tree
 from emulator.config import make_args, read_table
+from emulator.data import registry
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
@@ -138,7 +139,7 @@ def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
 
     def read() -> Mapping[ClientId, DeviceData]:
         hint = f'give the run\'s own: fc.load("{place}", fleet=...)'
-        if not is_named(run.args.data_set):
+        if not registry.is_named(run.args.data_set):
             raise ConfigError(f"{place} does not hold the samples of {run.args.data_set!r}", hint=hint)
         made = load_fleet(run).split
         _check_fleet(made, kept, place)
