@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +175,7 @@ def test_a_device_that_keeps_its_model_is_served_by_it(alone: fc.Result, tmp_pat
 @pytest.mark.parametrize("how", ["nearest", "predict", "center", "export"])
 def test_an_untrained_start_is_no_center(alone: fc.Result, how: str, tmp_path: Path) -> None:
     x = np.zeros((2, 1, 8, 8))
-    do = {
+    do: dict[str, Callable[[], object]] = {
         "nearest": lambda: alone.nearest(x),
         "predict": lambda: alone.predict(x),
         "center": lambda: alone.predict(x, center=0),
@@ -185,7 +186,7 @@ def test_an_untrained_start_is_no_center(alone: fc.Result, how: str, tmp_path: P
 
 
 def test_the_accuracy_of_each_device_is_that_of_the_last_test(result: fc.Result) -> None:
-    assert dict(result.accuracies.items()) == result.run.records[-1]["per_device"]
+    assert result.accuracies.to_dict() == result.run.records[-1]["per_device"]
 
 
 def test_a_bundle_has_the_users_names_and_shows_itself(result: fc.Result, tmp_path: Path) -> None:
