@@ -66,7 +66,7 @@ def asked(folder: Path, broker: str, name: str, *more: str) -> dict[str, object]
 def test_a_newcomer_finds_its_signed_center_and_hears_how_it_fits(answers: dict[str, dict[str, object]]) -> None:
     known = answers["known"]
     assert known["center"] is not None
-    assert (known["way"], known["signed_by"]) == ("loss", testbed_files.DEMO_FEDERATION)
+    assert (known["way"], known["signed_by"]) == ("labelled", testbed_files.DEMO_FEDERATION)
     assert known["fit"] in ("well", "badly")
     assert float(str(known["accuracy"])) > 0.5  # a center of another group writes no class alike
     assert Path(str(known["file"])).is_file()
