@@ -219,6 +219,8 @@ def format_event(event: Mapping[str, Any]) -> str:
     }
     if kind not in words:
         return str(dict(event))
+    if kind == "joined" and not event["n"]:
+        return f"{event['device']} joined: {event['engine']}, no samples yet; it counts when it has some"
     return words[kind].format(**event) + TAKES_PART.get(event.get("takes_part", ""), "")
 
 

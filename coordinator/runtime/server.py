@@ -252,7 +252,7 @@ class Server:
             return here >= fleet.min_devices
 
         until_s = self._clock.now_s() + fleet.start_timeout_s
-        if session.run_until(lambda: enough() or told > 0, until_s):
+        if session.run_until(lambda: enough() or devices.is_asked_for(), until_s):
             devices.compile_program()
             told = -1
             session.status.write("waiting for devices")

@@ -60,12 +60,20 @@ class TrainingFleet:
             self._compile_for(sorted(now))
             asked = now
 
+    def is_asked_for(self) -> bool:
+        """Whether a device is here that needs the program: to train, or to know what samples it may collect."""
+        return bool(self._asked_engines())
+
     def _asked_engines(self) -> set[str]:
-        """An engine that fails on its device needs a replacement, and any may be the one that works there."""
+        """An engine that fails on its device needs a replacement, and any may be the one that works there.
+
+        A device without samples counts: a phone's page learns from the program what its user can add.
+        """
         here = [device for device in self._presence.devices.values() if device.is_online and device.n > 0]
         if not all(device.able for device in here):
             return set(self.engines)
-        asked = {engine for _, engine in self.members.values()} | {device.engine for device in here}
+        online = {device.engine for device in self._presence.devices.values() if device.is_online}
+        asked = {engine for _, engine in self.members.values()} | online
         return asked & set(self.engines)
 
     def enrol(self) -> None:

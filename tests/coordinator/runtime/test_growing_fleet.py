@@ -15,7 +15,10 @@ import pytest
 from coordinator.config_sections import RunConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import Broker
+from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.server import Server
+from coordinator.runtime.training_fleet import TrainingFleet
+from coordinator.storage.event_log import EventLog
 from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from coordinator.strategies.baselines.fedavg import FedAvg
@@ -63,6 +66,20 @@ def test_the_coordinator_waits_for_its_devices_without_an_end_and_says_how_many_
     fed.finish()
     fed.world.end()
     assert devices_of(fed, "fesem") == [["d00", "d01", "d02"]] * 2
+
+
+def test_a_device_without_samples_asks_for_the_program_too(tmp_path: Path) -> None:
+    """A phone's page learns from the program what its user can add."""
+    asked, presence = list[list[str]](), FleetPresence(limit=9)
+    with closing(Store(tmp_path)) as store:
+        log = EventLog(tmp_path / "metrics.jsonl", store.events, lambda _: None, lambda: 0)
+        fleet = TrainingFleet(store, presence, ["onnx", "pt2"], log, lambda engines: asked.append(sorted(engines)))
+        assert not fleet.is_asked_for()
+        presence.update("phone", {"s": "on", "bd": 1, "caps": {"engine": "onnx", "n": 0}})
+        assert fleet.is_asked_for()
+        assert fleet.ready() == {}
+        fleet.compile_program()
+    assert asked == [["onnx"]]
 
 
 @pytest.mark.parametrize("method", ["fesem", "fedavg", "fedem"])
