@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Flat, Schema
 from export.compiler.tracing import MAX_BATCH, quiet_warnings
+from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_named_tflite
@@ -44,11 +45,12 @@ def _export_file(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Seq
         raise UsageError(f"unknown format {fmt!r}", hint=f"use one of {', '.join(FILE_FORMATS)}")
     names = ("center", "x") if first else ("x",)
     try:
-        if fmt == "tflite":
-            given = dict(zip(names, (*first, torch.zeros(1, *sample_shape)), strict=True))
-            return to_named_tflite((_NamedStack if first else _Named)(module), given)
-        made = _any_batch(module, (*first, torch.zeros(EXAMPLE_BATCH, *sample_shape)))
-        return to_pt2(made) if fmt == "pt2" else name_batch_dimension(to_onnx(made, names, ["logits"]))
+        with quick_conversion():
+            if fmt == "tflite":
+                given = dict(zip(names, (*first, torch.zeros(1, *sample_shape)), strict=True))
+                return to_named_tflite((_NamedStack if first else _Named)(module), given)
+            made = _any_batch(module, (*first, torch.zeros(EXAMPLE_BATCH, *sample_shape)))
+            return to_pt2(made) if fmt == "pt2" else name_batch_dimension(to_onnx(made, names, ["logits"]))
     except ImportError as wrong:
         raise converter_missing(wrong) from wrong
     except Exception as wrong:  # exporters raise many kinds; what they cannot convert is a refusal

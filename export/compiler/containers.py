@@ -5,10 +5,8 @@ A container is cached when it is ready, so a run that is killed goes on where it
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,6 +17,7 @@ from edge_client.protocol.program import FUNCTIONS
 from export.compiler.container_cache import cached_file, constants_hash, container_key
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 from export.compiler.tracing import FlatGraph, export_graph, trace_function
+from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_tflite
@@ -39,7 +38,7 @@ def make_containers(
 ) -> dict[str, dict[str, bytes]]:
     """Engine -> function -> file. Raises ProgramRefused for what an exporter cannot convert."""
     out: dict[str, dict[str, bytes]] = {engine: {} for engine in engines}
-    with _rare_garbage_collection():
+    with quick_conversion():
         for function in FUNCTIONS if {"onnx", "pt2"} & set(engines) else ():
             for engine, file in _dynamic_files(source, function, engines, progress).items():
                 out[engine][function] = file
@@ -93,17 +92,6 @@ def _key(engine: str, source: TraceSource, graphs: dict[str, FlatGraph], batch: 
         constants=constants_hash(list(source.constants.values())),
         batch=batch,
     )
-
-
-@contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Tracing allocates millions of small objects that live on; looking for cycles in them is a tenth of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(200_000, 50, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 class refusal_context:  # noqa: N801 - reads as a word in a with statement

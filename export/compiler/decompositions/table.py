@@ -9,7 +9,7 @@ supported_ops.py, and the functions of this package elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from math import pi, sqrt
 from typing import Any, cast
 
@@ -141,6 +141,7 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
 }
 
 
+@cache  # torch takes a fifth of a second to list its own
 def decompositions_for(function: str) -> Mapping[Any, Decomposition]:
     """The decompositions for one function of a program; those of this package take precedence over torch's."""
     whole = {**core_aten_decompositions(), **get_decompositions(list(FROM_TORCH)), **OWN_DECOMPOSITIONS, **INDEXING}
