@@ -75,7 +75,8 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
     `methods` (one for each K), `fleet` and `model` replace those that the options name.
     """
     if not ks or min(ks) < 1 or sample < 1:
-        raise UsageError(f"clusters {list(ks)} on {sample} devices", hint="use at least one of each")
+        told = f"clusters {', '.join(map(str, ks)) or '(none)'} on a sample of {sample} devices"
+        raise UsageError(told, hint="use at least one of each")
     methods = methods or [make_method(args.method, **{**args.settings, "clusters": k}) for k in ks]
     args, split = make_fleet(args if model is None else replace(args, model=model.name), fleet)
     local = validation_fleet(split.devices, sample=sample, seed=args.seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +35,16 @@ def test_the_names_are_those_that_users_were_promised() -> None:
 @pytest.mark.parametrize("name", fc.__all__)
 def test_every_name_is_there(name: str) -> None:
     assert getattr(fc, name) is not None
+
+
+@pytest.mark.parametrize("name", [name for name in fc.__all__ if not isinstance(getattr(fc, name), str)])
+def test_every_name_has_a_docstring_with_an_example(name: str) -> None:
+    """tests/docs/test_docstring_examples.py runs those with a prompt; the others are runs of some seconds."""
+    text = inspect.getdoc(getattr(fc, name)) or ""
+    if ">>> " not in text:
+        example = text.partition("\nExample:\n")[2]
+        assert f"fc.{name}" in example
+        ast.parse(inspect.cleandoc(example))
 
 
 def test_every_method_of_the_command_line_is_a_class_here() -> None:

@@ -18,6 +18,7 @@ from coordinator.strategies.baselines.fedsgd import FedSGD
 from coordinator.strategies.baselines.nonfed import NonFed
 from coordinator.strategies.baselines.pfedme import PFedMe
 from coordinator.strategies.cfl import CFL
+from coordinator.strategies.common.setting_checks import KINDS
 from coordinator.strategies.documentation import method_doc
 from coordinator.strategies.fedem import FedEM
 from coordinator.strategies.fedgroup import FedGroup
@@ -128,8 +129,7 @@ def _groups(method: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def _read(key: str, value: Setting, kind: str) -> Setting:
     """The value in the setting's own type; a text is parsed, a number never becomes a text, and no digit is dropped."""
-    words = {"int": "a whole number", "float": "a number", "str": "a word"}
-    wrong = ConfigError(f"{key} is {value!r}", hint=f"use {words[kind]}")
+    wrong = ConfigError(f"{key} is {value!r}", hint=f"use {KINDS[kind][1]}")
     try:
         read: Setting = _TYPES[kind](value)
     except (ValueError, OverflowError, TypeError):

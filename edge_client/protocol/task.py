@@ -146,6 +146,9 @@ class Fit:
     trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
     `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one. `center` numbers
     the model that the update is for, where there are several: what compression loses is made up for per center.
+
+    >>> Fit(start=np.zeros(4), steps=20, lr=0.1, batch=16, seed=0).upload
+    True
     """
 
     start: Flat | Literal["own"]
@@ -206,6 +209,9 @@ class Probe:
     those of the device's training samples; an entry of None, and a model of the device's own, is not corrected.
     "inputs" asks for the moments of all inputs of the device (protocol/nearest/input_moments.py), whatever the split.
     "answers" asks for each candidate's AnswerLook (protocol/nearest/answer_moments.py), of a classifier.
+
+    >>> len(Probe(models=[np.zeros(4), np.ones(4)], want=frozenset({"loss"}), batch=16, seed=0).models)
+    2
     """
 
     models: Sequence[Flat | OwnModel]
@@ -250,7 +256,11 @@ Task = Fit | Probe
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a device answered. Only what was asked for is present; M is the number of candidate models."""
+    """What a device answered. Only what was asked for is present; M is the number of candidate models.
+
+    >>> int(Reply(n=120, losses=np.array([0.2, 0.7])).losses.argmin())
+    0
+    """
 
     n: int  # samples behind this answer (training samples; test samples when split was "test")
     update: Flat | None = None  # the whole fitted model [schema.size], decoded: not its difference from the start

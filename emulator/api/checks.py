@@ -10,6 +10,7 @@ from dataclasses import is_dataclass
 
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.data.fleet import Fleet
+from emulator.options import OPTIONS
 
 PARTS = ("begin", "round", "predictor")  # of a method
 
@@ -30,7 +31,7 @@ def check_fleet(fleet: object) -> None:
         raise ConfigError(f"fleet is {type(fleet).__name__}", hint=hint)
 
 
-def check_own(*, loss: object, metrics: object, out: object) -> None:
+def check_own(*, loss: object = None, metrics: object = None, out: object = None) -> None:
     """Raises UsageError for a loss, metrics or a folder of another kind."""
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         shown = loss.__name__ if isinstance(loss, type) else repr(loss)
@@ -63,4 +64,6 @@ def in_words_of_python() -> Iterator[None]:
 
 
 def _arguments(text: str) -> str:
-    return re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda found: f"`{found[1].replace('-', '_')}`", text)
+    named = re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda found: f"`{found[1].replace('-', '_')}`", text)
+    key = named.partition(" is ")[0]
+    return OPTIONS[key].name + named[len(key) :] if key in OPTIONS else named

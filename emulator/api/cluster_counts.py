@@ -13,9 +13,10 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings
 from edge_client.errors import UsageError
 from emulator import choose_k as trials
+from emulator.api.checks import check_fleet, check_method, in_words_of_python
 from emulator.api.history import Table, frame
 from emulator.data.fleet import Fleet
-from emulator.options import SimulateArgs
+from emulator.options import OPTIONS, SimulateArgs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +27,11 @@ class ClusterCounts:
     """The trials with each number of centers. `clusters` is the number to take by the criterion that was asked for.
 
     `recommended` has the number by each criterion: "accuracy", "silhouette" and "distance".
+
+    >>> import fedcenters as fc
+    >>> counts = fc.choose_k(fc.FeSEM(local_steps=5), fleet=fc.fleets.digits(devices=6), ks=[1, 3], rounds=1)
+    >>> counts.clusters, list(counts.table["clusters"])
+    (3, [1, 3])
     """
 
     found: Mapping[str, Any]
@@ -81,13 +87,20 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
     >>> fc.choose_k(fc.FeSEM(local_steps=5), fleet=fc.fleets.digits(devices=6), ks=[1, 3], rounds=1).recommended
     {'accuracy': 3, 'silhouette': 3, 'distance': 1}
     """
+    check_method(method)
+    check_fleet(fleet)
     if "clusters" not in {f.name for f in fields(method)}:  # type: ignore[arg-type]  # methods are dataclasses
         raise UsageError(f"{method!r} has no setting `clusters`", hint="try a clustered method, as fc.FeSEM()")
+    if isinstance(ks, (int, str)):
+        raise UsageError(f"ks is {ks!r}", hint="give the numbers to try, as ks=range(1, 7) or ks=[2, 4]")
     numbers = list(ks)
     own: dict[str, Any] = {"fleet": fleet, "methods": [replace(method, clusters=k) for k in numbers]}  # type: ignore[type-var]
-    if model is not None or not fleet.model:
-        from emulator.api.models import own_model
+    with in_words_of_python():
+        OPTIONS["num-rounds"].check(rounds)
+        OPTIONS["seed"].check(seed)
+        if model is not None or not fleet.model:
+            from emulator.api.models import own_model
 
-        own["model"] = own_model(model, fleet.cut(seed), loss=None, seed=seed)
-    args = SimulateArgs(method=method_path(method), settings=method_settings(method), rounds=rounds, seed=seed)
-    return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, **own))
+            own["model"] = own_model(model, fleet.cut(seed), loss=None, seed=seed)
+        args = SimulateArgs(method=method_path(method), settings=method_settings(method), rounds=rounds, seed=seed)
+        return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, **own))

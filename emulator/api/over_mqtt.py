@@ -15,11 +15,12 @@ from coordinator.storage.run_reader import last_state, read_program
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings
 from edge_client.errors import UsageError
+from emulator.api.checks import check_fleet, check_method, check_own, in_words_of_python
 from emulator.api.data import fleets
 from emulator.api.result import Result
 from emulator.console import ConsoleProgress
 from emulator.data.fleet import Fleet
-from emulator.options import SimulateArgs
+from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.execute import SimulationResult
 from emulator.run.load import make_fleet
 from emulator.testbed.simulate_over_mqtt import run_name, run_over_mqtt
@@ -41,7 +42,7 @@ class MqttFederation:
     _open: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
+        with in_words_of_python(), ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory(prefix="fedcenters-"))
             self.url = stack.enter_context(start_broker(Path(folder), self.broker)).url
             self._open = stack.pop_all()
@@ -63,6 +64,13 @@ class MqttFederation:
         if type(method).__module__ == "__main__":
             hint = f"put class {type(method).__name__} into a file, as mine.py, and import it from there"
             raise UsageError("the coordinator is a process of its own and cannot import from __main__", hint=hint)
+        check_method(method)
+        with in_words_of_python():
+            OPTIONS["num-rounds"].check(rounds)
+            OPTIONS["seed"].check(seed)
+            return self._run(method, rounds=rounds, seed=seed, name=name, engine=engine)
+
+    def _run(self, method: Strategy, *, rounds: int, seed: int, name: str, engine: str) -> Result:
         began = time.perf_counter()
         options: dict[str, Any] = {"engine": engine, "broker": self.url, "out": self.out, "name": name}
         settings = method_settings(method)
@@ -109,8 +117,11 @@ def federation(
 
     For devices on other machines see `fedcenters-coordinator serve` and docs/run-as-a-service.md.
 
-    Example:
-        with fc.federation("embedded", model=MyModule()) as home:
-            result = home.run(fc.FeSEM(3), rounds=5)
+    >>> import fedcenters as fc
+    >>> with fc.federation("embedded", fleet=fc.fleets.digits(devices=3)) as home:  # doctest: +SKIP
+    ...     result = home.run(fc.FeSEM(3), rounds=5)
     """
-    return MqttFederation(broker=broker, model=model, fleet=fleets.digits() if fleet is None else fleet, out=Path(out))
+    fleet = fleets.digits() if fleet is None else fleet
+    check_fleet(fleet)
+    check_own(out=out)
+    return MqttFederation(broker=broker, model=model, fleet=fleet, out=Path(out))

@@ -61,6 +61,13 @@ class Result:
     `method` is the value that was run, `args` the run's options with every default filled in, `split` the devices'
     samples, `seconds` those of this machine. `folder` is the run's own folder, if it has one. `taught` is the guide
     that the folder of a loaded run had.
+
+    >>> import fedcenters as fc
+    >>> result = fc.simulate(fc.FeSEM(3, local_steps=5), fleet=fc.fleets.digits(devices=6), rounds=2)
+    >>> len(result.history), int(result.assignments["device-03"]), sorted(result.centers[0])[0]
+    (2, 0, '1.bias')
+    >>> result.predict(result.split.devices["device-00"].test.x, device="device-00").shape
+    (40,)
     """
 
     method: Strategy

@@ -50,6 +50,13 @@ class TrainingProgram:
 
     `manifest` is program.json, `files` the containers by sha256, `weights` the module's own weights, `engine` the
     runtime that runs it here: one of those it was compiled for. No method changes the program or its arguments.
+
+    >>> import numpy as np, torch, tempfile, fedcenters as fc
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     place = fc.compile(torch.nn.Linear(4, 2), (4,)).save(f"{folder}/program")
+    ...     program = TrainingProgram.open(place)
+    >>> program, program.predict(program.weights, np.zeros((3, 4), np.float32)).shape
+    (TrainingProgram(Linear: (4,) -> (2,), cross-entropy, 10 parameters, for onnx), (3, 2))
     """
 
     manifest: Program = field(repr=False)

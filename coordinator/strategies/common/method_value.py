@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
+from coordinator.strategies.common.setting_checks import check_kind
 from export.plugins import nearest_name_hint
 
 
@@ -17,9 +18,17 @@ class MethodValue:
     FeSEM(4, learning_rate=0.05)
     """
 
-    def __new__(cls, *_args: object, **given: object) -> Any:  # noqa: ANN401 - the class itself, which mypy knows
-        """Refuse unknown settings with the nearest one. Raises TypeError, as Python does for a wrong argument."""
+    def __new__(cls, *args: object, **given: object) -> Any:  # noqa: ANN401 - the class itself, which mypy knows
+        """Refuse unknown settings with the nearest one. Raises TypeError, as Python does for a wrong argument.
+
+        Raises ConfigError for a value of another kind than the setting's.
+        """
         known = _fields(cls)
+        first = [name for name, f in known.items() if f.init and not f.kw_only]
+        if known and len(args) > len(first):
+            example = next((name for name in known if name not in first), "setting")
+            shown = ", ".join(map(repr, args))
+            raise TypeError(f"{cls.__name__}({shown}) has a value without a name\n\nhint: write {example}=...")
         for name in given.keys() - known.keys():
             group = next((g for g, f in known.items() if name in _fields(f.default)), None)
             hint = f"write {group}=fc.ServerOptions({name}=...)" if group else nearest_name_hint(name, known)
@@ -30,6 +39,9 @@ class MethodValue:
                 settings = ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, Mapping) else "..."
                 hint = f"write {name}=fc.{type(default).__name__}({settings})"
                 raise TypeError(f"{name} of {cls.__name__} is {type(value).__name__}\n\nhint: {hint}")
+        for name, value in [*zip(first, args, strict=False), *given.items()]:
+            kind = known[name].type
+            check_kind(name.replace("_", "-"), value, kind.__name__ if isinstance(kind, type) else str(kind))
         return super().__new__(cls)
 
     def __repr__(self) -> str:

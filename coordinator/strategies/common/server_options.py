@@ -27,7 +27,12 @@ NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # metadata of a field tha
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ServerOptions(MethodValue):
-    """How the updates of a center's devices become the center. Raises ConfigError for values that cannot work."""
+    """How the updates of a center's devices become the center. Raises ConfigError for values that cannot work.
+
+    >>> import fedcenters as fc
+    >>> fc.FeSEM(3, server=fc.ServerOptions(reduce="median"))
+    FeSEM(3, server=ServerOptions(reduce='median'))
+    """
 
     reduce: str = "mean"  # a name of robust.REDUCER_NAMES
     trim_updates: float = 0.2  # the share of a center's devices that may be hostile, for those reducers that need it

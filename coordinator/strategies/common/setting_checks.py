@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 
 from edge_client.errors import ConfigError
+
+KINDS: dict[str, tuple[type, str]] = {  # type of a setting -> what it accepts
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "str": (str, "a word"),
+}
+
+
+def check_kind(name: str, value: object, kind: str) -> None:
+    """Raise ConfigError unless `value` is of the `kind` "int", "float" or "str"; other kinds have no check."""
+    accepted, words = KINDS.get(kind, (object, ""))
+    if words and (isinstance(value, bool) or not isinstance(value, accepted)):
+        raise ConfigError(f"{name} is {value!r}", hint=f"use {words}")
 
 
 def check_range(name: str, value: float, *, low: float, high: float = math.inf) -> None:

@@ -5,16 +5,23 @@ how they share the data, a value of `fc.partitions` or a text of the command lin
 partition makes. `data`: the folder of data sets, by default the one that FEDCENTERS_DATA names. `seed` cuts the data;
 without it the seed of the run does. What is not given suits the data set, as on the command line. The samples are read
 when they are first needed; a missing file raises ConfigError, which says where to get it.
+
+>>> import fedcenters as fc
+>>> fc.fleets.digits(devices=12)
+Fleet(digits, 12 devices, label-permutations:groups=3)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from edge_client.errors import UsageError
 from emulator.api.data.partitions import as_scheme
 from emulator.data.fleet import Fleet, named_fleet
+from emulator.options import OPTIONS
 
 
 def named(
@@ -32,6 +39,10 @@ def named(
     >>> fleets.named("digits", devices=6, partition="dirichlet:alpha=0.5")
     Fleet(digits, 6 devices, dirichlet:alpha=0.5)
     """
+    for key, value in (("devices", devices or None), ("groups", groups), ("seed", seed)):
+        OPTIONS[key].check(value)
+    if data is not None and not isinstance(data, (str, PathLike)):
+        raise UsageError(f"data is {data!r}", hint='give the folder of data sets, as data="datasets"')
     folder = None if data is None else Path(data)
     how = partition if isinstance(partition, str) else as_scheme(partition)
     return named_fleet(name, devices=devices, partition=how, groups=groups, data=folder, seed=seed)
@@ -45,8 +56,8 @@ class NamedFleet:
 
     def __call__(
         self,
-        *,
         devices: int | None = None,
+        *,
         partition: Any = "",  # noqa: ANN401 - what `as_scheme` takes
         groups: int | None = None,
         data: str | Path | None = None,

@@ -172,7 +172,7 @@ class DataFolderReader:
 
     def _hint(self, name: str) -> str:
         place, _ = ARCHIVES.get(name.rpartition("/")[0], (name, ""))
-        return f"get it from {_home(name)}; put it at {place} in a folder named by --data or {FOLDER_VARIABLE}"
+        return f"get it from {_home(name)}; put it at {place} in a folder named by `data` (--data) or {FOLDER_VARIABLE}"
 
 
 def _home(name: str) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 import fedcenters as fc
 from coordinator.strategies.documentation import COSTS, ONE
 from coordinator.strategies.registry import METHODS, make_method, method_settings
+from edge_client.errors import ConfigError
 from tests.docs.test_methods_page import COSTS as PAGE
 
 NAMES = sorted(METHODS)
@@ -65,3 +68,28 @@ def test_the_number_of_centers_may_be_given_by_position() -> None:
 def test_a_wrong_setting_says_what_to_write(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(TypeError, match=f"(?s){said}"):
         fc.FeSEM(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: fc.FeSEM("three"), "clusters is 'three'.*use a whole number"),  # type: ignore[arg-type]
+        (lambda: fc.FeSEM(clusters=2.5), "clusters is 2.5.*use a whole number"),  # type: ignore[arg-type]
+        (lambda: fc.FeSEM(clusters=True), "clusters is True.*use a whole number"),
+        (lambda: fc.FedAvg(learning_rate=None), "learning-rate is None.*use a number"),  # type: ignore[arg-type]
+        (lambda: fc.ServerOptions(reduce=3), "reduce is 3.*use a word"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_another_kind_is_told_as_such(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        make()
+
+
+def test_a_value_too_many_without_a_name_is_told_with_a_name() -> None:
+    with pytest.raises(TypeError, match=r"(?s)FedAvg\(3\) has a value without a name.*write local_steps="):
+        fc.FedAvg(3)  # type: ignore[misc]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    method = fc.FeSEM(np.int64(4), learning_rate=np.float32(0.5))  # type: ignore[arg-type]
+    assert (method.clusters, method.learning_rate) == (4, 0.5)

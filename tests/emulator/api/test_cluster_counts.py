@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from torch import nn
 
 import fedcenters as fc
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from emulator.choose_k import choose_k_json
 from emulator.options import SimulateArgs
 
@@ -33,3 +35,17 @@ def test_a_module_of_ones_own_is_tried() -> None:
 def test_a_method_without_clusters_is_refused() -> None:
     with pytest.raises(UsageError, match=r"FedAvg.* has no setting `clusters`"):
         fc.choose_k(fc.FedAvg(), fleet=fc.fleets.digits(devices=4))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ks": 3}, r"ks is 3.*ks=\[2, 4\]"),
+        ({"rounds": 0}, "rounds is 0.*use at least 1"),
+        ({"fleet": 3}, "fleet is int"),
+        ({"method": fc.FeSEM}, r"FeSEM is a class.*write FeSEM\(\)"),
+    ],
+)
+def test_a_wrong_argument_is_told_by_its_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=f"(?s){said}"):
+        fc.choose_k(**{"method": fc.FeSEM(), "fleet": fc.fleets.digits(devices=3), **given})

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedcenters as fc
 from coordinator.strategies.baselines.fedavg import FedAvg
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, NetworkError, UsageError
 
 ROOT = Path(__file__).parents[3]
 MINE = """
@@ -66,3 +67,21 @@ def test_a_method_of_a_cell_is_refused_with_what_to_do() -> None:
     home.url = "mqtt://127.0.0.1:1"  # as if it were open; the method is looked at first
     with pytest.raises(UsageError, match="put class Mine into a file"):
         home.run(cell())
+
+
+@pytest.mark.parametrize(("given", "said"), [({"fleet": 3}, "fleet is int"), ({"out": 3}, "out is 3")])
+def test_a_wrong_part_is_told_before_anything_starts(given: dict[str, Any], said: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=said):
+        fc.federation("embedded", **given)
+
+
+def test_a_broker_that_does_not_answer_is_told_in_words_of_python() -> None:
+    with pytest.raises(NetworkError, match="leave `broker` out"), fc.federation("mqtt://127.0.0.1:1"):
+        pass
+
+
+def test_wrong_rounds_are_told_by_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fc.federation("mqtt://127.0.0.1:1")
+    monkeypatch.setattr(home, "url", "mqtt://127.0.0.1:1")  # as in the `with` block, which needs a broker
+    with pytest.raises(UsageError, match=r"^rounds is 0"):
+        home.run(fc.FedAvg(), rounds=0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, UsageError
 from emulator.api.data import fleets
 from emulator.data.partition_schemes import Dirichlet
 from emulator.data.registry import DATA_SETS
@@ -59,3 +60,20 @@ def test_nothing_is_read_before_it_is_needed_and_a_missing_file_is_named(tmp_pat
     assert repr(fleet) == "Fleet(mnist, 200 devices, rotations:groups=4)"
     with pytest.raises(ConfigError, match="train-images"):
         len(fleet)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"devices": "x"}, "devices is 'x'.*give a whole number"),
+        ({"devices": 2.5}, "devices is 2.5.*give a whole number"),
+        ({"devices": -1}, "devices is -1.*use at least 1"),
+        ({"groups": "x"}, "groups is 'x'.*give a whole number"),
+        ({"seed": "x"}, "seed is 'x'.*give a whole number"),
+        ({"data": 3}, "data is 3.*give the folder of data sets"),
+        ({"partition": Dirichlet("a")}, "alpha is 'a'.*use a number"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_setting_of_another_kind_is_told_when_the_fleet_is_made(given: dict[str, Any], said: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=f"(?s){said}"):
+        fleets.digits(**given)
