@@ -29,7 +29,7 @@ from edge_client.runtime.active_task import ActiveTask, TaskDropped
 from edge_client.runtime.golden_results import FILE, Check, GoldenResults
 from edge_client.runtime.progress import Tell
 from edge_client.runtime.session import ClientLoop, Session
-from edge_client.runtime.state import TaskKey
+from edge_client.runtime.state import StoredResult, TaskKey
 from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.runtime.task_runner import OpenEngine, TaskRunner
 from edge_client.runtime.train_conditions import check_may_train
@@ -253,9 +253,12 @@ class Client:
         result = self.state.result
         self._uploader.on_ack(message)
         if result is not None and (result.key, result.update.sha256) == (TaskKey.of(message), message["sha256"]):
-            said = {"status": message["status"], "detail": message.get("detail", "")}
-            job = "fit" if "loss" in result.metrics else "probe"
-            self._tell({"event": "answered", **self._place(result.key), "job": job, **said})
+            self._tell_answer(result, message["status"], message.get("detail", ""))
+
+    def _tell_answer(self, result: StoredResult, status: str, detail: str) -> None:
+        job = "fit" if "loss" in result.metrics else "probe"
+        place = self._place(result.key)
+        self._tell({"event": "answered", **place, "job": job, "status": status, "detail": detail})
 
     def _place(self, key: TaskKey) -> dict[str, Any]:
         """The round of a task, and how many the run has, where the coordinator said so."""
@@ -291,12 +294,17 @@ class Client:
         if result is not None and result.key == key:
             self._uploader.cancel()
             self.state.commit_acknowledgement("late")
+            if result.status is None:
+                self._tell_answer(result, "late", "")
 
     def _on_error(self, message: Mapping[str, Any]) -> None:
         if message["code"] == "bad_version":
             why = f"the coordinator speaks another version of the protocol: {message.get('detail', '')}"
             self._session.fail(why, hint=UPDATE_HINT)
+        before = self.state.result
         self._uploader.on_error(message)
+        if before is not None and before is not self.state.result:  # the error is the answer
+            self._tell_answer(before, message["code"], message.get("detail", ""))
 
     def _presence(self) -> dict[str, Any]:
         engine, refused = self._runner.engine_name, self._runner.refused

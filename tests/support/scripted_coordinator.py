@@ -8,7 +8,7 @@ When the script ends, the device is stopped.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,7 @@ class DeviceStage:
         self.topics = Topics(FEDERATION)
         self.blobs: dict[str, bytes] = {}
         self.heard: list[dict[str, Any]] = []  # every control message of the device
+        self.told: list[Mapping[str, Any]] = []  # every event that its owner is told
         self.arrived: dict[int, bytes] = {}  # upload blocks by index, as sent
         self.served_blocks = 0
         self.opened: list[str] = []  # containers that were opened
@@ -162,6 +163,7 @@ class DeviceStage:
             open_engine=self.open_engine,
             check=self.check,
             watchdog=Watchdog(self.environment),
+            tell=self.told.append,
         )
 
     def play(self, script: Script) -> Client:

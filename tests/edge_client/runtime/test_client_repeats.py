@@ -196,6 +196,24 @@ def test_stop_ends_the_announcing(stage: DeviceStage) -> None:
     assert len(stage.said("rdy")) == 1
 
 
+def test_the_owner_is_told_once_how_every_result_was_answered(stage: DeviceStage) -> None:
+    def stop(number: int) -> None:
+        stage.tell("stop", run="r1", round=number, exchange=0)
+
+    stage.play_turns(
+        lambda: stage.ask(stage.fit(), round_=1),
+        lambda: stop(1),
+        lambda: stop(1),
+        lambda: stage.ask(stage.fit(), round_=2),
+        lambda: stage.tell("err", re=stage.last("rdy")["id"], code="closed"),
+        lambda: stage.ask(stage.fit(), round_=3),
+        lambda: stage.ack("ok"),
+        lambda: stop(3),
+    )
+    answers = [(event["round"], event["status"]) for event in stage.told if event["event"] == "answered"]
+    assert answers == [(1, "late"), (2, "closed"), (3, "ok")]
+
+
 def test_a_newer_task_replaces_the_one_being_fetched(stage: DeviceStage) -> None:
     stage.serve = False
 
