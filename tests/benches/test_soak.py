@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.benches.soak import Account, is_flat, slope
+from tests.benches.soak import Account, is_flat, slope, slope_between
 
 
 def test_a_slope_that_is_there_is_found_within_its_interval_and_is_not_flat() -> None:
@@ -26,18 +26,28 @@ def test_a_run_that_is_too_short_for_an_interval_is_not_called_flat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "lost", "unanswered"),
+    ("events", "lost", "unanswered", "overtaken"),
     [
-        ([("result", 1, ""), ("answered", 1, "ok")], 0, 0),
-        ([("result", 2, ""), ("answered", 2, "ok")], 1, 0),
-        ([("result", 1, ""), ("result", 2, "")], 0, 1),
-        ([("result", 1, ""), ("answered", 1, "late"), ("result", 2, "")], 0, 0),
+        ([("result", 1, "fit"), ("ok", 1, "fit")], 0, 0, 0),
+        ([("result", 2, "fit"), ("ok", 2, "fit")], 1, 0, 0),
+        ([("result", 1, "fit"), ("result", 2, "fit")], 0, 1, 0),
+        ([("result", 1, "fit"), ("late", 1, "fit"), ("result", 2, "fit")], 0, 0, 0),
+        ([("result", 1, "probe"), ("result", 2, "fit")], 0, 0, 1),
     ],
 )
 def test_lost_is_what_was_acknowledged_and_not_closed_with(
-    tmp_path: Path, events: list[tuple[str, int, str]], lost: int, unanswered: int
+    tmp_path: Path, events: list[tuple[str, int, str]], lost: int, unanswered: int, overtaken: int
 ) -> None:
-    told = [{"cid": "d00", "event": e, "round": r, "job": "fit"} | ({"status": s} if s else {}) for e, r, s in events]
+    told: list[dict[str, object]] = []
+    for said, number, job in events:
+        answer = {"event": "result"} if said == "result" else {"event": "answered", "status": said}
+        told.append({"cid": "d00", "round": number, "job": job} | answer)
     (tmp_path / "device.told").write_text("".join(json.dumps(line) + "\n" for line in told))
     found = Account(tmp_path, {(1, "fit"): {"d00"}, (2, "fit"): {"d01"}}).result()
-    assert (found["lost"], found["unanswered"]) == (lost, unanswered)
+    assert (found["lost"], found["unanswered"], found["overtaken"]) == (lost, unanswered, overtaken)
+
+
+def test_a_process_is_flat_where_it_grew_only_before_the_time_that_is_looked_at() -> None:
+    lines = [{"s": s, "a_kb": 50_000 + min(s, 3600.0)} for s in np.arange(0.0, 7200.0, 10.0)]
+    assert slope_between(lines, "a_kb", 600.0, 3600.0)["slope"] == pytest.approx(3600, abs=1)
+    assert is_flat(slope_between(lines, "a_kb", 3600.0, 7200.0), 0.01)
