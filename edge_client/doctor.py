@@ -1,9 +1,10 @@
 """`fedcenters-edge doctor`: is this device fit to take part? One line per check: ok or FAIL, what was seen, what to do.
 
 Every installed runtime makes the golden run of a tiny program of ours (edge_client/probe), and is compared with torch:
-an import alone proves nothing. A broker that names connections after certificates is not asked while a client of this
-device runs: the second connection would end the first. Nothing is changed but one small file in the state folder, which
-is removed, and the folder's lock.
+an import alone proves nothing. The broker is always connected to, and its certificate checked. There is no login with
+MQTT while a client of this device runs, because a broker that names connections after certificates would end the
+client's; nor before a token is used. The check then says so. Nothing is changed but one small file in the state folder,
+which is removed, and the folder's lock.
 """
 
 from __future__ import annotations
@@ -182,42 +183,50 @@ def _data(config: ClientConfig) -> str:
 
 
 def _broker(config: ClientConfig) -> str:
-    """An MQTT handshake with the device's certificate."""
+    """Connect, and log in with MQTT where that is possible and ends no other connection of this device."""
     from edge_client.transport.mqtt import parse_url
 
     host, port, encrypted = parse_url(config.broker)
-    if config.token is not None and config.token.is_file():
-        return f"{config.broker} is asked after `enrol`: the token is not used yet"
-    if config.certificate is not None and _client_runs(config):
-        return (
-            f"{config.broker} is not asked: this device's client is running, and a second connection would end its own"
-        )
+    enrolled = config.token is None or not config.token.is_file()
+    with_certificate = enrolled and config.certificate is not None
+    left_out = "" if enrolled else "the token is not used yet; `enrol`, or the first `join`, uses it"
+    if with_certificate and _client_runs(config):
+        left_out = "this device's client is running, and a second login would end its connection"
+    own = {"certificate": config.certificate, "key": config.key} if with_certificate else {}
     began_s = time.perf_counter()
     try:
         with contextlib.ExitStack() as stack:
             line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
             if encrypted:
-                credentials = tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
-                made = tls.client_context(credentials, dt.datetime.now(dt.timezone.utc))
+                made = tls.client_context(tls.Credentials(ca=config.ca, **own), dt.datetime.now(dt.timezone.utc))
                 line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
-            try:
-                line.sendall(CONNECT_PACKET)
-            except OSError as wrong:
-                raise ConnectionError(tls.unread_alert(line.recv) or str(wrong)) from wrong
-            answer = line.recv(4)
-            with contextlib.suppress(OSError):
-                line.sendall(b"\xe0\x00")  # DISCONNECT
+            answer = b"" if left_out else _log_in(line)
     except (OSError, ssl.SSLError) as wrong:
         reason, hint = tls.explain_failure(wrong, config.ca)
         raise CheckFailed(
             f"{config.broker}: {reason}", hint or "check the address, and that the broker runs"
         ) from wrong
+    took = f"in {time.perf_counter() - began_s:.2f} s"
+    if left_out:
+        return f"{config.broker} takes connections{' over TLS' if encrypted else ''}, {took}; not logged in: {left_out}"
     if len(answer) < 4 or answer[0] != CONNACK_TYPE:  # noqa: PLR2004 - the length of a CONNACK
         raise CheckFailed(f"{config.broker} does not answer as a broker", "check the port")
     if answer[3] not in (0, IDENTIFIER_REJECTED):
         said = CONNECT_REFUSALS.get(answer[3], f"the broker answers {answer[3]}")
         raise CheckFailed(said, "use the certificate made for this device of this federation")
-    return f"{config.broker} answers in {time.perf_counter() - began_s:.2f} s"
+    return f"{config.broker} answers {took}"
+
+
+def _log_in(line: socket.socket) -> bytes:
+    """CONNECT and DISCONNECT; -> the first bytes of the broker's answer. Raises OSError."""
+    try:
+        line.sendall(CONNECT_PACKET)
+    except OSError as wrong:
+        raise ConnectionError(tls.unread_alert(line.recv) or str(wrong)) from wrong
+    answer = line.recv(4)
+    with contextlib.suppress(OSError):
+        line.sendall(b"\xe0\x00")  # DISCONNECT
+    return answer
 
 
 def _client_runs(config: ClientConfig) -> bool:

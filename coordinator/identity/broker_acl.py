@@ -18,6 +18,8 @@ COORDINATOR_CLIENT_ID = "coordinator.0"
 RETAINED_PATTERNS = ("st/{name}",)
 PUBLISH_PATTERNS = (*RETAINED_PATTERNS, "rq/{name}", *(f"in/{k}/{{name}}/+/+" for k in range(UPLOAD_SHARDS)))
 SUBSCRIBE_PATTERNS = ("dn/{name}/#", "bc/+", "bb/+/+")
+# Only `pattern` lines hold for every user, so the topics that all devices read are such lines too.
+SHARED_TOPICS_COMMENT = "# Mosquitto warns that two patterns lack '%c' and '%u': every device may read these topics."
 MOSQUITTO_CONF_TEMPLATE = """\
 # Written by `fedcenters-coordinator provision`. A plain listener is not among it, on purpose.
 listener {port}{address}
@@ -70,7 +72,7 @@ def mosquitto_acl(federation: str, revoked: Sequence[str]) -> str:
     writes = [f"pattern write {root}/{topic.format(name='%u')}" for topic in PUBLISH_PATTERNS]
     reads = [f"pattern read {root}/{topic.format(name='%u')}" for topic in SUBSCRIBE_PATTERNS]
     coordinator = [f"user {COORDINATOR_CLIENT_ID}", f"topic readwrite {root}/#"]
-    return "\n".join([*denied, *coordinator, *writes, *reads]) + "\n"
+    return "\n".join([*denied, SHARED_TOPICS_COMMENT, *coordinator, *writes, *reads]) + "\n"
 
 
 def emqx_acl(federation: str, revoked: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,9 @@ FEDERATION, FLEET, PHONES, KEYS = "The federation", "Devices", "Phones", "Certif
 RELOAD_HINT = (
     "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
 )
-OWNER_HINT = "these files are root's; for a mosquitto of the system, which has a user of its own"
+OWNER_HINT = (
+    "a mosquitto that root or the system starts becomes the user `mosquitto`, who cannot read these files of root"
+)
 
 
 @handle_errors
@@ -198,7 +201,12 @@ def _hints(folder: Path, *, revoked: bool, made: bool) -> list[str]:
     hints = [RELOAD_HINT] if revoked else []
     if made and os.name == "posix" and os.geteuid() == 0:
         through = f"chgrp mosquitto {folder} && chmod g+x {folder}"
-        hints.append(f"{OWNER_HINT}: chown -R mosquitto {folder / 'broker'} && {through}")
+        hints.append(f"{OWNER_HINT}; run once: chown -R mosquitto {folder / 'broker'} && {through}")
+        closed = [str(above) for above in folder.resolve().parents if not above.stat().st_mode & stat.S_IXOTH]
+        if closed:
+            hints.append(
+                f"{closed[0]} is closed to that user, too; keep the keys elsewhere, for example in /etc/fedcenters"
+            )
     return hints
 
 

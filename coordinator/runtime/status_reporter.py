@@ -71,6 +71,7 @@ class StatusReporter:
             "working_on": self.working_on,
             **{name: value for name, value in self.announcer.state.items() if name in ("here", "needed")},
             "connected": len(fleet.online()),
+            "without_samples": sum(fleet.devices[cid].n == 0 for cid in fleet.online()),
             "runtimes": fleet.refusals(),
             "bytes": {"down": self._sender.bytes_down, "up": self._dispatcher.bytes_up},
             "exchange": None if live is None else live.progress(),

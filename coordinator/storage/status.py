@@ -107,8 +107,7 @@ def _bytes_of(folder: Path) -> int:
 def status_lines(found: Mapping[str, Any]) -> list[str]:
     """The status as lines of text, the most important first."""
     out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
-    connected = "" if found["phase"] == "stopped" else f", {found['connected']} connected"
-    out.append(f"{found['devices']} devices enrolled{connected}; {_traffic(found['bytes'])}")
+    out.append(f"{_fleet_in_words(found)}; {_traffic(found['bytes'])}")
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
         micro = (run["accuracy"] or {}).get("micro")
@@ -132,6 +131,15 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     if found["error"] and not found["done"]:
         out.append(f"last error: {found['error']}")
     return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]
+
+
+def _fleet_in_words(found: Mapping[str, Any]) -> str:
+    """Who is connected, and who trains: a device without samples is connected and takes no part."""
+    takes_part = f"{found['devices']} take part in the training"
+    if found["phase"] == "stopped":
+        return takes_part
+    without = f" ({found['without_samples']} without samples yet)" if found["without_samples"] else ""
+    return f"{found['connected']} devices connected{without}, {takes_part}"
 
 
 def _centers_apart(run: Mapping[str, Any]) -> str:
@@ -171,7 +179,7 @@ def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterato
 
 def _live(folder: Path) -> dict[str, Any]:
     """The content of status.json, or zeros where there is none; of a stopped coordinator nothing of its last moment."""
-    moment: dict[str, Any] = {"connected": 0, "exchange": None, "runtimes": {}}
+    moment: dict[str, Any] = {"connected": 0, "without_samples": 0, "exchange": None, "runtimes": {}}
     nothing: dict[str, Any] = {"phase": "not started", "unix_ms": 0, "bytes": {"down": 0, "up": 0}, **moment}
     try:
         left = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))

@@ -9,14 +9,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import edge_client
 from edge_client.board import identity, targets, wheels
 from edge_client.board.board_files import PYTHON_FOLDER, BoardFile, DeviceIdentity, board_files
-from edge_client.board.profiles import BOARD_PROFILES, MIN_PYTHON, BoardProfile, board_profile, check_python
+from edge_client.board.profiles import BOARD_PROFILES, MIN_PYTHON, PYTHONS, BoardProfile, board_profile, check_python
 from edge_client.board.remote import BoardInfo, RemoteBoard, check_board
 from edge_client.engines.base import ENGINES
 from edge_client.errors import EXIT_OK, ConfigError, UsageError
+from edge_client.transport.tls import is_loopback
 
 EXAMPLE = (
     "example: fedcenters-edge flash --board raspberry-pi-5 --device-id porch --join keys --rootfs /media/me/rootfs"
@@ -60,6 +62,7 @@ def flash_board(options: argparse.Namespace) -> int:
         raise ConfigError(f"{profile.title}: {profile.notes[0]}", hint="--python-home DIR, see docs/flash-a-board.md")
     folder = identity.join_folder(options.join, options.device_id)
     settings, who = identity.read_identity(folder, device_id=options.device_id, federation=options.federation)
+    _warn_of_own_broker(settings["broker"])
     board = _checked(profile, options, remote)
     python = _python(profile, options, board)
     settings |= {"engine": options.engine} if options.engine else {}
@@ -126,7 +129,24 @@ def _python(profile: BoardProfile, options: argparse.Namespace, board: BoardInfo
         there = targets.python_of(options.rootfs)
     if there is not None and options.python not in ("", there):
         raise UsageError(f"--python {options.python}, but there is Python {there}", hint="leave --python out")
+    if there is None and not options.python:
+        print(
+            f"wheels for Python {profile.python}, the usual one of this kind of board, since a --bundle is for a board "
+            f"that is not here to be asked; if `python3 --version` says another there, give it with --python "
+            f"({', '.join(PYTHONS)})",
+            file=sys.stderr,
+        )
     return check_python(there or options.python or profile.python)
+
+
+def _warn_of_own_broker(broker: str) -> None:
+    """On a board 127.0.0.1 is the board itself; only the user knows whether its broker runs there."""
+    if is_loopback(urlsplit(broker).hostname or ""):
+        print(
+            f"warning: the board will dial {broker}, which is the board itself; if the broker runs elsewhere, run "
+            f"`provision` again with --host ADDRESS, at which devices reach it, and flash again",
+            file=sys.stderr,
+        )
 
 
 def _version_in(home: Path) -> str:

@@ -81,7 +81,6 @@ BOARD_PROFILES: dict[str, BoardProfile] = {
             name="generic-arm64",
             title="any 64-bit ARM board with systemd and glibc 2.31 or newer",
             glibc=(2, 31),
-            notes=("32-bit ARM has no wheels of a training runtime: 64-bit only",),
         ),
         BoardProfile(
             name="x86-64",
@@ -102,10 +101,18 @@ def board_profile(name: str) -> BoardProfile:
 
 def check_machine(where: str, machine: str | None, profile: BoardProfile) -> None:
     """Raise ConfigError unless a system is for the board's processor; `where` is a folder or a host."""
-    if machine != profile.machine:
+    if machine is None:
         raise ConfigError(
-            f"{where} is a system for {machine or 'an unknown processor'}, a {profile.name} has {profile.machine}",
-            hint="choose another --board, or a 64-bit system",
+            f"{where} has no program that tells its processor: no usr/bin/python3, no shell, no sbin/init",
+            hint="the system there is not whole; write the card again and name the mount point of its root partition",
+        )
+    if machine != profile.machine:
+        fits = [name for name, other in BOARD_PROFILES.items() if other.machine == machine]
+        raise ConfigError(
+            f"{where} is a system for {machine}, a {profile.name} has {profile.machine}",
+            hint=f"choose another --board ({', '.join(fits)})"
+            if fits
+            else f"write a 64-bit system for {profile.machine}; no training runtime has wheels for {machine}",
         )
 
 

@@ -41,6 +41,12 @@ def check_rootfs(root: Path, profile: BoardProfile, *, own_python: bool) -> None
         raise ConfigError(
             f"{root} is not a board's root file system", hint="mount the card's root partition, name that"
         )
+    if not any(root.iterdir()):
+        raise ConfigError(
+            f"{root} is empty: nothing is mounted there",
+            hint="write the system to the card with its maker's tool, find its root partition with `lsblk -f` (the "
+            f"ext4 one), and mount it: sudo mount /dev/PARTITION {root}",
+        )
     if not (root / "etc").is_dir():
         raise ConfigError(
             f"{root} has no etc folder",

@@ -48,7 +48,7 @@ VERSION_TIMEOUT_S = 2.0  # a broker that stays silent this long on MQTT 5 is ask
 TICK_S = 1.0  # how often paho looks after its keepalive
 
 SYSTEM_CREDENTIALS = Credentials()  # the system's authorities, and no certificate
-START_HINT = "check the address, and that the broker is running"
+START_HINT = "check the address, and that the broker is running, then start again; one that is lost later is waited for"
 
 _broker_versions: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
 
@@ -114,7 +114,7 @@ class MqttTransport:
         if not self._settled.wait(self._timeout_s):
             self.close()
             raise NetworkError(
-                f"cannot reach the MQTT broker at {self._url}: {self._reason}",
+                f"cannot reach the MQTT broker at {self._url} within {self._timeout_s:g} s: {self._reason}",
                 hint=self._hint or START_HINT,
             )
 

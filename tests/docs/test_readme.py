@@ -14,6 +14,8 @@ import pytest
 from coordinator import config as coordinator_config
 from coordinator.strategies.registry import make_method
 from edge_client import config as client_config
+from edge_client.toml_files import read_toml
+from tests.support.guarded_broker import provision_federation
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,6 +38,15 @@ def configuration(name: str) -> str:
 def test_the_devices_configuration_is_accepted_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "client.toml").write_text(configuration("client.toml"))
     assert client_config.load_config(tmp_path / "client.toml", {}).device_id == "pi-1"
+
+
+def test_the_devices_configuration_has_the_lines_that_provision_writes(tmp_path: Path) -> None:
+    (tmp_path / "README.toml").write_text(configuration("client.toml"))
+    shown = read_toml(tmp_path / "README.toml", hint="")
+    provision_federation(tmp_path / "keys", "pi-1", federation="home")
+    written = read_toml(tmp_path / "keys" / "devices" / "pi-1" / "client.toml", hint="")
+    assert shown.keys() - written.keys() == {"engine", "device"}  # which the user adds
+    assert written.keys() <= shown.keys()
 
 
 def test_the_coordinators_configuration_is_accepted_as_it_stands(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from edge_client.runtime import train_conditions as device_module
 from edge_client.runtime.state import lock_state
 from edge_client.runtime.train_conditions import DeviceStatus
 from tests.edge_client.engines.broken import break_engine
-from tests.support.guarded_broker import FEDERATION, guarded_broker, try_connect
+from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_federation, try_connect
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
@@ -85,9 +85,27 @@ def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
         bare = found(replace(config, certificate=None, key=None))
         assert not bare["broker"].ok
         with lock_state(config.state):  # as a client does while it runs
-            assert "is not asked: this device's client is running" in found(config)["broker"].said
+            said = found(config)["broker"].said
+            assert "takes connections over TLS" in said
+            assert "not logged in: this device's client is running" in said
+            foreign = provision_federation(tmp_path / "foreign").folder / "authority" / "ca.crt"
+            told = found(replace(config, ca=foreign))["broker"]
+            assert (told.ok, "is not from the authority in" in told.said) == (False, True)
         (home / "device.key").chmod(0o644)
         assert "chmod 600" in found(config)["certificate"].hint
+
+
+@pytest.mark.parametrize("state", ["its client runs", "its token is not used yet"])
+def test_a_broker_that_is_away_is_a_fail_also_where_the_device_would_not_log_in(
+    tmp_path: Path, free_port: int, state: str
+) -> None:
+    certificate = {"ca": "ca.crt", "certificate": "device.crt", "key": "device.key", "token": "token"}
+    config = load_config(device(tmp_path, f"mqtts://127.0.0.1:{free_port}", **certificate), {})
+    with lock_state(config.state):
+        if state == "its token is not used yet":
+            (tmp_path / "token").write_text("a token")
+        told = found(config)["broker"]
+    assert (told.ok, "Connection refused" in told.said, bool(told.hint)) == (False, True, True)
 
 
 @pytest.mark.broker

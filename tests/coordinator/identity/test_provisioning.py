@@ -63,10 +63,12 @@ def test_root_is_told_how_mosquitto_can_read_its_files(
     user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    made, again = (invoke(str(tmp_path / "k"), "--federation", "demo", "--host", "h") for _ in range(2))
-    keys = tmp_path / "k"  # for its owner alone, so mosquitto must get through it too
+    keys = tmp_path / "closed" / "k"  # for its owner alone, so mosquitto must get through it too
+    keys.parent.mkdir(mode=0o700)
+    made, again = (invoke(str(keys), "--federation", "demo", "--host", "h") for _ in range(2))
     command = f"chown -R mosquitto {keys / 'broker'} && chgrp mosquitto {keys} && chmod g+x {keys}"
     assert (command in made.stderr, command in again.stderr) == (user == 0, False)
+    assert (f"{keys.parent} is closed to that user, too" in made.stderr) == (user == 0)
 
 
 def test_every_secret_is_for_its_owner_alone_and_is_never_printed(tmp_path: Path) -> None:

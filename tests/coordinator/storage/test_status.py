@@ -196,6 +196,8 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     }
     assert f"  d04: {said}; no other engine is left" in status_lines(found)
     assert found["devices"] == 4
+    counted = "6 devices connected (1 without samples yet), 4 take part in the training; "
+    assert counted in "\n".join(status_lines(found))
 
 
 def test_a_coordinator_that_stopped_in_a_round_shows_nothing_of_that_moment(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_a_coordinator_that_stopped_in_a_round_shows_nothing_of_that_moment(tmp_
     text = "\n".join(status_lines(found))
     assert "connected" not in text
     assert "now: " not in text
-    assert "4 devices enrolled; " in text
+    assert "4 take part in the training; " in text
     fed.world.end()
 
 

@@ -185,14 +185,42 @@ def test_the_machines_own_root_is_refused(desk: FlashSetup, refusal: Callable[..
     assert "is not a board's root" in refusal(desk, "--rootfs", "/")
 
 
+def test_of_an_empty_folder_it_is_told_how_to_mount_the_card_there(
+    desk: FlashSetup, tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    (tmp_path / "card").mkdir()
+    told = refusal(desk, "--rootfs", str(tmp_path / "card"))
+    assert "is empty: nothing is mounted there" in told
+    assert f"sudo mount /dev/PARTITION {tmp_path / 'card'}" in told
+
+
+def test_a_system_whose_processor_is_unknown_is_said_to_be_not_whole(
+    desk: FlashSetup, tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    (tmp_path / "card" / "etc").mkdir(parents=True)
+    told = refusal(desk, "--rootfs", str(tmp_path / "card"))
+    assert "has no program that tells its processor" in told
+    assert "write the card again" in told
+
+
 def test_a_boot_partition_is_refused(desk: FlashSetup, tmp_path: Path, refusal: Callable[..., str]) -> None:
     (tmp_path / "boot").mkdir()
+    (tmp_path / "boot" / "config.txt").touch()
     assert "take the root partition" in refusal(desk, "--rootfs", str(tmp_path / "boot"))
 
 
 def test_a_system_of_another_architecture_is_refused(desk: FlashSetup, refusal: Callable[..., str]) -> None:
     card = rootfs(desk.folder / "pc", BOARD_PROFILES["x86-64"])
-    assert "is a system for x86_64" in refusal(desk, "--rootfs", str(card))
+    told = refusal(desk, "--rootfs", str(card))
+    assert "is a system for x86_64" in told
+    assert "choose another --board (x86-64)" in told
+
+
+def test_a_32_bit_system_is_told_that_it_has_no_wheels(desk: FlashSetup, refusal: Callable[..., str]) -> None:
+    card = rootfs(desk.folder / "old", desk.profile)
+    program = card / "usr" / "bin" / f"python{desk.profile.python}"
+    program.write_bytes(program.read_bytes()[:18] + (40).to_bytes(2, "little") + bytes(100))  # EM_ARM
+    assert "write a 64-bit system for aarch64" in refusal(desk, "--rootfs", str(card))
 
 
 def test_a_system_without_a_python_that_is_new_enough_is_refused(desk: FlashSetup, refusal: Callable[..., str]) -> None:
@@ -255,6 +283,27 @@ def test_the_python_of_the_card_decides_which_wheels_are_taken(
     assert desk.flash("--rootfs", str(card), "--json") == 0
     assert json.loads(capsys.readouterr().out)["python"] == "3.13"
     assert "there is Python 3.13" in refusal(desk, "--rootfs", str(card), "--python", "3.11")
+
+
+def test_a_bundle_says_which_python_it_is_for_and_how_to_change_it(
+    desk: FlashSetup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.flash("--bundle", str(desk.folder / "a.tar")) == 0
+    told = capsys.readouterr().err
+    assert "wheels for Python 3.11, the usual one of this kind of board" in told
+    assert "--python (3.10, 3.11, 3.12, 3.13)" in told
+    assert desk.flash("--bundle", str(desk.folder / "b.tar"), "--python", "3.11") == 0
+    assert "wheels for" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_broker_that_would_be_the_board_itself_is_warned_of_and_allowed(
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    assert desk.flash("--rootfs", str(card), "--federation", f"mqtts://{host}:8883") == 0
+    assert f"dial mqtts://{host}:8883, which is the board itself" in capsys.readouterr().err
+    assert desk.flash("--rootfs", str(card), "--update") == 0
+    assert "the board itself" not in capsys.readouterr().err
 
 
 def test_a_careful_umask_keeps_no_service_out(desk: FlashSetup, card: Path) -> None:
