@@ -21,6 +21,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 TESTS = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "docs").glob("test_*_page*.py")}
 HERE = ("README.md", "docs/methods.md", "docs/hostile-devices.md")
 
+CHOWN = "needs root and the user mosquitto; test_provisioning.py reads it in what `provision` prints"
 DATA = "needs a data set that is not shipped; tests/emulator/data/test_registry.py and test_cli.py take small ones"
 INSTALLS = "changes the environment in which the tests run; CI starts from a fresh one with `make install`"
 DEMO = "tests/e2e/test_demo.py runs it"
@@ -37,6 +38,7 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r"fedcenters-coordinator (provision|serve|status) .*|mosquitto .*": ROADS,
         r"fedcenters-edge (doctor|join|nearest) .*|fedcenters-export (bundle|verify|serve) .*": ROADS,
         r"fedcenters-edge flash .*": "needs a board; tests/edge_client/board flashes folders",
+        r"chown .*": CHOWN,
         r".* --data DIR .*": DATA,
         r"fedcenters-emulator figures runs/simulate-wecfl-0": "tests/emulator/reports/test_run_figures.py draws a run",
     },
@@ -62,6 +64,7 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     },
     "docs/security.md": {
         r"mosquitto .*|fedcenters-(coordinator|edge) .*": OTHER_MACHINES,
+        r"chown .*": CHOWN,
         r"kill -HUP .*": "tests/attacks/test_foreign_certificates.py has a broker read its revocation list again",
     },
 }

@@ -30,6 +30,7 @@ from edge_client.protocol.topics import MAX_TOPIC_BYTES
 from edge_client.transport.tls import read_certificate
 from tests.support.guarded_broker import now, provision_federation
 
+ROOT = Path(__file__).parents[3]
 SECRETS = ("ca.key", "coordinator.key", "server.key", "device.key", "signing.key", "token")
 
 
@@ -68,6 +69,8 @@ def test_root_is_told_how_mosquitto_can_read_its_files(
     made, again = (invoke(str(keys), "--federation", "demo", "--host", "h") for _ in range(2))
     command = f"chown -R mosquitto {keys / 'broker'} && chgrp mosquitto {keys} && chmod g+x {keys}"
     assert (command in made.stderr, command in again.stderr) == (user == 0, False)
+    for page in ("README.md", "docs/security.md"):
+        assert command.replace(str(keys), "keys") in (ROOT / page).read_text(encoding="utf-8")
     assert (f"{keys.parent} is closed to that user, too" in made.stderr) == (user == 0)
 
 
