@@ -149,28 +149,35 @@ def status(
 @app.command("attack-drill")
 @handle_errors
 def attack_drill(
-    *, as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one for each attack.")] = False
+    config: Annotated[
+        Path | None, typer.Argument(help="A coordinator's TOML file, for its model, method and limits.")
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one for each attack.")] = False,
 ) -> None:
     """Attack a local copy of an installation.
 
-    Reports which bounds held. One hostile device with a valid certificate attacks what `provision` writes: certificates
-    and mosquitto's access list in a temporary folder, on a free port of 127.0.0.1, and the part of the coordinator that
-    takes messages. No federation of yours is touched. Attacks on rounds are not played.
+    Reports which bounds held and what was seen. One hostile device with a valid certificate attacks what `provision`
+    writes (certificates and mosquitto's access list in a temporary folder, on a free port of 127.0.0.1) and a
+    coordinator that leads rounds there. With a configuration the copy has its model, the method of its served run and
+    its limits; otherwise a tiny model and FedAvg. No federation of yours is touched.
 
-    example: fedcenters-coordinator attack-drill
+    example: fedcenters-coordinator attack-drill coordinator.toml
     """
     import logging
 
     from coordinator.attack_drill.drill import Finding, run_drill
+    from coordinator.config import read_config
 
     def say(finding: Finding) -> None:
         print(json.dumps(finding.as_json()) if as_json else finding.in_words(), flush=True)
 
     logging.getLogger().addHandler(logging.NullHandler())  # what both sides log of an attack is no part of the report
-    found = run_drill(say)
-    broken = sum(not finding.held for finding in found)
+    found = run_drill(say, None if config is None else read_config(config), tell=write_stderr)
+    tried = [finding for finding in found if finding.seen.held is not None]
+    broken = sum(not finding.seen.held for finding in tried)
     if not as_json:
-        print(f"{len(found) - broken} of {len(found)} bounds held")
+        print(f"{len(tried) - broken} of {len(tried)} bounds held")
     if broken:
         raise FedcentersError(
             f"{broken} bounds did not hold",

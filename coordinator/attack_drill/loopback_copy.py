@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.config import CoordinatorConfig
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.provisioning import Provisioner, ProvisionPlan
 from coordinator.identity.signing_key import open_signing_key
@@ -32,7 +33,9 @@ from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
 
-FEDERATION, HOSTILE, HONEST = "drill", "hostile", "honest"
+FEDERATION, HOSTILE = "drill", "hostile"
+FLEET = ("honest", "honest-2", "honest-3", "honest-4")
+HONEST, HONEST_SAMPLES = FLEET[0], 40
 TOPICS = Topics(FEDERATION)
 PATIENCE_S, REFUSAL_S = 20.0, 3.0
 SHA256 = "ab" * 32  # of no blob
@@ -64,30 +67,58 @@ class BrokerClient:
                 before.append(event)
 
 
-@dataclass
+def provisioned_credentials(work: Provisioner, name: str) -> Credentials:
+    """The files of a device, or of the coordinator."""
+    ours = name == COORDINATOR_CLIENT_ID
+    home = work.folder / ("coordinator" if ours else f"devices/{name}")
+    stem = "coordinator" if ours else "device"
+    return Credentials(ca=home / "ca.crt", certificate=home / f"{stem}.crt", key=home / f"{stem}.key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """What `provision` writes for a hostile device and a fleet of honest ones, and a broker that runs on it."""
+
+    work: Provisioner
+    folder: Path
+
+    def credentials(self, name: str) -> Credentials:
+        return provisioned_credentials(self.work, name)
+
+    def connect(self, name: str, into: ExitStack) -> BrokerClient:
+        """A connection that `into` closes; a device's has subscribed. Raises NetworkError."""
+        made = MqttTransport(
+            self.work.plan.broker,
+            f"{FEDERATION}.{name}",
+            credentials=self.credentials(name),
+            connect_timeout_s=REFUSAL_S,
+        )
+        made.connect()
+        into.callback(made.close)
+        if made.receive(PATIENCE_S) != Connected():
+            raise NetworkError(f"{name} cannot connect to the copy's broker", hint="run the drill again")
+        if name != COORDINATOR_CLIENT_ID:
+            made.subscribe(*TOPICS.device_filters(name))
+        return BrokerClient(name, made)
+
+
 class LoopbackCopy:
     """The copy: `coordinator` hears everything, `hostile` attacks, `honest` is another device."""
 
-    work: Provisioner
-    store: Store
-    broker: subprocess.Popen[bytes]
-    open: ExitStack
-
-    def __post_init__(self) -> None:
-        self.coordinator = self.connect(COORDINATOR_CLIENT_ID)
+    def __init__(self, site: Installation, config: CoordinatorConfig, store: Store, into: ExitStack) -> None:
+        self.site, self.store = site, store
+        self.coordinator = site.connect(COORDINATOR_CLIENT_ID, into)
         self.coordinator.transport.subscribe(f"fc/v1/{FEDERATION}/#", as_published=True)
-        self.hostile, self.honest = self.connect(HOSTILE), self.connect(HONEST)
-        for device in (self.hostile, self.honest):
-            device.transport.subscribe(*TOPICS.device_filters(device.name))
+        self.hostile, self.honest = site.connect(HOSTILE, into), site.connect(HONEST, into)
         clock = SystemClock()
-        key = open_signing_key(self.work.folder / "coordinator")
+        key = open_signing_key(site.work.folder / "coordinator")
         boot = "0" * 16
         sender = CoordinatorSender(
             topics=TOPICS,
             clock=clock,
             epoch=1,
             boot=boot,
-            block=4096,
+            block=config.transfer.block,
             spread_ms=0,
             transport=self.coordinator.transport,
             signature=key.sign_record(boot, 1, FEDERATION),
@@ -95,34 +126,13 @@ class LoopbackCopy:
         )
         self.dispatcher = Dispatcher(
             clock=clock,
-            store=self.store,
+            store=store,
             sender=sender,
-            downloads=BlockServer(self.store.blobs, sender),
-            fleet=FleetPresence(10),
-            event_log=EventLog(self.work.folder / "metrics.jsonl", self.store.events, lambda _: None, clock.unix_ms),
+            downloads=BlockServer(store.blobs, sender, config.transfer.in_flight_bytes),
+            fleet=FleetPresence(config.fleet.max_devices),
+            event_log=EventLog(site.folder / "metrics.jsonl", store.events, lambda _: None, clock.unix_ms),
         )
-        self.take(self.honest, TOPICS.state(HONEST), presence(40), retain=True)
-
-    def credentials(self, name: str) -> Credentials:
-        """The files of a device, or of the coordinator."""
-        ours = name == COORDINATOR_CLIENT_ID
-        home = self.work.folder / ("coordinator" if ours else f"devices/{name}")
-        stem = "coordinator" if ours else "device"
-        return Credentials(ca=home / "ca.crt", certificate=home / f"{stem}.crt", key=home / f"{stem}.key")
-
-    def connect(self, name: str) -> BrokerClient:
-        """Raises NetworkError."""
-        made = MqttTransport(
-            self.work.plan.broker,
-            TOPICS.client_id(name) if name != COORDINATOR_CLIENT_ID else f"{FEDERATION}.{name}",
-            credentials=self.credentials(name),
-            connect_timeout_s=REFUSAL_S,
-        )
-        made.connect()
-        self.open.callback(made.close)
-        if made.receive(PATIENCE_S) != Connected():
-            raise NetworkError(f"{name} cannot connect to the copy's broker", hint="run the drill again")
-        return BrokerClient(name, made)
+        self.take(self.honest, TOPICS.state(HONEST), presence(HONEST_SAMPLES), retain=True)
 
     def take(self, who: BrokerClient, topic: str, payload: bytes, *, retain: bool = False) -> list[Message]:
         """`who` publishes; -> what reached the coordinator, which has dealt with it."""
@@ -144,9 +154,9 @@ class LoopbackCopy:
         return len(self.told(self.honest)) == 1
 
 
-def presence(n: int) -> bytes:
+def presence(n: int, engine: str = "onnx") -> bytes:
     """A device's announcement with `n` samples."""
-    return messages.write_message("st", ident="d-1", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": n})
+    return messages.write_message("st", ident="d-1", t_ms=0, s="on", bd=1, caps={"engine": engine, "n": n})
 
 
 def request(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - the message's fields
@@ -155,12 +165,12 @@ def request(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - the message's 
 
 
 @contextmanager
-def loopback_copy(folder: Path, program: str) -> Iterator[LoopbackCopy]:
-    """A copy that ends with the block."""
+def installation(folder: Path, program: str) -> Iterator[Installation]:
+    """Files and a broker that ends with the block."""
     plan = ProvisionPlan(federation=FEDERATION, hosts=("localhost", "127.0.0.1"), port=free_port())
     work = Provisioner(folder=folder / "keys", plan=plan, now=dt.datetime.now(dt.timezone.utc))
     work.write_infrastructure()
-    for cid in (HOSTILE, HONEST):
+    for cid in (HOSTILE, *FLEET):
         work.add_device(cid)
     conf = work.folder / "broker" / "mosquitto.conf"
     # Started by root it would become another user, who cannot read these keys.
@@ -169,5 +179,12 @@ def loopback_copy(folder: Path, program: str) -> Iterator[LoopbackCopy]:
         log = stack.enter_context((folder / "broker.log").open("wb"))
         process = subprocess.Popen([program, "-c", str(conf)], stdout=log, stderr=log, start_new_session=True)
         stack.callback(terminate_process, process, timeout_s=REFUSAL_S)
-        store = stack.enter_context(closing(Store(folder / "store")))
-        yield LoopbackCopy(work, store, process, stack.enter_context(ExitStack()))
+        yield Installation(work=work, folder=folder)
+
+
+@contextmanager
+def loopback_copy(site: Installation, config: CoordinatorConfig) -> Iterator[LoopbackCopy]:
+    """A copy that ends with the block."""
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(Store(site.folder / "store")))
+        yield LoopbackCopy(site, config, store, stack)

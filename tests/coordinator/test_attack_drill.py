@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -9,7 +10,9 @@ from typer.testing import CliRunner
 
 from coordinator import cli
 from coordinator.attack_drill import drill
-from coordinator.attack_drill.drill import Attack
+from coordinator.attack_drill.message_attacks import MESSAGE_ATTACKS
+from coordinator.attack_drill.round_attacks import ROUND_ATTACKS
+from coordinator.rounds import exchange_rules
 from edge_client.errors import FedcentersError
 
 
@@ -18,8 +21,8 @@ from edge_client.errors import FedcentersError
 def test_every_bound_holds_on_a_copy_of_what_is_provisioned() -> None:
     found = CliRunner().invoke(cli.app, ["attack-drill", "--json"])
     lines = [json.loads(line) for line in found.stdout.splitlines()]
-    assert [line["tried"] for line in lines if not line["held"]] == []
-    assert [line["tried"] for line in lines] == [attack.tried for attack in drill.ATTACKS]
+    assert [line for line in lines if not line["held"]] == []
+    assert [line["tried"] for line in lines] == [a.tried for a in (*MESSAGE_ATTACKS, *ROUND_ATTACKS)]
     assert found.exit_code == 0
 
 
@@ -28,12 +31,29 @@ def test_a_bound_that_does_not_hold_is_named_and_is_an_error(monkeypatch: pytest
     """Its access list gives every device every right."""
     monkeypatch.setattr("coordinator.identity.revocation.broker_acl.mosquitto_acl", lambda *_: "pattern readwrite #\n")
     wanted = "write to topics of others"
-    attacks: tuple[Attack, ...] = tuple(a for a in drill.ATTACKS if a.tried == wanted)
-    monkeypatch.setattr(drill.run_drill, "__defaults__", (attacks,))
+    monkeypatch.setattr(drill, "MESSAGE_ATTACKS", [a for a in MESSAGE_ATTACKS if a.tried == wanted])
+    monkeypatch.setattr(drill, "ROUND_ATTACKS", ())
     found = CliRunner().invoke(cli.app, ["attack-drill"])
     assert f"BROKEN  {wanted}" in found.stdout
     assert "0 of 1 bounds held" in found.stdout
     assert found.exit_code == FedcentersError.exit_code != 0
+
+
+@pytest.mark.broker
+def test_each_bound_of_a_round_that_is_taken_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    validation, exchange = "coordinator.rounds.update_validation", "coordinator.runtime.exchange"
+    monkeypatch.setattr(f"{exchange}.task_messages.max_samples", lambda *_: 2**40)
+    monkeypatch.setattr(f"{validation}._check_shape", lambda *_: None)
+    monkeypatch.setattr(f"{validation}.bounded_buffers", lambda update, *_: update)
+    counted = itertools.count()
+    monkeypatch.setattr(f"{exchange}.uploads.OpenUploads.blocks", lambda *_: next(counted))  # each block looks new
+    monkeypatch.setattr("edge_client.transport.blobs.BlobFolder.drop_partials", lambda *_, **__: None)
+    told = exchange_rules._final_status
+    monkeypatch.setattr(exchange_rules, "_final_status", lambda *a: told(*a).replace("superseded", "dup"))
+    monkeypatch.setattr(drill, "MESSAGE_ATTACKS", ())
+    found = CliRunner().invoke(cli.app, ["attack-drill", "--json"])
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [(line["tried"], line["held"]) for line in lines] == [(attack.tried, False) for attack in ROUND_ATTACKS]
 
 
 def test_without_mosquitto_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
+from coordinator.attack_drill.loopback_copy import BrokerClient, provisioned_credentials
 from coordinator.identity.provisioning import Provisioner, ProvisionPlan
 from coordinator.local_broker import find_mosquitto, free_port
 from edge_client.transport import mqtt
-from edge_client.transport.base import Connected, Disconnected, Message
+from edge_client.transport.base import Connected
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
 
@@ -93,10 +93,7 @@ class Guarded:
         return self.work.plan.broker
 
     def credentials(self, name: str) -> Credentials:
-        """The files of a device, or of the coordinator."""
-        stem = "coordinator" if name == COORDINATOR_CLIENT_ID else "device"
-        home = self.work.folder / ("coordinator" if name == COORDINATOR_CLIENT_ID else f"devices/{name}")
-        return Credentials(ca=home / "ca.crt", certificate=home / f"{stem}.crt", key=home / f"{stem}.key")
+        return provisioned_credentials(self.work, name)
 
     def client(self, name: str, *, client_id: str = "", speaking: MQTTProtocolVersion | None = None) -> GuardedClient:
         """A client with the certificate of `name`."""
@@ -118,11 +115,11 @@ class Guarded:
         mqtt._broker_versions.pop(self.url, None)
 
 
-class GuardedClient:
-    """A connected client; `marks` counts what it said to be heard."""
+class GuardedClient(BrokerClient):
+    """A connected client."""
 
     def __init__(self, name: str, transport: MqttTransport) -> None:
-        self.name, self.transport, self._marks = name, transport, 0
+        super().__init__(name, transport)
         transport.connect()
         assert transport.receive(PATIENCE_S) == Connected()
 
@@ -132,28 +129,9 @@ class GuardedClient:
     def subscribe(self, *filters: str) -> None:
         self.transport.subscribe(*filters)
 
-    def mark(self, topic: str) -> bytes:
-        """Say something new on a topic that is ours; -> what was said."""
-        self._marks += 1
-        said = f"mark {self.name} {self._marks}".encode()
-        self.publish(topic, said)
-        return said
-
     def settle(self, topic: str) -> None:
         """Return when the broker has dealt with all that we sent; `topic` is one that we may write and hear."""
         self.until(self.mark(topic))
-
-    def until(self, payload: bytes) -> list[Message]:
-        """Everything that arrives before a message with this payload."""
-        before: list[Message] = []
-        while True:
-            event = self.transport.receive(PATIENCE_S)
-            assert event is not None, "it never came"
-            assert not isinstance(event, Disconnected), event
-            if isinstance(event, Message):
-                if event.payload == payload:
-                    return before
-                before.append(event)
 
 
 @contextmanager
