@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,9 @@ from emulator.router_training import FinishedTraining, fit_router
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,7 @@ class RunCenters:
         assignment = state.assignment or (dict.fromkeys(devices, 0) if self.centers == 1 else {})
         if not assignment or not isinstance(self.method, LocalSgd) or any(d.test is None for d in devices.values()):
             return None
+        log.info("the devices teach the rule that chooses centers for new ones")
         run = FinishedTraining(
             learner=self.opened,
             method=self.method,

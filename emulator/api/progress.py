@@ -1,8 +1,12 @@
-"""The progress bar of a run: one line in a terminal or below a notebook's cell."""
+"""The progress of a run, and of other long work: one line in a terminal or below a notebook's cell."""
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +15,7 @@ from emulator.console import ConsoleProgress
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from emulator.api.result import Result
+    from emulator.run.execute import SimulationResult
 
 WIDTH = 24  # characters of the bar
 RECENT = 5  # rounds whose median seconds tell how long the others will take
@@ -43,26 +47,72 @@ class RunProgress:
         if self._shown:
             self._line.say(text)
 
-    def show(self, result: Result) -> None:
+    def show(self, run: SimulationResult, accuracy: float | None) -> None:
         """The bar after a round."""
         if self._shown:
-            self._line.busy(self.text(result))
+            self._line.busy(self.text(run, accuracy))
 
-    def text(self, result: Result) -> str:
+    def text(self, run: SimulationResult, accuracy: float | None) -> str:
         """Method, bar, round, accuracy and the time that remains; the first round is no measure of the others."""
-        done = len(result.run.records)
-        last = sorted(result.run.real_seconds[1:][-RECENT:])
+        done = len(run.records)
+        last = sorted(run.real_seconds[1:][-RECENT:])
         full = round(WIDTH * done / self._rounds)
-        accuracy = "" if result.accuracy is None else f"  accuracy {result.accuracy:.1%}"
+        share = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
         left = last[len(last) // 2] * (self._rounds - done) if last else 0.0
         shown = f"{left:.0f} s" if left < SHOWN_IN_MINUTES_S else f"{left / 60:.0f} min"
         rest = f"  {shown} left" if last and done < self._rounds else ""
-        return f"{self._name}  {'█' * full}{'░' * (WIDTH - full)}  {done}/{self._rounds}{accuracy}{rest}"
+        return f"{self._name}  {'█' * full}{'░' * (WIDTH - full)}  {done}/{self._rounds}{share}{rest}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._line.close()
+
+
+@contextmanager
+def show_work(title: str, *, shown: bool | None = None) -> Iterator[Callable[[str], None]]:
+    """Show `title` and what our loggers tell, or what the caller gives to the function that is yielded.
+
+    `shown` None: in a terminal and in a notebook.
+    """
+    notebook = in_notebook()
+    if not ((notebook or sys.stderr.isatty()) if shown is None else shown):
+        yield lambda _: None
+        return
+    with ExitStack() as stack:
+        line: NotebookLine | ConsoleProgress = NotebookLine()
+        if not notebook:  # a descriptor of its own: libraries are silenced by closing standard error for a while
+            stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8")
+            line = ConsoleProgress(stream=stack.enter_context(stream))
+        stack.callback(line.close)
+
+        told: list[str] = []
+
+        def busy(what: str) -> None:
+            told.append(what)
+            line.busy(f"{title}  {what}")
+
+        for room in ("emulator", "export"):
+            stack.enter_context(_listening(logging.getLogger(room), busy, line.say))
+        yield busy
+        if told:  # quick work shows nothing
+            busy("done")
+
+
+@contextmanager
+def _listening(log: logging.Logger, busy: Callable[[str], None], say: Callable[[str], None]) -> Iterator[None]:
+    """Give the messages of a logger to `busy`, its warnings to `say`, and to no other handler."""
+    handler, before, propagate = logging.Handler(), log.level, log.propagate
+    handler.emit = lambda record: (say if record.levelno >= logging.WARNING else busy)(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False  # litert's libraries give the root logger a handler, which would repeat each line
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+        log.propagate = propagate
 
 
 class NotebookLine:

@@ -21,6 +21,7 @@ from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.api.history import Table, frame, series
 from emulator.api.nearest import choose, predict_samples
+from emulator.api.progress import show_work
 from emulator.config import resolved_table
 from emulator.data import registry
 from emulator.data.fleet_split import FleetData
@@ -177,7 +178,8 @@ class Result:
         center, `reasons` plain lines. The first call lets the run's devices teach the rule, which takes seconds.
         Labels are values of `classes`, or their numbers; a data frame is read by the names of `columns`.
         """
-        return choose(self._source, x, y)
+        with show_work("nearest center"):
+            return choose(self._source, x, y)
 
     @property
     def guide(self) -> Router | None:
@@ -194,7 +196,8 @@ class Result:
         or by the center that is nearest to the samples:
         with a warning where the samples, which have no labels here, fit several. Raises UsageError where none fits.
         """
-        return predict_samples(self._source, x, device=device, center=center)
+        with show_work("predicting"):
+            return predict_samples(self._source, x, device=device, center=center)
 
     @cached_property
     def _source(self) -> RunCenters:
@@ -244,13 +247,14 @@ class Result:
         quantize: Sequence[str] = (),
         stacked: bool = False,
         samples: bool = True,
+        progress: bool | None = None,
     ) -> Bundle:
         """Write every center as files that other runtimes load, each compared with torch, and what a newcomer needs.
 
         `formats`: of "onnx", "tflite" and "pt2"; `quantize`: schemes of `fedcenters-export`, as "int8"; `stacked`: also
-        one file of all centers; `samples`: held-out samples lie beside them, to check the files on. The folder is a
-        bundle, as `fc.read_bundle` reads. Raises UsageError where it has something else, ProgramRefused for a module
-        that a format cannot express.
+        one file of all centers; `samples`: held-out samples lie beside them, to check the files on; `progress`: show
+        what is being made, by default in a terminal and in a notebook. The folder is a bundle, as `fc.read_bundle`
+        reads. Raises UsageError where it has something else, ProgramRefused for a module that a format cannot express.
         """
         from emulator.bundle_source import source_of_centers
         from export.bundle.commands import write_run_bundle
@@ -260,8 +264,11 @@ class Result:
         formats = (formats,) if isinstance(formats, str) else formats
         options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)
         last, name = self.run.records[-1], self.args.method
-        source = source_of_centers(self._source, last, method=name, batch=self.batch, engines=engines_of(formats))
-        write_run_bundle(source, Path(folder), options, samples=MAX_COMPARED_SAMPLES if samples else 0)
+        engines, compared = engines_of(formats), MAX_COMPARED_SAMPLES if samples else 0
+        with show_work(f"exporting {Path(folder).name}", shown=progress) as busy:
+            busy("reading the centers")
+            source = source_of_centers(self._source, last, method=name, batch=self.batch, engines=engines)
+            write_run_bundle(source, Path(folder), options, samples=compared)
         return read_bundle(Path(folder))
 
     @property

@@ -134,7 +134,7 @@ def to_the_end(run: Generator[Result, bool | None, Result], bar: RunProgress, on
         except StopIteration as done:
             result: Result = done.value
             return result
-        bar.show(so_far)
+        bar.show(so_far.run, so_far.accuracy)
         stop = on_round(so_far) if on_round is not None else False
 
 
@@ -170,7 +170,7 @@ def rounds(  # noqa: PLR0913 - the parts of a run
     given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
     with in_words_of_python(), RunProgress(repr(method), rounds, shown=progress) as bar:
         for so_far in _rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given):
-            bar.show(so_far)
+            bar.show(so_far.run, so_far.accuracy)
             yield so_far
 
 

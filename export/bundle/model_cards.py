@@ -5,6 +5,7 @@
                                                              of this file on each of its devices' held-out samples
      "served": the same, or null                             of the models that devices are served, where others
      "labels": {"of", "counts"} or null                      how often each class occurs: `of` says in which samples
+     "classes": the user's values of classes 0, 1, ..., where they are no numbers
      "model", "input", "output", "loss", "parameters"        what the network takes and gives
      "files": {variant: {"path", "sha256", "size", "parity", ...}}}
 
@@ -83,7 +84,7 @@ def markdown(card: Mapping[str, Any]) -> str:
     if card.get("served"):
         lines += ["## Accuracy of the served models", "", *_accuracy(card["served"], SERVED), ""]
     if card.get("labels"):
-        lines += ["## Labels", "", *_labels(card["labels"]), ""]
+        lines += ["## Labels", "", *_labels(card["labels"], card.get("classes", ())), ""]
     if card.get("files"):
         lines += ["## Files", "", *_files(card["files"]), ""]
     return "\n".join(lines)
@@ -114,10 +115,11 @@ def _accuracy(found: Mapping[str, float], of: str) -> list[str]:
     ]
 
 
-def _labels(found: Mapping[str, Any]) -> list[str]:
+def _labels(found: Mapping[str, Any], classes: Sequence[str | bool]) -> list[str]:
     counts = found["counts"]
-    total = max(1, sum(counts))
-    rows = [f"| {label} | {count} | {count / total:.1%} |" for label, count in enumerate(counts)]
+    total, names = max(1, sum(counts)), [*map(str, classes), *map(str, range(len(classes), len(counts)))]
+    shown = [name.replace("|", "\\|").replace("\n", " ") for name in names]
+    rows = [f"| {name} | {count} | {count / total:.1%} |" for name, count in zip(shown, counts, strict=False)]
     return [f"In its devices' {found['of']}:", "", "| class | count | share |", "|---:|---:|---:|", *rows]
 
 

@@ -157,7 +157,8 @@ class _BundleBuild:
                 known = {**known, **self._accuracy(k, data, fmt)}
                 for scheme in quantize.supported_schemes(fmt, self._wish.schemes):
                     files[f"{fmt}-{scheme}"] = self._variant(network, data, fmt, scheme, folder)
-        card = {**known, "center": k, **model_cards.program_facts(self._program), "files": files}
+        named = {"classes": list(self._material.names.classes)} if self._material.names.classes else {}
+        card = {**known, "center": k, **model_cards.program_facts(self._program), **named, "files": files}
         written = {
             "json": put(f"{folder}/card.json", json.dumps(card, indent=1, sort_keys=True, allow_nan=False).encode()),
             "md": put(f"{folder}/card.md", model_cards.markdown(card).encode()),

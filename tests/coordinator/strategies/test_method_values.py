@@ -87,7 +87,7 @@ def test_a_value_of_another_kind_is_told_as_such(make: Callable[[], object], sai
 
 def test_a_value_too_many_without_a_name_is_told_with_a_name() -> None:
     with pytest.raises(TypeError, match=r"(?s)FedAvg\(3\) has a value without a name.*write local_steps="):
-        fc.FedAvg(3)  # type: ignore[misc]
+        fc.FedAvg(3)  # type: ignore[call-arg]
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 import fedcenters as fc
-from emulator.api.progress import RunProgress
+from emulator.api import progress
+from emulator.api.progress import RunProgress, show_work
+from export.silence import suppress_output
 
 
 def test_the_bar_has_method_rounds_accuracy_and_the_seconds_that_remain(capsys: pytest.CaptureFixture[str]) -> None:
     method = fc.FedAvg(local_steps=2)
     runs = list(fc.rounds(method, fleet=fc.fleets.digits(devices=3), rounds=2))
     bar = RunProgress(repr(method), 4, shown=False)
-    first, second = bar.text(runs[0]), bar.text(runs[1])
+    first, second = bar.text(runs[0].run, runs[0].accuracy), bar.text(runs[1].run, runs[1].accuracy)
     assert first.startswith("FedAvg(local_steps=2)  ██████░░░")
     assert first.endswith(f"1/4  accuracy {runs[0].accuracy:.1%}")  # the first round is no measure of the others
     assert "2/4" in second
     assert second.endswith(" s left")
-    assert not bar.text(runs[1]).startswith("FedAvg(local_steps=2)  ████████████████████████")
-    whole = RunProgress(repr(method), 2, shown=False).text(runs[1])
+    assert not second.startswith("FedAvg(local_steps=2)  ████████████████████████")
+    whole = RunProgress(repr(method), 2, shown=False).text(runs[1].run, runs[1].accuracy)
     assert "█" * 24 in whole
     assert "left" not in whole
     assert capsys.readouterr() == ("", "")  # no terminal, no notebook
+
+
+def test_long_work_tells_what_it_does_on_a_line_that_silenced_libraries_do_not_close(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with show_work("exporting centers", shown=True), suppress_output():
+        logging.getLogger("export.bundle.writer").info("writing center %d of %d", 1, 3)
+        logging.getLogger("export.bundle.writer").warning("too large")
+    told = capfd.readouterr().err
+    assert "too large" in told
+    assert logging.getLogger("export").handlers == []
+
+
+def test_a_notebook_keeps_one_output_of_long_work_and_none_of_quick_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr(progress.NotebookLine, "busy", lambda _, text: shown.append(text))
+    with show_work("nearest center"):
+        pass
+    assert shown == []
+    with show_work("nearest center") as busy:
+        busy("reading the centers")
+        logging.getLogger("emulator.run_centers").info("the devices teach")
+    assert shown == [f"nearest center  {what}" for what in ("reading the centers", "the devices teach", "done")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,13 @@ from typer.testing import CliRunner
 
 import fedcenters as fc
 from edge_client.errors import UsageError
+from emulator.api import progress
 from emulator.api.history import Table
 from emulator.cli import app
 from emulator.reports.console_tables import summary_rows
 from export.cli import app as export_app
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def net() -> nn.Module:
@@ -149,8 +153,35 @@ def test_the_commands_read_and_resume_a_saved_run(tmp_path: Path) -> None:
     np.testing.assert_allclose(fc.load(part).run.state.centers, whole.run.state.centers, rtol=1e-6)  # float32 files
 
 
-def test_exported_centers_answer_as_the_modules_do(result: fc.Result, tmp_path: Path) -> None:
-    bundle = result.export(tmp_path / "centers", formats=("onnx",))
+@pytest.fixture(scope="module")
+def exported(result: fc.Result, tmp_path_factory: pytest.TempPathFactory) -> tuple[fc.Bundle, list[str]]:
+    """A bundle of a fleet that names its classes, and what a notebook showed of the export."""
+    shown: list[str] = []
+    named = replace(result, split=replace(result.split, classes=DIGITS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "in_notebook", lambda: True)
+        patch.setattr(progress.NotebookLine, "busy", lambda _, text: shown.append(text))
+        bundle = named.export(tmp_path_factory.mktemp("exported") / "centers", formats=("onnx",))
+    return bundle, shown
+
+
+def test_an_export_tells_what_it_makes(exported: tuple[fc.Bundle, list[str]]) -> None:
+    told = [text.removeprefix("exporting centers  ") for text in exported[1]]
+    assert told[0] == "reading the centers"
+    assert told[-2:] == ["writing center 3 of 3", "done"]
+    assert any(text.startswith("compiling onnx") for text in told)
+    assert any("the devices teach" in text for text in told)
+
+
+def test_a_card_has_the_users_names_of_the_classes(exported: tuple[fc.Bundle, list[str]]) -> None:
+    folder = exported[0].root / "centers/center-0"
+    card = json.loads((folder / "card.json").read_text())
+    assert card["classes"] == list(DIGITS)
+    assert f"| {DIGITS[0]} | {card['labels']['counts'][0]} |" in (folder / "card.md").read_text()
+
+
+def test_exported_centers_answer_as_the_modules_do(result: fc.Result, exported: tuple[fc.Bundle, list[str]]) -> None:
+    bundle, _ = exported
     assert len(bundle.manifest["centers"]) == 3
     x = torch.randn(4, 1, 8, 8)
     for k in range(3):
@@ -189,8 +220,11 @@ def test_the_accuracy_of_each_device_is_that_of_the_last_test(result: fc.Result)
     assert result.accuracies.to_dict() == result.run.records[-1]["per_device"]
 
 
-def test_a_bundle_has_the_users_names_and_shows_itself(result: fc.Result, tmp_path: Path) -> None:
-    bundle = result.export(tmp_path / "centers", formats=("onnx",))
+def test_a_bundle_has_the_users_names_and_shows_itself(
+    result: fc.Result, exported: tuple[fc.Bundle, list[str]]
+) -> None:
+    bundle, _ = exported
+    assert (bundle.names.classes, bundle.names.columns) == (DIGITS, ())
     assert bundle.names.devices == result.assignments.to_dict()
     assert repr(bundle) == "Bundle(Sequential, 3 centers: onnx)"
     assert repr(bundle.module(0)) == "Center(center 0 of Sequential: [1, 8, 8] -> [10])"
