@@ -195,7 +195,7 @@ ROUND_ATTACKS = (
     Attack(tried="test results of a class too many", bound="the program's shape", where=UPDATES, play=_wrong_shape),
     Attack(
         tried="buffers of 1e38, variances of -1e38",
-        bound=f"{USUAL_BUFFER:g}, variance >= 0",
+        bound=f"{USUAL_BUFFER:,.0f}, no variance below 0",
         where=LIMITS,
         play=_ruined_buffers,
     ),

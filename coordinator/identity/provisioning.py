@@ -14,6 +14,7 @@ Repeating a command changes nothing. Time is an argument; nothing is sent over a
 from __future__ import annotations
 
 import datetime as dt
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -38,6 +39,7 @@ from edge_client.transport.tls import EXPIRY_WARNING_DAYS, read_certificate
 # The dot keeps them out of the devices' alphabet.
 BROKER_NAME, ENROLMENT_NAME, WEB_NAME = "server.broker", "server.enrol", "server.web"
 ENROL_PORT = 8443
+PRIVATE_FILES = frozenset({"mosquitto.acl"})  # Mosquitto 2.1 warns that later versions refuse one that others can read
 READ_HINT = "correct it, or remove it to have it made again"
 
 
@@ -304,7 +306,7 @@ class Provisioner:
         if self.plan.web_port:
             self.written += self.web.write_passwords()
         for name, data in revocation.broker_files(self.authority, self.revoked_names()).items():
-            self._put(folder / name, data)
+            self._put(folder / name, data, private=name in PRIVATE_FILES)
 
     def _pins(self) -> list[str]:
         return signing_key.trusted_keys(self.folder / "coordinator")
@@ -312,12 +314,13 @@ class Provisioner:
     def _release_pins(self) -> list[str]:
         return [(self.folder / "release" / signing_key.PUBLIC_KEY_FILE).read_text(encoding="ascii").strip()]
 
-    def _put(self, path: Path, data: bytes) -> None:
-        """Write a file unless it has this content already."""
-        if path.exists() and path.read_bytes() == data:
+    def _put(self, path: Path, data: bytes, *, private: bool = False) -> None:
+        """Write a file unless it has this content already, and no other user can read it where it is `private`."""
+        wide = private and path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077
+        if path.exists() and path.read_bytes() == data and not wide:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
+        (write_private_file if private else write_atomically)(path, data)
         self.written.append(path)
 
 

@@ -78,7 +78,6 @@ class WebDevices:
         data = "".join(lines).encode("ascii")
         if path.exists() and path.read_bytes() == data:
             return []
-        path.unlink(missing_ok=True)
         write_private_file(path, data)
         return [path]
 

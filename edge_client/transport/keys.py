@@ -24,7 +24,10 @@ from edge_client.transport.tls import check_private_file
 
 
 def write_private_file(path: Path, data: bytes) -> None:
-    """Write a secret beside its place, then rename: a power cut leaves no half key, and its mode is never wider."""
+    """Write a secret beside its place, then rename: a power cut leaves no half key, and its mode is never wider.
+
+    What root writes belongs to the file's owner, or the folder's, before and after: a broker's user, for example.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)
@@ -32,6 +35,9 @@ def write_private_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+        if os.name == "posix" and os.geteuid() == 0:
+            there = (path if path.exists() else path.parent).stat()
+            os.fchown(file.fileno(), there.st_uid, there.st_gid)
     fresh.replace(path)
 
 

@@ -89,6 +89,25 @@ def test_every_secret_is_for_its_owner_alone_and_is_never_printed(tmp_path: Path
     assert stat.S_IMODE((tmp_path / "k" / "authority").stat().st_mode) == 0o700
 
 
+def test_mosquittos_access_list_is_for_its_owner_alone_also_where_it_was_not(tmp_path: Path) -> None:
+    acl = provision_federation(tmp_path / "keys", "d1").folder / "broker" / "mosquitto.acl"
+    assert stat.S_IMODE(acl.stat().st_mode) == 0o600
+    acl.chmod(0o644)  # as earlier versions wrote it
+    provision_federation(tmp_path / "keys", "d1")
+    assert stat.S_IMODE(acl.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file to another user")
+def test_what_root_writes_again_stays_the_brokers(tmp_path: Path) -> None:
+    work = provision_federation(tmp_path / "keys", "d1")
+    acl, user = work.folder / "broker" / "mosquitto.acl", 54_321
+    for path in (acl.parent, *acl.parent.iterdir()):
+        os.chown(path, user, user)
+    work.revoke("d1")
+    assert "user d1" in acl.read_text()
+    assert (acl.stat().st_uid, acl.stat().st_gid) == (user, user)
+
+
 def test_a_join_file_is_what_a_device_starts_from(tmp_path: Path) -> None:
     work = provision_federation(tmp_path / "keys", "d1")
     config = load_config(work.folder / "devices" / "d1" / "client.toml", {})
