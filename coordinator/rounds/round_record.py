@@ -57,12 +57,19 @@ class PrivacyRecord(TypedDict):
     given_assignments: bool
 
 
-class SecureRecord(TypedDict):
-    """What the server learns of the devices (sealed_round.py): `sees` says it in words."""
-
+class _Seen(TypedDict):
     mode: str
     least_members: int
     sees: str
+
+
+class SecureRecord(_Seen, total=False):
+    """What the server learns of the devices (sealed_round.py): `sees` says it in words.
+
+    `failed` tells why masked sums had no result, where some had none.
+    """
+
+    failed: Sequence[str]
 
 
 class _Measured(TypedDict):

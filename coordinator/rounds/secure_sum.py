@@ -161,7 +161,7 @@ def advance(state: SecureSum, event: SecureEvent) -> tuple[SecureSum, list[Secur
         case SharesArrived(cid, data):
             if state.stage != "shares" or cid not in state.devices or cid in state.dealt:
                 return state, []
-            state = replace(state, dealt=dict(state.dealt) | {cid: _checked_shares(state, cid, data)})
+            state = replace(state, dealt=dict(state.dealt) | {cid: checked_shares(state, cid, data)})
         case MaskedVectorStored(cid):
             if state.stage != "uploads" or cid not in state.active:
                 return state, []
@@ -211,7 +211,8 @@ def _roster_for(state: SecureSum, cid: str) -> bytes:
     ).to_bytes()
 
 
-def _checked_shares(state: SecureSum, cid: str, data: bytes) -> DealtShares:
+def checked_shares(state: SecureSum, cid: str, data: bytes) -> DealtShares:
+    """A device's shares for each of its neighbours. Raises Malformed."""
     dealt = DealtShares.from_bytes(data)
     if dealt.roster != state.roster or set(dealt.envelopes) != set(state.graph[cid]):
         raise Malformed("bad_task", f"the shares of {cid} are not those of this roster's neighbours")

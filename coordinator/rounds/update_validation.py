@@ -13,7 +13,7 @@ and the new scales together, so that a replay reads the decision instead of maki
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, vector_size
 from edge_client.protocol.nearest.input_moments import InputMoments
+from edge_client.protocol.sum_codec import SumStage
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, Schema, Task
 
 MAX_UPDATE_RMS = 10.0  # root mean square over the parameters; training does not move a model so far
@@ -40,6 +41,18 @@ _ROUNDING = 1e-6  # tolerance of a sum of shares
 
 
 @dataclass(frozen=True, kw_only=True)
+class AskedStage(SumStage):
+    """A stage of a masked sum, and how its answer is read; a quorum is asked of the first stage only."""
+
+    decode: Callable[[bytes], Reply]  # raises Malformed
+    max_bytes: int
+    needs_quorum: bool = False
+
+
+Asked = Task | AskedStage
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplySpec:
     """What one device was asked, and what its reply has to look like.
 
@@ -49,7 +62,7 @@ class ReplySpec:
     program's number of classes; None: statistics may be of any number.
     """
 
-    task: Task
+    task: Asked
     schema: Schema
     samples: int
     codec: str
@@ -61,12 +74,16 @@ class ReplySpec:
 
     @property
     def blob_kind(self) -> str:
+        if isinstance(self.task, AskedStage):
+            return "masked"
         return "delta" if isinstance(self.task, Fit) and self.task.upload else "stats"
 
 
 def max_reply_bytes(question: ReplySpec) -> int:
     """The most bytes that the reply needs: so many of the uploads' budget can one device take."""
     task, schema = question.task, question.schema
+    if isinstance(task, AskedStage):
+        return task.max_bytes
     if question.blob_kind == "delta":
         return codecs.max_file_bytes(schema, question.codec)
     want, models = (task.want, len(task.models)) if isinstance(task, Probe) else (_LOSS, 1)
@@ -80,6 +97,8 @@ def max_reply_bytes(question: ReplySpec) -> int:
 def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
     """Decode and validate the bytes of a reply; `n` is the sample count that the device claims. Raises Malformed."""
     task = question.task
+    if isinstance(task, AskedStage):
+        return task.decode(data)
     if isinstance(task, Fit) and task.upload:
         return validate_reply(question, Reply(n=n, update=_updated(question, data)))
     return validate_reply(question, codecs.decode_stats(data, question.schema, _counted(question, n)))
@@ -126,7 +145,7 @@ def _weighed(question: ReplySpec, reply: Reply) -> Reply:
     return replace(reply, n=n, confusion=confusion, labels=labels, inputs=inputs, answers=answers)
 
 
-def delta_base(task: Task) -> tuple[str, Flat | None]:
+def delta_base(task: Asked) -> tuple[str, Flat | None]:
     """-> what a delta is taken from: its name in the task, and its values as the device decodes them.
 
     The base is the start; if the start stays on the device it is the anchor, else zero.

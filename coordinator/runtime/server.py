@@ -24,7 +24,7 @@ from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.event_loop import AwakeClock, Controls, EventLoop, ServerStopped
 from coordinator.runtime.exchange.exchange_driver import run_exchange
-from coordinator.runtime.exchange.task_messages import ExchangeContext
+from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange
 from coordinator.runtime.leadership import Superseded, seen_epoch
 from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.program_on_demand import ProgramOnDemand
@@ -36,7 +36,7 @@ from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.status import StatusWriter
 from coordinator.storage.store import Store
-from coordinator.strategies.base import Exchange, Replies
+from coordinator.strategies.base import Replies
 from edge_client.errors import ConfigError, FedcentersError, NetworkError
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
@@ -272,7 +272,9 @@ class Server:
             store=self._store,
             event_log=self._event_log,
             meter=lambda: (self._clock.now_s(), session.sender.bytes_down, session.dispatcher.bytes_up),
+            federation=self._config.federation,
             schema=prepared.program.schema,
+            classes=prepared.program.classes,
             initial=prepared.initial,
             look=look_of_a_device(prepared.program.loss, prepared.program.classes),
             devices=devices,
@@ -283,7 +285,7 @@ class Server:
 
         misses: dict[ClientId, int] = {}
 
-        def ask(key: ExchangeKey, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
+        def ask(key: ExchangeKey, tasks: NetworkExchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
             session.status.announcer.set("train", **training_state(key, self._config, self._store.states.run_names()))
             session.wait_while_paused()
             if not self._store.exchanges.exists(key):

@@ -18,8 +18,10 @@ from coordinator.config_sections import RunConfig
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, round_record
-from coordinator.rounds.sealed_round import is_sealed
+from coordinator.rounds.sealed_round import check_sealed, what_is_seen
 from coordinator.rounds.update_validation import ZERO_BASE
+from coordinator.runtime.exchange.masked_sums import STAGES, MaskedSums, told_choices
+from coordinator.runtime.exchange.task_messages import NetworkExchange
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
@@ -34,17 +36,17 @@ from coordinator.strategies.base import (
     RequireAll,
     State,
     Strategy,
+    SumByCenter,
     drive,
     takes_newcomers,
     uses_late,
 )
 from coordinator.strategies.registry import method_settings
-from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
 # Arguments: key, tasks, how many replies are wanted (None: all), whether updates that come after closing are kept.
-Ask = Callable[[ExchangeKey, Exchange, "int | None", bool], Replies]
+Ask = Callable[[ExchangeKey, NetworkExchange, "int | None", bool], Replies]
 Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up since the server began
 
 
@@ -78,7 +80,9 @@ class RunTrainer:
     store: Store
     event_log: EventLog
     meter: Meter
+    federation: str
     schema: Schema
+    classes: int | None  # of the program
     initial: Flat
     look: frozenset[str]  # what every device is asked about the centers, where newcomers are taught
     devices: TrainingFleet
@@ -88,16 +92,12 @@ class RunTrainer:
 
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """Train the rounds of one run that are not stored yet."""
-        if is_sealed(strategy):
-            raise ConfigError(
-                f"run {run.name}: secure works in the emulator only, not over MQTT yet",
-                hint="set secure = off; or run it by fedcenters-emulator simulate, without --broker",
-            )
         run_id = self.store.states.run_id(run.name, lambda: secrets.token_hex(8))
         strategy = with_noise_key(strategy, self.schema, lambda: open_noise_key(self.store.folder))
         begun = self.store.states.last(run_id)
         if begun is None:
             fleet = self.devices.let_in(run.name, INITIAL_ROUND + 1)
+            check_sealed(strategy, self.schema, fleet)
             state = strategy.begin(self.initial, self.schema, fleet, round_rng(self.seed, INITIAL_ROUND))
             self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)
@@ -113,13 +113,22 @@ class RunTrainer:
         asking, wanted = with_over_selection(strategy, self.over_select, len(fleet))
         keeps = uses_late(strategy)
         late = self._late(run_id, number) if keeps else {}
+        masked = MaskedSums(
+            ask=lambda key, tasks: ask(key, tasks, None, False),  # noqa: FBT003 - as Ask says
+            store=self.store,
+            federation=self.federation,
+            classes=self.classes,
+        )
 
         def ask_next(tasks: Exchange) -> Replies:
             nonlocal exchange
             exchange += 1
+            if isinstance(tasks, SumByCenter):
+                exchange += STAGES - 1
+                return masked.sums(ExchangeKey(run_id, number, exchange - STAGES + 1), tasks)
             test = _is_test(tasks)
             goal = None if test or isinstance(tasks, RequireAll) else wanted
-            replies = ask(ExchangeKey(run_id, number, exchange), tasks, goal, keeps and not test)
+            replies = ask(ExchangeKey(run_id, number, exchange), told_choices(tasks), goal, keeps and not test)
             return RepliesWithLate(replies, late) if late and exchange == 0 else replies
 
         before = self.meter()
@@ -143,6 +152,8 @@ class RunTrainer:
             record["refused"] = refused
         if privacy := privacy_spent(strategy, after):
             record["privacy"] = privacy
+        if secure := what_is_seen(strategy):
+            record["secure"] = secure | ({"failed": masked.failures} if masked.failures else {})
         events: list[Mapping[str, Any]] = [record]
         if number == run.rounds:
             last = {key: events[0][key] for key in ("run", "method", *SCORES, "assignment") if key in record}

@@ -52,6 +52,9 @@ create table if not exists late (
     run text, round integer, exchange integer, cid text, sha256 text not null, size integer not null,
     n integer not null, what text not null, base text not null, seconds real not null, shown integer not null default 0,
     primary key (run, round, exchange, cid)) without rowid;
+create table if not exists prekeys (
+    cid text, number integer, keys blob not null, run text, round integer, exchange integer,
+    primary key (cid, number)) without rowid;
 create table if not exists events (id integer primary key, line text not null);
 """
 

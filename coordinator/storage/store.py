@@ -14,6 +14,7 @@ from coordinator.storage.event_log import EventStore
 from coordinator.storage.exchange_store import ExchangeStore
 from coordinator.storage.key_value_store import KeyValueStore
 from coordinator.storage.late_update_store import LateUpdateStore
+from coordinator.storage.prekey_store import PrekeyStore
 from coordinator.storage.round_state_store import StateStore
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import BlobFolder
@@ -30,6 +31,7 @@ class Store:
         self.states = StateStore(self.database, self.blobs)
         self.exchanges = ExchangeStore(self.database)
         self.late_updates = LateUpdateStore(self.database)
+        self.prekeys = PrekeyStore(self.database)
         self.events = EventStore(self.database)
 
     def close(self) -> None:

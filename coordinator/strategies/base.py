@@ -71,6 +71,14 @@ class SealedSums(dict[ClientId, Reply]):
         self.members = {group: who for group, who in members.items() if len(who) >= exchange.least}
         self.sums = {group: _sum([replies[c].words for c in who]) for group, who in self.members.items()}
 
+    @classmethod
+    def unmasked(cls, sums: Mapping[int, tuple[list[ClientId], Words]]) -> SealedSums:
+        """The sums that were made under masks: which devices are in the sum of each group, and its words."""
+        made = cls(SumByCenter({}, least=0), {})
+        made.members = {group: who for group, (who, _) in sums.items()}
+        made.sums = {group: words for group, (_, words) in sums.items()}
+        return made
+
 
 def learned(exchange: Exchange, replies: Replies) -> Replies:
     """What a method is sent when an exchange has closed: the replies, or sums of them; drivers call this."""
@@ -86,7 +94,7 @@ def _sum(parts: list[Array | None]) -> Words:
     return total
 
 
-def notify_reply(exchange: Exchange, who: ClientId, reply: Reply) -> None:
+def notify_reply(exchange: Mapping[ClientId, object], who: ClientId, reply: Reply) -> None:
     """Pass an accepted reply to a `StreamingExchange`; drivers call this."""
     if isinstance(exchange, StreamingExchange):
         exchange.on_reply(who, reply)

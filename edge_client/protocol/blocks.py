@@ -44,6 +44,9 @@ KIND_LIMITS = {  # the most bytes of a blob of each kind
     "release": 64 << 20,
     "router": 8 << 20,
     "sketch": MAX_BLOB_BYTES,
+    "sum": 65_536,
+    "masked": MAX_BLOB_BYTES,
+    "points": 1 << 30,
 }
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

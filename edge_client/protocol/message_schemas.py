@@ -7,7 +7,8 @@ for people. Nothing here parses or writes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from edge_client.errors import Malformed
@@ -27,6 +28,7 @@ from edge_client.protocol.task import (
     FIT_BUFFERS,
     MAX_LABEL_TOTALS,
     MAX_MODELS,
+    MAX_STEPS,
     PROBE_BUFFERS,
     PROBE_QUANTITIES,
     SLOT_PATTERN,
@@ -45,6 +47,7 @@ from edge_client.protocol.validators import (
     one_of,
     optional,
     or_null,
+    positive,
     record,
     required,
     text,
@@ -164,12 +167,56 @@ _PROBE: FieldTable = required(
     label_totals=list_of(or_null(list_of(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
     step=manifest("container"),
 )
-_JOBS: dict[str, FieldTable] = {"fit": _FIT, "probe": _PROBE}
+_SCALE: FieldTable = required(bits=integer(16, 32), devices=integer(1, 100_000), clip=positive())
+_ADDED: dict[str, FieldTable] = {  # `sum` of a sum's work, by the work's job
+    "fit": required(
+        part=one_of("choose", "add", "count", "points"),
+        choose=one_of("only", "given", "loss", "nearest", "shares", "posterior"),
+        centers=list_of(_MODEL, 1, MAX_MODELS),
+        open=list_of(integer(0, MAX_MODELS - 1), 1, MAX_MODELS),
+        share=number(0.0, 1.0),
+        scale=record(_SCALE),
+    )
+    | optional(
+        group=integer(0, MAX_MODELS - 1),
+        compare=list_of(list_of(_COUNT, 2, 2), 1, 64),
+        points=manifest("points"),
+        points_open=list_of(integer(0, 1), 1, MAX_MODELS**2),
+        dealt=boolean,
+        hysteresis=number(),
+        sigma=number(),
+        refresh=boolean,
+        repeats=integer(1, MAX_STEPS),
+        move=number(),
+    ),
+    "probe": required(
+        served=one_of("asked", "center", "mixture"), usual=integer(0, MAX_MODELS - 1), scale=record(_SCALE)
+    ),
+}
+
+
+def _work(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
+    """What a device computes for a sum: the fields of a fit or a probe, `job`, and `sum`."""
+    job = value.get("job") if isinstance(value, Mapping) else None
+    if job not in ("fit", "probe"):
+        raise field_error(name, value, "an object with job fit or probe")
+    fields: dict[str, Any] = record(_JOBS[job] | required(job=one_of(job)) | optional(sum=record(_ADDED[job])))(
+        value, name
+    )
+    return fields
+
+
+ANSWER_KINDS = ("delta", "stats", "masked")
+SUM_STAGES = ("prekeys", "shares", "add", "show", "tell", "keep")
+_SUM: FieldTable = required(stage=one_of(*SUM_STAGES)) | optional(
+    after=_COUNT, message=manifest("sum"), work=_work, step=manifest("container")
+)
+_JOBS: dict[str, FieldTable] = {"fit": _FIT, "probe": _PROBE, "sum": _SUM}
 _TASK: FieldTable = (
     _KEY
     | required(
         left_ms=_COUNT,
-        job=one_of("fit", "probe"),
+        job=one_of("fit", "probe", "sum"),
         program=manifest("program"),
         container=manifest("container"),
         schema=_sha256,
@@ -208,7 +255,7 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
     "rebirth": {},
     "get": required(sha256=_sha256, block=_block_size, at=_block_runs) | optional(mark=integer(0, MAX_MARK)),
     "rdy": _KEY
-    | required(attempt=_U32, n=_SAMPLES, what=one_of("delta", "stats"), update=manifest("delta", "stats"))
+    | required(attempt=_U32, n=_SAMPLES, what=one_of(*ANSWER_KINDS), update=manifest(*ANSWER_KINDS))
     | required(seconds=number())
     | optional(metrics=_METRICS),
     "go": required(re=_IDENT, sha256=_sha256, shard=integer(0, 65_535), window=_WINDOW) | optional(have=_bitmap),
@@ -262,7 +309,7 @@ def check_rules(kind: str, message: Mapping[str, Any]) -> None:
         if needed is not None and needed not in message:
             raise Malformed("bad_field", f"near by {message['how']} needs {needed}")
     if kind == "task":
-        wrong = (_probe_contradiction if message["job"] == "probe" else _fit_contradiction)(message)
+        wrong = _CONTRADICTIONS[message["job"]](message)
         if wrong:
             raise Malformed("bad_task", wrong)
 
@@ -292,8 +339,32 @@ def _totals_contradiction(task: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _sum_contradiction(task: Mapping[str, Any]) -> str | None:
+    stage, work = task["stage"], task.get("work", {})
+    needed = {"message": ("shares", "add", "show"), "work": ("add", "tell", "keep")}
+    for field, stages in needed.items():
+        if (field in task) != (stage in stages):
+            return f"stage {stage} has a {field}, or lacks one"
+    if "after" in task and stage != "prekeys":
+        return "numbers are asked of prekeys only"
+    if not work:
+        return None
+    if ("sum" in work) != (stage != "keep"):
+        return f"the work of stage {stage} has a sum, or lacks one"
+    return _sum_of_centers_contradiction(work.get("sum", {})) or _CONTRADICTIONS[work["job"]](work)
+
+
+def _sum_of_centers_contradiction(added: Mapping[str, Any]) -> str | None:
+    opened = added.get("open", [])
+    if any(one >= other for one, other in pairwise(opened)) or (opened and opened[-1] >= len(added["centers"])):
+        return "open names no rising numbers of centers"
+    if added.get("part") in ("count", "points") and not {"points", "points_open"} <= added.keys():
+        return "a part of k-means has no centroids"
+    return None
+
+
 def _fit_contradiction(task: Mapping[str, Any]) -> str | None:
-    anchor, base = task.get("anchor"), task["reply"]["base"]
+    anchor, base = task.get("anchor"), task.get("reply", {}).get("base")
     if task["mu"] > 0 and anchor is None:
         return "mu > 0 needs an anchor"
     if task["start"] == "own" and "start" in (anchor, base):
@@ -301,3 +372,10 @@ def _fit_contradiction(task: Mapping[str, Any]) -> str | None:
     if base == "anchor" and anchor is None:
         return "the reply's base is an anchor that is not there"
     return None
+
+
+_CONTRADICTIONS: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "fit": _fit_contradiction,
+    "probe": _probe_contradiction,
+    "sum": _sum_contradiction,
+}

@@ -49,10 +49,19 @@ def task_fields(task: Fit | Probe, put: PutVector) -> dict[str, Any]:
 
 def container_functions(fields: Mapping[str, Any]) -> dict[str, str]:
     """Field of a task message that names a file -> the function of the program that the file holds."""
+    if fields["job"] == "sum":
+        return _sum_functions(fields.get("work"))
     if fields["job"] == "fit" or fields["want"] == ["grad"]:
         return {"container": "step"}
     batch = fields.get("buffers") == "batch"  # a training step tells the statistics of samples
     return {"container": "evaluate"} | ({"step": "step"} if batch else {})
+
+
+def _sum_functions(work: Mapping[str, Any] | None) -> dict[str, str]:
+    if work is None or work["job"] == "fit":
+        losses = work is not None and work.get("sum", {}).get("choose") in ("loss", "shares", "posterior")
+        return {"container": "evaluate", "step": "step"} if losses else {"container": "step"}
+    return container_functions(work)
 
 
 def _probe_fields(task: Probe, put: PutVector) -> dict[str, Any]:
@@ -92,6 +101,8 @@ def _candidate_fields(model: Flat | OwnModel, put: PutVector) -> dict[str, Any]:
 def without_unneeded_inits(message: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
     """The task without the `init` of every slot in which the device has a model: those need not be fetched."""
     kept = dict(message)
+    if "work" in kept:
+        kept["work"] = without_unneeded_inits(kept["work"], has)
     if kept.get("start") == OWN_MODEL and "init" in kept and has(kept.get("slot", "main")):
         del kept["init"]
     if "models" in kept:
@@ -100,10 +111,14 @@ def without_unneeded_inits(message: Mapping[str, Any], has: Callable[[str], bool
 
 
 def task_manifests(message: Mapping[str, Any]) -> list[Manifest]:
-    """The vectors that a device must fetch for this `task` (read by messages.read), each blob once."""
-    named = [message.get(field) for field in ("start", "init", "anchor", "linear")]
+    """The vectors, and the message of a sum, that a device must fetch for this `task`, each blob once."""
+    named = [message.get(field) for field in ("start", "init", "anchor", "linear", "message")]
+    added = message.get("sum", {})
+    named += [added.get("points"), *added.get("centers", [])]
     named += [model.get("init") if "own" in model else model for model in message.get("models", [])]
     blobs = [Manifest.from_json(value) for value in named if isinstance(value, dict)]
+    if "work" in message:
+        blobs += task_manifests(message["work"])
     return list({blob.sha256: blob for blob in blobs}.values())
 
 

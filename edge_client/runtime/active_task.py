@@ -7,18 +7,24 @@ power cut at any line repeats at most the training.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from edge_client.errors import DeviceRefused, Malformed, ProgramRefused, RuntimeMissing
-from edge_client.protocol import task_codec
+from edge_client.protocol import sum_codec, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS, NACK_CODES
+from edge_client.protocol.summed_task import SummedFit, SummedProbe
+from edge_client.protocol.task import Schema
+from edge_client.runtime import sum_stages
 from edge_client.runtime.engine_selection import select_engine
 from edge_client.runtime.session import ClientLoop, Session
-from edge_client.runtime.state import StoredResult, TaskKey, residual_name
+from edge_client.runtime.state import StoredResult, SumProgress, TaskKey, residual_name
 from edge_client.runtime.task_runner import TaskResult, TaskRunner
+from edge_client.training.summed_work import SummedMemory
 from edge_client.transport.base import Event
 
 log = logging.getLogger(__name__)
@@ -55,6 +61,11 @@ class ActiveTask:
         runner.check_signature(manifest)
         yield from self._fetch([manifest])
         program = runner.program(manifest)
+        if self.message["job"] == "sum" and "work" not in self.message:
+            orders = task_codec.task_manifests(self.message)
+            runner.check_signature(*orders)
+            yield from self._fetch(orders)
+            return self._sum_stage(program.schema), 0.0
         for field, function in needed.items():
             runner.check_container(program, function, Manifest.from_json(self.message[field]))
         message = task_codec.without_unneeded_inits(
@@ -65,6 +76,8 @@ class ActiveTask:
         yield from select_engine(runner, self.session, manifest, set(needed.values()), self._fetch)
         yield from self._fetch(vectors)
         began_s = clock.now_s()
+        if message["job"] == "sum":
+            return self._summed(message, program.schema), clock.now_s() - began_s
         result = runner.run(
             message,
             own=lambda slot, schema: state.own_model(run, slot, schema),
@@ -73,6 +86,44 @@ class ActiveTask:
             between=self._poll,
         )
         return result, clock.now_s() - began_s
+
+    def _sum_stage(self, schema: Schema) -> TaskResult:
+        """The answer to a stage of a sum that trains nothing."""
+        sums, key, stage = self.session.state.sums, self.key, self.message["stage"]
+        if stage == "prekeys":
+            random = secrets.token_bytes(sum_stages.RANDOM_BYTES)
+            sums, data = sum_stages.offer_prekeys(sums, random, self.message.get("after", -1))
+        elif stage == "shares":
+            sums, data = sum_stages.deal(sums, self._order(), key)
+        else:
+            sums, data = sum_stages.show(sums, self._order(), key)
+        progress = SumProgress(sums=sums)
+        return TaskResult(what="masked", data=data, n=1, metrics={}, schema=schema, progress=progress)
+
+    def _summed(self, message: Mapping[str, Any], schema: Schema) -> TaskResult:
+        """The answer to a stage of a sum that computes: masked words, a choice that is told, or nothing."""
+        state, run, stage = self.session.state, self.key.run, message["stage"]
+
+        def memory(slot: str) -> SummedMemory:
+            own = partial(state.own_model, run, schema=schema)
+            return SummedMemory(trained=state.trained(self.key, slot), choice=state.choice(run), own=own)
+
+        work, found = self.runner.add_words(message, memory, self._poll)
+        sums, data = state.sums, sum_codec.KEPT
+        if stage == "add" and isinstance(work, SummedFit | SummedProbe):
+            sums, data = sum_stages.mask(sums, self._order(), self.key, work.scale, found.words)
+        elif stage == "tell" and isinstance(work, SummedFit) and work.stage == "choose":
+            data = sum_codec.encode_told(found.words)
+        elif stage != "keep":
+            raise Malformed("bad_task", f"stage {stage} tells nothing of this work")
+        slot = work.slot if isinstance(work, SummedFit) else ""
+        trained = None if found.trained is None else (slot, found.trained)
+        progress = SumProgress(sums=sums, choice=found.choice, trained=trained)
+        return TaskResult(what="masked", data=data, n=1, metrics={}, schema=schema, own=found.own, progress=progress)
+
+    def _order(self) -> bytes:
+        """The fetched message of the coordinator in this stage."""
+        return self.runner.blobs.read(Manifest.from_json(self.message["message"]).sha256)
 
     def store(self, result: TaskResult, seconds: float, *, block: int) -> None:
         """Write the result to disk durably; its update travels in blocks of `block` bytes."""
@@ -87,7 +138,8 @@ class ActiveTask:
             residual=None if residual is None else residual_name(self.key.run, self.message.get("center"), schema),
             residual_sha256=None if residual is None else state.keep_residual(residual, schema),
         )
-        state.store_result(stored, result.data, schema, own=result.own, posterior=result.posterior)
+        kept: dict[str, Any] = {"own": result.own, "posterior": result.posterior, "progress": result.progress}
+        state.store_result(stored, result.data, schema, **kept)
 
     def refuse(self, wrong: Exception) -> tuple[str, str]:
         """Tell the coordinator why there is no result; -> the code and the detail of the `nack`."""

@@ -25,14 +25,18 @@ from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import codecs, tensors
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import canonical_json, parse_json
-from edge_client.protocol.task import Array, Flat, Schema
+from edge_client.protocol.secure.device_state import MAX_STATE_BYTES as MAX_SUMS_BYTES
+from edge_client.protocol.secure.device_state import read_state, write_state
+from edge_client.protocol.secure.device_sums import DeviceSums
+from edge_client.protocol.task import F64, Array, Flat, Schema
+from edge_client.training.summed import TrainedChoice
 from edge_client.transport.blobs import BlobFolder, write_atomically
 from edge_client.transport.folder_lock import lock_folder
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
-MAX_STATE_BYTES = 1 << 20  # of state.json
+MAX_STATE_BYTES = (1 << 20) + 2 * MAX_SUMS_BYTES  # of state.json; sums are a text in it, with its quotes escaped
 U32_RANGE = 2**32
 TAKEN = ("ok", "dup")  # answers that say that the coordinator has stored an update
 
@@ -56,7 +60,7 @@ class StoredResult:
 
     key: TaskKey
     n: int
-    what: str  # "delta" or "stats"
+    what: str  # "delta", "stats" or "masked"
     update: Manifest  # its bytes are kept
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
@@ -73,6 +77,15 @@ class StoredResult:
         return StoredResult(**raw | {"key": TaskKey(**raw["key"]), "update": Manifest.from_json(raw["update"])})
 
 
+@dataclass(frozen=True, kw_only=True)
+class SumProgress:
+    """What a stage of a sum changes on the device: its sums, its choice [K], what it trained in this round and slot."""
+
+    sums: DeviceSums
+    choice: F64 | None = None
+    trained: tuple[str, TrainedChoice] | None = None
+
+
 class DeviceState:
     """The durable state of one device. All methods are durable when they return; only `next_birth` is thread-safe."""
 
@@ -86,6 +99,9 @@ class DeviceState:
         self._own: dict[str, list[str]] = raw.get("own", {})  # run/slot -> [sha256, schema]
         self._residuals: dict[str, list[Any]] = raw.get("residuals", {})  # run/center/schema -> [sha256, round]
         self._posterior: list[Any] | None = raw.get("posterior")  # [sha256, run, round]
+        self._trained: list[Any] | None = raw.get("trained")  # [sha256, run, round, slot]
+        self._choice: list[Any] | None = raw.get("choice")  # [run, weights]
+        self.sums = self._read_sums(raw.get("sums"))
         self.birth = self._read_birth()
         self._sweep()
 
@@ -125,6 +141,22 @@ class DeviceState:
             log.warning("lost the responsibilities of a probe: %s", wrong)
             return None
 
+    def choice(self, run: str) -> F64 | None:
+        """The weights [K] in the centers that this device chose last in this run."""
+        return np.array(self._choice[1]) if self._choice is not None and self._choice[0] == run else None
+
+    def trained(self, key: TaskKey, slot: str) -> TrainedChoice | None:
+        """What this device trained for sums in this round and slot."""
+        if self._trained is None or self._trained[1:] != [key.run, key.round, slot]:
+            return None
+        try:
+            kept = tensors.unpack_tensors(self.pending_result.read(self._trained[0]))[0]
+            order = kept["order"].astype(np.int64) if "order" in kept else None
+            return TrainedChoice(models=kept["models"], weights=kept["weights"], order=order)
+        except (Malformed, KeyError) as wrong:
+            log.warning("lost what was trained for a sum: %s", wrong)
+            return None
+
     def store_result(
         self,
         result: StoredResult,
@@ -133,9 +165,15 @@ class DeviceState:
         *,
         own: tuple[str, Flat] | None,
         posterior: Array | None = None,
+        progress: SumProgress | None = None,
     ) -> StoredResult:
-        """Store a finished task, its model and its responsibilities durably; the result may be announced afterwards."""
+        """Store a finished task, its model and its responsibilities durably; the result may be announced afterwards.
+
+        A stage of a sum and its answer are on disk both or not at all.
+        """
         self.pending_result.put(update)
+        if progress is not None:
+            self._note(progress, result.key, schema)
         if posterior is not None:
             rows = {"posterior": posterior}
             sha256 = self.pending_result.put(
@@ -151,6 +189,17 @@ class DeviceState:
         self._save()
         self._sweep()
         return result
+
+    def _note(self, progress: SumProgress, key: TaskKey, schema: Schema) -> None:
+        self.sums = progress.sums
+        if progress.choice is not None:
+            self._choice = [key.run, progress.choice.tolist()]
+        if progress.trained is not None:
+            slot, mine = progress.trained
+            rows = {"models": mine.models, "weights": mine.weights}
+            rows |= {} if mine.order is None else {"order": mine.order}
+            blob = tensors.pack_tensors(rows, kind="stats", codec="f32", schema=schema.sha256)
+            self._trained = [self.pending_result.put(blob), key.run, key.round, slot]
 
     def keep_residual(self, residual: Flat, schema: Schema) -> str:
         """Store a residual that no acknowledgement has committed yet; returns its sha256 for `StoredResult`."""
@@ -203,15 +252,27 @@ class DeviceState:
             )
         return raw, result
 
+    def _read_sums(self, text: str | None) -> DeviceSums:
+        """The stored sums. Damaged ones are given up: without their keys they can tell nothing any more."""
+        fresh = DeviceSums(federation=self._owner["federation"], cid=self._owner["device"])
+        try:
+            return fresh if text is None else read_state(text.encode())
+        except Malformed as wrong:
+            log.warning("lost the keys of masked sums (%s); new ones are made", wrong)
+            return fresh
+
     def _save(self) -> None:
         result = self.result.to_json() if self.result else None
         raw = {"signed_epoch": self.epoch, "result": result, "own": self._own, "residuals": self._residuals}
-        write_atomically(self._file, canonical_json({"v": VERSION, "posterior": self._posterior} | self._owner | raw))
+        kept = {"posterior": self._posterior, "trained": self._trained, "choice": self._choice}
+        raw |= {"sums": write_state(self.sums).decode()} if self.sums.next_number else {}
+        write_atomically(self._file, canonical_json({"v": VERSION} | kept | self._owner | raw))
 
     def _sweep(self) -> None:
         named = {sha256 for sha256, _ in (*self._own.values(), *self._residuals.values())}
-        if self._posterior is not None:
-            named.add(self._posterior[0])
+        for kept in (self._posterior, self._trained):
+            if kept is not None:
+                named.add(kept[0])
         if self.result is not None:
             named.add(self.result.update.sha256)
             named.add(self.result.residual_sha256 or "")

@@ -15,14 +15,17 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData
 from edge_client.engines.base import Engine
 from edge_client.errors import Malformed
-from edge_client.protocol import codecs, signing, task_codec
+from edge_client.protocol import codecs, signing, sum_codec, task_codec
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
+from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema
 from edge_client.runtime.golden_results import GoldenResults, RefusedRuntime
+from edge_client.runtime.state import SumProgress
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner, Learner
+from edge_client.training.summed_work import SummedAnswer, SummedMemory, add_words
 from edge_client.transport.blobs import BlobFolder
 
 OpenEngine = Callable[..., Engine]  # edge_client.engines.base.open_engine
@@ -35,7 +38,7 @@ PosteriorReader = Callable[[], Array | None]  # what the round's last probe left
 class TaskResult:
     """The bytes to upload, and what the device keeps: vectors [schema.size], responsibilities [M, n]."""
 
-    what: str  # "delta" or "stats"
+    what: str  # "delta", "stats" or "masked"
     data: bytes
     n: int
     metrics: dict[str, float]
@@ -43,6 +46,7 @@ class TaskResult:
     own: tuple[str, Flat] | None = None  # (slot, model)
     residual: Flat | None = None
     posterior: Array | None = None
+    progress: SumProgress | None = None
 
 
 @dataclass
@@ -123,7 +127,9 @@ class TaskRunner:
         return self._engines[named]
 
     def vector(self, manifest: Manifest, schema: Schema) -> Flat:
-        """A fetched model or linear term [schema.size], float32."""
+        """A fetched model or linear term [schema.size], float32; centroids float64."""
+        if manifest.kind == "points":
+            return sum_codec.decode_points(self.blobs.read(manifest.sha256))
         return codecs.decode_vector(self.blobs.read(manifest.sha256), schema, kind=manifest.kind)
 
     def run(
@@ -139,11 +145,7 @@ class TaskRunner:
 
         Raises Malformed with the code of the nack.
         """
-        program = self.program(Manifest.from_json(message["program"]))
-        schema = program.schema
-        if schema.sha256 != message["schema"]:
-            raise Malformed("bad_schema", f"the program's schema is {schema.sha256}, the task's {message['schema']}")
-        learner = EngineLearner(self.engine(program, list(task_codec.container_functions(message).values())), program)
+        learner, schema = self._learner(message)
         task = task_codec.read_task(message, lambda manifest: self.vector(manifest, schema))
         if isinstance(task, Probe):
             outcome = self._probe(learner, task, own)
@@ -160,6 +162,33 @@ class TaskRunner:
                 "too_big", f"an update of {len(outcome.data)} bytes, {message['reply']['max_size']} allowed"
             )
         return outcome
+
+    def _learner(self, message: Mapping[str, Any]) -> tuple[Learner, Schema]:
+        program = self.program(Manifest.from_json(message["program"]))
+        if program.schema.sha256 != message["schema"]:
+            raise Malformed(
+                "bad_schema", f"the program's schema is {program.schema.sha256}, the task's {message['schema']}"
+            )
+        functions = list(task_codec.container_functions(message).values())
+        return EngineLearner(self.engine(program, functions), program), program.schema
+
+    def add_words(
+        self, message: Mapping[str, Any], memory: Callable[[str], SummedMemory], between: Callable[[], None]
+    ) -> tuple[Fit | Probe, SummedAnswer]:
+        """Carry out the work of a task of job "sum"; `memory` of a slot. -> the work and its words.
+
+        A fit of which nothing is told has no words.
+        """
+        learner, schema = self._learner(message)
+        work = sum_codec.read_work(message, lambda manifest: self.vector(manifest, schema))
+        slot = work.slot if isinstance(work, Fit) else "main"
+        mine = memory(slot)
+        if isinstance(work, SummedFit | SummedProbe):
+            return work, add_words(learner, work, self.local, mine, between)
+        if isinstance(work, Probe):
+            raise Malformed("bad_task", "a probe leaves nothing on the device")
+        result = fit_probe.run_fit(learner, work, self.local.train, own=mine.own(slot), between=between)
+        return work, SummedAnswer(words=np.zeros(0, np.uint32), own=(slot, result.vector.astype(np.float32)))
 
     def _probe(self, learner: Learner, task: Probe, own: OwnModelReader) -> TaskResult:
         schema, shares = learner.program.schema, list[Array]()

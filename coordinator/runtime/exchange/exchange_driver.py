@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.exchange.reply_recorder import read_reply
-from coordinator.runtime.exchange.task_messages import ExchangeContext, prepare_tasks
+from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, prepare_tasks
 from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged
-from coordinator.strategies.base import Exchange, Replies
+from coordinator.strategies.base import Replies
 from edge_client.protocol.task import ClientId, Reply
 
 RunUntilClosed = Callable[[LiveExchange], None]
@@ -20,7 +20,7 @@ RunUntilClosed = Callable[[LiveExchange], None]
 
 def run_exchange(
     key: ExchangeKey,
-    tasks: Exchange,
+    tasks: NetworkExchange,
     wanted: int | None,
     context: ExchangeContext,
     run_until_closed: RunUntilClosed,

@@ -11,13 +11,13 @@ from typing import Any
 
 from coordinator.rounds import exchange_rules
 from coordinator.rounds.silence import count_misses, silent_devices
+from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
 from coordinator.runtime.exchange.reply_recorder import ReplyRecorder
-from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, PreparedTask
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
-from coordinator.strategies.base import Exchange
 from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId, Reply
 
@@ -33,7 +33,7 @@ class LiveExchange:
     def __init__(
         self,
         key: ExchangeKey,
-        tasks: Exchange,
+        tasks: NetworkExchange,
         prepared: Mapping[ClientId, PreparedTask],
         wanted: int | None,
         context: ExchangeContext,
@@ -57,7 +57,7 @@ class LiveExchange:
             asked=prepared.keys(),
             goal=goal,
             silent=silent_devices(context.misses, prepared),
-            quorum=math.ceil(round(context.config.round.quorum * goal, 9)),
+            quorum=math.ceil(round(_quorum(tasks, context) * goal, 9)),
             now_s=now_s,
             deadline_s=context.store.exchanges.begin_try(key, context.config.round.deadline_s),
             credits=context.config.transfer.credits,
@@ -216,6 +216,12 @@ class LiveExchange:
         first = (cid, failure) not in self._excused
         self._excused.add((cid, failure))
         return first
+
+
+def _quorum(tasks: NetworkExchange, context: ExchangeContext) -> float:
+    """A sum that has begun fails by its own threshold."""
+    waits = all(task.needs_quorum for task in tasks.values() if isinstance(task, AskedStage))
+    return context.config.round.quorum if waits else 0.0
 
 
 def _key_of(message: Mapping[str, Any]) -> ExchangeKey:

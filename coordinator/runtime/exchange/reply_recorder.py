@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 from coordinator.rounds.exchange_rules import Close
 from coordinator.rounds.update_validation import decode_reply, outliers, update_moves
-from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, PreparedTask
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
-from coordinator.strategies.base import Exchange, notify_reply
+from coordinator.strategies.base import notify_reply
 from edge_client.errors import NetworkError
 from edge_client.protocol.task import ClientId, Reply
 
@@ -23,7 +23,11 @@ class ReplyRecorder:
     """The replies of one exchange. `replies` holds the accepted ones without a model; models stay on disk."""
 
     def __init__(
-        self, key: ExchangeKey, tasks: Exchange, prepared: Mapping[ClientId, PreparedTask], context: ExchangeContext
+        self,
+        key: ExchangeKey,
+        tasks: NetworkExchange,
+        prepared: Mapping[ClientId, PreparedTask],
+        context: ExchangeContext,
     ) -> None:
         self.replies: dict[ClientId, Reply] = {}
         self._key, self._tasks, self._prepared = key, tasks, prepared

@@ -16,17 +16,25 @@ import numpy as np
 from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds.sample_weights import max_samples
-from coordinator.rounds.update_validation import ZERO_BASE, ReplySpec, delta_base, max_reply_bytes
+from coordinator.rounds.update_validation import (
+    ZERO_BASE,
+    Asked,
+    AskedStage,
+    ReplySpec,
+    delta_base,
+    max_reply_bytes,
+)
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
-from edge_client.protocol import codecs, task_codec
+from edge_client.protocol import codecs, sum_codec, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical_json
-from edge_client.protocol.task import ClientId, Flat, Task
+from edge_client.protocol.task import ClientId, Flat
 from edge_client.transport.clock import Clock
 
+NetworkExchange = Mapping[ClientId, Asked]
 SIZE_SLACK_BYTES = 1 << 20  # of what a task allows; a reply needs less. It stays, since a replay compares tasks
 
 
@@ -69,9 +77,7 @@ def _unsigned(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     return [_unsigned(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def prepare_tasks(
-    key: ExchangeKey, tasks: Mapping[ClientId, Task], context: ExchangeContext
-) -> dict[ClientId, PreparedTask]:
+def prepare_tasks(key: ExchangeKey, tasks: NetworkExchange, context: ExchangeContext) -> dict[ClientId, PreparedTask]:
     """The task messages of one exchange, sorted by device."""
     put = _blob_writer(context)
     most = max_samples([n for n, _ in context.members.values()], context.config.fleet.max_samples_ratio)
@@ -81,7 +87,7 @@ def prepare_tasks(
 def _ask(
     key: ExchangeKey,
     cid: ClientId,
-    task: Task,
+    task: Asked,
     context: ExchangeContext,
     put: Callable[[Flat, str], Manifest],
     *,
@@ -89,7 +95,10 @@ def _ask(
 ) -> PreparedTask:
     prepared, schema = context.prepared, context.prepared.program.schema
     samples, engine = context.members[cid]
-    job = task_codec.task_fields(task, put)
+    if isinstance(task, AskedStage):
+        job = sum_codec.stage_fields(task, put, lambda data: _put_message(data, context, inline=task.work is None))
+    else:
+        job = task_codec.task_fields(task, put)
     named, vector = delta_base(task)
     base = ZERO_BASE if vector is None else job[named]["sha256"]
     max_size = 4 * 4 * schema.size + SIZE_SLACK_BYTES
@@ -122,15 +131,25 @@ def _ask(
     )
 
 
+def _put_message(data: bytes, context: ExchangeContext, *, inline: bool) -> Manifest:
+    """A message of a sum as a signed blob; a small one is `inline` in a task that has room for it."""
+    context.store.blobs.put(data)
+    return context.prepared.sign(manifest_of(data, "sum", block=context.config.transfer.block, inline=inline))
+
+
 def _blob_writer(context: ExchangeContext) -> Callable[[Flat, str], Manifest]:
     """A function that writes each distinct vector of an exchange to the blob folder once."""
     schema, known = context.prepared.program.schema, dict[tuple[str, str], Manifest]()
 
     def put(flat: Flat, kind: str) -> Manifest:
-        values = np.ascontiguousarray(flat, dtype=np.float32)
+        values = np.ascontiguousarray(flat, dtype=np.float64 if kind == "points" else np.float32)
         name = (kind, hashlib.sha256(values.data).hexdigest())
         if name not in known:
-            data = codecs.encode_vector(values, schema, codec="f32", kind=kind)
+            data = (
+                sum_codec.encode_points(values)
+                if kind == "points"
+                else codecs.encode_vector(values, schema, codec="f32", kind=kind)
+            )
             context.store.blobs.put(data)
             known[name] = context.prepared.sign(manifest_of(data, kind, block=context.config.transfer.block))
         return known[name]

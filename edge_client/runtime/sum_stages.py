@@ -1,0 +1,86 @@
+"""A device's answer to one stage of a masked sum. Pure: what changes is returned, and stored with the answer.
+
+The rules of the keys and shares are in protocol/secure/device_sums.py; this file ties a stage to its task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge_client.errors import Malformed
+from edge_client.protocol.secure import device_sums
+from edge_client.protocol.secure.device_sums import (
+    DeviceSums,
+    PrekeysNeeded,
+    RelayArrived,
+    RosterArrived,
+    SumEnded,
+    UnmaskArrived,
+    VectorReady,
+)
+from edge_client.protocol.secure.keys import ROOT_BYTES
+from edge_client.protocol.secure.sum_messages import MAX_PREKEYS, RelayedShares, SumRoster, UnmaskRequest
+from edge_client.protocol.summed_task import SumScale, Words
+from edge_client.runtime.state import TaskKey
+
+RANDOM_BYTES = MAX_PREKEYS * ROOT_BYTES
+STAGE_AFTER_ROSTER = {"shares": 0, "add": 1, "show": 2}  # numbers of exchanges after the roster's
+
+
+def offer_prekeys(sums: DeviceSums, random: bytes, after: int) -> tuple[DeviceSums, bytes]:
+    """Refill the unused prekeys from RANDOM_BYTES random bytes, and offer them; fresh ones have numbers beyond `after`.
+
+    Sums have taken all up to there, also those of which the device never saw the roster, or of whose keys it lost its
+    state since.
+    """
+    left = {number: root for number, root in sums.roots.items() if number > after}
+    sums = replace(sums, next_number=max(sums.next_number, after + 1), roots=left)
+    roots = tuple(random[at : at + ROOT_BYTES] for at in range(0, RANDOM_BYTES, ROOT_BYTES))
+    return _answered(device_sums.advance(sums, PrekeysNeeded(roots)))
+
+
+def deal(sums: DeviceSums, message: bytes, key: TaskKey) -> tuple[DeviceSums, bytes]:
+    """Take part in the sum of this roster. Earlier sums are over then, and their keys are deleted."""
+    roster = SumRoster.from_bytes(message)
+    if (roster.run, roster.round, roster.exchange) != (key.run, key.round, key.exchange):
+        raise Malformed("bad_task", "the roster is that of another exchange")
+    after, answer = _answered(device_sums.advance(sums, RosterArrived(message)))
+    return replace(after, sums={roster.roster: after.sums[roster.roster]}), answer
+
+
+def mask(sums: DeviceSums, message: bytes, key: TaskKey, scale: SumScale, words: Words) -> tuple[DeviceSums, bytes]:
+    """Mask the device's words for the sum whose shares were relayed."""
+    name = RelayedShares.from_bytes(message).roster
+    roster = _roster_of(sums, name, key, "add")
+    if roster.bits != scale.bits or roster.devices > scale.devices:
+        raise Malformed("bad_task", f"a sum of {roster.devices} devices in {roster.bits} bits could overflow")
+    sums, _ = device_sums.advance(sums, RelayArrived(message))
+    return _answered(device_sums.advance(sums, VectorReady(name, words)))
+
+
+def show(sums: DeviceSums, message: bytes, key: TaskKey) -> tuple[DeviceSums, bytes]:
+    """Show the shares that take the masks off, of one kind for each neighbour.
+
+    The sum is over then for this device: its keys are deleted with the answer's storage, so no other question about it
+    can be answered.
+    """
+    name = UnmaskRequest.from_bytes(message).roster
+    _roster_of(sums, name, key, "show")
+    sums, answer = _answered(device_sums.advance(sums, UnmaskArrived(message)))
+    return device_sums.advance(sums, SumEnded(name))[0], answer
+
+
+def _roster_of(sums: DeviceSums, name: str, key: TaskKey, stage: str) -> SumRoster:
+    if name not in sums.sums:
+        raise Malformed("bad_task", f"no sum {name:.16} is open here")
+    roster = sums.sums[name].roster
+    if (roster.run, roster.round, roster.exchange + STAGE_AFTER_ROSTER[stage]) != (key.run, key.round, key.exchange):
+        raise Malformed("bad_task", f"stage {stage} of the sum belongs to another exchange")
+    return roster
+
+
+def _answered(step: tuple[DeviceSums, bytes | None]) -> tuple[DeviceSums, bytes]:
+    sums, answer = step
+    if answer is None:
+        raise TypeError("this event has an answer")
+    return sums, answer
