@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -15,14 +17,17 @@ from coordinator.config_sections import RunConfig
 from coordinator.runtime.exchange.masked_sums import MaskedSums
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import Replies, SealedSums, SumByCenter
-from edge_client.protocol.secure.masks import Words
+from edge_client.protocol import messages
+from edge_client.protocol.secure.masks import Words, pack_words
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.runtime import task_runner
 from edge_client.training.summed_work import SummedAnswer, add_words
-from tests.support.softmax_program import CLASSES
-from tests.support.virtual_federation import Anything, Federation
+from tests.support.memory_broker import MemoryBroker
+from tests.support.softmax_program import CLASSES, grouped_fleet
+from tests.support.virtual_federation import TOPICS, Anything, Federation
 
 DEVICES = 6
+VICTIM = "d01"
 BITS = 24  # of the words of a round
 EVALUATED = CLASSES**2 + 3  # words of an evaluation, which have 32 bits
 
@@ -95,3 +100,122 @@ def test_the_coordinator_is_given_exactly_the_sum_of_the_words_of_the_devices(
     assert all(found.sums for found in ledger.sums.values() if found.members)
     check_exact(ledger)
     assert all("failed" not in record["secure"] for record in fed.rounds())
+
+
+class Stages:
+    """Which stages of sums the coordinator has asked of a device, and which of them the device has announced."""
+
+    def __init__(self, cid: str) -> None:
+        self.cid, self.asked, self.announced = cid, list[str](), list[str]()
+
+    def __call__(self, topic: str, body: bytes) -> tuple[bytes, ...]:
+        route = TOPICS.parse(topic)
+        if route.cid == self.cid and body and route.kind in ("t", "rq"):
+            said = messages.read_message(body, route.kind)
+            if said["k"] == "task" and said["job"] == "sum":
+                self.asked.append(said["stage"])
+            elif said["k"] == "rdy":
+                self.announced.append(self.asked[-1])
+        return (body,)
+
+
+def small(folder: Path, seen: Stages, **changes: Anything) -> Federation:
+    return Federation.of(folder, broker=MemoryBroker(tamper=seen), devices=DEVICES, **changes)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The final states of a round that nothing disturbs."""
+    fed = small(tmp_path_factory.mktemp("undisturbed"), Stages(VICTIM), runs=(run_of(rounds=1),))
+    return fed.play().final_states()
+
+
+@pytest.mark.parametrize("stage", ["prekeys", "shares", "add", "show"])
+def test_a_device_that_is_killed_between_stages_and_comes_back_loses_nothing(
+    tmp_path: Path, undisturbed: dict[str, bytes], stage: str
+) -> None:
+    seen = Stages(VICTIM)
+    fed = small(tmp_path, seen, runs=(run_of(rounds=1),))
+    fed.start()
+    fed.world.run(lambda: stage in seen.announced)
+    fed.world.kill(VICTIM)
+    fed.start_device(VICTIM, grouped_fleet(DEVICES, 2)[VICTIM])
+    fed.complete()
+    assert fed.final_states() == undisturbed
+
+
+@pytest.mark.parametrize("moment", ["asked", "announced"])
+@pytest.mark.parametrize("stage", ["prekeys", "shares", "add", "show"])
+def test_a_coordinator_that_is_killed_between_stages_ends_with_the_same_bits(
+    tmp_path: Path, undisturbed: dict[str, bytes], stage: str, moment: str
+) -> None:
+    seen = Stages(VICTIM)
+    fed = small(tmp_path, seen, runs=(run_of(rounds=1),))
+    fed.start()
+    fed.world.run(lambda: stage in getattr(seen, moment))
+    fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.complete()
+    assert fed.final_states() == undisturbed
+    assert all("failed" not in record["secure"] for record in fed.rounds())
+
+
+@pytest.mark.parametrize("stage", ["shares", "add", "show"])
+def test_a_device_that_sleeps_from_a_stage_on_is_done_without(tmp_path: Path, ledger: Ledger, stage: str) -> None:
+    seen = Stages(VICTIM)
+    fed = small(tmp_path, seen, runs=(run_of(rounds=2),), quorum=0.5, deadline_s=60.0)
+    fed.start()
+    fed.world.run(lambda: stage in seen.asked)
+    fed.world.kill(VICTIM)
+    fed.complete()
+    check_exact(ledger)
+    first, *others = (found.members[0] for found in ledger.sums.values())
+    awake = [cid for cid in grouped_fleet(DEVICES, 2) if cid != VICTIM]
+    assert (first, others) == ([*awake[:1], VICTIM, *awake[1:]] if stage == "show" else awake, [awake] * 3)
+
+
+def test_a_sum_of_too_few_devices_fails_closed_and_the_next_round_begins(tmp_path: Path, ledger: Ledger) -> None:
+    seen, gone = Stages(VICTIM), ("d01", "d02")
+    fed = small(tmp_path, seen, runs=(run_of(rounds=2),), quorum=0.5, deadline_s=60.0)
+    fed.start()
+    fed.world.run(lambda: "add" in seen.asked)
+    for cid in gone:
+        fed.world.kill(cid)
+    fed.world.run(lambda: fed.happened("round"))
+    for cid in gone:
+        fed.start_device(cid, grouped_fleet(DEVICES, 2)[cid])
+    fed.complete()
+    one, two = fed.rounds()
+    assert one["secure"]["failed"] == [
+        "4 devices uploaded; at least 5 must",
+        "4 devices sent shares that others hold; at least 5 must",
+    ]
+    assert one["accuracy"] == {"micro": None, "macro": None}
+    assert "failed" not in two["secure"]
+    assert [len(found.sums) for found in ledger.sums.values()] == [0, 0, 1, 1]
+    check_exact(ledger)
+
+
+def test_nothing_that_a_device_adds_is_on_the_wire_or_on_the_coordinators_disk(tmp_path: Path, ledger: Ledger) -> None:
+    wire: list[bytes] = []
+
+    def hear(_topic: str, body: bytes) -> tuple[bytes, ...]:
+        wire.append(body)
+        return (body,)
+
+    fed = Federation.of(
+        tmp_path, broker=MemoryBroker(tamper=hear), devices=DEVICES, runs=(run_of(rounds=1),), ballast=64
+    )
+    fed.start()
+    fed.complete()
+    held = b"\n".join([*wire, *(file.read_bytes() for file in fed.config.folder.rglob("*") if file.is_file())])
+    for cid, added in ledger.words.items():
+        model, *_ = added
+        for plain in (model.tobytes(), pack_words(model, BITS)):
+            parts = [plain[at : at + 16] for at in range(0, len(plain) - 16, 16)]
+            told = [part for part in parts if len(set(part)) > 4 and part in held]  # not runs of zeros
+            assert not told, cid
+        state = (fed.world.folder / cid / "state" / "state.json").read_text()
+        roots = [root for _, root in json.loads(json.loads(state)["sums"])["roots"]]
+        assert len(roots) >= 1
+        assert not any(root.encode() in held or base64.b64decode(root) in held for root in roots)
