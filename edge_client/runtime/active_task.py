@@ -17,9 +17,9 @@ from edge_client.errors import DeviceRefused, Malformed, ProgramRefused, Runtime
 from edge_client.protocol import sum_codec, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS, NACK_CODES
+from edge_client.protocol.secure import device_stages
 from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import Schema
-from edge_client.runtime import sum_stages
 from edge_client.runtime.engine_selection import select_engine
 from edge_client.runtime.session import ClientLoop, Session
 from edge_client.runtime.state import StoredResult, SumProgress, TaskKey, residual_name
@@ -89,14 +89,14 @@ class ActiveTask:
 
     def _sum_stage(self, schema: Schema) -> TaskResult:
         """The answer to a stage of a sum that trains nothing."""
-        sums, key, stage = self.session.state.sums, self.key, self.message["stage"]
+        sums, stage = self.session.state.sums, self.message["stage"]
         if stage == "prekeys":
-            random = secrets.token_bytes(sum_stages.RANDOM_BYTES)
-            sums, data = sum_stages.offer_prekeys(sums, random, self.message.get("after", -1))
+            random = secrets.token_bytes(device_stages.RANDOM_BYTES)
+            sums, data = device_stages.offer_prekeys(sums, random, self.message.get("after", -1))
         elif stage == "shares":
-            sums, data = sum_stages.deal(sums, self._order(), key)
+            sums, data = device_stages.deal(sums, self._order(), self._place)
         else:
-            sums, data = sum_stages.show(sums, self._order(), key)
+            sums, data = device_stages.show(sums, self._order(), self._place)
         progress = SumProgress(sums=sums)
         return TaskResult(what="masked", data=data, n=1, metrics={}, schema=schema, progress=progress)
 
@@ -111,7 +111,7 @@ class ActiveTask:
         work, found = self.runner.add_words(message, memory, self._poll)
         sums, data = state.sums, sum_codec.KEPT
         if stage == "add" and isinstance(work, SummedFit | SummedProbe):
-            sums, data = sum_stages.mask(sums, self._order(), self.key, work.scale, found.words)
+            sums, data = device_stages.mask(sums, self._order(), self._place, work.scale, found.words)
         elif stage == "tell" and isinstance(work, SummedFit) and work.stage == "choose":
             data = sum_codec.encode_told(found.words)
         elif stage != "keep":
@@ -120,6 +120,10 @@ class ActiveTask:
         trained = None if found.trained is None else (slot, found.trained)
         progress = SumProgress(sums=sums, choice=found.choice, trained=trained)
         return TaskResult(what="masked", data=data, n=1, metrics={}, schema=schema, own=found.own, progress=progress)
+
+    @property
+    def _place(self) -> device_stages.Place:
+        return self.key.run, self.key.round, self.key.exchange
 
     def _order(self) -> bytes:
         """The fetched message of the coordinator in this stage."""

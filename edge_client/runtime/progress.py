@@ -56,6 +56,9 @@ def _waiting(event: Event) -> str:
 
 
 def _result(event: Event) -> str:
+    if event["what"] == "masked":  # keys and shares are computed in no time, and concern only programs
+        sends = f"sends {_size(event['bytes'])} to a sum of many devices"
+        return f"{_round(event)}: computed for {event['seconds']:.1f} s; {sends}" if event["seconds"] else ""
     sends = f"sends {_size(event['bytes'])} of {SENT[event['what']]}"
     if event["job"] == "fit":
         return f"{_round(event)}: loss {event['loss']:.3f} after {event['seconds']:.1f} s; {sends}"

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
-from coordinator.rounds.sealed_round import is_sealed
 from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
@@ -83,8 +82,6 @@ def run_over_mqtt(
     `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder.
     """
     check_options(args)
-    if is_sealed(strategy):
-        raise UsageError("secure works in virtual time only, not over MQTT yet", hint="leave out secure, or --broker")
     if len(split.devices) > MAX_DEVICES:
         raise UsageError(
             f"{len(split.devices)} devices, and a thread each: use at most {MAX_DEVICES} over MQTT",

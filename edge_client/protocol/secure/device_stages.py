@@ -1,6 +1,6 @@
 """A device's answer to one stage of a masked sum. Pure: what changes is returned, and stored with the answer.
 
-The rules of the keys and shares are in protocol/secure/device_sums.py; this file ties a stage to its task.
+The rules of the keys and shares are in device_sums.py; this file ties a stage to its task.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edge_client.protocol.secure.device_sums import (
 from edge_client.protocol.secure.keys import ROOT_BYTES
 from edge_client.protocol.secure.sum_messages import MAX_PREKEYS, RelayedShares, SumRoster, UnmaskRequest
 from edge_client.protocol.summed_task import SumScale, Words
-from edge_client.runtime.state import TaskKey
 
+Place = tuple[str, int, int]  # run, round and exchange of a task
 RANDOM_BYTES = MAX_PREKEYS * ROOT_BYTES
 STAGE_AFTER_ROSTER = {"shares": 0, "add": 1, "show": 2}  # numbers of exchanges after the roster's
 
@@ -39,16 +39,16 @@ def offer_prekeys(sums: DeviceSums, random: bytes, after: int) -> tuple[DeviceSu
     return _answered(device_sums.advance(sums, PrekeysNeeded(roots)))
 
 
-def deal(sums: DeviceSums, message: bytes, key: TaskKey) -> tuple[DeviceSums, bytes]:
+def deal(sums: DeviceSums, message: bytes, key: Place) -> tuple[DeviceSums, bytes]:
     """Take part in the sum of this roster. Earlier sums are over then, and their keys are deleted."""
     roster = SumRoster.from_bytes(message)
-    if (roster.run, roster.round, roster.exchange) != (key.run, key.round, key.exchange):
+    if (roster.run, roster.round, roster.exchange) != key:
         raise Malformed("bad_task", "the roster is that of another exchange")
     after, answer = _answered(device_sums.advance(sums, RosterArrived(message)))
     return replace(after, sums={roster.roster: after.sums[roster.roster]}), answer
 
 
-def mask(sums: DeviceSums, message: bytes, key: TaskKey, scale: SumScale, words: Words) -> tuple[DeviceSums, bytes]:
+def mask(sums: DeviceSums, message: bytes, key: Place, scale: SumScale, words: Words) -> tuple[DeviceSums, bytes]:
     """Mask the device's words for the sum whose shares were relayed."""
     name = RelayedShares.from_bytes(message).roster
     roster = _roster_of(sums, name, key, "add")
@@ -58,7 +58,7 @@ def mask(sums: DeviceSums, message: bytes, key: TaskKey, scale: SumScale, words:
     return _answered(device_sums.advance(sums, VectorReady(name, words)))
 
 
-def show(sums: DeviceSums, message: bytes, key: TaskKey) -> tuple[DeviceSums, bytes]:
+def show(sums: DeviceSums, message: bytes, key: Place) -> tuple[DeviceSums, bytes]:
     """Show the shares that take the masks off, of one kind for each neighbour.
 
     The sum is over then for this device: its keys are deleted with the answer's storage, so no other question about it
@@ -70,11 +70,11 @@ def show(sums: DeviceSums, message: bytes, key: TaskKey) -> tuple[DeviceSums, by
     return device_sums.advance(sums, SumEnded(name))[0], answer
 
 
-def _roster_of(sums: DeviceSums, name: str, key: TaskKey, stage: str) -> SumRoster:
+def _roster_of(sums: DeviceSums, name: str, key: Place, stage: str) -> SumRoster:
     if name not in sums.sums:
         raise Malformed("bad_task", f"no sum {name:.16} is open here")
     roster = sums.sums[name].roster
-    if (roster.run, roster.round, roster.exchange + STAGE_AFTER_ROSTER[stage]) != (key.run, key.round, key.exchange):
+    if (roster.run, roster.round, roster.exchange + STAGE_AFTER_ROSTER[stage]) != key:
         raise Malformed("bad_task", f"stage {stage} of the sum belongs to another exchange")
     return roster
 
