@@ -18,9 +18,9 @@ from coordinator.config_sections import RunConfig
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, round_record
-from coordinator.rounds.sealed_round import check_sealed, what_is_seen
+from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_seen
 from coordinator.rounds.update_validation import ZERO_BASE
-from coordinator.runtime.exchange.masked_sums import STAGES, MaskedSums, told_choices
+from coordinator.runtime.exchange.masked_sums import STAGES, MaskedSums, check_masked, told_choices
 from coordinator.runtime.exchange.task_messages import NetworkExchange
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
@@ -51,12 +51,13 @@ Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up
 
 
 def train_runs(config: CoordinatorConfig, trainer: RunTrainer, ask: Ask) -> list[RunResult]:
-    """Train every run of the configuration to its end."""
+    """Train every run of the configuration to its end. Devices tell nothing of single centers where sums are sealed."""
     strategies = [make_strategy(run, config) for run in config.runs]  # raises before the first round
     outcomes = [trainer.run(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
     if not config.teach_newcomers:
         return outcomes
-    return [trainer.measure_centers(o, ask) if o.run.name == config.served_run else o for o in outcomes]
+    asked = [o.run.name == config.served_run and not is_sealed(o.strategy) for o in outcomes]
+    return [trainer.measure_centers(o, ask) if one else o for o, one in zip(outcomes, asked, strict=True)]
 
 
 def with_over_selection(strategy: Strategy, share: float, fleet: int) -> tuple[Strategy, int | None]:
@@ -97,6 +98,7 @@ class RunTrainer:
         begun = self.store.states.last(run_id)
         if begun is None:
             fleet = self.devices.let_in(run.name, INITIAL_ROUND + 1)
+            check_masked(strategy)
             check_sealed(strategy, self.schema, fleet)
             state = strategy.begin(self.initial, self.schema, fleet, round_rng(self.seed, INITIAL_ROUND))
             self.store.states.put(run_id, INITIAL_ROUND, state)

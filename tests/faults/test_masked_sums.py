@@ -17,6 +17,7 @@ from coordinator.config_sections import RunConfig
 from coordinator.runtime.exchange.masked_sums import MaskedSums
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import Replies, SealedSums, SumByCenter
+from edge_client.errors import ConfigError
 from edge_client.protocol import messages
 from edge_client.protocol.secure.masks import Words, pack_words
 from edge_client.protocol.secure.parameters import LEAST_COHORT
@@ -219,3 +220,10 @@ def test_nothing_that_a_device_adds_is_on_the_wire_or_on_the_coordinators_disk(t
         roots = [root for _, root in json.loads(json.loads(state)["sums"])["roots"]]
         assert len(roots) >= 1
         assert not any(root.encode() in held or base64.b64decode(root) in held for root in roots)
+
+
+def test_fewer_members_than_masks_can_hide_are_refused_before_the_first_round(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=DEVICES, runs=(run_of("ifca", **{"least-members": 3}),))
+    fed.start()
+    with pytest.raises(ConfigError, match="set least-members to 5 or more"):
+        fed.finish()

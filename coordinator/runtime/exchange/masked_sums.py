@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coordinator.rounds.sealed_round import is_sealed
 from coordinator.rounds.secure_sum import (
     MaskedVectorStored,
     RevealArrived,
@@ -38,8 +39,8 @@ from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.exchange.task_messages import NetworkExchange
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
-from coordinator.strategies.base import Exchange, Replies, SealedSums, SumByCenter
-from edge_client.errors import Malformed
+from coordinator.strategies.base import Exchange, Replies, SealedSums, Strategy, SumByCenter
+from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.keys import PublicPrekey
 from edge_client.protocol.secure.masks import Words, add_packed_into, check_packed, packed_size
 from edge_client.protocol.secure.parameters import LEAST_COHORT
@@ -53,7 +54,7 @@ from edge_client.protocol.secure.sum_messages import (
 )
 from edge_client.protocol.sum_codec import KEPT, decode_told, words_of
 from edge_client.protocol.summed_task import SummedFit, SummedProbe
-from edge_client.protocol.task import ClientId, Reply
+from edge_client.protocol.task import ClientId, Fit, Probe, Reply
 
 STAGES = 4  # exchanges of one `SumByCenter`
 Ask = Callable[[ExchangeKey, NetworkExchange], Collection[ClientId]]  # -> the devices that answered
@@ -71,6 +72,15 @@ def _tell(task: SummedFit) -> AskedStage:
         return Reply(n=1, words=decode_told(data, k))
 
     return AskedStage(stage="tell", work=task, decode=decode, max_bytes=4 * k, needs_quorum=True)
+
+
+def check_masked(strategy: Strategy) -> None:
+    """Raise ConfigError for sums that no masks protect."""
+    if is_sealed(strategy) and strategy.server.least_members < LEAST_COHORT:
+        raise ConfigError(
+            f"secure: least-members is {strategy.server.least_members}, and a masked sum is of {LEAST_COHORT} or more",
+            hint=f"set least-members to {LEAST_COHORT} or more",
+        )
 
 
 @dataclass(kw_only=True)
@@ -222,7 +232,7 @@ def _offer(newest: int) -> AskedStage:
     return AskedStage(stage="prekeys", after=newest, decode=decode, max_bytes=MAX_SUM_MESSAGE_BYTES)
 
 
-def _keep(task: object) -> AskedStage:
+def _keep(task: Fit | Probe) -> AskedStage:
     def decode(data: bytes) -> Reply:
         if data != KEPT:
             raise Malformed("bad_schema", "a fit of which nothing is told is answered by a zero byte")

@@ -25,6 +25,9 @@ export const KIND_LIMITS = {
   release: 64 << 20,
   router: 8 << 20,
   sketch: MAX_BLOB_BYTES,
+  sum: 65_536,
+  masked: MAX_BLOB_BYTES,
+  points: 2 ** 30,
 };
 const SIGNATURE = { key: /^[0-9a-f]{16}$/, sig: /^[0-9a-f]{128}$/ };
 

@@ -76,6 +76,7 @@ const STATE = record({
 export const COMMON = required({ id: IDENT, t: COUNT });
 export const EPOCH = required({ epoch: COUNT });
 
+const ANSWER_KINDS = ["delta", "stats", "masked"];
 const JOBS = {
   fit: {
     ...required({
@@ -127,7 +128,7 @@ export const MESSAGE_TABLES = {
   get: { ...required({ sha256, block: blockSize, at: blockRuns }), ...optional({ mark: integer(0, 65_535) }) },
   rdy: {
     ...KEY,
-    ...required({ attempt: U32, n: SAMPLES, what: oneOf("delta", "stats"), update: manifest("delta", "stats"), seconds: number() }),
+    ...required({ attempt: U32, n: SAMPLES, what: oneOf(...ANSWER_KINDS), update: manifest(...ANSWER_KINDS), seconds: number() }),
     ...optional({ metrics: METRICS }),
   },
   go: { ...required({ re: IDENT, sha256, shard: integer(0, 65_535), window: WINDOW }), ...optional({ have: bitmap }) },
