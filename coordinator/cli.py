@@ -166,7 +166,8 @@ def attack_drill(
     """
     import logging
 
-    from coordinator.attack_drill.drill import Finding, run_drill
+    from coordinator.attack_drill.drill import run_drill
+    from coordinator.attack_drill.findings import Finding
     from coordinator.config import read_config
 
     def say(finding: Finding) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ def plausible_statistics(task: Mapping[str, Any], cid: str, program: Program, n:
     models = len(task.get("models", [None]))
     losses = rng.uniform(1.0, 2.0, models)  # drawn first, so that no count changes them
     rows = 1 if "prior" in task else models
-    make = {
+    make: dict[str, Callable[[], dict[str, Any]]] = {
         "loss": lambda: {"losses": losses},
         "votes": lambda: {"votes": rng.multinomial(n, np.full(models, 1 / models))},
         "posterior": lambda: {"posterior": np.full(models, 1 / models)},

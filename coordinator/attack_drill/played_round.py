@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -68,13 +69,18 @@ class ForwardClock(SystemClock):
 
 
 class PlayedDevice:
-    """A device of the fleet; `told` are the answers to its announcements: (status, detail) of `ack` and `err`."""
+    """A device of the fleet.
+
+    `told` are the answers to its announcements: (status, detail) of `ack` and `err`. `aside` are tasks that came while
+    it waited for something else.
+    """
 
     def __init__(self, link: BrokerClient, program: Program, *, block: int) -> None:
         self.name, self.link, self.program = link.name, link, program
         self.block, self._count = block, 0
         self._offered: dict[str, tuple[Manifest, bytes]] = {}
         self.told: list[tuple[str, str]] = []
+        self.aside: deque[dict[str, Any]] = deque()
 
     def say(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
         self._count += 1
@@ -100,19 +106,20 @@ class PlayedDevice:
             said = self.hear()
             if said is not None and said["k"] in kinds:
                 return said
+            if said is not None and said["k"] == "task":
+                self.aside.append(said)
         raise NetworkError(f"{self.name} waits for {' or '.join(kinds)}", hint="run the drill again")
 
-    def answer(self, task: Mapping[str, Any], *, n: int = HONEST_SAMPLES, wrong_tests: int = 0) -> None:
+    def answer(self, task: Mapping[str, Any], *, n: int = HONEST_SAMPLES, wrong_tests: int = 0) -> Manifest:
         """Announce an answer such as training would give, or a test of so many samples that are all wrong."""
         if is_update(task):
             delta = plausible_delta(task, self.name, self.program)
-            self.offer(task, encoded_delta(task, delta, self.program), n=n)
-            return
+            return self.offer(task, encoded_delta(task, delta, self.program), n=n)
         if is_test(task):
             n = wrong_tests or TEST_SAMPLES
         said = plausible_statistics(task, self.name, self.program, n)
         said = all_wrong(said) if is_test(task) and wrong_tests else said
-        self.offer(task, codecs.encode_stats(said, self.program.schema), n=n)
+        return self.offer(task, codecs.encode_stats(said, self.program.schema), n=n)
 
     def offer(self, task: Mapping[str, Any], data: bytes, *, n: int = HONEST_SAMPLES, attempt: int = 0) -> Manifest:
         """Announce any bytes as the answer; `send` sends them."""
@@ -165,7 +172,7 @@ class PlayedRound:
         """Each task of the hostile device, until the round is over; credits are used up meanwhile."""
         seen = set()
         while not self._over.is_set():
-            said = self.hostile.hear()
+            said = self.hostile.aside.popleft() if self.hostile.aside else self.hostile.hear()
             if said is not None and said["k"] == "go":
                 self.hostile.send(said)
             elif said is not None and said["k"] == "task" and said["exchange"] not in seen:

@@ -40,19 +40,23 @@ def _many_samples(rounds: RoundsCopy) -> Seen:
 
 def _many_tests(rounds: RoundsCopy) -> Seen:
     lied = rounds.play(n=rounds.most, wrong_tests=LIE)
-    return _same(lied, rounds, f"{_accuracy(lied)}, as with {rounds.most} test samples")
+    return _same(lied, rounds, f"{_score(lied, rounds)}, as with {rounds.most} test samples")
 
 
 def _same(lied: Outcome, rounds: RoundsCopy, words: str) -> Seen:
     if lied.equals(rounds.fair):
         return Seen(held=True, words=words)
     off = float(np.abs(lied.centers - rounds.fair.centers).max())
-    return Seen(held=False, words=f"{_accuracy(lied)} instead of {_accuracy(rounds.fair)}, a center is {off:.3g} off")
+    return Seen(
+        held=False, words=f"{_score(lied, rounds)} instead of {_score(rounds.fair, rounds)}, a center is {off:.3g} off"
+    )
 
 
-def _accuracy(outcome: Outcome) -> str:
-    micro = outcome.record["accuracy"]["micro"]
-    return "no accuracy is reported" if micro is None else f"the fleet's accuracy is {micro:.1%}"
+def _score(outcome: Outcome, rounds: RoundsCopy) -> str:
+    """What is reported of the fleet's tests; a model of one output is no classifier."""
+    name, shown = ("accuracy", ".1%") if rounds.program.classes > 1 else ("loss", ".3g")
+    micro = outcome.record.get(name, {}).get("micro")
+    return f"no {name} is reported" if micro is None else f"the fleet's {name} is {micro:{shown}}"
 
 
 def _ruined_buffers(rounds: RoundsCopy) -> Seen:
@@ -144,11 +148,12 @@ def _repeated_block(rounds: RoundsCopy) -> Seen:
         played.may_answer.clear()
         for number, task in enumerate(played.tasks()):
             if number == 0:
-                played.hostile.answer(task)
+                blocks = played.hostile.answer(task).total
                 go = played.hostile.wait("go")
                 played.may_answer.set()
                 while passed_s < HELD_S and len(played.answered) < others:
-                    played.hostile.send(go, 0)
+                    if blocks > 1:  # a first block that is the only one would be the whole answer
+                        played.hostile.send(go, 0)
                     played.pass_time(STEP_S)
                     passed_s += STEP_S
                 served = len(played.answered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -54,6 +55,25 @@ def test_each_bound_of_a_round_that_is_taken_away_is_named(monkeypatch: pytest.M
     found = CliRunner().invoke(cli.app, ["attack-drill", "--json"])
     lines = [json.loads(line) for line in found.stdout.splitlines()]
     assert [(line["tried"], line["held"]) for line in lines] == [(attack.tried, False) for attack in ROUND_ATTACKS]
+
+
+@pytest.mark.broker
+def test_the_copy_has_a_users_own_model_method_and_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its small model travels in one block, and its program is compiled, which takes seconds."""
+    path = tmp_path / "coordinator.toml"
+    path.write_text(
+        'federation = "mine"\nbroker = "mqtts://broker.example"\nfolder = "run"\nmax-samples-ratio = 3\n'
+        'model = { name = "linear-regression" }\nruns = [{ method = "fesem", num-rounds = 9, clusters = 2 }]\n'
+    )
+    monkeypatch.setattr(drill, "MESSAGE_ATTACKS", ())
+    wanted = ("answer with 2^31 samples", "hold the only credit with one block")
+    monkeypatch.setattr(drill, "ROUND_ATTACKS", [a for a in ROUND_ATTACKS if a.tried in wanted])
+    found = CliRunner().invoke(cli.app, ["attack-drill", str(path)])
+    assert found.exit_code == 0
+    assert "compiling model linear-regression" in found.stderr
+    assert "weighs 120 samples" in found.stdout  # three times the others' 40
+    assert "2 of 2 bounds held" in found.stdout
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_mosquitto_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
