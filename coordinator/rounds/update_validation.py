@@ -207,7 +207,7 @@ def _rms(move: Flat) -> float:
 
 def _counted(question: ReplySpec, n: int) -> int:
     task = question.task
-    return min(n, question.samples) if isinstance(task, Fit) or task.split == "train" else n
+    return n if isinstance(task, Probe) and task.split != "train" else min(n, question.samples)
 
 
 def _updated(question: ReplySpec, data: bytes) -> Flat:

@@ -24,7 +24,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol import task_codec
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.summed_task import SummedFit, SummedProbe, SumScale, Words
-from edge_client.protocol.task import F64, Fit, Flat, Probe
+from edge_client.protocol.task import F64, Array, Fit, Flat, Probe
 
 Work = Fit | Probe  # a SummedFit or SummedProbe, but for stage "keep"
 KEPT = b"\0"  # the answer to a fit of which nothing is told
@@ -122,7 +122,7 @@ def _points(values: Flat, centers: Flat, compare: tuple[tuple[int, int], ...]) -
     return values.astype(np.float64).reshape(-1, len(centers), width)
 
 
-def encode_points(points: F64) -> bytes:
+def encode_points(points: Array) -> bytes:
     """A blob of kind "points": float64, little-endian."""
     return np.ascontiguousarray(points, dtype="<f8").tobytes()
 
@@ -161,6 +161,6 @@ def words_of(work: Work, *, classes: int | None) -> int:
     if work.stage == "choose":
         return len(work.centers)
     if work.stage == "add" or work.points is None:
-        return len(work.open) * (work.centers.shape[1] + 2)
-    runs, k, width = work.points.shape
+        return len(work.open) * (int(work.centers.shape[1]) + 2)
+    runs, k, width = (int(size) for size in work.points.shape)
     return runs * k if work.stage == "count" else runs * k * (width + 1) + runs

@@ -263,7 +263,12 @@ class DeviceState:
 
     def _save(self) -> None:
         result = self.result.to_json() if self.result else None
-        raw = {"signed_epoch": self.epoch, "result": result, "own": self._own, "residuals": self._residuals}
+        raw: dict[str, Any] = {
+            "signed_epoch": self.epoch,
+            "result": result,
+            "own": self._own,
+            "residuals": self._residuals,
+        }
         kept = {"posterior": self._posterior, "trained": self._trained, "choice": self._choice}
         raw |= {"sums": write_state(self.sums).decode()} if self.sums.next_number else {}
         write_atomically(self._file, canonical_json({"v": VERSION} | kept | self._owner | raw))

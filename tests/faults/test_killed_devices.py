@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from coordinator.config_sections import RunConfig
 from edge_client.transport import blobs
 from tests.support import softmax_program
 from tests.support.direct_calls import train_directly
@@ -125,3 +126,33 @@ def test_one_device_too_many_gone_for_good_is_told_and_the_training_goes_on_when
     fed.complete()
     expected, _ = train_directly(fed, silent=frozenset({"d02", "d05", "d08"}), since=2)
     np.testing.assert_array_equal(fed.final_state().centers, expected.centers)
+
+
+SUMMED: dict[str, Any] = {"local-steps": 3, "batch-size": 8, "secure": "updates", "secure-clip": 10.0}
+MASKED = (RunConfig(method="fedavg", rounds=1, name="fesem", settings=SUMMED),)
+CUTS = 12  # spread over the changes of the disk in a round of masked sums
+
+
+@pytest.fixture(scope="module")
+def undisturbed_sums(tmp_path_factory: pytest.TempPathFactory) -> DevicesBaseline:
+    with pytest.MonkeyPatch.context() as patch:
+        power = Power(patch)
+        fed = Federation.of(tmp_path_factory.mktemp("sums"), ballast=BALLAST, devices=6, runs=MASKED).play()
+    return DevicesBaseline(fed.final_states(), power.steps)
+
+
+@pytest.mark.parametrize("moment", ["in the middle", "after"])
+@pytest.mark.parametrize("part", range(CUTS))
+def test_a_device_that_loses_power_in_a_masked_sum_continues_with_what_it_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed_sums: DevicesBaseline, part: int, moment: str
+) -> None:
+    """Its keys, the words that it masked and the shares that it showed are on disk before any of it is sent."""
+    power = Power(monkeypatch, 1 + part * undisturbed_sums.steps // CUTS, moment)
+    power.fed = fed = Federation.of(tmp_path, ballast=BALLAST, devices=6, runs=MASKED)
+    fed.start()
+    victim = fed.world.participants[VICTIM]
+    fed.world.run(lambda: victim.ended)
+    fed.start_device(VICTIM, softmax_program.grouped_fleet(6, 2)[VICTIM])
+    fed.complete()
+    assert fed.final_states() == undisturbed_sums.states
+    assert all("failed" not in record["secure"] for record in fed.rounds())

@@ -76,7 +76,7 @@ def check_exact(ledger: Ledger) -> None:
         for group, members in found.members.items():
             assert len(members) >= LEAST_COHORT
             if group in found.sums:
-                total = np.sum([ledger.last[key][cid] for cid in members], axis=0, dtype=np.uint32)
+                total = np.asarray(np.sum([ledger.last[key][cid] for cid in members], axis=0, dtype=np.uint32))
                 bits = 32 if len(total) == EVALUATED else BITS
                 np.testing.assert_array_equal(found.sums[group], total & np.uint32(2**bits - 1))
 

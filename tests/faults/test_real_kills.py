@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.config_sections import RunConfig
+from edge_client.errors import Malformed
+from edge_client.protocol import messages
+from edge_client.transport.base import Message
 from tests.support.live_federation import BALLAST, DEVICES, ROUNDS, nth, scene
 from tests.support.tcp_proxy import breaking_proxy
-from tests.support.virtual_federation import Federation
+from tests.support.virtual_federation import TOPICS, Federation
 
 pytestmark = pytest.mark.broker
 
@@ -70,3 +76,46 @@ def test_links_that_break_in_the_middle_of_a_block_go_on_where_they_were(
         here.listen_until(spy, nth("cat", 1))
         assert broken.made > 12
     assert here.outcome() == undisturbed.outcome()
+
+
+SUMMED: dict[str, Any] = {"local-steps": 3, "batch-size": 8, "secure": "updates", "secure-clip": 10.0}
+MASKED: dict[str, Any] = {
+    "devices": 6,
+    "ballast": 4_096,
+    "run": {"method": "fedavg", "rounds": ROUNDS, "name": "fesem", "settings": SUMMED},
+}
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["coordinator", pytest.param("devices", marks=pytest.mark.slow), pytest.param("broker", marks=pytest.mark.slow)],
+)
+def test_masked_sums_end_with_the_same_bits_whoever_is_killed_among_their_stages(tmp_path: Path, victim: str) -> None:
+    """One kill in each stage of the first sum."""
+    (tmp_path / "virtual").mkdir()
+    undisturbed = Federation.of(
+        tmp_path / "virtual", ballast=MASKED["ballast"], devices=MASKED["devices"], runs=(RunConfig(**MASKED["run"]),)
+    ).play()
+    with scene(tmp_path, persistent=True, **MASKED) as (here, spy):
+        here.start("coordinator")
+        here.start("devices")
+        for stage in ("shares", "add", "show"):
+            here.listen_until(spy, asks_stage(stage))
+            here.kill(victim)
+            here.start(victim)
+        here.listen_until(spy, nth("cat", 1))
+    assert here.outcome() == undisturbed.outcome()
+
+
+def asks_stage(stage: str) -> Callable[[Message], bool]:
+    """True for a task of this stage of a sum."""
+
+    def found(message: Message) -> bool:
+        try:
+            if TOPICS.parse(message.topic).kind != "t" or not message.payload:
+                return False
+            return bool(messages.read_message(message.payload, "t").get("stage") == stage)
+        except Malformed:
+            return False
+
+    return found

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.config import CoordinatorConfig
+from coordinator.config_sections import RunConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import MOSQUITTO_CONF, find_mosquitto, free_port
 from coordinator.runtime.server import Server
@@ -61,11 +62,13 @@ def settings(folder: Path) -> CoordinatorConfig:
     """The coordinator's, with the changes that a `ProcessScene` has written beside it."""
     found = {"devices": DEVICES, "rounds": ROUNDS} | _changes(folder)
     found.pop("ballast", None)
+    if run := found.pop("run", None):
+        found["runs"] = (RunConfig(**run),)
     return config(folder / "run", **found)
 
 
 def _changes(folder: Path) -> dict[str, Any]:
-    """`ballast` is of the program, the others of the configuration."""
+    """`ballast` is of the program, `run` has the fields of the only run, the others are of the configuration."""
     file = folder / CHANGES_FILE
     return dict(json.loads(file.read_text())) if file.exists() else {}
 

@@ -100,7 +100,7 @@ class MaskedSums:
             self.ask(_at(first, 2), {cid: _keep(task) for cid, task in exchange.items()})
             return SealedSums.unmasked({})
         running = self._begin(first, exchange, words_of(work, classes=self.classes), work.scale.bits)
-        messages = [command for _, commands in running.values() for command in commands]
+        messages: list[SecureCommand] = [command for _, commands in running.values() for command in commands]
         states = {group: state for group, (state, _) in running.items()}
         for number, (stage, awaited, event) in enumerate(_STAGES, 1):
             tasks = {c.cid: self._stage(stage, states, c, exchange) for c in messages if isinstance(c, SendSumMessage)}
