@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import threading
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import Replies, SealedSums, SumByCenter
 from edge_client.errors import ConfigError
 from edge_client.protocol import messages
+from edge_client.protocol.secure import device_stages
+from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.secure.masks import Words, pack_words
 from edge_client.protocol.secure.parameters import LEAST_COHORT
+from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares
 from edge_client.runtime import task_runner
 from edge_client.training.summed_work import SummedAnswer, add_words
 from tests.support.memory_broker import MemoryBroker
@@ -195,6 +199,51 @@ def test_a_sum_of_too_few_devices_fails_closed_and_the_next_round_begins(tmp_pat
     assert "failed" not in two["secure"]
     assert [len(found.sums) for found in ledger.sums.values()] == [0, 0, 1, 1]
     check_exact(ledger)
+
+
+def test_a_device_that_lost_its_state_misses_one_sum_and_then_offers_new_keys(tmp_path: Path, ledger: Ledger) -> None:
+    seen = Stages(VICTIM)
+    fed = small(tmp_path, seen, runs=(run_of(rounds=2),), quorum=0.5, deadline_s=60.0)
+    fed.start()
+    fed.world.run(lambda: fed.happened("round"))
+    fed.world.kill(VICTIM)
+    shutil.rmtree(fed.world.folder / VICTIM / "state")
+    fed.start_device(VICTIM, grouped_fleet(DEVICES, 2)[VICTIM])
+    fed.complete()
+    check_exact(ledger)
+    assert [VICTIM in found.members[0] for found in ledger.sums.values()] == [True, True, False, True]
+    assert seen.asked.count("prekeys") == 2
+
+
+@pytest.mark.parametrize("stage", ["deal", "mask", "show"])
+def test_a_device_that_answers_a_stage_wrongly_spoils_no_sum(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Envelopes for strangers, an upload of another length, and a share that its dealer did not announce."""
+    honest = getattr(device_stages, stage)
+
+    def wrong(*args: Any) -> tuple[DeviceSums, bytes]:  # noqa: ANN401
+        sums, answer = honest(*args)
+        if threading.current_thread().name != VICTIM:
+            return sums, answer
+        if stage == "deal":
+            said = DealtShares.from_bytes(answer)
+            return sums, replace(said, envelopes={f"{cid}x": e for cid, e in said.envelopes.items()}).to_bytes()
+        if stage == "mask":
+            return sums, answer[:-1]
+        shown = RevealedShares.from_bytes(answer)
+        return sums, replace(shown, self_shares=dict.fromkeys(shown.self_shares, bytes(32))).to_bytes()
+
+    monkeypatch.setattr(device_stages, stage, wrong)
+    fed = small(tmp_path, Stages(VICTIM), runs=(run_of(rounds=1),), quorum=0.5, deadline_s=60.0)
+    fed.start()
+    fed.complete()
+    check_exact(ledger)
+    for found in ledger.sums.values():
+        assert (VICTIM in found.members[0]) == (stage == "show")
+        assert len(found.members[0]) >= DEVICES - 1
+    if stage != "show":
+        assert VICTIM in fed.rounds()[0]["refused"]
 
 
 def test_nothing_that_a_device_adds_is_on_the_wire_or_on_the_coordinators_disk(tmp_path: Path, ledger: Ledger) -> None:
