@@ -19,6 +19,7 @@ from edge_client.protocol.secure.graph import neighbour_graph
 from edge_client.protocol.secure.parameters import sum_parameters
 from edge_client.protocol.secure.sum_messages import READERS, SumForm
 from tests.support.secure_cohort import SecureCohort, cids, root_of, vector_of
+from tests.support.sum_tasks import STAGES, job, refused, task_message
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "secure.json").read_text(encoding="utf-8"))
 FORM = SumForm(federation="demo", run="r1", round=3, exchange=1, words=5, bits=20)
@@ -110,6 +111,8 @@ def built() -> dict[str, Any]:
         "form": {"words": FORM.words, "bits": FORM.bits},
         "cohort": cohort(),
         "refused": REFUSED,
+        "tasks": {name: task_message(job(name)).decode() for name in STAGES},
+        "refused_jobs": refused(),
     }
 
 

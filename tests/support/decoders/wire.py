@@ -17,11 +17,13 @@ from edge_client.protocol.blocks import Bitmap, Manifest, manifest_of
 from edge_client.protocol.message_schemas import ROUTES
 from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Container, Function, Port, Program
+from edge_client.protocol.sum_codec import read_work
 from edge_client.protocol.task import Reply
 from tests.support.decoders.decoder import FEDERATION, SEED, Check, Decoder, anything, reads_back
 from tests.support.decoders.tensors import VECTOR, N, tensor_decoders
 from tests.support.mutations import block_changed, bytes_changed, json_changed, text_changed
 from tests.support.sample_messages import ALL, BLOB, FIT, MODEL, PROBE, SCHEMA
+from tests.support.sum_tasks import STAGES, get, job, task_message
 
 ROUTE = {kind: route for route, kinds in ROUTES.items() for kind in kinds if kind != "near"}
 
@@ -74,6 +76,23 @@ def _message_decoders() -> list[Decoder]:
         again = reads_back(messages.canonical_json, read)
         name = f"message {kind} {number}"
         out.append(Decoder(name=name, read=read, valid=(payload,), mutate=json_changed, check=again, share=2))
+    return out
+
+
+def _sum_decoders() -> list[Decoder]:
+    """Tasks of masked sums: the message, and what a device would compute."""
+    out = []
+    for name in STAGES:
+
+        def read(data: bytes) -> dict[str, Any]:
+            message = messages.read_message(data, "t")
+            if "work" in message:
+                read_work(message, get)
+            return message
+
+        again = reads_back(messages.canonical_json, read)
+        payload = task_message(job(name))
+        out.append(Decoder(name=f"sum {name}", read=read, valid=(payload,), mutate=json_changed, check=again, share=2))
     return out
 
 
@@ -254,6 +273,7 @@ def wire_decoders() -> list[Decoder]:
     return [
         *_json_decoders(),
         *_message_decoders(),
+        *_sum_decoders(),
         *_block_decoders(),
         *tensor_decoders(),
         Decoder(

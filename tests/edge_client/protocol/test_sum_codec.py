@@ -1,0 +1,63 @@
+"""The stages of a masked sum as tasks: a device computes what the method asked, or refuses."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from edge_client.errors import Malformed
+from edge_client.protocol import messages
+from edge_client.protocol.sum_codec import decode_points, decode_told, encode_told, read_work, words_of
+from edge_client.protocol.task_codec import container_functions, task_manifests
+from tests.support.sum_tasks import STAGES, get, job, refused, task_message
+
+
+@pytest.mark.parametrize("name", [name for name, stage in STAGES.items() if stage.work is not None])
+def test_the_work_of_a_task_is_what_was_asked(name: str) -> None:
+    asked = STAGES[name].work
+    found = read_work(messages.read_message(task_message(job(name)), "t"), get)
+    assert type(found) is type(asked)
+    for field in fields(type(found)):
+        np.testing.assert_equal(getattr(found, field.name), getattr(asked, field.name), err_msg=field.name)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_each_blob_of_a_task_is_named_once_and_the_message_is_among_them(name: str) -> None:
+    said = messages.read_message(task_message(job(name)), "t")
+    kinds = [manifest.kind for manifest in task_manifests(said)]
+    assert kinds.count("sum") == (1 if STAGES[name].message else 0)
+    assert len({manifest.sha256 for manifest in task_manifests(said)}) == len(kinds)
+
+
+def test_a_choice_by_losses_needs_both_functions_and_an_evaluation_one() -> None:
+    tell = job("tell")
+    assert container_functions(tell) == {"container": "step"}
+    tell["work"]["sum"]["choose"] = "loss"
+    assert container_functions(tell) == {"container": "evaluate", "step": "step"}
+    assert container_functions(job("add, evaluation")) == {"container": "evaluate"}
+
+
+@pytest.mark.parametrize("why", refused())
+def test_contradictions_are_refused(why: str) -> None:
+    with pytest.raises(Malformed, match="bad_task"):
+        messages.read_message(task_message(refused()[why]), "t")
+
+
+def test_the_words_of_each_part_are_counted_without_computing_them() -> None:
+    counts = {name: words_of(STAGES[name].work, classes=3) for name in STAGES if name.startswith(("add", "tell"))}  # type: ignore[arg-type]
+    assert counts == {"add": 8, "add, k-means": 2 * 2 * 5 + 2, "add, evaluation": 12, "tell": 2}
+
+
+@pytest.mark.parametrize("data", [b"", bytes(8), encode_told(np.array([1, 1], np.uint32)), bytes(12)])
+def test_a_told_choice_is_of_one_center(data: bytes) -> None:
+    np.testing.assert_array_equal(decode_told(encode_told(np.array([0, 1], np.uint32)), 2), [0, 1])
+    with pytest.raises(Malformed):
+        decode_told(data, 2)
+
+
+@pytest.mark.parametrize("data", [bytes(7), np.array([np.nan]).tobytes()])
+def test_centroids_are_finite_numbers_of_eight_bytes(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode_points(data)
