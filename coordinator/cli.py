@@ -207,6 +207,10 @@ def format_event(event: Mapping[str, Any]) -> str:
         reached = "not evaluated" if micro is None else f"accuracy {micro:.1%}"
         if (alone := event.get("centers", {}).get("accuracy", {}).get("micro")) is not None:
             reached += f" as served, {alone:.1%} with the centers alone"
+        secure = event.get("secure", {})
+        reached += "".join(f"; no sum: {reason}" for reason in secure.get("failed", ()))
+        if secure and event["round"] == 1:
+            reached += f"; the coordinator sees {secure['sees']}"
         return f"{event['run']} round {event['round']}/{event['of']}: {reached}, {event['seconds']:.1f} s"
     if kind == "program":
         return f"program {event['model']} ready for {', '.join(event['parity'])} ({event['seconds']:.1f} s)"

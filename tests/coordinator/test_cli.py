@@ -97,3 +97,12 @@ def test_every_event_reads_as_a_sentence(tmp_path: Path) -> None:
     sentences = [format_event(event) for event in fed.events]
     assert not [sentence for sentence in sentences if "{" in sentence]
     assert format_event({"event": "something new"}) == "{'event': 'something new'}"
+
+
+def test_a_round_on_masked_sums_says_what_the_coordinator_sees_and_why_there_was_no_sum() -> None:
+    secure = {"mode": "updates", "least_members": 5, "sees": "sums of 5 or more devices", "failed": ["too few devices"]}
+    event = {"event": "round", "run": "ifca", "round": 1, "of": 2, "seconds": 1.0, "secure": secure}
+    said = format_event(event | {"accuracy": {"micro": None, "macro": None}})
+    assert said == (
+        "ifca round 1/2: not evaluated; no sum: too few devices; the coordinator sees sums of 5 or more devices, 1.0 s"
+    )
