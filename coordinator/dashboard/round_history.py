@@ -25,6 +25,7 @@ COPIED_FIELDS = (
     "accuracy",
     "f1_of_devices",
     "f1_pooled",
+    "secure",
     "per_center",
     "loss",
     "loss_per_center",

@@ -60,7 +60,7 @@ def put(flat: Flat, kind: str) -> Manifest:
 
 def get(manifest: Manifest) -> Flat:
     """What a device would have fetched. Raises Malformed for anything else."""
-    known = {put(row, "model").sha256: row for row in CENTERS}
+    known: dict[str, Flat] = {put(row, "model").sha256: row for row in CENTERS}
     means = STAGES["add, k-means"].work
     if isinstance(means, SummedFit) and means.points is not None:
         known[put(means.points, "points").sha256] = means.points.ravel()

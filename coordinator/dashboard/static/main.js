@@ -54,6 +54,8 @@ function drawFleet(run) {
 
 function drawMap(run) {
   const found = state.maps[run?.run];
+  const secure = run?.lines.at(-1)?.secure;
+  setText("map-empty", secure ? `No map: of this run the coordinator sees ${secure.sees}.` : "The map appears after the first round.");
   byId("map-empty").hidden = Boolean(found);
   byId("cosine-card").hidden = !found || found.centers.length < 2; // one center has no cosine with another
   byId("map-plot").style.height = `${Math.min(420, 150 + 30 * Math.sqrt(found?.devices.length ?? state.fleet.ids.length))}px`;

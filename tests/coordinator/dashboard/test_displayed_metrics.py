@@ -88,6 +88,13 @@ def test_a_round_is_shown_with_the_numbers_of_its_event() -> None:
     assert run["centers"] == [0, 1, 1, 1, 0, -1]
 
 
+def test_a_round_on_masked_sums_is_shown_with_what_the_coordinator_sees() -> None:
+    view = DashboardView()
+    secure = {"mode": "updates+membership", "least_members": 5, "sees": "sums of 5 or more devices"}
+    view.event(round_event(1, []) | {"secure": secure})
+    assert view.snapshot()["runs"][0]["lines"][-1]["secure"] == secure
+
+
 @given(st.lists(st.lists(st.integers(-1, 2), min_size=COUNT, max_size=COUNT), max_size=8))
 def test_a_page_that_was_there_all_the_time_knows_what_a_new_one_is_told(rounds: list[list[int]]) -> None:
     live = DashboardView()

@@ -8,7 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.rounds.secure_sum import SecureSum, SharesArrived, StageDeadline, advance, choose_prekeys, open_sum
+from coordinator.rounds.secure_sum import (
+    SecureSum,
+    SendSumMessage,
+    SharesArrived,
+    StageDeadline,
+    advance,
+    choose_prekeys,
+    open_sum,
+)
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import device_stages
 from edge_client.protocol.secure.device_stages import RANDOM_BYTES, Place
@@ -44,7 +52,7 @@ def dealt() -> tuple[DeviceSums, bytes, bytes, SecureSum]:
     for cid in CIDS:
         fleet[cid], answer = device_stages.deal(fleet[cid], sent[cid], at(0))
         server, commands = advance(server, SharesArrived(cid, answer))
-        relays |= {c.cid: c.data for c in commands if hasattr(c, "data")}
+        relays |= {c.cid: c.data for c in commands if isinstance(c, SendSumMessage)}
     return fleet[ME], sent[ME], relays[ME], server
 
 
