@@ -21,7 +21,9 @@ REDUCER_NAMES = ("mean", "trimmed-mean", "median", "norm-clip", "krum", "multi-k
 _TIE = 1e-9  # scores this close are equal: they differ by the rounding of the Gram matrix
 _MAX_STEPS = 200  # of Weiszfeld's algorithm; with fewer hostile than honest rows it settles within some dozens
 _MOVE_TOLERANCE = 1e-12  # change of the shares
-_FLOOR = 1e-9  # of a distance, relative to the rows' greatest: Weiszfeld divides by it
+# Weiszfeld divides by no smaller distance, relative to how far row and point are from the old center. From these, the
+# Gram matrix gives a distance that is right to 1.5e-8, the root of float64's rounding: below, rounding would decide.
+_FLOOR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +168,12 @@ def geometric_median(gram: F64, weights: F64) -> F64:
     Aggregation for Federated Learning" (RFA), algorithm 2.
     """
     weight: F64 = weights / weights.sum()
-    shares, floor = weight, _FLOOR * float(np.sqrt(_squared(gram).max()))
-    if floor == 0:
-        return shares
+    shares, norms2 = weight, np.diag(gram)
     for _ in range(_MAX_STEPS):
         along = gram @ shares
-        d2 = np.diag(gram) - 2 * along + shares @ along
-        pulled = weight / np.maximum(np.sqrt(d2.clip(0)), floor)
+        norm2 = max(float(shares @ along), np.finfo(np.float64).tiny)
+        d2 = norms2 - 2 * along + norm2
+        pulled = weight / np.sqrt(np.maximum(d2, _FLOOR**2 * (norms2 + norm2)))
         before, shares = shares, pulled / pulled.sum()
         if np.abs(shares - before).max() < _MOVE_TOLERANCE:
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
@@ -46,6 +46,7 @@ def attacked(seed: int, far: float, honest: int, hostile: int) -> tuple[Array, A
 
 @every
 @given(seed=SEEDS, m=st.integers(1, 9))
+@example(seed=8034, m=3)  # a geometric median at a row: its distance there is only rounding of the Gram matrix
 def test_who_comes_first_is_no_matter(name: str, seed: int, m: int) -> None:
     rows, rng = rows_of(seed, m), np.random.default_rng(seed)
     order, R = rng.permutation(m), rng.integers(1, 4, m).astype(float)
