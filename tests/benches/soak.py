@@ -208,9 +208,9 @@ def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float)
         here.end()
     last, counts = lines[-1], account.result()
     start_s, warm_s = START_SHARE * last["s"], WARM_SHARE * last["s"]
-    first = {name: slope_between(lines, f"{name}_kb", start_s, warm_s)["slope"] for name in pids}
+    cold = {name: slope_between(lines, f"{name}_kb", start_s, warm_s)["slope"] for name in pids}
     memory = {name: slope_between(lines, f"{name}_kb", warm_s, last["s"]) for name in pids}
-    memory = {name: found | {"first_slope": first[name]} for name, found in memory.items()}
+    memory = {name: found | {"first_slope": cold[name]} for name, found in memory.items()}
     moves = [name for name, found in memory.items() if not is_flat(found, flat)]
     summary = {"devices": devices, "minutes": round(last["s"] / 60, 1), "warm_minutes": round(warm_s / 60, 1)}
     summary |= {"rounds": last["round"], "cuts": last["cuts"], "cores": round(last["cpu_s"] / last["s"], 2)}
