@@ -61,7 +61,9 @@ Ask = Callable[[ExchangeKey, NetworkExchange], Collection[ClientId]]  # -> the d
 
 
 def told_choices(tasks: Exchange) -> NetworkExchange:
-    """The exchange as it travels: a device tells its choice of a center, and nothing else."""
+    """The exchange as it travels: a device tells its choice of a center, and nothing else; others stay as they are."""
+    if not any(isinstance(task, SummedFit) for task in tasks.values()):
+        return tasks  # a `StreamingExchange` is shown each reply
     return {cid: _tell(task) if isinstance(task, SummedFit) else task for cid, task in tasks.items()}
 
 
