@@ -122,8 +122,11 @@ def test_a_real_run_is_shown_and_steered(tmp_path: Path, mosquitto: Broker, visi
         assert page.locator("#t-centers-more").get_attribute("data-value")
         assert visited.shot("desktop").stat().st_size > 50_000
 
+        newest: dict[str, float] = {}  # a device may miss the last test on a busy machine
+        for event in rounds:
+            newest |= event["per_device"]
         worst = page.locator("#devices tbody tr").first.locator("td").nth(2)
-        expect(worst).to_have_text(f"{100 * min(rounds[-1]['per_device'].values()):.1f} %")
+        expect(worst).to_have_text(f"{100 * min(newest.values()):.1f} %")
         assert all(line["unix_ms"] > 0 for line in jsonl(scene.folder / "metrics.jsonl") if line["event"] != "round")
         expect(page.locator("#tiles small").first).to_contain_text("seen ")
         expect(page.get_by_role("button", name="Pause")).to_be_hidden()
