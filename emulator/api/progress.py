@@ -92,7 +92,7 @@ def show_work(title: str, *, shown: bool | None = None) -> Iterator[Callable[[st
             told.append(what)
             line.busy(f"{title}  {what}")
 
-        for room in ("emulator", "export"):
+        for room in ("emulator", "export", "export.bundle"):  # a coordinator in this process tells of the last alone
             stack.enter_context(_listening(logging.getLogger(room), busy, line.say))
         yield busy
         if told:  # quick work shows nothing
@@ -102,15 +102,15 @@ def show_work(title: str, *, shown: bool | None = None) -> Iterator[Callable[[st
 @contextmanager
 def _listening(log: logging.Logger, busy: Callable[[str], None], say: Callable[[str], None]) -> Iterator[None]:
     """Give the messages of a logger to `busy`, its warnings to `say`, and to no other handler."""
-    handler, before, propagate = logging.Handler(), log.level, log.propagate
+    handler, before, propagate, handlers = logging.Handler(), log.level, log.propagate, log.handlers
     handler.emit = lambda record: (say if record.levelno >= logging.WARNING else busy)(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
+    log.handlers = [handler]
     log.setLevel(logging.INFO)
     log.propagate = False  # litert's libraries give the root logger a handler, which would repeat each line
     try:
         yield
     finally:
-        log.removeHandler(handler)
+        log.handlers = handlers
         log.setLevel(before)
         log.propagate = propagate
 

@@ -10,8 +10,8 @@ Devices take seconds for a step, so that the rounds are slow. stdout has one JSO
     unanswered  updates, other than a device's last, that the device never got an answer for
     overtaken   statistics without an answer before the next task came, which says that nothing waits for them
 
-The warm-up is half of the run, because what has a bound fills slowly: SQLite's page cache, 2 MB, takes some twenty
-rounds of 300 devices. `first_slope` is the slope before that, without the first twelfth, in which programs are loaded.
+The warm-up is half of the run, because caches with a bound, such as glibc's for each thread, fill slowly.
+`first_slope` is the slope before that, without the first twelfth, in which programs are loaded.
 
 The exit status is 1 where something is lost or a slope is neither zero within its interval nor below `--flat` a hour.
 """

@@ -9,7 +9,7 @@ import pytest
 import fedcenters as fc
 from emulator.api import progress
 from emulator.api.progress import RunProgress, show_work
-from export.silence import suppress_output
+from export.silence import show_progress, suppress_output
 
 
 def test_the_bar_has_method_rounds_accuracy_and_the_seconds_that_remain(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,6 +26,22 @@ def test_the_bar_has_method_rounds_accuracy_and_the_seconds_that_remain(capsys: 
     assert "█" * 24 in whole
     assert "left" not in whole
     assert capsys.readouterr() == ("", "")  # no terminal, no notebook
+
+
+def test_long_work_is_told_once_in_a_process_that_has_a_coordinator(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log, shown = logging.getLogger("export.bundle"), list[str]()
+    for name, value in {"handlers": [], "propagate": True, "level": logging.NOTSET}.items():
+        monkeypatch.setattr(log, name, value)
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr(progress.NotebookLine, "busy", lambda _, text: shown.append(text))
+    show_progress("export.bundle")  # as a coordinator's service does
+    with show_work("exporting"):
+        logging.getLogger("export.bundle.writer").info("writing center %d of %d", 1, 3)
+    assert shown == ["exporting  writing center 1 of 3", "exporting  done"]
+    assert capfd.readouterr().err == ""
+    assert len(log.handlers) == 1  # the service's own
 
 
 def test_long_work_tells_what_it_does_on_a_line_that_silenced_libraries_do_not_close(
