@@ -62,9 +62,10 @@ def select_backend(device: str | None = None) -> Backend:
         from coordinator.clustering.numpy_backend import NumpyBackend
 
         return NumpyBackend()
+    from coordinator.clustering.host_fallback import HostFallback
     from coordinator.clustering.torch_backend import TorchBackend
 
-    return TorchBackend({"cuda": "cuda", "torch-cpu": "cpu"}[name])
+    return HostFallback(TorchBackend({"cuda": "cuda", "torch-cpu": "cpu"}[name]))
 
 
 @lru_cache(maxsize=1)

@@ -29,6 +29,11 @@ def has_cuda() -> bool:
         return False
 
 
+def is_out_of_memory(wrong: RuntimeError) -> bool:
+    """Whether torch found no memory on the device."""
+    return isinstance(wrong, _torch().OutOfMemoryError)
+
+
 class TorchBackend:
     """The backend of one torch device: "cuda" or "cpu"."""
 
@@ -60,6 +65,10 @@ class TorchPoints:
         rows[: len(self._rows)] = self._rows
         self._rows = rows
 
+    def to_host(self) -> Array:
+        """The rows [capacity, d] in their own precision."""
+        return _back(self._rows)
+
     def inner_products(self, start: int, stop: int) -> F64:
         width = self._rows.shape[1]
         step = max(1, MAX_FLOAT64_VALUES // max(stop, 1))
@@ -75,6 +84,10 @@ class TorchProducts:
 
     def __init__(self, matrix: Any) -> None:  # noqa: ANN401 - a tensor
         self._matrix = matrix
+
+    def to_host(self) -> F64:
+        """The matrix [n, n]."""
+        return _back(self._matrix)
 
     def rows(self, index: I64) -> F64:
         return _back(self._matrix[_on(index, self._matrix.device)])

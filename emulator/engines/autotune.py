@@ -1,7 +1,7 @@
 """Choose the fastest engine for a model on this machine: each engine trains a few random devices for a short time.
 
 The cost of an engine is its seconds per local update, divided by the number of processes that run its recipe at once.
-An engine that cannot run here is left out, with the reason. The clock is an argument.
+An engine that cannot run here, or fails in its trial, is left out with the reason. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median_low
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from edge_client.training.learner import Learner, TrainingJob
 from emulator.engines.base import Recipe
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.engines.gpu.cuda_graphs import GraphRecipe
+from emulator.engines.gpu.memory import release_memory
 from emulator.engines.gpu.stacked import StackedRecipe
 from export.compiler.program import vector_of
 from export.compiler.program_functions import vocabulary_size
@@ -32,6 +35,7 @@ TRIAL_SECONDS = 1.0  # for all candidates together
 TRIAL_REPEATS = 2  # at least; the lower median then skips a first run that still chose kernels
 log = logging.getLogger(__name__)
 Clock = Callable[[], float]
+Tried = TypeVar("Tried")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +85,17 @@ def choose_engine(
 ) -> tuple[str, Recipe]:
     """The cheapest candidate's name and recipe. Raises RuntimeMissing when none can run this model here."""
     load = workload or Workload()
-    opened = {name: _opened(candidate) for name, candidate in candidates.items()}
-    able = [name for name, learner in opened.items() if not isinstance(learner, EngineCost)]
-    costs = {
-        name: learner
-        if isinstance(learner, EngineCost)
-        else EngineCost(seconds=0.0, reason="is the only one left")
-        if able == [name]
-        else measure_engine(learner, candidates[name], model, load, seconds=seconds / len(able), clock=clock)
-        for name, learner in opened.items()
-    }
+    opened = {name: _tried(name, candidate.recipe.open) for name, candidate in candidates.items()}
+    costs = {name: cost for name, cost in opened.items() if isinstance(cost, EngineCost)}
+    learners = {name: learner for name, learner in opened.items() if not isinstance(learner, EngineCost)}
+    del opened
+    share = seconds / max(1, len(learners))
+    for name in [] if len(learners) == 1 else list(learners):
+        facts = candidates[name], model, load
+        costs[name] = _tried(name, partial(measure_engine, learners.pop(name), *facts, seconds=share, clock=clock))
+        release_memory()  # the next trial, and the run, find the GPU empty
+    costs |= {name: EngineCost(seconds=0.0, reason="is the only one left") for name in learners}
+    costs = {name: costs[name] for name in candidates}
     name = cheapest_engine(costs)
     log.info("engine %s for model %s: %s", name, model.name, format_costs(costs))
     return name, candidates[name].recipe
@@ -122,11 +127,20 @@ def measure_engine(
     return EngineCost(seconds=median_low(times) / clients / candidate.processes)
 
 
-def _opened(candidate: EngineCandidate) -> Learner | EngineCost:
+def _tried(name: str, run: Callable[[], Tried]) -> Tried | EngineCost:
+    """What `run` returns, or the reason why this engine is left out: any error, since another engine can do the work.
+
+    An error that we do not foresee, such as a CUDA recording that is refused, is a warning with its traceback in debug.
+    """
     try:
-        return candidate.recipe.open()
+        return run()
     except FedcentersError as wrong:
-        return EngineCost(seconds=None, reason=wrong.message)
+        reason = wrong.message
+    except Exception as wrong:
+        reason = f"failed in its trial: {type(wrong).__name__}: {str(wrong).strip().partition(chr(10))[0]}"
+        log.warning("engine %s %s", name, reason)
+        log.debug("engine %s", name, exc_info=wrong)
+    return EngineCost(seconds=None, reason=reason)
 
 
 def cheapest_engine(costs: Mapping[str, EngineCost]) -> str:

@@ -21,6 +21,7 @@ from coordinator.models.registry import Model
 from edge_client.errors import RuntimeMissing
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from edge_client.training.noise import step_noise
+from emulator.engines.gpu.memory import run_in_parts
 from emulator.engines.gpu.objective import Objective, sgd_step_, torch_device, use_exact_kernels, use_noise
 from emulator.engines.gpu.probing import ProbeMixin
 from emulator.engines.gpu.resident_data import DeviceDataCache
@@ -75,15 +76,23 @@ class GraphLearner(ProbeMixin):
 
     def __init__(self, objective: Objective, *, lanes: int, record: Record) -> None:
         super().__init__(objective, stacks_batches=False, stacks_models=False)
-        resident = DeviceDataCache(objective)
-        self._lanes = [_Lane(objective, resident, record) for _ in range(lanes)]
+        self._resident = DeviceDataCache(objective)
+        self._lanes = [_Lane(objective, self._resident, record) for _ in range(lanes)]
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """A lane per job; when the longest of a group is done, the next group follows."""
-        for at in range(0, len(jobs), len(self._lanes)):
+
+        def together(first: int, last: int) -> list[TrainedModel]:
             with use_exact_kernels(self.objective.device):
-                done = self._together(jobs[at : at + len(self._lanes)], between)
+                return self._together(jobs[first:last], between)
+
+        for done in run_in_parts(len(jobs), len(self._lanes), together, what="clients", halved=self._halved):
             yield from done
+
+    def _halved(self, size: int) -> None:
+        """A lane keeps the memory of its recordings."""
+        del self._lanes[size:]
+        self._resident.clear()
 
     def _together(self, jobs: Sequence[TrainingJob], between: Callable[[], None]) -> list[TrainedModel]:
         self.objective.training()

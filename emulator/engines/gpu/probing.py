@@ -5,7 +5,8 @@ Models are stacked: a batch of samples goes through all of them at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,9 +18,11 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, Flat
 from edge_client.training.learner import weighted_batches
 from edge_client.training.noise import step_noise
+from emulator.engines.gpu.memory import run_in_parts
 from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
 from emulator.engines.gpu.schedule import MAX_CPU_CLIENTS, MAX_CUDA_BATCHES, one_hot_targets
 
+DrawnBatch = tuple[Array, Array, Mapping[str, Array]]  # samples' indices, their weights, and the step's random numbers
 MAX_CUDA_ROWS = 4096  # samples times models of one pass: many for a GPU, few enough for the caches of a CPU
 
 
@@ -46,14 +49,15 @@ class ProbeMixin:
         rows = max(batch, MAX_CUDA_ROWS // len(models)) if objective.device.type == "cuda" else batch
         stacked = objective.tensor(np.stack(models))
         w, b = stacked[:, : objective.n_params], stacked[:, objective.n_params :]
-        losses, logits = [], []
-        for at in range(0, len(data), rows):
-            x = objective.tensor(data.x[at : at + rows])
-            y = objective.tensor(one_hot_targets(data.y[at : at + rows], program.classes))
+
+        def some(first: int, last: int) -> tuple[Tensor, Tensor]:
+            x = objective.tensor(data.x[first:last])
+            y = objective.tensor(one_hot_targets(data.y[first:last], program.classes))
             with use_exact_kernels(objective.device):
                 out = self._logits(w, b, x)
-                losses.append(vmap(objective.losses, in_dims=(0, None))(out, y).double().cpu())
-            logits.append(out.cpu())
+                return vmap(objective.losses, in_dims=(0, None))(out, y).double().cpu(), out.cpu()
+
+        losses, logits = zip(*run_in_parts(len(data), rows, some, what="samples"), strict=True)
         return torch.cat(losses, 1).numpy(), torch.cat(logits, 1).numpy()
 
     def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
@@ -64,17 +68,27 @@ class ProbeMixin:
         vector = objective.tensor(model)
         total = torch.zeros(objective.n_params, dtype=torch.float64, device=objective.device)
         objective.training()
-        for first, last in _equal(parts, self._at_once):
-            some = range(first, last)
-            index = np.stack([parts[k][0] for k in some])
-            q = np.stack([parts[k][1] for k in some]) / len(data)
-            x, y = data.x[index], one_hot_targets(data.y[index.ravel()], program.classes)
-            numbers = np.concatenate([drawn[k]["noise"] for k in some]) if objective.source.noise else None
-            with use_exact_kernels(objective.device), use_noise(None if numbers is None else objective.tensor(numbers)):
-                y = y.reshape(*index.shape, *y.shape[1:])
-                total += self._summed(vector, objective.tensor(x), objective.tensor(y), objective.tensor(q))
+        for group in _equal_sizes([(*part, noise) for part, noise in zip(parts, drawn, strict=True)]):
+            some = partial(self._of_batches, vector, data, group)
+            for found in run_in_parts(len(group), self._at_once, some, what="batches", halved=self._fewer):
+                total += found
         mean: Flat = total.cpu().numpy().astype(program.dtype)
         return mean
+
+    def _of_batches(self, vector: Tensor, data: Dataset, group: Sequence[DrawnBatch], first: int, last: int) -> Tensor:
+        """[n_params] float64 sum over these batches of the group."""
+        objective = self.objective
+        index, q = (np.stack(part) for part in list(zip(*group[first:last], strict=True))[:2])
+        y = one_hot_targets(data.y[index.ravel()], self.program.classes)
+        y = y.reshape(*index.shape, *y.shape[1:])
+        noise = None
+        if objective.source.noise:
+            noise = objective.tensor(np.concatenate([numbers["noise"] for _, _, numbers in group[first:last]]))
+        with use_exact_kernels(objective.device), use_noise(noise):
+            return self._summed(vector, *(objective.tensor(each) for each in (data.x[index], y, q / len(data))))
+
+    def _fewer(self, size: int) -> None:
+        self._at_once = size
 
     def _logits(self, w: Tensor, b: Tensor, x: Tensor) -> Tensor:
         """[M, batch, *target] of models [M, ...] on the same samples."""
@@ -92,8 +106,7 @@ class ProbeMixin:
         return objective.gradient(w, b, x[0], y[0], q[0])[0].double()
 
 
-def _equal(parts: Sequence[tuple[Array, Array]], most: int) -> list[tuple[int, int]]:
-    """Ranges of batches of one size, at most `most` in each; only the last batch can be smaller."""
+def _equal_sizes(parts: Sequence[DrawnBatch]) -> list[Sequence[DrawnBatch]]:
+    """The batches in groups of one size; only the last batch can be smaller."""
     whole = len(parts) - (len(parts[-1][0]) != len(parts[0][0]))
-    ranges = [(at, min(at + most, whole)) for at in range(0, whole, most)]
-    return [*ranges, *([(whole, len(parts))] if whole < len(parts) else [])]
+    return [parts[:whole], parts[whole:]]

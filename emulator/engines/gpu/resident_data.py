@@ -63,6 +63,11 @@ class DeviceDataCache:
             ys.append(y.index_select(0, rows))
         return torch.cat(xs), torch.cat(ys)
 
+    def clear(self) -> None:
+        """Drop every data set; each is moved again when it is used."""
+        for key in list(self._kept):
+            self._drop(key)
+
     def _moved(self, data: Dataset) -> Pair:
         classes = self._objective.program.classes
         pair = self._objective.tensor(data.x), self._objective.tensor(one_hot_targets(data.y, classes))

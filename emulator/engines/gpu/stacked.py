@@ -20,6 +20,7 @@ from coordinator.models.registry import Model
 from edge_client.protocol.task import Flat
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from edge_client.training.noise import step_noise
+from emulator.engines.gpu.memory import run_in_parts
 from emulator.engines.gpu.objective import Objective, sgd_step_, torch_device, use_exact_kernels, use_noise
 from emulator.engines.gpu.probing import ProbeMixin
 from emulator.engines.gpu.resident_data import DeviceDataCache
@@ -71,15 +72,23 @@ class StackedLearner(ProbeMixin):
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """In the jobs' order, whatever the order of the work; a result waits for all results before it."""
         order, done, following = order_jobs(jobs), dict[int, TrainedModel](), 0
-        size = self._chunk or self._planned(jobs)
-        for at in range(0, len(order), size):
-            part = order[at : at + size]
+
+        def stacked(first: int, last: int) -> dict[int, TrainedModel]:
+            part = order[first:last]
             stack = _Stack(self.objective, self._resident, [jobs[i] for i in part])
             with use_exact_kernels(self.objective.device):
-                done |= dict(zip(part, stack.run(between), strict=True))
+                return dict(zip(part, stack.run(between), strict=True))
+
+        size = self._chunk or self._planned(jobs)
+        for found in run_in_parts(len(order), size, stacked, what="clients", halved=self._halved):
+            done |= found
             while following in done:
                 yield done.pop(following)
                 following += 1
+
+    def _halved(self, size: int) -> None:
+        self._chunk = size
+        self._resident.clear()
 
     def _planned(self, jobs: Sequence[TrainingJob]) -> int:
         """Clients at once, for the largest job's memory."""
@@ -110,8 +119,11 @@ class StackedLearner(ProbeMixin):
             device, some = self.objective.device, random_passes(self.objective, clients=PILOT_CLIENTS, batch=batch)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-            with use_exact_kernels(device):
-                some.run_stacked(self.objective)
+            try:
+                with use_exact_kernels(device):
+                    some.run_stacked(self.objective)
+            except torch.OutOfMemoryError:
+                return torch.cuda.mem_get_info(device)[1]  # more than there is: one client at once
             self._activations[batch] = (torch.cuda.max_memory_allocated(device) - before) // PILOT_CLIENTS
         return self._activations[batch]
 

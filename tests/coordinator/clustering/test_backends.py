@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,17 +14,43 @@ from hypothesis import strategies as st
 
 from coordinator.clustering.backend import Backend, default_device, select_backend
 from coordinator.clustering.gram import GramMatrix, gram_matrix
+from coordinator.clustering.host_fallback import HostFallback
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.numpy_backend import COLUMN_BLOCK, TILE_ROWS
+from coordinator.clustering.torch_backend import TorchBackend, TorchPoints, TorchProducts
 
-DEVICES = ["cpu", "torch-cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu", "torch-cpu", "full-gpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(params=DEVICES)
 def where(request: pytest.FixtureRequest) -> Backend:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
+    if request.param == "full-gpu":
+        return full_gpu(request.getfixturevalue("monkeypatch"))
     return select_backend(request.param)
+
+
+def full_gpu(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """A GPU whose memory ends at every third operation; what is stored before is copied to the host."""
+    count = itertools.count(1)
+
+    def limited(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - an operation of the backend
+            if not next(count) % 3:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return operation(*args, **options)
+
+        return run
+
+    for owner, names in (
+        (TorchBackend, ("points", "products", "sums")),
+        (TorchPoints, ("put", "grow", "inner_products")),
+        (TorchProducts, ("rows", "multiply")),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, limited(getattr(owner, name)))
+    return HostFallback(TorchBackend("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -101,6 +129,20 @@ def test_who_came_when_and_when_somebody_looked_changes_no_bit(
 
 def test_the_choice_of_a_device_is_the_same_all_along() -> None:
     assert default_device() == default_device() == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_what_is_stored_when_the_memory_ends_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    points = np.random.default_rng(3).standard_normal((12, 4))
+    held = full_gpu(monkeypatch).points(6, 4, points.dtype)
+    for i in range(6):
+        held.put(i, points[i])
+    held.grow(12)
+    for i in range(6, 12):
+        held.put(i, points[i])
+    np.testing.assert_allclose(held.inner_products(0, 12), points @ points.T, atol=1e-12)
+    assert caplog.messages == ["the GPU has no memory for the clustering: the host does it"]
 
 
 def test_an_unknown_device_is_refused() -> None:

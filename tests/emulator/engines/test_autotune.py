@@ -137,11 +137,47 @@ def test_the_cheapest_that_can_run_is_chosen_and_all_are_named(caplog: pytest.Lo
     assert caplog.messages == [f"engine fast for model digits-mlp: {told}"]
 
 
-def test_a_bug_of_an_engine_is_not_hidden() -> None:
-    with pytest.raises(ZeroDivisionError):
-        choose_engine(
-            MODEL, {"broken": EngineCandidate(recipe=Refusing(ZeroDivisionError()))}, workload=SMALL, clock=WorkClock()
-        )
+@dataclass
+class Failing(Timed):
+    """Opens, and fails when it trains, as an engine does whose recording CUDA refuses."""
+
+    wrong: Exception = field(default_factory=RuntimeError)
+
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
+        raise self.wrong
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Failing(WorkClock(), lambda _: 1.0, wrong=RuntimeError("CUDA error: operation not permitted\nwhen capturing")),
+        Refusing(RuntimeError("CUDA error: operation not permitted\nwhen capturing")),
+    ],
+    ids=["while it trains", "when it opens"],
+)
+def test_an_engine_that_fails_in_its_trial_is_left_out_with_its_reason(
+    broken: Failing | Refusing, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = WorkClock()
+    well = Timed(clock, lambda _: 0.1)
+    some = {"broken": EngineCandidate(recipe=broken), "well": EngineCandidate(recipe=well)}
+    with caplog.at_level(logging.INFO):
+        name, recipe = choose_engine(MODEL, some, workload=SMALL, clock=clock)
+    assert (name, recipe) == ("well", well)
+    reason = "failed in its trial: RuntimeError: CUDA error: operation not permitted"
+    assert caplog.messages[0] == f"engine broken {reason}"
+    assert caplog.messages[1].startswith(f"engine well for model digits-mlp: broken {reason}; well ")
+
+
+def test_where_every_engine_fails_all_reasons_are_told() -> None:
+    some = {
+        "first": EngineCandidate(recipe=Failing(WorkClock(), lambda _: 1.0, wrong=torch.OutOfMemoryError("no memory"))),
+        "second": EngineCandidate(recipe=Failing(WorkClock(), lambda _: 1.0, wrong=ZeroDivisionError("by zero"))),
+    }
+    with pytest.raises(
+        RuntimeMissing, match=r"first failed in its trial: OutOfMemoryError: no memory; second .*by zero"
+    ):
+        choose_engine(MODEL, some, workload=SMALL, clock=WorkClock())
 
 
 @pytest.mark.parametrize("name", ["digits-mlp", "linear-regression"])
