@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coordinator.clustering.summed_kmeans import ClusterSums
 from edge_client.protocol.summed_task import SumScale, Words
-from edge_client.protocol.task import F64, I64, Array
+from edge_client.protocol.task import I64, Array
 
 
 def centers_of_sums(
@@ -33,14 +34,11 @@ def centers_of_sums(
     return moved, counts
 
 
-def centroids_of_sums(points: F64, sums: Words, scale: SumScale) -> tuple[F64, F64]:
-    """New centroids [restarts, K, d] of k-means, and the sum of squared distances of each restart in units of clip^2.
-
-    A centroid without points keeps its place.
-    """
-    runs, k, width = points.shape
-    numbers = scale.signed(sums)
-    blocks = numbers[: runs * k * (width + 1)].reshape(runs, k, width + 1)
-    counts = blocks[:, :, width:]
-    moved = points + scale.clip / scale.levels * blocks[:, :, :width] / np.maximum(counts, 1)
-    return moved, numbers[-runs:] / scale.levels
+def cluster_sums(shape: tuple[int, int, int], sums: Words, scale: SumScale) -> ClusterSums:
+    """What k-means needs of the clusters of [runs, K, d] centroids."""
+    runs, k, width = shape
+    blocks = scale.signed(sums).reshape(runs, k, width + 2).astype(np.float64)
+    unit = scale.clip / scale.levels
+    return ClusterSums(
+        shifts=unit * blocks[:, :, :width], squares=unit * scale.clip * blocks[:, :, width], counts=blocks[:, :, -1]
+    )

@@ -22,7 +22,8 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.summed_centers import centers_of_sums, centroids_of_sums
+from coordinator.aggregation.summed_centers import centers_of_sums, cluster_sums
+from coordinator.clustering.summed_kmeans import ClusterSums, summed_kmeans
 from coordinator.rounds.round_record import SecureRecord
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, SealedSums, State, Strategy, SumByCenter
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -33,7 +34,6 @@ from edge_client.protocol.summed_task import SOFT, SummedFit, SumScale, Words
 from edge_client.protocol.task import F64, I64, OWN_MODEL, ClientId, Schema
 
 COUNTS_KEY = "center-devices"  # in State.extra, [K]: devices of each center at its last release
-RESTARTS, STEPS = 4, 6  # of k-means in the first round; each step takes two sums
 T = TypeVar("T")
 Asked = Generator[Exchange, Replies, T]
 
@@ -84,10 +84,10 @@ def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet,
     run = _SealedRound(state=state, cohort=cohort, seeds=TaskSeeds.from_rng(rng), **parts)
     how: dict[str, Any] = {}
     if first and plan.first == "k-means" and len(state.centers) > 1:
-        points = yield from run.centroids()
+        points = yield from run.centroids(rng)
         if points is None:
             return state
-        how = {"points": points[None]}
+        how = {"points": points}
     after = yield from run.add(lambda c: run.task(c, **how))
     if plan.personal is not None:
         yield from run.personal_fits()
@@ -218,31 +218,36 @@ class _SealedRound:
         """Whether devices estimate their weights in the centers anew."""
         return self._age >= self.plan.tau
 
-    def centroids(self) -> Asked[F64 | None]:
-        """[K, columns] by k-means on the devices: the best of some runs from random groups; None: too few devices."""
-        k, least = len(self.state.centers), self.strategy.server.least_members
-        compare = self.task(self.cohort[0]).compare
-        start = self.state.extra["start"].astype(np.float64)
-        point = np.concatenate([start[first:last] for first, last in compare])
-        points: F64 = np.tile(point, (RESTARTS, k, 1))
-        cohort, spread = self.cohort, np.zeros(RESTARTS)
-        for step in range(STEPS + 1):
-            how: dict[str, Any] = {"points": points, "dealt": step == 0}
-            every = np.ones((RESTARTS, k), dtype=np.bool_)
-            counted = yield self._points_exchange(cohort, least, stage="count", points_open=every, **how)
-            if not isinstance(counted, SealedSums) or 0 not in counted.sums:
-                return None
-            counts = counted.sums[0].astype(np.int64).reshape(RESTARTS, k)
-            enough: NDArray[np.bool_] = counts >= least
-            cohort = tuple(counted.members[0])
-            needed = max(least, len(cohort) - int(counts[enough].min() - least)) if enough.any() else len(cohort) + 1
-            summed = yield self._points_exchange(cohort, needed, stage="points", points_open=enough, **how)
-            if not isinstance(summed, SealedSums) or 0 not in summed.sums:
-                return None
-            cohort = tuple(summed.members[0])
-            points, spread = centroids_of_sums(points, summed.sums[0], self.scale)
-        best: F64 = points[int(spread.argmin())]
-        return best
+    def centroids(self, rng: np.random.Generator) -> Asked[F64 | None]:
+        """[1, K, columns] by k-means on the devices (summed_kmeans.py); None: too few devices."""
+        start, compare = self.state.extra["start"].astype(np.float64), self.task(self.cohort[0]).compare
+        steps = summed_kmeans(np.concatenate([start[a:b] for a, b in compare]), len(self.state.centers), rng)
+        cohort, (points, dealt) = self.cohort, next(steps)
+        while True:
+            cohort, sums = yield from self._point_sums(cohort, points, dealt=dealt)
+            try:
+                points, dealt = steps.send(sums)
+            except StopIteration as done:
+                return None if done.value is None else done.value.points
+
+    def _point_sums(
+        self, cohort: tuple[ClientId, ...], points: F64, *, dealt: bool
+    ) -> Asked[tuple[tuple[ClientId, ...], ClusterSums | None]]:
+        """The devices that answered, and the sums of their points by cluster: first the counts, then the open ones."""
+        least = self.strategy.server.least_members
+        how: dict[str, Any] = {"points": points, "dealt": dealt}
+        every = np.ones(points.shape[:2], dtype=np.bool_)
+        counted = yield self._points_exchange(cohort, least, stage="count", points_open=every, **how)
+        if not isinstance(counted, SealedSums) or 0 not in counted.sums:
+            return cohort, None
+        counts = counted.sums[0].astype(np.int64).reshape(every.shape)
+        enough: NDArray[np.bool_] = counts >= least
+        cohort = tuple(counted.members[0])
+        needed = max(least, len(cohort) - int(counts[enough].min() - least)) if enough.any() else len(cohort) + 1
+        summed = yield self._points_exchange(cohort, needed, stage="points", points_open=enough, **how)
+        if not isinstance(summed, SealedSums) or 0 not in summed.sums:
+            return cohort, None
+        return tuple(summed.members[0]), cluster_sums(points.shape, summed.sums[0], self.scale)
 
     def _points_exchange(self, cohort: tuple[ClientId, ...], least: int, **how: Any) -> SumByCenter:  # noqa: ANN401
         return SumByCenter({c: self.task(c, **how) for c in cohort}, least=least)

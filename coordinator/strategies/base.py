@@ -173,13 +173,15 @@ class Strategy(Protocol):
 
 
 T = TypeVar("T")
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
 
 
-def drive(exchanges: Generator[Exchange, Replies, T], ask: Callable[[Exchange], Replies]) -> T:
-    """Run a generator of exchanges to its end and return its result; `ask` returns the replies to one exchange."""
+def drive(asked: Generator[Ask, Answer, T], answer: Callable[[Ask], Answer]) -> T:
+    """Run a generator of exchanges to its end and return its result; `answer` returns the replies to one exchange."""
     try:
-        exchange = next(exchanges)
+        exchange = next(asked)
         while True:
-            exchange = exchanges.send(ask(exchange))
+            exchange = asked.send(answer(exchange))
     except StopIteration as done:
         return cast("T", done.value)

@@ -163,4 +163,4 @@ def words_of(work: Work, *, classes: int | None) -> int:
     if work.stage == "add" or work.points is None:
         return len(work.open) * (int(work.centers.shape[1]) + 2)
     runs, k, width = (int(size) for size in work.points.shape)
-    return runs * k if work.stage == "count" else runs * k * (width + 1) + runs
+    return runs * k if work.stage == "count" else runs * k * (width + 2)

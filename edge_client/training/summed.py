@@ -169,7 +169,7 @@ def _block(task: SummedFit, model: Flat, center: Flat, share: float, rng: Random
 
 
 def _point_words(task: SummedFit, mine: TrainedChoice, rng: RandomStream) -> Words:
-    """[restarts, K] counts, or for each centroid [difference, 1] and for each restart the squared distance."""
+    """[restarts, K] counts, or for each centroid [difference, squared distance, 1]."""
     if task.points is None or task.points_open is None:
         raise Malformed("bad_task", "no centroids")
     runs, k, width = task.points.shape
@@ -184,14 +184,14 @@ def _point_words(task: SummedFit, mine: TrainedChoice, rng: RandomStream) -> Wor
     if task.stage == "count":
         counted: Words = np.eye(k, dtype=np.uint32)[labels].ravel()
         return counted
-    scale, out = task.scale, np.zeros((runs, k, width + 1), dtype=np.uint32)
+    scale, out = task.scale, np.zeros((runs, k, width + 2), dtype=np.uint32)
     for r, label in enumerate(labels):
         if not task.points_open[r, label]:
             continue
-        out[r, label, :width] = scale.to_words(clipped(apart[r, label], scale.clip) / scale.clip, rng)
-        out[r, label, width] = 1
-    near = np.minimum(d2[np.arange(runs), labels] / scale.clip**2, 1.0)
-    return np.concatenate([out.ravel(), scale.to_words(near, rng)])
+        moved = clipped(apart[r, label], scale.clip) / scale.clip
+        out[r, label, :-1] = scale.to_words(np.append(moved, moved @ moved), rng)
+        out[r, label, -1] = 1
+    return out.ravel()
 
 
 def evaluation_words(
