@@ -24,7 +24,10 @@ MARK = "FEDCENTERS_BENCH_RUN"
 
 @dataclass(frozen=True, kw_only=True)
 class CommandUsage:
-    """What a command took: CPU seconds of all processes as last seen, its output, and those alive GRACE_S later."""
+    """What a command took: CPU seconds of all processes as last seen, its output, and those alive GRACE_S later.
+
+    `peaks_mb` is the most memory of each process, by its command line.
+    """
 
     wall_s: float
     cpu_s: float
@@ -32,6 +35,7 @@ class CommandUsage:
     processes: int
     left: int
     stdout: str
+    peaks_mb: Mapping[str, float]
 
 
 class CommandFailed(Exception):
@@ -43,12 +47,15 @@ def run_watched(command: Sequence[str], env: Mapping[str, str], *, cwd: Path, sc
     mark = uuid.uuid4().hex
     out, err = scratch / "stdout", scratch / "stderr"
     peak, cpu, seen, began = 0.0, dict[int, float](), dict[int, psutil.Process](), time.perf_counter()
+    peaks = dict[str, float]()
     with out.open("w") as stdout, err.open("w") as stderr:
         started = subprocess.Popen(command, stdout=stdout, stderr=stderr, cwd=cwd, env={**env, MARK: mark})
         root = psutil.Process(started.pid)
         while (code := _waited(started, EVERY_S)) is None:
             seen |= {p.pid: p for p in _family(root)}
-            peak = max(peak, sum(_pss(p) for p in seen.values()))
+            held = {pid: _pss(p) for pid, p in seen.items()}
+            peak = max(peak, sum(held.values()))
+            peaks |= {line: max(peaks.get(line, 0.0), held[pid] / 1e6) for pid, p in seen.items() if (line := _line(p))}
             cpu |= {pid: s for pid, p in seen.items() if (s := _cpu(p)) is not None}
             if time.perf_counter() - began > LIMIT_S:
                 started.kill()
@@ -65,6 +72,7 @@ def run_watched(command: Sequence[str], env: Mapping[str, str], *, cwd: Path, sc
         processes=len(seen),
         left=left,
         stdout=out.read_text(errors="replace"),
+        peaks_mb=peaks,
     )
 
 
@@ -87,6 +95,13 @@ def _pss(process: psutil.Process) -> int:
         return int(process.memory_full_info().pss)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return 0
+
+
+def _line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
 
 
 def _cpu(process: psutil.Process) -> float | None:
