@@ -2,9 +2,10 @@
 
     python -m tests.benches.secure_mqtt 50 200
 
-The round trains one step on digits, which costs next to nothing, and has no test. Bytes are those of the topics of devices,
-by the coordinator's count, over the devices. Seconds are those of the round. All devices are threads of one process: its
-memory has their models, the engine and the broker's client. Memory is proportional (processes.py).
+The round trains one step on digits, which costs next to nothing. Bytes are of one device, by the coordinator's count of
+its topics, and contain the round's test. Seconds are those of the round. All devices are threads of one process: its
+memory has their models, the engine and the clients. Memory is proportional (processes.py); that of the coordinator has
+torch, which compiles the training program first.
 """
 
 from __future__ import annotations
