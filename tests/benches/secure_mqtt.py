@@ -42,7 +42,7 @@ mlp_1_15m = _entry(MODELS["mlp_1_15m"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundCost:
+class MaskedRoundCost:
     """What one round took: bytes of one device up and down, seconds, peak MB of the coordinator and of all devices."""
 
     up: float
@@ -52,7 +52,7 @@ class RoundCost:
     devices_mb: float
 
 
-def play(devices: int, model: str, secure: str, folder: Path) -> RoundCost:
+def play(devices: int, model: str, secure: str, folder: Path) -> MaskedRoundCost:
     """Run the command and read what it left. Raises CommandFailed."""
     settings = {"local-steps": "1", "batch-size": "8", "secure": secure}
     options = {
@@ -69,7 +69,7 @@ def play(devices: int, model: str, secure: str, folder: Path) -> RoundCost:
     if "failed" in record.get("secure", {}):
         raise CommandFailed(record["secure"]["failed"])
     held = {line: mb for line, mb in used.peaks_mb.items() if " simulate " not in line}
-    return RoundCost(
+    return MaskedRoundCost(
         up=record["bytes"]["up"] / devices,
         down=record["bytes"]["down"] / devices,
         seconds=record["seconds"],
