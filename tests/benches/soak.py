@@ -6,6 +6,8 @@ Devices take seconds for a step, so that the rounds are slow. stdout has one JSO
 
     slope       of resident memory in kB/h after the warm-up, with its 95 % interval. The interval is of a line through
                 means of two minutes, because samples that follow each other are not independent
+                `coordinator_heap` is what the coordinator's malloc has given out and not got back, with glibc: resident
+                memory is that, Python's own arenas, the code, and free blocks that glibc keeps
     lost        updates that a device was told are accepted, and that their exchange was not closed with
     unanswered  updates, other than a device's last, that the device never got an answer for
     overtaken   statistics without an answer before the next task came, which says that nothing waits for them
@@ -44,6 +46,7 @@ from edge_client.protocol.task import Array, Tensors
 from edge_client.runtime.client import Client
 from tests.support import softmax_program
 from tests.support.flaky_links import FlakyLinks, flaky_links
+from tests.support.heap_use import HEAP_FILE
 from tests.support.live_federation import ProcessScene, client, run_until_told, settings
 from tests.support.virtual_federation import WideEngine
 
@@ -163,6 +166,8 @@ def watch(
             links.begin()
         line = {"s": round(time.monotonic() - began_s, 1), "round": rounds, "down": links.down, "cuts": links.cuts}
         line |= {f"{name}_kb": process.memory_info().rss // 1024 for name, process in processes.items()}
+        if heap := (here.folder / HEAP_FILE).read_text():
+            line["coordinator_heap_kb"] = int(heap) // 1024
         times = [process.cpu_times() for process in processes.values()]
         line["cpu_s"] = round(sum(each.user + each.system for each in times), 1)
         lines.append(line)
@@ -184,6 +189,7 @@ def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float)
     }
     here, children = ProcessScene(folder, changes=changes), dict[str, subprocess.Popen[bytes]]()
     open_signing_key(settings(folder).folder)
+    (folder / HEAP_FILE).touch()
     account = Account(folder)
     here.start("broker")
     try:
@@ -212,6 +218,8 @@ def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float)
     memory = {name: slope_between(lines, f"{name}_kb", warm_s, last["s"]) for name in pids}
     memory = {name: found | {"first_slope": cold[name]} for name, found in memory.items()}
     moves = [name for name, found in memory.items() if not is_flat(found, flat)]
+    if "coordinator_heap_kb" in lines[0]:
+        memory["coordinator_heap"] = slope_between(lines, "coordinator_heap_kb", warm_s, last["s"])
     summary = {"devices": devices, "minutes": round(last["s"] / 60, 1), "warm_minutes": round(warm_s / 60, 1)}
     summary |= {"rounds": last["round"], "cuts": last["cuts"], "cores": round(last["cpu_s"] / last["s"], 2)}
     sys.stdout.write(json.dumps({"summary": summary | counts | {"memory_kb_per_h": memory, "not_flat": moves}}) + "\n")

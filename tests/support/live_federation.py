@@ -39,6 +39,7 @@ from edge_client.transport.base import Connected, Message, Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program
+from tests.support.heap_use import HEAP_FILE, note_heap_use
 from tests.support.virtual_federation import FEDERATION, TOPICS, Outcome, WideEngine, config, seed_program
 
 PATIENCE_S = 90.0
@@ -223,6 +224,7 @@ def nth(kind: str, count: int, *, says: str = "") -> Callable[[Message], bool]:
 def coordinator(folder: Path, url: str) -> None:
     """One coordinator process, until SIGTERM."""
     made = settings(folder)
+    note_heap_use(folder / HEAP_FILE)
     with closing(Store(made.folder / "store")) as store:
         seed_program(store, ballast=_changes(folder).get("ballast", BALLAST))
 
