@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device = parser.add_argument_group("this device")
     device.add_argument("--data", type=Path, help="folder with train.npz: x, and y where labels are known")
     device.add_argument("--device", default="", help="this device's name (default: the machine's)")
-    device.add_argument("--engine", choices=ENGINES, default="onnx", help="the runtime that looks at the centers")
+    device.add_argument("--engine", choices=ENGINES, help="the runtime that looks at the centers (default: onnx)")
     device.add_argument("--state", type=Path, help="folder for what is fetched (default: ~/.cache/fedcenters)")
     trust = parser.add_argument_group("whom it trusts")
     trust.add_argument(
@@ -100,9 +101,13 @@ def _over_mqtt(config: ClientConfig, local: DeviceData, choice: NearestOptions, 
 
 
 def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
-    """From the device's file, or from what the command line says."""
+    """From the device's file, where the command line may name other samples; or from what the command line says."""
     if options.config is not None:
-        return enrolment.load_enrolled(options.config)
+        named = [f"--{name.replace('_', '-')}" for name in ("device", "signing_key", "unsigned") if vars(options)[name]]
+        if named:
+            raise UsageError(f"{options.config} says what {named[0]} would", hint=f"leave out {', '.join(named)}")
+        instead = {name: vars(options)[name] for name in ("data", "state", "engine") if vars(options)[name] is not None}
+        return replace(enrolment.load_enrolled(options.config), **instead)
     if options.data is None:
         raise UsageError("--federation needs --data", hint="the folder with this device's train.npz")
     name = options.device or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "device"
@@ -122,7 +127,7 @@ def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
         data=options.data,
         state=state,
         signing_keys=tuple(keys.trusted),
-        engine=options.engine,
+        engine=options.engine or "onnx",
     )
 
 

@@ -1,4 +1,4 @@
-"""The README's roads for a server and for a board, followed: certificates, mosquitto, two devices.
+"""The README's roads for a server and for a board, followed: certificates, mosquitto, two devices and a new one.
 
 What the README leaves to the reader is done here: the second device, samples, and this machine instead of 192.168.1.10.
 """
@@ -20,6 +20,7 @@ import pytest
 
 from coordinator.local_broker import find_mosquitto, free_port
 from coordinator.storage.status import follow_status
+from edge_client.data.dataset import DeviceData
 from emulator.data.fleet_split import digits_fleet
 from tests.support.doc_pages import ROOT, PageReader, blocks
 
@@ -32,6 +33,15 @@ DEVICES = ("pi-1", "pi-2")
 def command(words: str) -> str:
     """The README's command that begins with these words."""
     return next(re.sub(r"\s*&?$", "", line) for line in COMMANDS if line.startswith(words))
+
+
+def get_ready(folder: Path, name: str, local: DeviceData) -> None:
+    """The device's folder from the operator, with samples in it."""
+    shutil.copytree(folder / "keys" / "devices" / name, folder / name)
+    (folder / name / "data").mkdir()
+    for part, data in (("train", local.train), ("test", local.test)):
+        assert data is not None
+        np.savez(folder / name / "data" / f"{part}.npz", x=data.x, y=data.y)
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +66,9 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
             configuration.write_text(f"user root\n{configuration.read_text()}")
         reader.run(f"{command('mosquitto')} &")
         reader.run(f"{command('fedcenters-coordinator serve')} &")
-        for name, local in zip(DEVICES, digits_fleet(devices=2, new=0, groups=2).devices.values(), strict=True):
-            shutil.copytree(folder / "keys" / "devices" / name, folder / name)
-            (folder / name / "data").mkdir()
-            for part, data in (("train", local.train), ("test", local.test)):
-                assert data is not None
-                np.savez(folder / name / "data" / f"{part}.npz", x=data.x, y=data.y)
+        fleet = digits_fleet(devices=2, new=1, groups=2)
+        for name, local in zip(DEVICES, fleet.devices.values(), strict=True):
+            get_ready(folder, name, local)
             if name == "pi-1":
                 reader.run(command("fedcenters-edge doctor"))
             reader.run(f"{command('fedcenters-edge join').replace('pi-1', name)} &")
@@ -69,6 +76,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
         for words in ("fedcenters-coordinator status", "fedcenters-export bundle", "fedcenters-export verify"):
             reader.run(command(words))
         reader.run(f"{command('fedcenters-export serve')} &")
+        reader.run(command("fedcenters-coordinator provision keys --device pi-3"))
+        get_ready(folder, "pi-3", fleet.new_devices["new-0"])
         reader.run(command("fedcenters-edge nearest"))
         yield reader
     finally:
@@ -101,8 +110,8 @@ def test_the_bundle_is_verified_and_its_files_run_without_us(reader: PageReader)
     assert done.stdout.strip().endswith("10)")
 
 
-def test_a_device_is_told_its_nearest_center(reader: PageReader) -> None:
+def test_a_new_device_is_told_its_nearest_center(reader: PageReader) -> None:
     told = reader.printed[command("fedcenters-edge nearest")]
     assert '"center": ' in told
     assert shlex.split(command("fedcenters-edge nearest"))[-1] == "--json"
-    assert Path(reader.folder / "pi-1" / "state").is_dir()
+    assert Path(reader.folder / "pi-3" / "state").is_dir()

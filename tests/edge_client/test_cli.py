@@ -197,6 +197,22 @@ def test_ctrl_c_during_a_visit_is_quiet(tmp_path: Path, mosquitto: Broker) -> No
     assert "Traceback" not in talk
 
 
+def test_nearest_takes_other_samples_than_the_devices_file_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_device(tmp_path)
+    assert main(["nearest", "--config", str(path), "--data", str(tmp_path / "others")]) == 3
+    assert str(tmp_path / "others") in capsys.readouterr().err
+
+
+def test_nearest_is_not_told_twice_who_the_device_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_device(tmp_path)
+    assert main(["nearest", "--config", str(path), "--device", "dev-2", "--unsigned"]) == 2
+    told = capsys.readouterr().err
+    assert f"{path} says what --device would" in told
+    assert "leave out --device, --unsigned" in told
+
+
 def test_an_answer_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     from edge_client.nearest.result import NearestAnswer
 
