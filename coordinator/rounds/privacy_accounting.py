@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 
 from coordinator.aggregation.privacy import epsilon_spent
+from coordinator.aggregation.skellam_accounting import SPENT_KEY, epsilon_of
 from coordinator.rounds.round_record import PrivacyRecord
 from coordinator.strategies.base import Round, State, Strategy, late_replies
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -44,12 +45,14 @@ def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], byte
     epsilon_spent(
         strategy.server.privacy_noise, 1, strategy.server.privacy_delta
     )  # raises if the accountant is not installed
+    if strategy.server.secure != "off":  # devices draw the noise
+        return strategy
     return cast("Strategy", replace(strategy, server=replace(strategy.server, secret=secret())))
 
 
 def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round:
     """Run the round; the new state of a private method counts how often each device's updates were used."""
-    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
+    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise or strategy.server.secure != "off":
         return (yield from exchanges)
     times = Counter({c: int(n) for c, n in unpack_by_client(before.extra, RELEASES_KEY).items()})
     try:
@@ -73,6 +76,17 @@ def privacy_spent(strategy: Strategy, state: State) -> PrivacyRecord | None:
     """
     if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
         return None
+    server = strategy.server
+    if server.secure != "off":
+        spent = state.extra.get(SPENT_KEY, np.zeros((2, 1)))
+        return {
+            "epsilon": round(epsilon_of(spent[0], server.privacy_delta), 4),
+            "delta": server.privacy_delta,
+            "releases": int(spent[1, 0]),
+            "noise": server.privacy_noise,
+            "clip": server.privacy_clip,
+            "given_assignments": len(state.centers) > 1,
+        }
     most = max((int(n) for n in unpack_by_client(state.extra, RELEASES_KEY).values()), default=0)
     return {
         "epsilon": round(epsilon_spent(strategy.server.privacy_noise, most, strategy.server.privacy_delta), 4),

@@ -14,6 +14,8 @@ the compared columns, one sum for each step of it. Source of the rules: docs/pri
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,6 +24,7 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregation.skellam_accounting import SPENT_KEY, sum_cost
 from coordinator.aggregation.summed_centers import centers_of_sums, cluster_sums
 from coordinator.clustering.summed_kmeans import ClusterSums, summed_kmeans
 from coordinator.rounds.round_record import SecureRecord
@@ -110,6 +113,8 @@ class _SealedRound:
     def scale(self) -> SumScale:
         """The bound of a contribution follows from the last released centers, which are public."""
         server = self.strategy.server
+        if server.privacy_noise:
+            return SumScale(bits=server.secure_bits, devices=len(self.cohort), clip=server.privacy_clip)
         length = max(float(np.linalg.norm(center)) for center in self.state.centers.astype(np.float64))
         return SumScale(bits=server.secure_bits, devices=len(self.cohort), clip=server.secure_clip * max(length, 1.0))
 
@@ -172,8 +177,12 @@ class _SealedRound:
                 chosen = {c: i for c, i in chosen.items() if i in open_centers}
             else:
                 least = max(least, len(cohort) - int(min(counts[list(open_centers)]) - least))
+        fewest = len(cohort) if hidden or together else min(Counter(chosen.values()).values(), default=1)
+        scale = self._noisy(fewest)
         adding = {
-            c: replace(task(c), stage="add", open=open_centers) for c in cohort if together or hidden or c in chosen
+            c: replace(task(c), stage="add", open=open_centers, scale=scale)
+            for c in cohort
+            if together or hidden or c in chosen
         }
         if hidden or together:
             sums = yield SumByCenter(adding, least=least)
@@ -182,7 +191,7 @@ class _SealedRound:
             alone = {c: replace(one, open=(chosen[c],)) for c, one in adding.items()}
             sums = yield SumByCenter(alone, least=least, groups=chosen)
             parts = [((group,), words) for group, words in _sums(sums).items()]
-        return self._moved(parts, {} if hidden or k == 1 else chosen)
+        return self._moved(parts, {} if hidden or k == 1 else chosen, scale, _fewest(sums))
 
     def _counted(
         self, task: Callable[[ClientId], SummedFit], *, hidden: bool, known: Mapping[ClientId, int] | None
@@ -197,15 +206,24 @@ class _SealedRound:
         chosen = _told((yield tasks)) if known is None else dict(known)
         return tuple(sorted(chosen)), np.bincount(list(chosen.values()), minlength=k), chosen
 
-    def _moved(self, parts: list[tuple[tuple[int, ...], Words]], chosen: Mapping[ClientId, int]) -> State:
-        """The state with the centers that the sums give."""
+    def _noisy(self, devices: int) -> SumScale:
+        """The scale of sums of so many devices or more, whose noise together has the multiplier `privacy-noise`."""
+        return replace(self.scale, noise=self.strategy.server.privacy_noise / math.sqrt(devices))
+
+    def _moved(
+        self, parts: list[tuple[tuple[int, ...], Words]], chosen: Mapping[ClientId, int], scale: SumScale, fewest: int
+    ) -> State:
+        """The state with the centers that the sums of `fewest` devices or more give."""
         if not parts:
             return self.state
         centers, total = self.state.centers, np.zeros(len(self.state.centers), dtype=np.int64)
         for blocks, words in parts:
-            centers, counts = centers_of_sums(centers, words, self.scale, blocks, step=self.plan.step)
+            centers, counts = centers_of_sums(centers, words, scale, blocks, step=self.plan.step)
             total += counts
         extra = {**self.state.extra, COUNTS_KEY: total, "age": np.array(1 if self.refresh else self._age + 1)}
+        if scale.noise:
+            spent = sum_cost(scale, fewest, centers.shape[1])
+            extra[SPENT_KEY] = extra.get(SPENT_KEY, 0.0) + np.stack([spent, np.ones_like(spent)])
         one = dict.fromkeys(sorted(self.fleet), 0) if len(centers) == 1 else {}
         return State(centers=centers, assignment={**self.state.assignment, **chosen, **one}, extra=extra)
 
@@ -264,6 +282,10 @@ class _SealedRound:
 def _told(replies: Replies) -> dict[ClientId, int]:
     """The center that each device told."""
     return {c: int(np.argmax(r.words)) for c, r in sorted(replies.items()) if r.words is not None}
+
+
+def _fewest(replies: Replies) -> int:
+    return min(map(len, replies.members.values()), default=0) if isinstance(replies, SealedSums) else 0
 
 
 def _sums(replies: Replies) -> dict[int, Words]:

@@ -167,7 +167,9 @@ _PROBE: FieldTable = required(
     label_totals=list_of(or_null(list_of(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
     step=manifest("container"),
 )
-_SCALE: FieldTable = required(bits=integer(16, 32), devices=integer(1, 100_000), clip=positive())
+_SCALE: FieldTable = required(bits=integer(16, 32), devices=integer(1, 100_000), clip=positive()) | optional(
+    noise=number(0.0, 1e6)
+)
 _ADDED: dict[str, FieldTable] = {  # `sum` of a sum's work, by the work's job
     "fit": required(
         part=one_of("choose", "add", "count", "points"),

@@ -58,7 +58,7 @@ def _work_fields(work: Work, put: task_codec.PutVector) -> dict[str, Any]:
     if isinstance(work, SummedFit):
         found["sum"] = _fit_fields(work, put)
     elif isinstance(work, SummedProbe):
-        found["sum"] = {"served": work.served, "usual": int(work.usual), "scale": vars(work.scale)}
+        found["sum"] = {"served": work.served, "usual": int(work.usual), "scale": _scale_fields(work.scale)}
     return found
 
 
@@ -71,7 +71,7 @@ def _fit_fields(work: SummedFit, put: task_codec.PutVector) -> dict[str, Any]:
         "share": float(work.share),
         "centers": [put(center, "model").to_json() for center in work.centers],
         "open": [int(k) for k in work.open],
-        "scale": vars(work.scale),
+        "scale": _scale_fields(work.scale),
     }
     if work.compare:
         found["compare"] = [[int(start), int(end)] for start, end in work.compare]
@@ -80,6 +80,10 @@ def _fit_fields(work: SummedFit, put: task_codec.PutVector) -> dict[str, Any]:
     if work.points_open is not None:
         found["points_open"] = [int(one) for one in work.points_open.ravel()]
     return found
+
+
+def _scale_fields(scale: SumScale) -> dict[str, float]:
+    return {name: value for name, value in vars(scale).items() if name != "noise" or value}
 
 
 def read_work(message: Mapping[str, Any], get: task_codec.GetVector) -> Work:

@@ -5,14 +5,17 @@ A device chooses its center, trains, and answers b-bit words. The server is give
 
     [ q((w - c_k) v) for every parameter,  q(v),  1 ]       v in [0, 1]: the weight of the device in center k
     q(x) = floor(x levels / clip + u) for a parameter, floor(x levels + u) for a weight,   u uniform in [0, 1)
-    levels = floor((2^(bits - 1) - 1) / devices)
+    levels = floor((2^(bits - 1) - 1) / (devices + ceil(12 noise sqrt(devices))))
 
-No word exceeds `levels`, so the sum of `devices` devices cannot overflow. The mean of the center is c_k + clip S / V,
+With `noise` a device adds Skellam noise of the deviation noise * levels to each parameter's word (training/skellam.py),
+also where its share is zero. No word exceeds `levels` before it, and 12 deviations of the sum's noise have room, so the
+sum of `devices` devices does not overflow. The mean of the center is c_k + clip S / V,
 with S and V the sums of the first two parts.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,25 +35,36 @@ MIN_BITS, MAX_BITS = 16, 32
 class SumScale:
     """The public scale of a sum: `bits` of a word, at most so many `devices`, the L2 norm `clip` of one contribution.
 
+    `noise` is the standard deviation of the noise of one device, in units of `clip`.
+
     Raises Malformed where the sum of so many devices could overflow.
     """
 
     bits: int
     devices: int
     clip: float
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         if not MIN_BITS <= self.bits <= MAX_BITS:
             raise Malformed("bad_task", f"words have {MIN_BITS} to {MAX_BITS} bits, got {self.bits}")
         if not (self.clip > 0 and np.isfinite(self.clip)):
             raise Malformed("bad_task", f"the bound of a contribution must be positive, got {self.clip}")
+        if not (self.noise >= 0 and np.isfinite(self.noise)):
+            raise Malformed("bad_task", f"the noise of a device must not be negative, got {self.noise}")
         if self.devices < 1 or self.levels < 1:
             raise Malformed("bad_task", f"a sum of {self.devices} devices overflows words of {self.bits} bits")
 
     @property
     def levels(self) -> int:
         """The greatest word of one device, in absolute value."""
-        return ((1 << (self.bits - 1)) - 1) // self.devices
+        room = self.devices + math.ceil(12 * self.noise * math.sqrt(self.devices))
+        return ((1 << (self.bits - 1)) - 1) // room
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise in a word of one device."""
+        return self.noise * self.levels
 
     def to_words(self, values: F64, rng: np.random.Generator) -> Words:
         """Values in [-1, 1] as words, rounded at random to a neighbour, so that the mean error is zero."""

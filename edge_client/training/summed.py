@@ -17,6 +17,7 @@ from edge_client.protocol.summed_task import SOFT, SummedFit, SummedProbe, Words
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
 from edge_client.training.fit_probe import run_probe
 from edge_client.training.learner import Learner
+from edge_client.training.skellam import with_noise
 
 CHOICE_SLOT = "choice"  # under this name a device keeps its last weights [K] in the centers
 RandomStream = np.random.Generator
@@ -136,8 +137,8 @@ def clipped(difference: F64, clip: float) -> F64:
     return difference * (clip / length) if length > clip else difference
 
 
-def contribution(task: SummedFit, mine: TrainedChoice) -> Reply:
-    """The words of the task's stage. The rounding is drawn from the task's seed."""
+def contribution(task: SummedFit, mine: TrainedChoice, noise: RandomStream) -> Reply:
+    """The words of the task's stage. The rounding follows from the task's seed; the scale's noise is drawn from `noise`."""
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(task.seed, spawn_key=(1,))))
     if task.stage in ("count", "points"):
         return Reply(n=1, words=_point_words(task, mine, rng))
@@ -150,22 +151,20 @@ def contribution(task: SummedFit, mine: TrainedChoice) -> Reply:
     blocks = []
     for k in task.open:
         model = mine.models[k if len(mine.models) > 1 else 0]
-        blocks.append(_block(task, model, task.centers[k], float(counts[k]) * task.share, rng))
+        blocks.append(_block(task, model, task.centers[k], float(counts[k]) * task.share, rng, noise))
     return Reply(n=1, words=np.concatenate(blocks))
 
 
-def _block(task: SummedFit, model: Flat, center: Flat, share: float, rng: RandomStream) -> Words:
-    if share == 0:
-        return np.zeros(len(center) + 2, dtype=np.uint32)
-    scale = task.scale
-    apart = clipped(model.astype(np.float64) - center, scale.clip)
-    return np.concatenate(
-        [
-            scale.to_words(apart * (share / scale.clip), rng),
-            scale.to_words(np.array([share]), rng),
-            np.ones(1, dtype=np.uint32),
-        ]
-    )
+def _block(task: SummedFit, model: Flat, center: Flat, share: float, rng: RandomStream, noise: RandomStream) -> Words:
+    scale, told = task.scale, np.zeros(2, dtype=np.uint32)
+    moved: Words = np.zeros(len(center), dtype=np.uint32)
+    if share > 0:
+        apart = clipped(model.astype(np.float64) - center, scale.clip)
+        moved = scale.to_words(apart * (share / scale.clip), rng)
+        told = np.append(scale.to_words(np.array([share]), rng), np.uint32(1))
+    if scale.noise:
+        moved = scale.modulo(with_noise(moved, scale.deviation, noise))
+    return np.concatenate([moved, told])
 
 
 def _point_words(task: SummedFit, mine: TrainedChoice, rng: RandomStream) -> Words:

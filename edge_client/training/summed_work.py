@@ -16,6 +16,7 @@ from edge_client.protocol.summed_task import SummedFit, SummedProbe, Words
 from edge_client.protocol.task import F64, Array, Flat
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import Learner
+from edge_client.training.skellam import secret_stream
 from edge_client.training.summed import (
     CHOICE_SLOT,
     TrainedChoice,
@@ -66,7 +67,8 @@ def add_words(
         if task.points is not None and task.stage == "choose":
             mine = choose_after(task, mine.models, None, None)
         choice = mine.among(task.open)
-    return SummedAnswer(words=_words(contribution(task, mine).words), trained=mine, choice=choice, own=kept)
+    words = _words(contribution(task, mine, secret_stream()).words)
+    return SummedAnswer(words=words, trained=mine, choice=choice, own=kept)
 
 
 def _words(words: Array | None) -> Words:

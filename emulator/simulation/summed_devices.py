@@ -98,6 +98,7 @@ class SummedDevices:
                 mine = self.trained[who, task.slot] = choose_after(task, mine.models, None, None)
             self.own[who, CHOICE_SLOT] = mine.among(task.open)
         try:
-            return contribution(task, mine)
+            lots = np.random.Generator(np.random.PCG64(np.random.SeedSequence(task.seed, spawn_key=(3,))))
+            return contribution(task, mine, lots)
         except Malformed as refusal:
             return refusal

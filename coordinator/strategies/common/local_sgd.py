@@ -15,7 +15,7 @@ from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_total
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.common.sum_plan import SumPlan, plan_of, single_updates
+from coordinator.strategies.common.sum_plan import SumPlan, check_noisy, plan_of, single_updates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Schema
 
@@ -76,7 +76,9 @@ class LocalSgd(MethodValue):
                     "label-prior device with secure: the server would learn each device's label counts",
                     hint="set label-prior = model",
                 )
-            plan_of(self, {})  # refuses a method that needs single updates
+            plan = plan_of(self, {})  # refuses a method that needs single updates
+            if self.server.privacy_noise:
+                check_noisy(self, plan)
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """The common model as the only center; no device has a center yet."""

@@ -37,8 +37,12 @@ class ServerOptions(MethodValue):
     reduce: str = "mean"  # a name of robust.REDUCER_NAMES
     trim_updates: float = 0.2  # the share of a center's devices that may be hostile, for those reducers that need it
     server_momentum: float = 0.0  # beta: the share of its last move that a center repeats (momentum.py)
-    privacy_noise: float = 0.0  # z of privacy.py; above 0 the centers are differentially private
-    privacy_clip: float = 1.0  # C of privacy.py: the greatest L2 norm of one device's contribution
+    privacy_noise: float = (
+        0.0  # z of privacy.py; above 0 centers are differentially private; with secure the devices add it
+    )
+    privacy_clip: float = (
+        1.0  # C of privacy.py: the greatest L2 norm of one device's contribution, in place of secure-clip
+    )
     privacy_delta: float = 1e-5  # the delta for which epsilon is reported
     secure: str = "off"  # "updates", "updates+membership": the server learns sums of devices only (docs/privacy.md)
     least_members: int = 5  # a center of fewer devices is not summed
@@ -61,11 +65,6 @@ class ServerOptions(MethodValue):
             raise ConfigError(
                 f"secure with reduce {self.reduce}: a robust rule compares single updates",
                 hint="set reduce = mean; with secure each device shortens its own update to secure-clip",
-            )
-        if self.secure != "off" and self.privacy_noise:
-            raise ConfigError(
-                "secure with privacy-noise: that noise is added by the server, after it has clipped single updates",
-                hint="use one of them",
             )
         if self.privacy_noise and self.reduce != "mean":
             raise ConfigError(

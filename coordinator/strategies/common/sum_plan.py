@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from coordinator.strategies.base import Fleet
 from edge_client.errors import ConfigError
+from edge_client.protocol.summed_task import SOFT
 from edge_client.protocol.task import ClientId
 
 SECURE_MODES = ("off", "updates", "updates+membership")
@@ -71,6 +72,18 @@ def plan_of(method: HasSumPlan, fleet: Fleet) -> SumPlan:
         raise single_updates(method, f"its `{own[0]}` works on the devices' single updates")
     plan: SumPlan = method.sum_plan(fleet)
     return plan
+
+
+def check_noisy(method: object, plan: SumPlan) -> None:
+    """Refuse noise on the devices where the plan has sums that noise does not cover. Raises ConfigError."""
+    if plan.first == "k-means" or plan.choose in SOFT:
+        what = (
+            "its first k-means has sums" if plan.first == "k-means" else "a device's weights in the centers are summed"
+        )
+        raise ConfigError(
+            f"secure and privacy-noise with {type(method).__name__}: {what} without noise",
+            hint="use ifca, hypcluster, fedavg, fedprox, ditto or pfedme; or set privacy-noise = 0",
+        )
 
 
 def single_updates(method: object, why: str, hint: str = HINT) -> ConfigError:

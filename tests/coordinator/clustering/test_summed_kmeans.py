@@ -44,10 +44,13 @@ def words_of(points: F64) -> Callable[[tuple[F64, bool]], ClusterSums]:
                 "compare": ((0, WIDTH),),
             }
             task = SummedFit(**whole, **how, stage=name, choose="nearest", open=(0,), scale=scale, seed=seed)
-            reply = contribution(task, TrainedChoice(models=point[None], weights=np.ones(1), order=None))
+            reply = contribution(
+                task, TrainedChoice(models=point[None], weights=np.ones(1), order=None), np.random.default_rng(0)
+            )
             assert reply.words is not None
             parts.append(reply.words)
-        return np.add.reduce(parts, dtype=np.uint32)
+        total: Words = np.add.reduce(parts, dtype=np.uint32)
+        return total
 
     def ask(asked: tuple[F64, bool]) -> ClusterSums:
         centroids, dealt = asked

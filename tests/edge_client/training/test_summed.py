@@ -17,6 +17,8 @@ from edge_client.training.summed import TrainedChoice, choose_nearest, contribut
 SIZE = 6
 CENTERS = np.random.default_rng(0).standard_normal((3, SIZE))
 
+NOISE = np.random.default_rng(0)
+
 
 def task(*, seed: int = 0, devices: int = 20, bits: int = 32, share: float = 1.0, **more: object) -> SummedFit:
     scale = SumScale(bits=bits, devices=devices, clip=4.0)
@@ -46,7 +48,7 @@ def test_the_sum_gives_the_weighted_mean_of_each_center_within_the_rounding(bits
     for i in range(devices):
         told = task(seed=i, devices=devices, bits=bits, share=float(shares[i]))
         model = CENTERS[labels[i]] + models[i]
-        replies[f"d{i:02d}"] = contribution(told, chosen(model, [int(labels[i])]))
+        replies[f"d{i:02d}"] = contribution(told, chosen(model, [int(labels[i])]), NOISE)
     words = SealedSums(SumByCenter({}, least=1), replies).sums[0]
     found, counts = centers_of_sums(CENTERS, words, scale, (0, 1, 2))
     assert counts.tolist() == np.bincount(labels, minlength=3).tolist()
@@ -81,7 +83,7 @@ def test_a_sum_that_could_overflow_is_refused() -> None:
 
 def test_a_contribution_is_no_longer_than_the_bound() -> None:
     told = task(devices=1)
-    words = contribution(told, chosen(CENTERS[1] + 1e6, [1])).words
+    words = contribution(told, chosen(CENTERS[1] + 1e6, [1]), NOISE).words
     assert words is not None
     block = told.scale.signed(words).reshape(3, -1)[1, :-2] * told.scale.clip / told.scale.levels
     # Each number is off by one level at most.
@@ -91,7 +93,7 @@ def test_a_contribution_is_no_longer_than_the_bound() -> None:
 def test_blocks_of_other_centers_are_zero_and_a_device_of_a_closed_center_takes_its_next_choice() -> None:
     mine = chosen(CENTERS[1], [1, 2, 0])
     for open_centers, taken in (((0, 1, 2), 1), ((0, 2), 2), ((0,), 0)):
-        reply = contribution(task(open=open_centers), mine)
+        reply = contribution(task(open=open_centers), mine, NOISE)
         assert reply.words is not None
         blocks = reply.words.reshape(len(open_centers), -1)
         assert [k for k, block in zip(open_centers, blocks, strict=True) if block.any()] == [taken]
@@ -106,5 +108,5 @@ def test_a_device_moves_to_the_nearest_center_unless_hysteresis_holds_it() -> No
 
 
 def test_an_answer_to_a_sum_has_words_and_nothing_else() -> None:
-    reply = contribution(task(), chosen(CENTERS[1], [1]))
+    reply = contribution(task(), chosen(CENTERS[1], [1]), NOISE)
     assert reply == Reply(n=1, words=reply.words)

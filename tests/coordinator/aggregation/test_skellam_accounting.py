@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from scipy.stats import skellam
+
+from coordinator.aggregation.skellam_accounting import ORDERS, epsilon_of, skellam_rdp, sum_cost
+from edge_client.protocol.summed_task import SumScale
+
+
+@pytest.mark.parametrize(("variance", "shift"), [(4.0, 1), (25.0, 1), (25.0, 5), (400.0, 10)])
+def test_the_bound_is_above_the_divergence_of_two_shifted_skellam_numbers(variance: float, shift: int) -> None:
+    far = int(12 * np.sqrt(variance)) + shift
+    x = np.arange(-far, far + 1)
+    one, other = (skellam.logpmf(x - moved, variance / 2, variance / 2) for moved in (0, shift))
+    bound = skellam_rdp(variance, shift, shift)
+    for at in np.flatnonzero(ORDERS <= 6):
+        order = ORDERS[at]
+        divergence = np.log(np.exp(order * one + (1 - order) * other).sum()) / (order - 1)
+        assert divergence <= bound[at] * (1 + 1e-6)  # the accuracy of logpmf
+
+
+@pytest.mark.parametrize(("noise", "sums"), [(1.0, 1), (2.0, 10), (8.0, 100)])
+def test_epsilon_is_that_of_gaussian_noise_where_words_are_fine(noise: float, sums: int) -> None:
+    """dp-accounting's own accountant, Gaussian noise of the same multiplier and as many sums."""
+    scale = SumScale(bits=32, devices=100, clip=1.0, noise=noise / np.sqrt(90))  # ten of the hundred tell theirs
+    gaussian = RdpAccountant(orders=ORDERS.tolist())
+    gaussian.compose(dp_accounting.GaussianDpEvent(noise), sums)
+    found = epsilon_of(sums * sum_cost(scale, 100, 1_000), 1e-5)
+    assert found == pytest.approx(gaussian.get_epsilon(1e-5), rel=1e-3)  # rounding of 1,000 words: 3e-6 of the bound
+
+
+def test_fewer_devices_and_coarser_words_cost_more() -> None:
+    costs = [
+        epsilon_of(sum_cost(SumScale(bits=bits, devices=100, clip=1.0, noise=0.1), devices, 10_000), 1e-5)
+        for bits, devices in [(32, 100), (32, 50), (16, 50)]
+    ]
+    assert costs[0] < costs[1] < costs[2]
+
+
+def test_nothing_summed_costs_nothing() -> None:
+    assert epsilon_of(np.zeros(len(ORDERS)), 1e-5) == 0.0
