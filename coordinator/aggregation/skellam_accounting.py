@@ -36,7 +36,7 @@ def sum_cost(scale: SumScale, devices: int, parameters: int) -> F64:
 
 
 def epsilon_of(spent: F64, delta: float) -> float:
-    """The epsilon at `delta` of sums that cost eps(a) [len(ORDERS)] together. Raises ConfigError without dp-accounting."""
+    """The epsilon at `delta` of sums that cost eps(a) [len(ORDERS)] together. ConfigError: no dp-accounting."""
     if not spent.any():
         return 0.0
     try:

@@ -138,7 +138,7 @@ def clipped(difference: F64, clip: float) -> F64:
 
 
 def contribution(task: SummedFit, mine: TrainedChoice, noise: RandomStream) -> Reply:
-    """The words of the task's stage. The rounding follows from the task's seed; the scale's noise is drawn from `noise`."""
+    """The words of the task's stage. The rounding follows from the task's seed, noise is drawn from `noise`."""
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(task.seed, spawn_key=(1,))))
     if task.stage in ("count", "points"):
         return Reply(n=1, words=_point_words(task, mine, rng))

@@ -107,6 +107,18 @@ def test_the_coordinator_is_given_exactly_the_sum_of_the_words_of_the_devices(
     assert all("failed" not in record["secure"] for record in fed.rounds())
 
 
+def test_the_noise_of_the_devices_is_in_the_sums_and_each_round_tells_what_they_cost(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    fed = Federation.of(tmp_path, devices=DEVICES, runs=(run_of(**{"privacy-noise": 2.0, "secure-bits": BITS}),))
+    fed.start()
+    fed.complete()
+    check_exact(ledger)
+    first, second = (record["privacy"] for record in fed.rounds())
+    assert (first["releases"], second["releases"]) == (1, 2)
+    assert 0 < first["epsilon"] < second["epsilon"]
+
+
 class Stages:
     """Which stages of sums the coordinator has asked of a device, and which of them the device has announced."""
 

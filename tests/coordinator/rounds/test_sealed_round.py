@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.rounds.privacy_accounting import privacy_spent
 from coordinator.rounds.round import round_rng
 from coordinator.rounds.sealed_round import COUNTS_KEY, check_sealed, sealed_round
 from coordinator.strategies.base import Exchange, Replies, SealedSums, State, drive, learned
@@ -138,6 +139,33 @@ def test_a_device_that_drops_out_before_it_adds_is_not_in_the_mean(secure: str) 
     np.testing.assert_allclose(state.centers, rest.state.centers, atol=1e-6)  # 1.8e8 levels
 
 
+@pytest.mark.parametrize("secure", MODES)
+@pytest.mark.parametrize(("case", "sums"), [("fedavg", 1), ("ifca", 2)])  # IFCA's random groups are a sum of their own
+def test_the_noise_of_the_devices_is_in_the_centers_and_in_the_record(secure: str, case: str, sums: int) -> None:
+    private = {"privacy-noise": 1.0, "privacy-clip": 10.0}
+    plain, noisy = trained(case, secure, rounds=1), trained(case, secure, rounds=1, **private)
+    spent = privacy_spent(noisy.strategy, noisy.state)
+    assert spent is not None
+    assert (spent["releases"], spent["given_assignments"]) == (sums, case == "ifca")
+    assert privacy_spent(plain.strategy, plain.state) is None
+    # Gaussian noise of multiplier 1 costs 4.4 for one sum at 1e-5; two of the devices of a sum may tell theirs.
+    assert 4.4 < spent["epsilon"] < 12
+    if case == "fedavg":  # the deviation of the sum is 10, over 12 devices
+        moved = (noisy.state.centers - plain.state.centers).std()
+        assert moved == pytest.approx(10 / 12, rel=5 / np.sqrt(2 * noisy.state.centers.size))
+
+
+def test_devices_that_drop_out_take_their_noise_with_them() -> None:
+    spent = []
+    for silent in ({"d03"}, {"d03", "d04", "d05"}):
+        made = trained("fedavg", "updates", rounds=0, **{"privacy-noise": 1.0})
+        after = one_round(made, Watched(made, {"add": silent}))
+        record = privacy_spent(made.strategy, after)
+        assert record is not None
+        spent.append(record["epsilon"])
+    assert spent[0] < spent[1]
+
+
 def test_an_evaluation_is_one_sum() -> None:
     clear, sealed = world(build("ifca", SMALL), LOCAL), world(build("ifca", {**SMALL, "secure": "updates"}), LOCAL)
     one, other = clear.round(), sealed.round()
@@ -159,7 +187,7 @@ def test_each_other_method_is_refused_by_name() -> None:
     ("settings", "words"),
     [
         ({"reduce": "median"}, "robust rule"),
-        ({"privacy-noise": 1.0}, "privacy-noise"),
+        ({"privacy-noise": 1.0}, "first k-means has sums without noise"),
         ({"label-prior": "device"}, "label counts"),
         ({"e-step": "k-means"}, "e-step k-means"),
         ({"representation": "projection"}, "representation"),
@@ -171,6 +199,13 @@ def test_each_other_method_is_refused_by_name() -> None:
 def test_a_setting_that_needs_single_updates_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         make_method("fesem", **{"secure": "updates", **settings})
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("case", SOFT_ONES)
+def test_noise_is_refused_where_the_weights_of_a_device_are_summed_without_it(case: str) -> None:
+    with pytest.raises(ConfigError, match="weights in the centers are summed without noise") as refused:
+        make_method(case, secure="updates", **{"privacy-noise": 1.0})
     assert refused.value.hint
 
 
