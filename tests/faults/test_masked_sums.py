@@ -110,7 +110,8 @@ def test_the_coordinator_is_given_exactly_the_sum_of_the_words_of_the_devices(
 def test_the_noise_of_the_devices_is_in_the_sums_and_each_round_tells_what_they_cost(
     tmp_path: Path, ledger: Ledger
 ) -> None:
-    fed = Federation.of(tmp_path, devices=DEVICES, runs=(run_of(**{"privacy-noise": 2.0, "secure-bits": BITS}),))
+    noise: dict[str, Any] = {"privacy-noise": 2.0, "secure-bits": BITS}
+    fed = Federation.of(tmp_path, devices=DEVICES, runs=(run_of(**noise),))
     fed.start()
     fed.complete()
     check_exact(ledger)
