@@ -4,7 +4,8 @@ Each replacement computes the same function as the call, before any gradient is 
 
 A linear layer over sequences gets one long batch: torch's own flattening fixes a symbolic batch size. Dropout becomes
 a product with a mask: torch's own needs the number of values as a plain number. Stacked recurrent layers are called
-one by one: torch's decomposition of a stack leaves out the dropout between the layers (torch 2.13).
+one by one: torch's decomposition of a stack leaves out the dropout between the layers (torch 2.13). Pools over three
+axes are pools over two and then over one, and padding by repetition picks by index: their gradients then exist.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 F = nn.functional
 LINEAR = F.linear
@@ -37,6 +40,8 @@ class ForwardOverrides(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         kwargs = kwargs or {}
+        if _writes(func, kwargs):
+            self._rectified = []
         if func in FORWARD_OVERRIDES:
             return FORWARD_OVERRIDES[func](*args, **kwargs)
         if func in RELUS:
@@ -58,9 +63,16 @@ class ForwardOverrides(TorchFunctionMode):
 
     def _pooled(self, pool: Any, x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - torch's
         """Move a ReLU behind the max-pool that follows it: the same values and gradients, on fewer values."""
-        before = next((before for out, before in self._rectified if out is x), None)
-        out = pool(x if before is None else before, *rest, **named)
-        return out if before is None else torch.relu(out)
+        known = [before for out, before in self._rectified if out is x]
+        out = pool(known[0] if known else x, *rest, **named)
+        return torch.relu(out).clone() if known else out  # a copy: the model may write into it, and no ReLU's output
+
+
+def _writes(func: Any, named: Mapping[str, Any]) -> bool:  # noqa: ANN401 - torch's
+    """Whether a call may change a tensor in place."""
+    name = getattr(func, "__name__", "")
+    own = name.endswith("_") and not name.endswith("__")
+    return own or name.startswith(("__i", "__set")) or "out" in named or bool(named.get("inplace"))
 
 
 def _linear(x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - torch's
@@ -171,6 +183,63 @@ def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
     return (x if batch_first else x.transpose(0, 1), *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
 
+def _pool3d(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A pool of three axes by the one of two axes: first height and width, then depth; ties go the same way."""
+
+    def pooled(x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401
+        each = [_three(value) for value in (kernel, kernel if stride in {None, ()} else stride, padding)]
+        names = ("ceil_mode", "count_include_pad") if pool is F.avg_pool2d else ("dilation", "ceil_mode")
+        told = dict(zip(names, rest, strict=False)) | {n: v for n, v in named.items() if n != "return_indices"}
+        if told.pop("divisor_override", None) is not None or len(rest) > len(names) or named.get("return_indices"):
+            raise UnsupportedOperator("pool3d", "divisor_override and return_indices are not covered")
+        dilation = _three(told.pop("dilation", 1))
+        flat = x.flatten(0, -4)
+        more = {} if pool is F.avg_pool2d else {"dilation": dilation[1:]}
+        flat = pool(flat, *(value[1:] for value in each), **told, **more)
+        size = flat.shape[-2:]
+        more = {} if pool is F.avg_pool2d else {"dilation": (dilation[0], 1)}
+        deep = pool(flat.flatten(2), *((v[0], other) for v, other in zip(each, (1, 1, 0), strict=True)), **told, **more)
+        return deep.reshape([*x.shape[:-3], deep.shape[-2], *size])
+
+    return pooled
+
+
+def _three(value: Any) -> Sequence[int]:  # noqa: ANN401 - one number or three
+    return (value,) * 3 if isinstance(value, int) else tuple(value) * (3 if len(value) == 1 else 1)
+
+
+def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Repetition of the edge or of the whole picks its values by index; other modes stay torch's."""
+    if mode not in {"replicate", "circular"}:
+        return PAD(x, pad, mode, value)
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        size = x.shape[-1 - i]
+        rows = torch.arange(-before, size + after)
+        rows = rows.clamp(0, size - 1) if mode == "replicate" else rows % size
+        x = x.index_select(x.dim() - 1 - i, rows)
+    return x
+
+
+PAD = F.pad
+
+
+def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """Without torch's look at the values."""
+    if num_classes < 0:
+        raise UnsupportedOperator("one_hot", "the number of classes must be given")
+    return (x.unsqueeze(-1) == torch.arange(num_classes, dtype=x.dtype)).to(torch.int64)
+
+
+def _distances(x: Tensor, other: Tensor, p: float = 2.0, compute_mode: object = None) -> Tensor:  # noqa: ARG001 - torch's
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
+
+
+def _cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The formula of torch's documentation; torch's own writes into the norms."""
+    norms = [torch.linalg.vector_norm(part, 2, dim).clamp_min(eps) for part in (x, other)]
+    return (x * other).sum(dim) / (norms[0] * norms[1])
+
+
 FORWARD_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
     F.linear: _linear,
     F.rms_norm: _rms_norm,
@@ -182,4 +251,11 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
     F.alpha_dropout: _dropout(_values, _alpha, default=False),
     F.feature_alpha_dropout: _dropout(_channels, _alpha, default=False),
     F.scaled_dot_product_attention: _attention,
+    F.max_pool3d: _pool3d(F.max_pool2d),
+    F.avg_pool3d: _pool3d(F.avg_pool2d),
+    F.pad: _pad,
+    F.one_hot: _one_hot,
+    torch.cdist: _distances,
+    F.cosine_similarity: _cosine_similarity,
+    torch.cosine_similarity: _cosine_similarity,
 }

@@ -182,7 +182,8 @@ def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tup
     if source.loss == "cross-entropy" and len(target) > 1:
         raise ProgramRefused(
             f"model {source.name!r} gives {target} for one sample, and cross-entropy needs one row of logits",
-            hint="flatten the output, or use the squared error",
+            hint="one label per token or pixel is another loss: let the model give one row of logits per sample, "
+            'or compile it with loss="squared-error" and targets of that shape',
         )
     if not float((out[1] - others[1]).abs().max()) <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(out.abs().max())):
         raise ProgramRefused(

@@ -109,8 +109,14 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
         "AdaptiveMaxPool2d": lambda: nn.AdaptiveMaxPool2d(3),
         "Upsample": lambda: nn.Upsample(scale_factor=2),
         "PixelShuffle": lambda: nn.PixelShuffle(2),
+        "ReplicationPad2d": lambda: nn.ReplicationPad2d(1),
+        "LocalResponseNorm": lambda: nn.LocalResponseNorm(2),
     },
-    ("volume", "three dimensions"): {"Conv3d": lambda: nn.Conv3d(2, 2, 3)},
+    ("volume", "three dimensions"): {
+        "Conv3d": lambda: nn.Conv3d(2, 2, 3),
+        "MaxPool3d": lambda: nn.MaxPool3d(2),
+        "AvgPool3d": lambda: nn.AvgPool3d(2),
+    },
     ("sequence", "recurrent"): {
         "RNN": lambda: First(nn.RNN(8, 3, batch_first=True)),
         "GRU": lambda: First(nn.GRU(8, 3, batch_first=True)),
@@ -128,9 +134,6 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
 REFUSED: Mapping[tuple[str, str], Makers] = {
     ("image", "another draw"): {"RReLU": nn.RReLU},
     ("image", "unequal windows"): {"AdaptiveMaxPool2d": lambda: nn.AdaptiveMaxPool2d(4)},
-    ("image", "no lowering"): {"ReplicationPad2d": lambda: nn.ReplicationPad2d(1)},
-    ("image", "a third dimension"): {"LocalResponseNorm": lambda: nn.LocalResponseNorm(2)},
-    ("volume", "pool"): {"MaxPool3d": lambda: nn.MaxPool3d(2)},
 }
 QUICK = {"plain"}
 

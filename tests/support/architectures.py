@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from coordinator.models.registry import ModelEntry
-from tests.support import networks
+from tests.support import networks, picking_networks
 
 
 class Recurrent(nn.Module):
@@ -212,6 +212,7 @@ def decoder_of_rows() -> nn.Module:
 IMAGE, ROW, SEQUENCE, TOKENS, VECTORS = (1, 8, 8), (5,), (6, 5), (6,), (6, 8)
 ENTRIES = {
     **networks.ENTRIES,
+    **picking_networks.ENTRIES,
     "frozen-body": ModelEntry(make=frozen_body, input=IMAGE, classes=3),
     "frozen-middle": ModelEntry(make=frozen_middle, input=ROW, classes=3),
     "shared-layer": ModelEntry(make=shared_layer, input=ROW, classes=3),

@@ -35,11 +35,33 @@ def embedding_backward(grad: Tensor, indices: Tensor, count: int, padding: int, 
 
 
 def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, _end: int, step: int) -> Tensor:
-    """The gradient of a slice: zeros around it. Raises UnsupportedOperator for a step other than 1."""
-    if step != 1:
-        raise UnsupportedOperator("slice_backward", "the gradient of a slice with steps is not covered")
-    size, first = sizes[dim], min(max(start + sizes[dim] if start < 0 else start, 0), sizes[dim])
+    """The gradient of a slice: zeros around it and, where it has steps, between its values."""
+    dim = dim % len(sizes)
+    size = sizes[dim]
+    first = min(max(start + size if start < 0 else start, 0), size)
+    if step > 1 and grad.shape[dim]:
+        wide = _zeros_around(grad.unsqueeze(dim + 1), dim + 1, 0, step - 1)
+        grad = wide.flatten(dim, dim + 1).narrow(dim, 0, (grad.shape[dim] - 1) * step + 1)
     return _zeros_around(grad, dim, first, size - first - grad.shape[dim])
+
+
+def slice_scatter(
+    x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """Put `source` in place of a slice, as an assignment makes it."""
+    first, last, _ = slice(start, end).indices(x.shape[dim])
+    places = torch.arange(x.shape[dim], device=x.device) - first
+    inside = (places >= 0) & (places < last - first)
+    if step > 1:
+        inside = inside & (places - places // step * step == 0)
+    inside = inside.reshape([-1, *[1] * (x.dim() - 1 - dim % x.dim())])
+    return torch.where(inside, slice_backward(source, x.shape, dim, first, last, step), x)
+
+
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """Put `source` in place of one row."""
+    first = index % x.shape[dim]
+    return slice_scatter(x, source.unsqueeze(dim), dim, first, first + 1)
 
 
 def select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
@@ -89,6 +111,8 @@ def batch_norm_without_statistics(
 INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.embedding_dense_backward.default: embedding_backward,
     aten.slice_backward.default: slice_backward,
+    aten.slice_scatter.default: slice_scatter,
+    aten.select_scatter.default: select_scatter,
     aten.select_backward.default: select_backward,
     aten.split_with_sizes.default: split_with_sizes,
     aten.repeat.default: repeat,

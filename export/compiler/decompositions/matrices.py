@@ -10,7 +10,9 @@ reflection or repetition arrive as picks by index. The batch may be symbolic; ev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -26,60 +28,103 @@ Indices = Sequence[Tensor | None]
 def adaptive_avg_pool2d(x: Tensor, size: Sequence[int]) -> Tensor:
     """[..., height, width] -> [..., *size]; windows of nearly equal length, overlapping where sizes do not divide."""
     for axis, count in zip((-2, -1), size, strict=True):
-        x = _through(x, axis, _averages(x.shape[axis], count, x))
+        x = through(x, axis, _averages(x.shape[axis], count, x))
     return x
 
 
 def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of `adaptive_avg_pool2d`: every value of a window gets the same share."""
     for axis in (-2, -1):
-        grad = _through(grad, axis, _averages(x.shape[axis], grad.shape[axis], grad).t())
+        grad = through(grad, axis, _averages(x.shape[axis], grad.shape[axis], grad).t())
     return grad
 
 
 def index(x: Tensor, indices: Indices) -> Tensor:
-    """x[:, :, i, j] with integer indices, negative ones from the end; each of several indices varies along one axis.
+    """x[:, :, i, j] with integer indices, negative ones from the end. Whole numbers and booleans pass through float32.
 
-    Raises UnsupportedOperator for any other way to index.
+    Raises UnsupportedOperator for boolean indices.
     """
-    first, picks, shape = _picks("index", x, indices)
-    for axis, pick in enumerate(picks, first):
-        x = _through(x, axis, pick)
-    return x.reshape([*x.shape[:first], *shape, *x.shape[first + len(picks) :]])
+    picks = _picks("index", x, indices)
+    return picks.take(x) if x.dtype.is_floating_point else picks.take(x.to(torch.float32)).to(x.dtype)
 
 
 def index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
     """The gradient of `index`: x plus `values` at the indexed places; a place indexed twice gets both.
 
-    Raises UnsupportedOperator for an assignment (`accumulate` false).
+    Without `accumulate` the values replace those of x, and a place may be indexed only once. Raises UnsupportedOperator
+    for boolean indices, unless they put one number at every place of a mask.
     """
-    if not accumulate:
-        raise UnsupportedOperator(
-            "index_put", "assigning by index is not covered; write it as a sum or with torch.where"
-        )
-    first, picks, shape = _picks("index_put", x, indices)
-    values = values.expand([*x.shape[:first], *shape, *x.shape[first + len(picks) :]])
-    values = values.reshape([*x.shape[:first], *(p.shape[0] for p in picks), *x.shape[first + len(picks) :]])
-    for axis, pick in enumerate(picks, first):
-        values = _through(values, axis, pick.t())
-    return x + values
+    if len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.bool and values.numel() == 1:
+        mask = indices[0]
+        return torch.where(mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())]), values.reshape([]), x)
+    if not x.dtype.is_floating_point:
+        return index_put(x.to(torch.float32), indices, values.to(torch.float32), accumulate).to(x.dtype)
+    picks = _picks("index_put", x, indices)
+    placed = picks.put(values)
+    return x + placed if accumulate else torch.where(picks.put(torch.ones_like(values)) > 0, placed, x)
 
 
-def _picks(operator: str, x: Tensor, indices: Indices) -> tuple[int, list[Tensor], list[int]]:
-    """The first axis that is indexed, a matrix [picked, size] for it and each next one, and the shape of all picks."""
+@dataclass(frozen=True, kw_only=True)
+class AxisPicks:
+    """Indices as products: move the axes in `order`, reshape to `flat`, multiply each axis from `first` on."""
+
+    sizes: Sequence[int]  # of the tensor
+    order: Sequence[int]  # indexed axes come first where others are between them, as torch's result has them
+    flat: Sequence[int]  # sizes in that order, with the indexed axes as one where their indices vary together
+    first: int  # the first axis of `flat` that is indexed
+    matrices: Sequence[Tensor]  # [picked, size] each
+    shape: Sequence[int]  # of all picks together
+
+    def take(self, x: Tensor) -> Tensor:
+        x = x.permute(list(self.order)).reshape(list(self.flat))
+        for axis, pick in enumerate(self.matrices, self.first):
+            x = through(x, axis, pick)
+        return x.reshape(self._picked(self.shape))
+
+    def put(self, values: Tensor) -> Tensor:
+        """The transpose of `take`."""
+        values = values.expand(self._picked(self.shape)).reshape(self._picked([m.shape[0] for m in self.matrices]))
+        for axis, pick in enumerate(self.matrices, self.first):
+            values = through(values, axis, pick.t())
+        back = [self.order.index(axis) for axis in range(len(self.order))]
+        return values.reshape([self.sizes[axis] for axis in self.order]).permute(back)
+
+    def _picked(self, shape: Sequence[int]) -> list[int]:
+        return [*self.flat[: self.first], *shape, *self.flat[self.first + len(self.matrices) :]]
+
+
+def _picks(operator: str, x: Tensor, indices: Indices) -> AxisPicks:
     at = [axis for axis, rows in enumerate(indices) if rows is not None]
     given = [rows for rows in indices if rows is not None]
-    if not x.dtype.is_floating_point or any(rows.dtype not in {torch.int64, torch.int32} for rows in given):
-        raise UnsupportedOperator(operator, "only floating point tensors can be indexed, and only by whole numbers")
+    if any(rows.dtype not in {torch.int64, torch.int32} for rows in given):
+        raise UnsupportedOperator(
+            operator, "a boolean mask picks another number of values each time; write it with torch.where"
+        )
+    first, order = at[0], list(range(x.dim()))
+    if at != list(range(first, first + len(at))):
+        first, order = 0, [*at, *(axis for axis in order if axis not in at)]
     shape = list(torch.broadcast_shapes(*(rows.shape for rows in given)))  # type: ignore[no-untyped-call]
+    sizes, flat = [x.shape[axis] for axis in at], [x.shape[axis] for axis in order]
     # The dimensions along which each index varies, from the end; rising ones are rows, then columns, as in a grid.
     varies = [[d - rows.dim() for d, n in enumerate(rows.shape) if n != 1] for rows in given]
     grid = all(len(dims) == 1 for dims in varies) and all(a < b for a, b in pairwise(varies))
-    if at != list(range(at[0], at[0] + len(at))) or not (grid or len(at) == 1):
-        raise UnsupportedOperator(
-            operator, "indices of several axes at once are not covered; index one axis after the other"
-        )
-    return at[0], [_one_hot(rows.reshape(-1), x.shape[axis], x) for axis, rows in zip(at, given, strict=True)], shape
+    if len(at) > 1 and not grid:
+        whole = given[0].new_zeros([])
+        for rows, size in zip(given, sizes, strict=True):
+            whole = whole * size + torch.where(rows < 0, rows + size, rows)
+        flat[first : first + len(at)] = sizes = [math.prod(sizes)]
+        given = [whole.expand(shape)]
+    return AxisPicks(
+        sizes=list(x.shape),
+        order=order,
+        flat=flat,
+        first=first,
+        matrices=[
+            _one_hot(rows.reshape(-1), size, x if x.dtype.is_floating_point else x.new_zeros([], dtype=torch.float32))
+            for rows, size in zip(given, sizes, strict=True)
+        ],
+        shape=shape,
+    )
 
 
 def _one_hot(rows: Tensor, size: int, like: Tensor) -> Tensor:
@@ -95,7 +140,7 @@ def _averages(size: int, count: int, like: Tensor) -> Tensor:
     return inside / inside.sum(1, keepdim=True)
 
 
-def _through(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
+def through(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     """Multiply `axis` of x, `size` values long, by the matrix [count, size]."""
     last = x.movedim(axis, -1)
     out = last.reshape(-1, matrix.shape[1]) @ matrix.t()

@@ -1,10 +1,10 @@
-"""Batch norm and group norm, forward and backward, in elementary operators. Layout [batch, channels, *size].
+"""Norms in elementary operators: batch and group norm, forward and backward, [batch, channels, *size]; and of vectors.
 
 The batch may be symbolic; every other size is a plain number. Runtimes have batch norm in inference mode only, and
 torch's own formulas read strides, which graphs do not have.
 """
 
-# ruff: noqa: PLR0913, PLR0917, FBT001 - the functions of a decomposition table have torch's own signatures
+# ruff: noqa: PLR0913, PLR0917, FBT001, FBT002 - the functions of a decomposition table have torch's own signatures
 
 from __future__ import annotations
 
@@ -28,6 +28,38 @@ def var_mean(
     total = (centred * centred).sum(dims, keepdim=keepdim)
     var = total / (count - (1 if correction is None else correction))
     return var, mean if keepdim else mean.squeeze(dims)
+
+
+def var(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    """See `var_mean`."""
+    return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+def vector_norm(
+    x: Tensor,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """(sum |x|^order)^(1 / order); the largest or smallest |x| at plus or minus infinity; how many are not 0 at 0.
+
+    Torch's gradient of a norm tests for a norm of 0, and is 0 there.
+    """
+    x = x if dtype is None else x.to(dtype)
+    dims = list(range(x.dim())) if dim is None else list(dim)
+    if order == 2:  # noqa: PLR2004 - the Euclidean norm
+        return (x * x).sum(dims, keepdim=keepdim).sqrt()
+    if order == 0:
+        return (x != 0).to(x.dtype).sum(dims, keepdim=keepdim)
+    if math.isinf(order):
+        return x.abs().amax(dims, keepdim=keepdim) if order > 0 else x.abs().amin(dims, keepdim=keepdim)
+    powers = x.abs() if order == 1 else x.abs().pow(order)
+    total = powers.sum(dims, keepdim=keepdim)
+    return total if order == 1 else total.pow(1 / order)
 
 
 def batch_norm_training(
@@ -83,28 +115,29 @@ def batch_norm_backward(
     grad: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    _running_mean: Tensor | None,
-    _running_var: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     mean: Tensor | None,
     rstd: Tensor | None,
     train: bool,
-    _eps: float,
+    eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, weight and bias through the batch's own statistics; None for each that `output_mask` leaves out.
 
-    Raises UnsupportedOperator for frozen statistics.
+    Frozen statistics (`train` false) are numbers, through which no gradient flows.
     """
-    if not train or mean is None or rstd is None:
-        raise UnsupportedOperator(
-            "native_batch_norm_backward", "training through frozen batch norm statistics is not covered"
-        )
+    frozen = not train
+    if frozen:
+        mean, rstd = running_mean, None if running_var is None else torch.rsqrt(running_var + eps)
+    if mean is None or rstd is None:
+        raise UnsupportedOperator("native_batch_norm_backward", "it has no statistics to normalise by")
     dims, count = _all_but_channel(x)
     scale = _channel(rstd, x)
     centred = x - _channel(mean, x)
     total = grad.sum(dims, keepdim=True)
     along = (grad * centred).sum(dims, keepdim=True)
-    pull = grad - total / count - centred * (along * scale * scale / count)
+    pull = grad if frozen else grad - total / count - centred * (along * scale * scale / count)
     factor = scale if weight is None else scale * _channel(weight, x)
     return (
         pull * factor if output_mask[0] else None,

@@ -26,9 +26,9 @@ RANDOM = _names("""
 """)
 
 ELEMENTWISE = _names("""
-    _to_copy abs add bitwise_and bitwise_not bitwise_or clamp clamp_max clamp_min cos div elu eq erf exp ge gelu gt
-    hardtanh le leaky_relu log log1p logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal
-    relu rsqrt rsub sigmoid sign sin sqrt sub tanh where
+    _to_copy abs add bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min cos div elu eq erf exp floor ge
+    gelu gt hardtanh le leaky_relu log log1p logical_and logical_not logical_or lt maximum minimum mul ne neg pow
+    reciprocal relu round rsqrt rsub sigmoid sign sin sqrt sub tanh where
 """)
 REDUCTIONS = _names("_log_softmax _softmax amax amin mean sum")
 PRODUCTS = _names("addmm bmm convolution embedding mm")

@@ -26,8 +26,11 @@ from export.compiler.decompositions.norms import (
     batch_norm_training,
     group_norm,
     group_norm_backward,
+    var,
     var_mean,
+    vector_norm,
 )
+from export.compiler.decompositions.picks import PICK_DECOMPOSITIONS as PICKS
 from export.compiler.decompositions.pools import POOL_DECOMPOSITIONS as POOLS
 
 aten = torch.ops.aten
@@ -56,6 +59,13 @@ TANH_GELU_BACKWARD = get_decompositions([aten.gelu_backward])[aten.gelu_backward
 def zeros(size: Sequence[int], *_: object, dtype: torch.dtype | None = None, **__: object) -> Tensor:
     """Zeros [*size] in place of uninitialised memory, which a graph cannot express."""
     return torch.zeros(list(size), dtype=dtype)
+
+
+def new_zeros(
+    x: Tensor, size: Sequence[int], _stride: object, *, dtype: torch.dtype | None = None, **_: object
+) -> Tensor:
+    """See `zeros`."""
+    return torch.zeros(list(size), dtype=dtype or x.dtype)
 
 
 def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
@@ -100,6 +110,34 @@ def mul_by_number(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
+def trunc(x: Tensor) -> Tensor:
+    """Towards zero."""
+    return torch.sign(x) * torch.floor(torch.abs(x))
+
+
+def fmod(x: Tensor, by: Tensor | float) -> Tensor:
+    """The remainder with the sign of x; whole numbers are divided in floats, exact up to 2^24."""
+    if not x.dtype.is_floating_point:
+        return fmod(x.to(torch.float32), by).to(x.dtype)
+    return x - trunc(x / by) * by
+
+
+def remainder(x: Tensor, by: Tensor | float) -> Tensor:
+    """The remainder with the sign of the divisor; see `fmod`."""
+    if not x.dtype.is_floating_point:
+        return remainder(x.to(torch.float32), by).to(x.dtype)
+    return x - torch.floor(x / by) * by
+
+
+def isnan(x: Tensor) -> Tensor:
+    """NaN alone differs from itself."""
+    return torch.ne(x, x)
+
+
+def nothing(*_: object, **__: object) -> None:
+    """A check of torch's own that no graph needs."""
+
+
 def trilinear(  # noqa: PLR0913, PLR0917 - torch's own signature
     first: Tensor,
     second: Tensor,
@@ -119,6 +157,7 @@ def trilinear(  # noqa: PLR0913, PLR0917 - torch's own signature
 
 OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     **AXES,
+    **PICKS,
     **POOLS,
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
@@ -133,11 +172,22 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten.gelu.default: gelu,
     aten.gelu_backward.default: gelu_backward,
     aten.threshold_backward.default: threshold_backward,
+    aten.var.correction: var,
     aten.var_mean.correction: var_mean,
+    aten.linalg_vector_norm.default: vector_norm,
+    aten.trunc.default: trunc,
+    aten.fmod.Tensor: fmod,
+    aten.fmod.Scalar: fmod,
+    aten.remainder.Tensor: remainder,
+    aten.remainder.Scalar: remainder,
+    aten._assert_tensor_metadata.default: nothing,
     aten._trilinear.default: trilinear,
     aten.expm1.default: expm1,
     aten.empty.memory_format: zeros,
     aten.empty_permuted.default: zeros,
+    aten.empty_strided.default: zeros,
+    aten.new_empty_strided.default: new_zeros,
+    aten.isnan.default: isnan,
 }
 
 

@@ -21,6 +21,8 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "along one axis": lambda x: F.max_pool1d(torch.relu(x[:, 0]), 2),
     "the ReLU is read twice": lambda x: F.max_pool2d(y := F.relu(x), 3, 1, 1) + y,
     "another ReLU between": lambda x: F.max_pool2d(y := F.relu(x), 2) * F.max_pool2d(F.relu(y - 1), 2),
+    "the pooled values are written into": lambda x: F.max_pool2d(F.relu(x), 2).add_(1.5),
+    "the ReLU is written into": lambda x: F.max_pool2d(F.relu(x.detach()).add_(1), 2) * x[..., :3, :3],
     "ceil": lambda x: F.max_pool2d(F.relu(x), 2, ceil_mode=True),
 }
 

@@ -69,20 +69,45 @@ def test_rows_and_columns_picked_together_and_their_gradient_are_torchs(rows: li
 
 
 @pytest.mark.parametrize(
-    ("x", "indices"),
+    "indices",
     [
-        (noise(3, 3), [torch.tensor([0, 1]), torch.tensor([0, 1])]),  # single places, not rows and columns
-        (noise(3, 3), [torch.tensor([0, 1]), torch.tensor([[0], [1]])]),  # columns before rows
-        (noise(3, 3, 3), [torch.tensor([[0], [1]]), None, torch.tensor([0, 1])]),
-        (noise(3, 3), [torch.tensor([True, False, True])]),
-        (torch.arange(3), [torch.tensor([0, 1])]),
+        [torch.tensor([0, -1]), torch.tensor([0, 1])],  # single places, not rows and columns
+        [torch.tensor([0, 1]), torch.tensor([[0], [1]])],  # columns before rows
+        [torch.tensor([[0], [1]]), None, torch.tensor([0, 1, 1])],
+        [None, torch.tensor([2, 0, 0]), torch.tensor([[1], [3]])],
     ],
 )
-def test_other_ways_to_index_are_refused_by_name(x: Tensor, indices: list[Tensor | None]) -> None:
-    with pytest.raises(UnsupportedOperator, match=r"^index: .*index"):
-        matrices.index(x, indices)
+def test_places_of_several_axes_and_their_gradient_are_torchs(indices: list[Tensor | None]) -> None:
+    x = noise(2, 3, 4).requires_grad_()
+    expected = torch.ops.aten.index(x, indices)
+    assert same(matrices.index(x.detach(), indices), expected)
+    grad = noise(*expected.shape, seed=1)
+    (back,) = torch.autograd.grad(expected, x, grad)
+    assert same(matrices.index_put(torch.zeros_like(x), indices, grad, True), back)
 
 
-def test_assigning_by_index_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedOperator, match="index_put: assigning"):
-        matrices.index_put(noise(3), [torch.tensor([0])], noise(1))
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_whole_numbers_and_masks_keep_their_type_when_they_are_indexed(dtype: torch.dtype) -> None:
+    x, rows = torch.tensor([[1, 0, 7], [2, 5, 0]]).to(dtype), torch.tensor([2, 0])
+    found = matrices.index(x, [None, rows])
+    assert found.dtype == dtype
+    assert torch.equal(found, x[:, rows])
+
+
+def test_assigned_values_replace_those_at_their_places_alone() -> None:
+    x, rows, values = noise(4, 3), torch.tensor([3, 1]), noise(2, 3, seed=1)
+    expected = x.clone()
+    expected[rows] = values
+    assert same(matrices.index_put(x, [rows], values), expected)
+
+
+def test_a_number_put_at_every_place_of_a_mask_is_torchs() -> None:
+    x, mask = noise(4, 3), torch.tensor([True, False, True, False])
+    expected = x.clone()
+    expected[mask] = 2.5
+    assert same(matrices.index_put(x, [mask], torch.tensor(2.5, dtype=x.dtype)), expected)
+
+
+def test_a_mask_that_picks_values_is_refused_with_what_to_write() -> None:
+    with pytest.raises(UnsupportedOperator, match=r"^index: .*torch\.where"):
+        matrices.index(noise(3, 3), [torch.tensor([True, False, True])])

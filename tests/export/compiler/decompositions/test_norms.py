@@ -15,7 +15,6 @@ from export.compiler.decompositions.norms import (
     group_norm,
     group_norm_backward,
 )
-from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 EPS = 1e-5
 
@@ -73,9 +72,3 @@ def test_without_weights_only_the_input_has_a_gradient(norm: str) -> None:
     assert close(out, expected.detach())
     assert close(got[0], torch.autograd.grad(expected, x, grad)[0])
     assert got[1:] == (None, None)
-
-
-def test_training_through_frozen_statistics_is_refused() -> None:
-    x = drawn(2, 3)
-    with pytest.raises(UnsupportedOperator, match="frozen"):
-        batch_norm_backward(x, x, None, None, None, None, None, False, EPS, [True] * 3)

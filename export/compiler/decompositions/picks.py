@@ -1,0 +1,203 @@
+"""Values picked and placed by whole numbers along one axis: gather, scatter, windows, orders, and cumulated sums.
+
+Each is a comparison with the positions of the axis and a sum over them, for LiteRT accepts scatter only in special
+forms. The work is the number of picks times the length of the axis. Numbers that are no floats pass through float32,
+which holds whole numbers up to 2^24; those are positions, tokens and masks. Signatures are torch's.
+"""
+
+# ruff: noqa: FBT001, FBT002 - the functions of a decomposition table have torch's own signatures
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from export.compiler.decompositions.matrices import index, index_put, through
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
+
+aten = torch.ops.aten
+
+
+def gather(x: Tensor, dim: int, rows: Tensor, sparse_grad: bool = False) -> Tensor:  # noqa: ARG001
+    """Pick the positions `rows` of x along `dim`; a tensor of the shape of `rows`."""
+    if x.dim() == 0:
+        return x.expand(rows.shape)
+    dim = dim % x.dim()
+    for axis, size in enumerate(rows.shape):
+        if axis != dim:
+            x = x.narrow(axis, 0, size)
+    values = _float(x).movedim(dim, -1).unsqueeze(-2)
+    chosen = _chosen(rows.movedim(dim, -1), x.shape[dim])
+    found = _where(chosen, values).sum(-1)
+    return found.movedim(-1, dim).to(x.dtype)
+
+
+def scatter_add(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
+    """The gradient of `gather`: x plus each value of `source` at its place; a place that is named twice gets both."""
+    return x + _placed(x, dim % x.dim(), rows, source)
+
+
+def scatter(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
+    """Put the values of `source` at their places; a place that is named twice would be undefined in torch too."""
+    dim = dim % x.dim()
+    hit = _placed(x, dim, rows, torch.ones_like(rows, dtype=_float(x).dtype)) > 0
+    return torch.where(hit, _placed(x, dim, rows, source), x)
+
+
+def scatter_value(x: Tensor, dim: int, rows: Tensor, value: float) -> Tensor:
+    """See `scatter`."""
+    return scatter(x, dim, rows, torch.full_like(rows, value, dtype=x.dtype))
+
+
+def index_select(x: Tensor, dim: int, rows: Tensor) -> Tensor:
+    """The rows of one axis by number."""
+    return index(x, [None] * (dim % x.dim()) + [rows.reshape(-1)])
+
+
+def index_add(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """The gradient of `index_select`."""
+    source = source if alpha == 1 else source * alpha
+    return index_put(x, [None] * (dim % x.dim()) + [rows.reshape(-1)], source, True)  # noqa: FBT003 - torch's signature
+
+
+def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    """Windows of `size` positions, each `step` behind the last; their positions become the last axis."""
+    dim = dim % x.dim()
+    at = _window_positions(x.shape[dim], size, step)
+    picked = index(x, [None] * dim + [at.reshape(-1)])
+    return picked.reshape([*x.shape[:dim], *at.shape, *x.shape[dim + 1 :]]).movedim(dim + 1, -1)
+
+
+def unfold_backward(grad: Tensor, sizes: list[int], dim: int, size: int, step: int) -> Tensor:
+    """The gradient of `unfold`: every position gets the sum over the windows that hold it."""
+    dim = dim % len(sizes)
+    at = _window_positions(sizes[dim], size, step)
+    flat = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)
+    return index_put(grad.new_zeros(sizes), [None] * dim + [at.reshape(-1)], flat, True)  # noqa: FBT003 - torch's signature
+
+
+def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """A product with the triangle of ones."""
+    whole = torch.int64 if dtype is None and not x.dtype.is_floating_point else x.dtype
+    values = _float(x)
+    places = torch.arange(x.shape[dim], device=x.device)
+    triangle = (places.reshape(1, -1) <= places.reshape(-1, 1)).to(values.dtype)
+    return through(values, dim % x.dim(), triangle).to(dtype or whole)
+
+
+def roll(x: Tensor, shifts: list[int], dims: list[int] = ()) -> Tensor:  # type: ignore[assignment]  # torch's own
+    """The end of each axis comes first. Without `dims`, of the flat tensor."""
+    if not dims:
+        return roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        first = -shift % size
+        x = torch.cat([x.narrow(dim, first, size - first), x.narrow(dim, 0, first)], dim) if first else x
+    return x
+
+
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first position of the largest value."""
+    flat, at = (x.reshape(-1), 0) if dim is None else (x, dim)
+    places = _along(flat, at)
+    largest = flat == flat.amax(at, keepdim=True)
+    found = torch.where(largest, places, torch.full_like(places, float(flat.shape[at]))).amin(at, keepdim)
+    return (found.reshape([1] * x.dim()) if dim is None and keepdim else found).to(torch.int64)
+
+
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first position of the smallest value."""
+    return argmax(-x, dim, keepdim)
+
+
+def max_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """-> (values, positions)."""
+    return x.amax(dim, keepdim), argmax(x, dim, keepdim)
+
+
+def min_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """-> (values, positions)."""
+    return x.amin(dim, keepdim), argmin(x, dim, keepdim)
+
+
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, _sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """-> (values, positions): a value's rank is how many come before it; of equal values the first position."""
+    if not x.dtype.is_floating_point:
+        raise UnsupportedOperator("topk", "only floating point tensors can be ordered")
+    values = x.movedim(dim, -1)
+    size = values.shape[-1]
+    places = torch.arange(size, device=x.device)
+    one, other = values.unsqueeze(-1), values.unsqueeze(-2)  # [..., size, 1], [..., 1, size]
+    ahead = other > one if largest else other < one
+    earlier = (other == one) & (places.reshape(1, -1) < places.reshape(-1, 1))
+    rank = (ahead | earlier).to(x.dtype).sum(-1)  # [..., size]
+    chosen = rank.unsqueeze(-2) == torch.arange(k, device=x.device, dtype=x.dtype).reshape(-1, 1)  # [..., k, size]
+    found = _where(chosen, values.unsqueeze(-2)).sum(-1)
+    at = (chosen.to(x.dtype) * places.to(x.dtype)).sum(-1).to(torch.int64)
+    return found.movedim(-1, dim), at.movedim(-1, dim)
+
+
+def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """-> (values, positions)."""
+    return topk(x, x.shape[dim], dim, descending)
+
+
+def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
+    """Zeros of the shape of x, plus `source` at the positions `rows` along `dim`."""
+    for axis, size in enumerate(rows.shape):
+        source = source.narrow(axis, 0, size)
+    chosen = _chosen(rows.movedim(dim, -1), x.shape[dim])  # [..., picks, size]
+    values = _float(source).movedim(dim, -1).unsqueeze(-1)
+    out = _where(chosen, values).sum(-2).movedim(-1, dim)
+    beyond = [n for axis in reversed(range(x.dim())) for n in (0, x.shape[axis] - out.shape[axis])]
+    return (aten.constant_pad_nd.default(out, beyond) if any(beyond) else out).to(x.dtype)
+
+
+def _chosen(rows: Tensor, size: int) -> Tensor:
+    """[..., picks] -> booleans [..., picks, size]."""
+    rows = torch.where(rows < 0, rows + size, rows)
+    return rows.unsqueeze(-1) == torch.arange(size, dtype=rows.dtype, device=rows.device)
+
+
+def _where(chosen: Tensor, values: Tensor) -> Tensor:
+    """The chosen values, else 0. A product would make NaN of infinity; LiteRT wants all three of one shape."""
+    return torch.where(chosen, values.expand(chosen.shape), torch.zeros_like(chosen, dtype=values.dtype))
+
+
+def _window_positions(length: int, size: int, step: int) -> Tensor:
+    """[windows, size]."""
+    starts = torch.arange((length - size) // step + 1) * step
+    return starts.reshape(-1, 1) + torch.arange(size)
+
+
+def _along(x: Tensor, dim: int) -> Tensor:
+    """The positions of one axis as floats, in the shape of x."""
+    places = torch.arange(x.shape[dim], device=x.device, dtype=_float(x).dtype)
+    return places.reshape([-1, *[1] * (x.dim() - 1 - dim % x.dim())]).expand(x.shape)
+
+
+def _float(x: Tensor) -> Tensor:
+    return x if x.dtype.is_floating_point else x.to(torch.float32)
+
+
+PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
+    aten.gather.default: gather,
+    aten.scatter_add.default: scatter_add,
+    aten.scatter.src: scatter,
+    aten.scatter.value: scatter_value,
+    aten.index_select.default: index_select,
+    aten.index_add.default: index_add,
+    aten.unfold.default: unfold,
+    aten.unfold_backward.default: unfold_backward,
+    aten.cumsum.default: cumsum,
+    aten.roll.default: roll,
+    aten.argmax.default: argmax,
+    aten.argmin.default: argmin,
+    aten.max.dim: max_along,
+    aten.min.dim: min_along,
+    aten.topk.default: topk,
+    aten.sort.default: sort,
+}

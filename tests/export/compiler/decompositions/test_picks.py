@@ -1,0 +1,95 @@
+"""Values picked and placed by number, slices with steps, norms of vectors: as in torch, with their gradients.
+
+Each network runs twice, in torch and with the operators of the decomposition table in place of torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's custom
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS
+from export.compiler.decompositions.table import OWN_DECOMPOSITIONS
+
+TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
+ROWS = torch.tensor([[3, 0], [1, 1]])
+NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gather": lambda x: x.gather(1, ROWS.reshape(2, 2, 1).expand(2, 2, 5)),
+    "gather of a part": lambda x: x.gather(2, ROWS.reshape(1, 2, 2)),
+    "scatter_add": lambda x: torch.ones(2, 4, 5).double().scatter_add(1, ROWS.reshape(2, 2, 1).expand(2, 2, 3), x),
+    "scatter": lambda x: x.scatter(2, torch.tensor([[[4, 0]]]).expand(2, 4, 2), x[..., :2] * 2),
+    "scatter of a number": lambda x: x.scatter(1, torch.tensor([[[2]]]), 7.0),
+    "index_select": lambda x: x.index_select(-1, torch.tensor([4, 0, 0])),
+    "windows": lambda x: x.unfold(1, 2, 1).unfold(2, 3, 2),
+    "cumsum": lambda x: x.cumsum(1) * x.cumsum(-1),
+    "roll": lambda x: x.roll((-1, 7), (1, 2)) * x.roll(3),
+    "extremes": lambda x: x.max(1).values + x.min(1, keepdim=True).values[:, 0] * x.argmax(1) + x.argmin(),
+    "topk": lambda x: torch.cat(
+        [*(a.double() for a in _untied(x).topk(2, 1)), _untied(x).topk(1, 1, largest=False).values], 1
+    ),
+    "sort": lambda x: x.sort(-1, descending=True).values * x.sort(1).values,
+    "slices with steps": lambda x: x[:, ::3, 1::2] * x[:, 1::2, :2],
+    "rounding": lambda x: x * x.floor() + x.trunc() + x % 0.7 + torch.fmod(x, 0.3) * x,
+    "whole numbers": lambda x: x * (torch.arange(-2, 3) % 3) + torch.fmod(torch.arange(-2, 3), 2) * x,
+    "norms": lambda x: sum(torch.linalg.vector_norm(x, p, 1) * x.sum(1) for p in (0, 1, 2, 3, torch.inf)),  # type: ignore[return-value]
+    "a norm of nothing": lambda x: (x * 0).norm(dim=1) + x[:, 0],
+    "spread": lambda x: x.std(1) * x.var((0, 2), correction=0)[0],
+    "assigned": lambda x: _assigned(x),  # noqa: PLW0108 - defined below
+    "frozen statistics": lambda x: F.batch_norm(x, *torch.rand(4, 4).double().unbind(), training=False),
+}
+
+
+def _untied(x: Tensor) -> Tensor:
+    """Of equal values torch.topk takes any."""
+    return x * torch.linspace(1, 2, x.numel(), dtype=x.dtype).reshape(x.shape)
+
+
+def _assigned(x: Tensor) -> Tensor:
+    out = x * 2
+    out[:, 1:3] = x[:, :2]
+    out[:, :, 4] = x[:, :, 0]
+    return out
+
+
+class OwnOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
+    """A context in which the table's functions stand for torch's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.used: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        own = {**OWN_DECOMPOSITIONS, **INDEXING_DECOMPOSITIONS}.get(func)
+        out = NotImplemented if own is None else own(*args, **(kwargs or {}))
+        if out is NotImplemented:
+            return func(*args, **(kwargs or {}))
+        self.used.add(func)
+        return out
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_values_and_gradients_are_torchs(name: str) -> None:
+    values = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values[0, 0] = values[0, 1]  # ties
+
+    def run() -> list[Tensor]:
+        x = (values[:, :2, :3] if name == "scatter_add" else values).clone().requires_grad_()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            out = NETWORKS[name](x)
+        weight = torch.arange(out.numel(), dtype=out.dtype).reshape(out.shape)
+        return [out.detach(), *torch.autograd.grad(out, x, weight)]
+
+    expected = run()
+    with OwnOperators() as ours:
+        found = run()
+    assert ours.used
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.allclose(a, b, rtol=0, atol=TOLERANCE)

@@ -1,0 +1,88 @@
+"""Networks that pick values by number, measure norms or round: what text models and vision transformers are made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
+
+from coordinator.models.registry import ModelEntry
+
+
+class Normed(nn.Module):
+    """A layer with weight norm, vectors of length 1, and their cosine with three directions; half of the rows are 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.utils.parametrizations.weight_norm(nn.Linear(5, 6, bias=False))
+        self.ways = nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        near = F.cosine_similarity(h.unsqueeze(1), self.ways.unsqueeze(0), -1)
+        return near + F.normalize(h, dim=-1)[:, :3] + torch.cdist(h, self.ways)
+
+
+class Rotary(nn.Module):
+    """Token types by gather, rotary positions on every other feature, a rolled window, the last token classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.kinds = nn.Embedding(11, 8), nn.Embedding(2, 8)
+        self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("kind", torch.tensor([[0, 1, 0, 1, 1, 0, 0, 1]]))
+        self.register_buffer("bias", torch.randn(6, 6))
+        self.register_buffer("apart", (torch.arange(6) - torch.arange(6).unsqueeze(1)).abs())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.long()
+        spot = torch.cumsum((x != 0).int(), 1)
+        kinds = self.kind.expand(len(x), -1).gather(1, spot)  # type: ignore[operator]
+        h = torch.roll(self.tokens(x) + self.kinds(kinds), 1, 1)
+        angle = torch.arange(6).unsqueeze(1) / 10 ** torch.arange(0, 2, 0.5)
+        even, odd = h[..., ::2], h[..., 1::2]
+        turned = [even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()]
+        h = torch.stack(turned, -1).flatten(2)
+        near = (h @ h.transpose(1, 2) + self.bias[0][self.apart]).softmax(-1)  # type: ignore[index]
+        last = (x != 0).sum(1) - 1
+        return self.head(torch.tanh(self.mix(near @ h))[torch.arange(len(x)), last])  # type: ignore[no-any-return]
+
+
+class Ordered(nn.Module):
+    """The largest values, where they are, sorted ones, windows, and the parts behind the point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        best, at = h.topk(3)
+        windows = h.unfold(1, 2, 2)
+        parts = [best, windows.max(-1).values, torch.remainder(h, 0.7)[:, :1]]
+        h = torch.cat(parts, 1) + h.floor() * F.one_hot(at[:, 0], 8)
+        return self.head(h + torch.fmod(h.sort().values, 0.3))  # type: ignore[no-any-return]
+
+
+class Volumes(nn.Module):
+    """Pools and padding of three dimensions; a pooled ReLU that is written into; local responses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv3d(1, 2, 3, padding=1, padding_mode="replicate"), nn.Linear(16, 3)
+        self.local = nn.LocalResponseNorm(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.max_pool3d(self.body(x), 2)
+        h = F.avg_pool3d(F.pad(h, (1, 0, 0, 1, 1, 1), mode="circular"), (3, 2, 2), 1)
+        h = F.max_pool2d(torch.relu(self.local(h.flatten(2, 3))), (1, 1))
+        h += 1
+        return self.head(h.flatten(1))  # type: ignore[no-any-return]
+
+
+ENTRIES = {
+    "normed": ModelEntry(make=Normed, input=(5,), classes=3),
+    "rotary": ModelEntry(make=Rotary, input=(6,), classes=3),
+    "ordered": ModelEntry(make=Ordered, input=(5,), classes=3),
+    "volumes": ModelEntry(make=Volumes, input=(1, 4, 4, 4), classes=3),
+}
