@@ -183,22 +183,31 @@ def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
     return (x if batch_first else x.transpose(0, 1), *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
 
+MAX_POOL_OPTIONS = ("dilation", "ceil_mode", "return_indices")  # in this order after the padding
+
+
 def _pool3d(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A pool of three axes by the one of two axes: first height and width, then depth; ties go the same way."""
 
     def pooled(x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401
         each = [_three(value) for value in (kernel, kernel if stride in {None, ()} else stride, padding)]
-        names = ("ceil_mode", "count_include_pad") if pool is F.avg_pool2d else ("dilation", "ceil_mode")
-        told = dict(zip(names, rest, strict=False)) | {n: v for n, v in named.items() if n != "return_indices"}
-        if told.pop("divisor_override", None) is not None or len(rest) > len(names) or named.get("return_indices"):
+        averages = pool is F.avg_pool2d
+        names = ("ceil_mode", "count_include_pad", "divisor_override") if averages else MAX_POOL_OPTIONS
+        told = dict(zip(names, rest, strict=False)) | named
+        if told.pop("divisor_override", None) is not None or told.pop("return_indices", False):
             raise UnsupportedOperator("pool3d", "divisor_override and return_indices are not covered")
         dilation = _three(told.pop("dilation", 1))
         flat = x.flatten(0, -4)
-        more = {} if pool is F.avg_pool2d else {"dilation": dilation[1:]}
+        more = {} if averages else {"dilation": dilation[1:]}
         flat = pool(flat, *(value[1:] for value in each), **told, **more)
         size = flat.shape[-2:]
-        more = {} if pool is F.avg_pool2d else {"dilation": (dilation[0], 1)}
-        deep = pool(flat.flatten(2), *((v[0], other) for v, other in zip(each, (1, 1, 0), strict=True)), **told, **more)
+        more = {} if averages else {"dilation": (dilation[0], 1)}
+        deep = pool(
+            flat.flatten(2).unsqueeze(1),
+            *((v[0], other) for v, other in zip(each, (1, 1, 0), strict=True)),
+            **told,
+            **more,
+        )
         return deep.reshape([*x.shape[:-3], deep.shape[-2], *size])
 
     return pooled
@@ -240,6 +249,13 @@ def _cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8
     return (x * other).sum(dim) / (norms[0] * norms[1])
 
 
+def _local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    """The mean of squares of neighbouring channels is a pool of two axes; torch's own has one of three."""
+    squares = PAD(x.square().flatten(2).unsqueeze(1), (0, 0, size // 2, (size - 1) // 2))
+    around = F.avg_pool2d(squares, (size, 1), stride=1).reshape(x.shape)
+    return x / (around * alpha + k).pow(beta)
+
+
 FORWARD_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
     F.linear: _linear,
     F.rms_norm: _rms_norm,
@@ -254,6 +270,7 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
     F.max_pool3d: _pool3d(F.max_pool2d),
     F.avg_pool3d: _pool3d(F.avg_pool2d),
     F.pad: _pad,
+    F.local_response_norm: _local_response_norm,
     F.one_hot: _one_hot,
     torch.cdist: _distances,
     F.cosine_similarity: _cosine_similarity,

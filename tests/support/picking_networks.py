@@ -37,7 +37,7 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.long()
         spot = torch.cumsum((x != 0).int(), 1)
-        kinds = self.kind.expand(len(x), -1).gather(1, spot)  # type: ignore[operator]
+        kinds = self.kind.expand(x.shape[0], -1).gather(1, spot)  # type: ignore[operator]
         h = torch.roll(self.tokens(x) + self.kinds(kinds), 1, 1)
         angle = torch.arange(6).unsqueeze(1) / 10 ** torch.arange(0, 2, 0.5)
         even, odd = h[..., ::2], h[..., 1::2]
@@ -45,7 +45,7 @@ class Rotary(nn.Module):
         h = torch.stack(turned, -1).flatten(2)
         near = (h @ h.transpose(1, 2) + self.bias[0][self.apart]).softmax(-1)  # type: ignore[index]
         last = (x != 0).sum(1) - 1
-        return self.head(torch.tanh(self.mix(near @ h))[torch.arange(len(x)), last])  # type: ignore[no-any-return]
+        return self.head(torch.tanh(self.mix(near @ h))[torch.arange(x.shape[0]), last])  # type: ignore[no-any-return]
 
 
 class Ordered(nn.Module):
