@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.identity.signing_key import open_signing_key
+from coordinator.identity.signing_key import (
+    CURRENT_KEY_FILE,
+    PUBLIC_KEY_FILE,
+    announce_next_key,
+    open_signing_key,
+    switch_key,
+    trusted_keys,
+)
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.signing import verify_manifest
+from edge_client.protocol.signing import key_id, verify_manifest
 
 
 def test_the_key_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
@@ -46,3 +53,22 @@ def test_a_damaged_key_is_refused_and_never_replaced(tmp_path: Path, text: str) 
     with pytest.raises(ConfigError, match="restore it from a backup"):
         open_signing_key(tmp_path)
     assert (tmp_path / "signing.key").read_text() == text
+
+
+def test_after_a_switch_the_announced_key_signs_and_the_old_one_is_kept(tmp_path: Path) -> None:
+    old = open_signing_key(tmp_path).public
+    kept = (tmp_path / CURRENT_KEY_FILE).read_bytes()
+    announce_next_key(tmp_path)
+    pinned = trusted_keys(tmp_path)
+    switch_key(tmp_path)
+    assert (tmp_path / PUBLIC_KEY_FILE).read_text().strip() == pinned[1]
+    assert [old.hex(), open_signing_key(tmp_path).public.hex()] == list(pinned)
+    assert trusted_keys(tmp_path) == pinned[1:]
+    assert (tmp_path / f"signing-{key_id(old)}.old").read_bytes() == kept
+
+
+def test_a_switch_to_a_key_that_nothing_announced_changes_nothing(tmp_path: Path) -> None:
+    old = open_signing_key(tmp_path).public
+    with pytest.raises(ConfigError, match="no next signing key is announced"):
+        switch_key(tmp_path)
+    assert open_signing_key(tmp_path).public == old

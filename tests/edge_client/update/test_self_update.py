@@ -210,6 +210,25 @@ def test_what_is_no_release_is_refused(data: bytes, tmp_path: Path) -> None:
     assert launcher.read_record(tmp_path) == ReleaseRecord()
 
 
+@pytest.mark.parametrize(
+    "member",
+    [
+        special("edge_client/more.py", tarfile.SYMTYPE),
+        special("edge_client/more.py", tarfile.LNKTYPE),
+        special("edge_client/more", tarfile.DIRTYPE),
+        special("edge_client/more", tarfile.FIFOTYPE),
+        special("edge_client/../more.py", tarfile.REGTYPE),
+        special("edge_client/../../../../etc/cron.d/more", tarfile.REGTYPE),
+    ],
+    ids=lambda member: f"{member.name} {member.type.decode()}",
+)
+def test_a_whole_release_with_one_member_more_is_refused_for_that_member(member: tarfile.TarInfo) -> None:
+    release = {"RELEASE": NOTE, "edge_client__cli.py": b""}
+    assert "edge_client/cli.py" in unpack_release(tar(**release))
+    with pytest.raises(Malformed, match="has no place in it"):
+        unpack_release(tar(**release, more=member))
+
+
 def test_a_release_under_another_version_than_it_says_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Malformed, match=r"not version 0\.3\.0"):
         SelfUpdater(tmp_path, running=OLD).install(pack_release(site(NEW), NEW), "0.3.0")
