@@ -240,12 +240,13 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _distances(x: Tensor, other: Tensor, p: float = 2.0, compute_mode: object = None) -> Tensor:  # noqa: ARG001 - torch's
-    return torch.linalg.vector_norm(x.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
+    distances: Tensor = torch.linalg.vector_norm(x.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
+    return distances
 
 
 def _cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The formula of torch's documentation; torch's own writes into the norms."""
-    norms = [torch.linalg.vector_norm(part, 2, dim).clamp_min(eps) for part in (x, other)]
+    norms: list[Tensor] = [torch.linalg.vector_norm(part, 2, dim).clamp_min(eps) for part in (x, other)]
     return (x * other).sum(dim) / (norms[0] * norms[1])
 
 

@@ -37,12 +37,17 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "slices with steps": lambda x: x[:, ::3, 1::2] * x[:, 1::2, :2],
     "rounding": lambda x: x * x.floor() + x.trunc() + x % 0.7 + torch.fmod(x, 0.3) * x,
     "whole numbers": lambda x: x * (torch.arange(-2, 3) % 3) + torch.fmod(torch.arange(-2, 3), 2) * x,
-    "norms": lambda x: sum(torch.linalg.vector_norm(x, p, 1) * x.sum(1) for p in (0, 1, 2, 3, torch.inf)),  # type: ignore[return-value]
+    "norms": lambda x: sum(torch.linalg.vector_norm(x, p, 1) * x.sum(1) for p in (0, 1, 2, 3, torch.inf)),
     "a norm of nothing": lambda x: (x * 0).norm(dim=1) + x[:, 0],
     "spread": lambda x: x.std(1) * x.var((0, 2), correction=0)[0],
     "assigned": lambda x: _assigned(x),  # noqa: PLW0108 - defined below
-    "frozen statistics": lambda x: F.batch_norm(x, *torch.rand(4, 4).double().unbind(), training=False),
+    "frozen statistics": lambda x: _frozen_norm(x),  # noqa: PLW0108 - defined below
 }
+
+
+def _frozen_norm(x: Tensor) -> Tensor:
+    mean, variance, weight, bias = torch.rand(4, 4).double().unbind()
+    return F.batch_norm(x, mean, variance, weight, bias, training=False)
 
 
 def _untied(x: Tensor) -> Tensor:
