@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -94,5 +95,11 @@ def _or_none(work: Callable[[], Done]) -> tuple[Done] | None:
     except RuntimeError as wrong:
         if not is_out_of_memory(wrong):
             raise
-        log.warning("the GPU has no memory for the clustering: the host does it")
+        _tell_once()
         return None
+
+
+@cache
+def _tell_once() -> None:
+    """Blocks of columns and rounds would repeat it."""
+    log.warning("the GPU has no memory for the clustering: the host does it")

@@ -48,8 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device = parser.add_argument_group("this device")
     device.add_argument("--data", type=Path, help="folder with train.npz: x, and y where labels are known")
     device.add_argument("--device", default="", help="this device's name (default: the machine's)")
-    device.add_argument("--engine", choices=ENGINES, help="the runtime that looks at the centers (default: onnx)")
-    device.add_argument("--state", type=Path, help="folder for what is fetched (default: ~/.cache/fedcenters)")
+    device.add_argument(
+        "--engine", choices=ENGINES, help="the runtime that looks at the centers (default: the file's, or onnx)"
+    )
+    device.add_argument(
+        "--state", type=Path, help="folder for what is fetched (default: the file's, or ~/.cache/fedcenters)"
+    )
     trust = parser.add_argument_group("whom it trusts")
     trust.add_argument(
         "--signing-key",

@@ -89,13 +89,15 @@ def choose_engine(
     costs = {name: cost for name, cost in opened.items() if isinstance(cost, EngineCost)}
     learners = {name: learner for name, learner in opened.items() if not isinstance(learner, EngineCost)}
     del opened
-    share = seconds / max(1, len(learners))
-    for name in [] if len(learners) == 1 else list(learners):
-        facts = candidates[name], model, load
-        costs[name] = _tried(name, partial(measure_engine, learners.pop(name), *facts, seconds=share, clock=clock))
-        release_memory()  # the next trial, and the run, find the GPU empty
-    costs |= {name: EngineCost(seconds=0.0, reason="is the only one left") for name in learners}
-    costs = {name: costs[name] for name in candidates}
+    if len(learners) == 1:
+        costs |= {name: EngineCost(seconds=0.0, reason="is the only one left") for name in learners}
+    else:
+        share = seconds / max(1, len(learners))
+        for name in list(learners):
+            facts = candidates[name], model, load
+            costs[name] = _tried(name, partial(measure_engine, learners.pop(name), *facts, seconds=share, clock=clock))
+            release_memory()  # the next trial, and the run, find the GPU empty
+    costs = {name: costs[name] for name in candidates}  # in their order
     name = cheapest_engine(costs)
     log.info("engine %s for model %s: %s", name, model.name, format_costs(costs))
     return name, candidates[name].recipe

@@ -5,6 +5,7 @@ Models are stacked: a batch of samples goes through all of them at once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -33,6 +34,7 @@ class ProbeMixin:
         """What is not stacked is done one by one: recurrent layers stack only while they train (torch 2.13)."""
         self.objective, self._stacks_batches, self._stacks_models = objective, stacks_batches, stacks_models
         on_cuda = objective.device.type == "cuda"
+        self._most_rows = sys.maxsize  # until a GPU has no memory for more
         self._at_once = (MAX_CUDA_BATCHES if on_cuda else MAX_CPU_CLIENTS) if stacks_batches else 1
 
     @property
@@ -57,7 +59,8 @@ class ProbeMixin:
                 out = self._logits(w, b, x)
                 return vmap(objective.losses, in_dims=(0, None))(out, y).double().cpu(), out.cpu()
 
-        losses, logits = zip(*run_in_parts(len(data), rows, some, what="samples"), strict=True)
+        found = run_in_parts(len(data), min(rows, self._most_rows), some, what="samples", halved=self._fewer_rows)
+        losses, logits = zip(*found, strict=True)
         return torch.cat(losses, 1).numpy(), torch.cat(logits, 1).numpy()
 
     def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
@@ -87,8 +90,11 @@ class ProbeMixin:
         with use_exact_kernels(objective.device), use_noise(noise):
             return self._summed(vector, *(objective.tensor(each) for each in (data.x[index], y, q / len(data))))
 
-    def _fewer(self, size: int) -> None:
-        self._at_once = size
+    def _fewer(self, batches: int) -> None:
+        self._at_once = batches
+
+    def _fewer_rows(self, samples: int) -> None:
+        self._most_rows = samples
 
     def _logits(self, w: Tensor, b: Tensor, x: Tensor) -> Tensor:
         """[M, batch, *target] of models [M, ...] on the same samples."""

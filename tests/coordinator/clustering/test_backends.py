@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.clustering import host_fallback
 from coordinator.clustering.backend import Backend, default_device, select_backend
 from coordinator.clustering.gram import GramMatrix, gram_matrix
 from coordinator.clustering.host_fallback import HostFallback
@@ -134,6 +135,7 @@ def test_the_choice_of_a_device_is_the_same_all_along() -> None:
 def test_what_is_stored_when_the_memory_ends_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    host_fallback._tell_once.cache_clear()
     points = np.random.default_rng(3).standard_normal((12, 4))
     held = full_gpu(monkeypatch).points(6, 4, points.dtype)
     for i in range(6):
@@ -142,6 +144,7 @@ def test_what_is_stored_when_the_memory_ends_is_not_lost(
     for i in range(6, 12):
         held.put(i, points[i])
     np.testing.assert_allclose(held.inner_products(0, 12), points @ points.T, atol=1e-12)
+    full_gpu(monkeypatch).sums(np.ones((1, 12)), points)
     assert caplog.messages == ["the GPU has no memory for the clustering: the host does it"]
 
 

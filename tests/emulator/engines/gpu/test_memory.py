@@ -113,7 +113,9 @@ def test_a_gradient_of_many_batches_is_halved(crowded: list[int]) -> None:
     assert crowded
 
 
-def test_losses_of_many_samples_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_many_samples_are_halved_and_the_next_are_not_tried_whole(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     learner, seen, predictions = stacked(), list[int](), Objective.predictions
     whole = learner.evaluate([JOBS[0].start, JOBS[1].start], DATA, batch=16)
 
@@ -127,6 +129,9 @@ def test_losses_of_many_samples_are_halved(monkeypatch: pytest.MonkeyPatch) -> N
     for found, expected in zip(learner.evaluate([JOBS[0].start, JOBS[1].start], DATA, batch=16), whole, strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     assert max(seen) <= 4
+    caplog.clear()
+    learner.evaluate([JOBS[0].start, JOBS[1].start], DATA, batch=16)
+    assert caplog.messages == []
 
 
 def test_lanes_that_do_not_fit_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
