@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -240,6 +240,21 @@ def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], prog
     )
 
 
+class SnapshotDict(dict[Any, Any]):
+    """A dictionary that may change while a loop goes over it: the loop sees it as it was at its beginning.
+
+    amqtt 0.12 waits for messages to be sent inside its loops over all subscriptions. Where another client subscribed
+    meanwhile, Python ended the loop with an error: the broker then acknowledged what a device sent, and gave it to no
+    one, for as long as the device was connected.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(super().__iter__()))
+
+    def items(self) -> Any:  # noqa: ANN401 - pairs, in a list
+        return list(super().items())
+
+
 def _start_embedded(port: int | None, web_port: int) -> Broker:
     try:
         from amqtt.broker import Broker as AmqttBroker
@@ -266,6 +281,7 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
 
     async def serve() -> None:
         broker = AmqttBroker(config, loop=loop)
+        broker._subscriptions = SnapshotDict()  # noqa: SLF001 - no public name
         await broker.start()
         started.append(None)
         ready.set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import stat
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -13,9 +15,11 @@ import pytest
 from coordinator import local_broker as brokers
 from coordinator.local_broker import Broker, start_broker
 from edge_client.errors import NetworkError, RuntimeMissing, UsageError
-from edge_client.transport.base import Connected, Will
+from edge_client.transport.base import Connected, Message, Will
 from edge_client.transport.mqtt import MqttTransport
 
+PATIENCE_S = 30
+Event = TypeVar("Event", Connected, Message)
 CONNECT = bytes.fromhex("10 10 00 04 4d 51 54 54 04 02 00 3c 00 04 74 65 73 74".replace(" ", ""))  # 3.1.1, id "test"
 
 
@@ -37,6 +41,33 @@ def test_mosquitto_accepts_a_client(mosquitto: Broker) -> None:
 
 def test_amqtt_accepts_a_client(amqtt_broker: Broker) -> None:
     assert answer_to_connect(amqtt_broker.url) == b"\x20\x02\x00\x00"
+
+
+def test_amqtt_delivers_what_a_device_sends_while_another_client_subscribes(amqtt_broker: Broker) -> None:
+    """With retained messages amqtt waits while it looks through all subscriptions for a new connection."""
+    with closing(MqttTransport(amqtt_broker.url, "watcher")) as watcher:
+        watcher.connect()
+        arrived(watcher, Connected)
+        for i in range(20):
+            watcher.publish(f"kept/{i}", b"kept", retain=True)
+            watcher.subscribe(f"kept/{i}")
+        watcher.subscribe("state/+")
+        for number in range(3):
+            with closing(MqttTransport(amqtt_broker.url, f"device-{number}")) as device:
+                device.connect()
+                device.publish(f"state/{number}", b"on", retain=True)
+                for i in range(100):
+                    watcher.subscribe(f"more/{number}/{i}")
+                while arrived(watcher, Message).topic != f"state/{number}":
+                    pass
+
+
+def arrived(transport: MqttTransport, kind: type[Event]) -> Event:
+    """The next event of this kind."""
+    while (event := transport.receive(PATIENCE_S)) is not None:
+        if isinstance(event, kind):
+            return event
+    pytest.fail(f"no {kind.__name__} within {PATIENCE_S} s")
 
 
 @pytest.mark.broker
