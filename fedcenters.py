@@ -36,6 +36,7 @@ __all__ = [
     "Fleet",
     "HypCluster",
     "LocalSgd",
+    "MultiCenter",
     "NonFed",
     "PFedMe",
     "Probe",
@@ -86,6 +87,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "HypCluster": _METHODS,
     "IFCA": _METHODS,
     "LocalSgd": "coordinator.strategies.common.local_sgd",
+    "MultiCenter": "emulator.api.estimators.multi_center",
     "NonFed": _METHODS,
     "PFedMe": _METHODS,
     "Probe": "edge_client.protocol.task",
@@ -140,6 +142,7 @@ if TYPE_CHECKING:
     from emulator.api.comparison import Comparison, compare
     from emulator.api.data import fleets, partitions
     from emulator.api.data.user_fleet import fleet
+    from emulator.api.estimators.multi_center import MultiCenter
     from emulator.api.over_mqtt import federation
     from emulator.api.result import Result
     from emulator.api.runs import rounds, simulate

@@ -212,6 +212,10 @@ class Result:
             own=self._own,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: the fields, without what is made from them and without the temporary folder of this process."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"temporary": None}
+
     def _own(self, who: ClientId, slot: str) -> Flat | None:
         """The model that a device keeps; the run's checkpoint has it. Raises UsageError where there is none."""
         place = self.folder or (self.temporary.path if self.temporary else None)

@@ -7,7 +7,6 @@ TMPDIR is the folder of the files; a folder in memory saves nothing.
 
 from __future__ import annotations
 
-import copy
 import json
 import tempfile
 import weakref
@@ -147,6 +146,18 @@ class SpilledRecords(Sequence[RoundRecord]):
 
     def so_far(self) -> SpilledRecords:
         """The records that there are now; later ones are not added."""
-        view = copy.copy(self)
-        view._starts, view._whole = self._starts[:], self  # noqa: SLF001 - the file lives as long as the whole
+        view = SpilledRecords.__new__(SpilledRecords)
+        view.__dict__ |= vars(self) | {
+            "_starts": self._starts[:],
+            "_whole": self,
+        }  # the file lives as long as the whole
         return view
+
+    def __getstate__(self) -> list[RoundRecord]:
+        """For pickle: the records, because a file cannot be pickled."""
+        return list(self)
+
+    def __setstate__(self, records: list[RoundRecord]) -> None:
+        self.__init__()  # type: ignore[misc] # a file of its own
+        for record in records:
+            self.append(record)
