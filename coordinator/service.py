@@ -21,6 +21,7 @@ from coordinator.artifacts.finished_run import make_strategy
 from coordinator.config import CoordinatorConfig, read_config
 from coordinator.config_sections import RunConfig
 from coordinator.dashboard.endpoint import Endpoint, dashboard_endpoint
+from coordinator.heap import give_back_large_blocks
 from coordinator.identity.signing_key import coordinator_credentials
 from coordinator.runtime.server import Server
 from coordinator.storage import experiment_trackers
@@ -57,6 +58,7 @@ def run_service(
     _check_apart(settings)
     if dashboard and len(settings) > 1:
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
+    give_back_large_blocks()
     endpoints = [dashboard_endpoint(config) if config.dashboard.address else None for config in settings]
     with ExitStack() as stack:
         stack.enter_context(_private_files())

@@ -18,15 +18,21 @@ class _Heap(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]
 
 
-def used_bytes() -> int | None:
-    """What malloc has given out and not got back, of all arenas; None where malloc is not glibc 2.33 or newer."""
+def heap_use() -> _Heap | None:
+    """What malloc says of all arenas; None where malloc is not glibc 2.33 or newer."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):  # another C library
         return None
     ask.restype = _Heap
-    heap = ask()
-    return int(heap.uordblks + heap.hblkhd)
+    found: _Heap = ask()
+    return found
+
+
+def used_bytes() -> int | None:
+    """What malloc has given out and not got back; None where malloc cannot be asked."""
+    heap = heap_use()
+    return None if heap is None else int(heap.uordblks + heap.hblkhd)
 
 
 def note_heap_use(file: Path) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
+from coordinator.heap import give_back_large_blocks
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import MOSQUITTO_CONF, find_mosquitto, free_port
 from coordinator.runtime.server import Server
@@ -224,6 +225,7 @@ def nth(kind: str, count: int, *, says: str = "") -> Callable[[Message], bool]:
 def coordinator(folder: Path, url: str) -> None:
     """One coordinator process, until SIGTERM."""
     made = settings(folder)
+    give_back_large_blocks()  # as `serve` does
     note_heap_use(folder / HEAP_FILE)
     with closing(Store(made.folder / "store")) as store:
         seed_program(store, ballast=_changes(folder).get("ballast", BALLAST))
