@@ -2,7 +2,8 @@
 
 The coordinator and mosquitto are processes. So is one device, whose memory is measured; the other devices share a
 process, a thread each. Every device reaches the broker over a link of its own, which is down for `--cut` of the time.
-Devices take seconds for a step, so that the rounds are slow. stdout has one JSON line a sample and a summary line:
+Devices take seconds for a step, so that the rounds are slow; with `--hurry 6` there are about six times as many. stdout
+has one JSON line a sample and a summary line:
 
     slope       of resident memory in kB/h after the warm-up, with its 95 % interval. The interval is of a line through
                 means of two minutes, because samples that follow each other are not independent
@@ -32,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
@@ -62,8 +63,10 @@ JOBS = ("fit", "probe")  # by the number of the exchange
 class SlowEngine(WideEngine):
     """A device that takes seconds for a step."""
 
+    hurry: ClassVar[float] = 1.0
+
     def step(self, feeds: Tensors) -> dict[str, Any]:
-        time.sleep(random.uniform(*STEP_S))  # noqa: S311 - how slow it is
+        time.sleep(random.uniform(*STEP_S) / self.hurry)  # noqa: S311 - how slow it is
         return super().step(feeds)
 
 
@@ -176,13 +179,13 @@ def watch(
     return lines
 
 
-def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float) -> int:
+def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float, hurry: float) -> int:
     """One run in an empty folder; -> the exit status."""
     changes = {
         "devices": devices,
         "rounds": 1_000_000,
         "quorum": 0.5,
-        "deadline_s": 60.0,
+        "deadline_s": 60.0 / hurry,
         "below_quorum": "continue",  # on a busy machine a round may have few answers
         "codec": "i8",
         "ballast": BALLAST,
@@ -202,6 +205,7 @@ def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float)
                 (folder / f"{name}.json").write_text(json.dumps(share))
                 with (folder / f"{name}.log").open("ab") as log:
                     command = [sys.executable, "-m", "tests.benches.soak", "--part", name, "--folder", str(folder)]
+                    command += ["--hurry", str(hurry)]
                     children[name] = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                     )
@@ -233,13 +237,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--cut", type=float, default=0.2, help="share of the time that a device's link is down")
     parser.add_argument("--flat", type=float, default=0.01, help="growth an hour that counts as none, of the mean")
+    parser.add_argument("--hurry", type=float, default=1.0, help="how many times shorter steps and deadlines are")
     parser.add_argument("--folder", type=Path, help="an empty folder for the run; else a temporary one")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.part:
+        SlowEngine.hurry = asked.hurry
         fleet(asked.folder, asked.part)
         return 0
-    options = {name: getattr(asked, name) for name in ("devices", "minutes", "cut", "flat")}
+    options = {name: getattr(asked, name) for name in ("devices", "minutes", "cut", "flat", "hurry")}
     if asked.folder is not None:
         asked.folder.mkdir(parents=True, exist_ok=True)
         return soak(asked.folder, **options)
