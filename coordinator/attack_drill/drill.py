@@ -27,7 +27,7 @@ from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import find_mosquitto
 from coordinator.storage.privacy_noise_key import open_noise_key
 from coordinator.storage.store import Store
-from edge_client.errors import FedcentersError, RuntimeMissing
+from edge_client.errors import ConfigError, FedcentersError, RuntimeMissing
 
 BLOCK = 4_096  # so that updates of small models have several blocks
 MIN_DEADLINE_S = 120.0  # an idle credit returns after 30 s
@@ -43,7 +43,8 @@ def run_drill(
     """Play all attacks, one after another; each finding is also told at once, and by `tell` what takes long.
 
     Of `config` the copy has the model, the method of the served run, and the limits; without one, a tiny model and
-    FedAvg. Raises RuntimeMissing without mosquitto, ConfigError for a method or model that cannot be had.
+    FedAvg. Raises RuntimeMissing without mosquitto, ConfigError for a method or model that cannot be had, and for one
+    that adds masked updates: the attacks of a round are on single updates, so each would be said to have held.
     """
     program = find_mosquitto()
     if program is None:
@@ -78,6 +79,13 @@ def copied_config(config: CoordinatorConfig, site: Installation) -> CoordinatorC
     Every device is asked and waited for, and nothing is exported.
     """
     run = next(run for run in config.runs if run.name == config.served_run)
+    if run.settings.get("secure", "off") != "off":
+        hint = (
+            "try the rest with a copy of the file that has no `secure`; docs/hostile-devices.md says what holds of sums"
+        )
+        raise ConfigError(
+            f"the run {run.name} adds masked updates (secure), which the drill does not attack", hint=hint
+        )
     settings = {key: 1.0 if key == "fraction-train" else value for key, value in run.settings.items()}
     credentials, fleet = site.credentials(COORDINATOR_CLIENT_ID), len(FLEET) + 1
     return replace(

@@ -76,6 +76,21 @@ def test_the_copy_has_a_users_own_model_method_and_limits(tmp_path: Path, monkey
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.broker
+def test_masked_sums_are_refused_and_no_bound_is_said_to_hold(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.toml"
+    path.write_text(
+        'federation = "mine"\nbroker = "mqtts://broker.example"\nfolder = "run"\n'
+        '[model]\nname = "linear-regression"\n'
+        '[[runs]]\nmethod = "fesem"\nname = "sums"\nnum-rounds = 9\nclusters = 2\nsecure = "updates"\n'
+    )
+    found = CliRunner().invoke(cli.app, ["attack-drill", str(path)])
+    assert found.exit_code != 0
+    assert "the run sums adds masked updates" in found.stderr
+    assert "a copy of the file that has no `secure`" in found.stderr
+    assert "held" not in found.stdout
+
+
 def test_without_mosquitto_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drill, "find_mosquitto", lambda: None)
     found = CliRunner().invoke(cli.app, ["attack-drill"])
