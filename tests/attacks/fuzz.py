@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edge_client.errors import Malformed
@@ -45,9 +46,11 @@ def attack(decoder: Decoder, cases: int, seed: int) -> Tally:
         except Exception as wrong:  # noqa: BLE001 - whatever it is, it is what we look for
             tally.wrong.append(f"seed {seed}, case {number}: {wrong!r:.300} from {given!r:.600}")
         if number < measured:
-            peak = tracemalloc.get_traced_memory()[1] - before
+            peak, most = tracemalloc.get_traced_memory()[1] - before, FIXED_BYTES + TIMES_ITS_INPUT * len(given)
+            if peak > most:
+                peak = min(peak, _peak_again(decoder, given))
             tally.peak_bytes = max(tally.peak_bytes, peak)
-            if peak > FIXED_BYTES + TIMES_ITS_INPUT * len(given):
+            if peak > most:
                 tally.wrong.append(f"seed {seed}, case {number}: {peak} bytes for {len(given)} of input")
     tracemalloc.stop()
     return tally
@@ -57,6 +60,14 @@ def _mark() -> int:
     """What is in use now; the peak begins here."""
     tracemalloc.reset_peak()
     return tracemalloc.get_traced_memory()[0]
+
+
+def _peak_again(decoder: Decoder, given: bytes) -> int:
+    """The bytes that a second reading takes: a thread of another test allocates at one of the two, not at both."""
+    before = _mark()
+    with suppress(Exception):  # the first reading told it
+        decoder.read(given)
+    return tracemalloc.get_traced_memory()[1] - before
 
 
 def _one(decoder: Decoder, tally: Tally, given: bytes, valid: bytes) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -45,6 +46,16 @@ def test_damaged_bytes_are_refused_by_name_or_read_as_what_holds_and_cost_little
     tally = attack(decoder, 300, seed=0)
     assert unexpected(tally) == ""
     assert sum(tally.refused.values()) > tally.accepted or decoder.name == "json"
+
+
+def test_a_reader_is_found_that_takes_much_memory_each_time_and_only_that_one() -> None:
+    """Memory that is taken once is that of another thread, or of what is loaded at the first use."""
+    first = DECODERS[0]
+    greedy = replace(first, read=lambda data: len(bytes(8 << 20)) and first.read(data))
+    taken = iter([8 << 20])
+    once = replace(first, read=lambda data: len(bytes(next(taken, 0))) >= 0 and first.read(data))
+    assert "bytes for" in unexpected(attack(greedy, 64, seed=0))
+    assert unexpected(attack(once, 64, seed=0)) == ""
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=NAMES)
