@@ -130,8 +130,9 @@ def calibration(run: Path, *, data: Path | None) -> LabelledSamples | None:
     return _few_training(_split(_asked(run), data), _last(run))
 
 
-def _few_training(split: FleetData, last: Mapping[str, Any]) -> LabelledSamples:
-    return _samples(split, last["assignment"], "train", len(last["per_center"])).subsample(MAX_CALIBRATION_SAMPLES)
+def _few_training(split: FleetData, last: Mapping[str, Any]) -> LabelledSamples | None:
+    found = _samples(split, last["assignment"], "train", len(last["per_center"]))
+    return None if found is None else found.subsample(MAX_CALIBRATION_SAMPLES)
 
 
 def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int) -> list[dict[str, Any]]:
@@ -157,10 +158,13 @@ def _center_of(split: FleetData, assignment: Mapping[ClientId, int], centers: in
     return {c: assignment.get(c, 0 if centers == 1 else -1) for c in split.devices}
 
 
-def _samples(split: FleetData, assignment: Mapping[ClientId, int], part: str, centers: int) -> LabelledSamples:
+def _samples(split: FleetData, assignment: Mapping[ClientId, int], part: str, centers: int) -> LabelledSamples | None:
+    """Those of every device's `part`, "train" or "test"; None where no device has any."""
     at = _center_of(split, assignment, centers)
     found = {c: getattr(local, part) for c, local in sorted(split.devices.items())}
     found = {c: d for c, d in found.items() if d is not None and len(d)}
+    if not found:
+        return None
     lengths = [len(d) for d in found.values()]
 
     def joined(arrays: Sequence[Array]) -> Array:

@@ -15,10 +15,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedcenters as fc
+from edge_client.data.dataset import DeviceData
 from edge_client.errors import UsageError
 from emulator.api import progress
 from emulator.api.history import Table
 from emulator.cli import app
+from emulator.data.fleet_split import FleetData
+from emulator.data.loaders.samples import DataSet
+from emulator.data.partition_schemes import Iid
 from emulator.reports.console_tables import summary_rows
 from export.cli import app as export_app
 
@@ -249,3 +253,21 @@ def test_a_folder_with_another_run_is_not_replaced(result: fc.Result, tmp_path: 
     fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1).save(tmp_path / "mine")
     with pytest.raises(UsageError, match="choose another"):
         result.save(tmp_path / "mine")
+
+
+class WithoutTest(Iid):
+    """Each device trains on all of its samples."""
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        made = super().split(data, devices=devices, seed=seed)
+        return replace(made, devices={cid: DeviceData(train=local.train) for cid, local in made.devices.items()})
+
+
+def test_centers_of_a_fleet_without_held_out_samples_are_exported_without_an_accuracy(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
+    fleet = fc.fleet((x, (x[:, 0] > 0).astype(int)), partition=WithoutTest(), devices=4)
+    result = fc.simulate(fc.FedAvg(local_steps=2), fleet=fleet, rounds=1)
+    assert result.accuracy is None
+    bundle = result.export(tmp_path / "centers", formats=("onnx",))
+    assert bundle.reference_samples() is None
+    assert bundle.manifest["centers"][0]["card"]["accuracy"] is None
