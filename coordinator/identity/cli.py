@@ -25,6 +25,7 @@ FEDERATION, FLEET, PHONES, KEYS = "The federation", "Devices", "Phones", "Certif
 RELOAD_HINT = (
     "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
 )
+MOST_NAMES = 5  # in a warning
 OWNER_HINT = (
     "a mosquitto that root or the system starts becomes the user `mosquitto`, who cannot read these files of root"
 )
@@ -158,8 +159,8 @@ def provision(  # noqa: PLR0913 - a command line
         _sign(work, sign_release)
     found = _facts(work)
     typer.echo(json.dumps(found) if as_json else _in_words(found))
-    for hint in _hints(folder, revoked=bool(revoke), made=bool(found["made"])):
-        typer.echo(hint, err=True)
+    for hint in (*_hints(folder, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
+        typer.echo(printable_line(hint), err=True)
     if check and found["expiring"]:
         raise ConfigError("certificates end soon", hint="provision --renew expiring")
 
@@ -194,6 +195,20 @@ def _listed(path: Path | None) -> list[str]:
 def _sign(work: Provisioner, release: Path | None) -> None:
     if release is not None:
         typer.echo(f"signed: {work.sign_release(release)}", err=True)
+
+
+def _stranded(work: Provisioner) -> list[str]:
+    """Which devices will refuse the broker's certificate, and what to do."""
+    if not (others := work.other_addresses()):
+        return []
+    names, hosts, old = list(others), work.plan.hosts, sorted(set(others.values()))
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    told = (
+        f"warning: the broker's certificate is for {', '.join(hosts)}, and {', '.join(names[:MOST_NAMES])}{more} dial"
+    )
+    both = " ".join(f"--host {host}" for host in (*hosts, *old))
+    ways = f"Keep both with {both}, or name these devices with --device and carry their files out again"
+    return [f"{told} {', '.join(old)}: they will refuse it. {ways}"]
 
 
 def _hints(folder: Path, *, revoked: bool, made: bool) -> list[str]:

@@ -127,7 +127,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         out += [f"  {word}: {_names(exchange[group])}" for group, word in words.items() if exchange[group]]
     out.append(f"the run folder holds {found['folder_bytes'] / 1e6:,.1f} MB")
     if found["served"]:
-        out.append(f"{found['served']} devices fetched a center")
+        out.append(f"{found['served']} device{'s' * (found['served'] != 1)} fetched a center")
     if found["error"] and not found["done"]:
         out.append(f"last error: {found['error']}")
     return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]

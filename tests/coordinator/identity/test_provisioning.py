@@ -59,6 +59,16 @@ def test_a_fleet_is_one_command_and_repeating_it_changes_nothing(tmp_path: Path)
     assert snapshot(keys) == before
 
 
+def test_devices_that_dial_an_address_without_a_certificate_are_named(tmp_path: Path) -> None:
+    keys, host = str(tmp_path / "keys"), "192.0.2.2"
+    assert "warning" not in invoke(keys, "--federation", "demo", "--host", host, "--devices", "7").stderr
+    moved = invoke(keys, "--host", "broker.example", "--device", "device-0000").stderr
+    assert "for broker.example, and device-0001, device-0002, device-0003, device-0004, device-0005 and 1 more" in moved
+    assert f"dial {host}: they will refuse it. Keep both with --host broker.example --host {host}, or" in moved
+    assert "device-0000" not in moved
+    assert "warning" not in invoke(keys, "--host", "broker.example", "--host", host).stderr
+
+
 @pytest.mark.parametrize("user", [0, 1000])
 def test_root_is_told_how_mosquitto_can_read_its_files(
     user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
