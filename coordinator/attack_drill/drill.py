@@ -80,9 +80,7 @@ def copied_config(config: CoordinatorConfig, site: Installation) -> CoordinatorC
     """
     run = next(run for run in config.runs if run.name == config.served_run)
     if run.settings.get("secure", "off") != "off":
-        hint = (
-            "try the rest with a copy of the file that has no `secure`; docs/hostile-devices.md says what holds of sums"
-        )
+        hint = "try the rest with a copy of the file that has no `secure`; docs/privacy.md says what holds of sums"
         raise ConfigError(
             f"the run {run.name} adds masked updates (secure), which the drill does not attack", hint=hint
         )

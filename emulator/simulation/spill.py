@@ -147,10 +147,8 @@ class SpilledRecords(Sequence[RoundRecord]):
     def so_far(self) -> SpilledRecords:
         """The records that there are now; later ones are not added."""
         view = SpilledRecords.__new__(SpilledRecords)
-        view.__dict__ |= vars(self) | {
-            "_starts": self._starts[:],
-            "_whole": self,
-        }  # the file lives as long as the whole
+        kept = {"_starts": self._starts[:], "_whole": self}  # the file lives as long as the whole
+        view.__dict__ |= vars(self) | kept
         return view
 
     def __getstate__(self) -> list[RoundRecord]:

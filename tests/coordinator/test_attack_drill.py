@@ -87,7 +87,7 @@ def test_masked_sums_are_refused_and_no_bound_is_said_to_hold(tmp_path: Path) ->
     found = CliRunner().invoke(cli.app, ["attack-drill", str(path)])
     assert found.exit_code != 0
     assert "the run sums adds masked updates" in found.stderr
-    assert "a copy of the file that has no `secure`" in found.stderr
+    assert "a copy of the file that has no `secure`; docs/privacy.md says" in found.stderr
     assert "held" not in found.stdout
 
 

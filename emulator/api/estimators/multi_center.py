@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,8 +35,8 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
     the number of training rounds, `random_state` what draws every random number.
 
     `fit` leaves `result_`, the `fc.Result`; `classes_`, `devices_` (in order), `labels_` (the center of each of them,
-    -1 without one, as where its training diverged) and `n_features_in_`. Every row trains: measure on rows that `fit`
-    did not see.
+    -1 without one, as where its training diverged) and `n_features_in_`. Every row trains, so
+    `result_.accuracy` is of training rows, and `result_.nearest` learns its limits from them: measure on other rows.
 
     >>> rng = np.random.default_rng(0)
     >>> x, devices = rng.normal(size=(240, 2)), np.repeat(["anna", "ben", "cleo", "dan"], 60)
@@ -75,7 +76,8 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
             raise ValueError(f"there is one class, {self.classes_[0]}; a classifier needs samples of two classes")
         self.devices_, who = np.unique(_devices(devices, x), return_inverse=True)
         seed = int(check_random_state(self.random_state).randint(MOST_SEEDS))
-        samples = [Dataset(x[who == k], numbers[who == k]) for k in range(len(self.devices_))]
+        of_devices = np.split(np.argsort(who, kind="stable"), np.cumsum(np.bincount(who))[:-1])
+        samples = [Dataset(x[rows], numbers[rows]) for rows in of_devices]
         devices_data = fleet({k: DeviceData(train=of, test=of) for k, of in enumerate(samples)})
         self._names = [devices_data.name(k) for k in range(len(samples))]
         method = FeSEM(min(self.centers, len(self.devices_))) if self.method is None else self.method
@@ -89,7 +91,7 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
 
         The rows of a device that `fit` did not see, and all rows without `devices`, are those of a new device: they
         get the center that `fc.Result.nearest` finds for them, with a warning where several may be the right one.
-        Raises UsageError where none fits.
+        A single center is theirs without a search. Raises UsageError where none fits.
         """
         check_is_fitted(self)
         x = validate_data(self, x, dtype=np.float32, reset=False)
@@ -97,8 +99,10 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
         named = zip(self.devices_.tolist(), self._names, self.labels_, strict=True)
         known = {value: name for value, name, center in named if center >= 0}
         found = np.empty(len(x), np.int64)
-        for value in dict.fromkeys(whose.tolist()):
-            rows = [i for i, other in enumerate(whose.tolist()) if other == value]
+        of_devices = defaultdict[Any, list[int]](list)
+        for row, value in enumerate(whose.tolist()):
+            of_devices[value].append(row)
+        for value, rows in of_devices.items():
             found[rows] = self._numbers(x[rows], known.get(value))
         return np.asarray(self.classes_[found])
 
