@@ -70,10 +70,11 @@ class CenterSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Selection:
-    """The outcome of a choice. `center` is None if none fits; `best` is the nearest in any case.
+    """The outcome of a choice. `center` is None if none is taken; `best` is the nearest in any case.
 
-    `fit`: how `best` fits, of router.FITS; None where the run has taught nothing to tell it by. `probabilities` (center
-    -> probability) compare the centers among themselves and sum to 1 where they are known.
+    `fit`: how `best` fits, of router.FITS; None where it is not known. Then a device with labels takes `best`, and one
+    without takes none. `probabilities` (center -> probability) compare the centers among themselves and sum to 1 where
+    they are known.
 
     `distances`: feature -> center -> how far, for those that were looked at; `reasons`: why, in plain lines.
     """
@@ -99,7 +100,7 @@ class Selection:
 
     def __repr__(self) -> str:
         """Both answers in words."""
-        fits = f"fits {self.fit}" if self.fit else "is the nearest, how it fits is not known"
+        fits = f"fits {self.fit}" if self.fit else "is the nearest, whether it fits is not known"
         fits = "does not fit" if self.fit == "none" else fits
         sure = "" if self.probability is None else f", with a probability of {self.probability:.0%}"
         return f"Selection(center {self.best} {fits}{sure}; by {self.way}, {self.samples} samples)"
@@ -114,9 +115,8 @@ class Selection:
 def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str = AUTO) -> Selection:
     """The center for these samples, by the rule `by`. Raises UsageError for a rule that is impossible here."""
     if source.centers == 0:
-        return Selection(
-            center=None, best=0, way=by, samples=len(data), ranking=(), reasons=("there is no center yet",)
-        )
+        why = ("there is no center yet",)
+        return Selection(center=None, best=0, way=by, samples=len(data), ranking=(), fit=FITS[-1], reasons=why)
     rows = np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:MAX_SAMPLES]
     few = Dataset(data.x[rows], data.y[rows])
     way = by if by != AUTO else _default_rule(source, labels=labels)
@@ -204,7 +204,7 @@ def _measure_round(source: CenterSource, data: Dataset, *, labels: bool) -> Arra
 def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bool, told_way: bool) -> Selection:
     """Whether the best center fits: by the limits of the run's router, and never with a loss worse than guessing.
 
-    Without labels and limits there is no evidence for a fit. Then none is taken unless the caller named the way.
+    Without labels and limits it is not known whether one fits. Then none is taken unless the caller named the way.
     """
     best, router, found, n = ranked.order[0], source.router, dict(ranked.found), len(data)
     if labels and not np.isfinite(found.get("loss", np.full(best + 1, np.inf))[best]):
@@ -221,7 +221,8 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
     ]
     if guesses := at_best.get("loss", 0.0) > source.abstain:
         told.append(f"a mean loss above {source.abstain:.3f} is worse than guessing")
-    fit = FITS[-1] if guesses or (not fits and not labels and not told_way) else worst_fit(fits.values())
+    fit = FITS[-1] if guesses else worst_fit(fits.values())
+    taken = labels or told_way if fit is None else fit != FITS[-1]
     if not fits and not guesses:
         told.append(
             "this run taught nothing to tell by how a center fits"
@@ -231,7 +232,7 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
         shares = ", ".join(f"center {k} {p:.0%}" for k, p in ranked.probabilities.items())
         told.append(f"these samples tell the centers apart badly: {shares}")
     return Selection(
-        center=None if fit == FITS[-1] else best,
+        center=best if taken else None,
         best=best,
         way=ranked.way,
         samples=n,

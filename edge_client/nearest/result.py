@@ -23,7 +23,7 @@ MAX_SHOWN_CLASSES = 10  # classes in words
 
 @dataclass(frozen=True, kw_only=True)
 class NearestAnswer:
-    """What a visit found. `center` is None when none fits; `losses` are mean losses by center that was looked at."""
+    """What a visit found. `center` is None when none is taken; `losses`: mean losses by center looked at."""
 
     device: str
     center: int | None
@@ -36,7 +36,7 @@ class NearestAnswer:
     sha256: str | None = None
     bytes: int | None = None  # of the file
     way: str = "loss"
-    fit: str | None = None  # "well", "badly" or "none"; None where the run has taught nothing to tell it by
+    fit: str | None = None  # "well", "badly" or "none"; None where it is not known
     ranking: tuple[Mapping[str, Any], ...] = ()  # {"center", "probability"}, best first; among the centers, sum 1
     mixture: Mapping[int, float] = field(default_factory=dict)  # share of the samples that each center explains best
     why: tuple[str, ...] = ()
@@ -53,12 +53,7 @@ class NearestAnswer:
 
     def in_words(self) -> str:
         """A few plain lines."""
-        fits = "whether it fits is not known" if self.fit is None else f"fits {self.fit}"
-        lines = [
-            f"{self.device}: no center fits this data"
-            if self.center is None
-            else f"{self.device}: center {self.center} (by {self.way}): {fits}"
-        ]
+        lines = [f"{self.device}: {self._headline()}"]
         lines += [f"  {line}" for line in self.why]
         if self.signed_by is not None:
             lines.append(f"  signed by {self.signed_by}")
@@ -74,6 +69,14 @@ class NearestAnswer:
             told = "" if after is None else f": accuracy {before:.1%} before, {after:.1%} after"
             lines.append(f"  {self.personal['steps']} local steps{told}; kept in {self.personal['file']}")
         return "\n".join(lines)
+
+    def _headline(self) -> str:
+        if self.center is not None:
+            fits = "whether it fits is not known" if self.fit is None else f"fits {self.fit}"
+            return f"center {self.center} (by {self.way}): {fits}"
+        if self.fit is None:
+            return "it is not known whether a center fits this data, so none is taken"
+        return "no center fits this data"
 
 
 def no_center_answer(device: str, chosen: Selection, *, fetched: int, signed_by: str | None) -> NearestAnswer:

@@ -81,10 +81,11 @@ def _center(source: RunCenters, x: Array, center: int | None) -> Flat:
 
 
 def _chosen(found: Selection) -> int:
-    """The center that fits, with a warning where several may. Raises UsageError where none does."""
+    """The center that fits, with a warning where several may. Raises UsageError where none is taken."""
     if found.center is None:
         hint = f"look at `nearest(x)`; center={found.best} is nearest all the same"
-        raise UsageError("no center fits these samples", hint=hint)
+        said = "it is not known whether a center fits" if found.fit is None else "no center fits"
+        raise UsageError(f"{said} these samples", hint=hint)
     likely = found.probabilities.get(found.center, 1.0)
     if likely < UNSURE:
         said = f"these samples tell the centers apart badly: center {found.center} has a probability of {likely:.0%}"

@@ -174,8 +174,9 @@ class Result:
     def nearest(self, x: Array, y: Array | None = None) -> Selection:
         """The center for a device that never trained, from its samples [n, ...], with labels [n] or without.
 
-        `center` of the answer is None where none fits; `fit` is "well", "badly" or "none", `probabilities` are by
-        center, `reasons` plain lines. The first call lets the run's devices teach the rule, which takes seconds.
+        `center` of the answer is None where none is taken; `fit` is "well", "badly" or "none", or None where it is not
+        known. `probabilities` are by center, `reasons` plain lines. The first call lets the run's devices teach the
+        rule, which takes seconds.
         Labels are values of `classes`, or their numbers; a data frame is read by the names of `columns`.
         """
         with show_work("nearest center"):

@@ -263,7 +263,7 @@ class WithoutTest(Iid):
         return replace(made, devices={cid: DeviceData(train=local.train) for cid, local in made.devices.items()})
 
 
-def test_centers_of_a_fleet_without_held_out_samples_are_exported_without_an_accuracy(tmp_path: Path) -> None:
+def test_without_held_out_samples_centers_have_no_accuracy_and_whether_one_fits_is_not_known(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
     fleet = fc.fleet((x, (x[:, 0] > 0).astype(int)), partition=WithoutTest(), devices=4)
     result = fc.simulate(fc.FedAvg(local_steps=2), fleet=fleet, rounds=1)
@@ -271,3 +271,5 @@ def test_centers_of_a_fleet_without_held_out_samples_are_exported_without_an_acc
     bundle = result.export(tmp_path / "centers", formats=("onnx",))
     assert bundle.reference_samples() is None
     assert bundle.manifest["centers"][0]["card"]["accuracy"] is None
+    with pytest.raises(UsageError, match="it is not known whether a center fits these samples"):
+        result.predict(x)
