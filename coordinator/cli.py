@@ -232,7 +232,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind not in words:
         return str(dict(event))
     if kind == "joined" and not event["n"]:
-        return f"{event['device']} joined: {event['engine']}, no samples yet; it counts when it has some"
+        return f"{event['device']} is connected: {event['engine']}; it offers no samples for training"
     return words[kind].format(**event) + TAKES_PART.get(event.get("takes_part", ""), "")
 
 

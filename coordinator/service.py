@@ -194,7 +194,9 @@ class _SignalWaiter:
         if self._came:
             self._leave_now(128 + number)
         self._came = number
-        write_stderr("stopping; once more to quit at once")
+        again = "Ctrl-C" if number == signal.SIGINT else "signal"
+        soon = f"stopping within {STOP_TIMEOUT_S:.0f} s (a second {again}: at once)"
+        write_stderr(f"{soon}; started again, it continues where it was")
         for federation in self._federations:
             federation.server.stop()
 

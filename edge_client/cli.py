@@ -24,13 +24,14 @@ from edge_client import __version__
 from edge_client.config import load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
 from edge_client.nearest import cli as nearest_cli
-from edge_client.printable import PrintableFormatter
+from edge_client.printable import PrintableFormatter, write_line
 from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
 from edge_client.runtime.progress import Event, Tell, format_event
 from edge_client.runtime.state import lock_state
 
+log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 2.0  # for a task under way, after a signal to stop
 INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: everything can be read and changed on the way"
 ENROL_EXAMPLE = "example: fedcenters-edge enrol --config /etc/fedcenters/client.toml"
@@ -109,7 +110,8 @@ def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN40
 
 
 def _join(options: argparse.Namespace) -> int:
-    configs = [enrolment.load_enrolled(path) for path in options.config]
+    tell = log.info if options.quiet else write_line
+    configs = [enrolment.load_enrolled(path, tell=tell) for path in options.config]
     how = {"quiet": options.quiet, "as_json": options.json}
     with ExitStack() as locks:
         for config in configs:
@@ -130,8 +132,7 @@ def _enrol(options: argparse.Namespace) -> int:
     config = load_config(options.config, os.environ)
     if not enrolment.has_token(config):
         raise ConfigError("there is no token to enrol with", hint="it is used up, or `token` does not point at it")
-    enrolment.enrol(config)
-    print(f"{config.device_id}: the certificate is in {config.certificate}", file=sys.stderr)
+    enrolment.enrol(config, tell=write_line)
     return EXIT_OK
 
 
@@ -173,7 +174,7 @@ def run_clients(clients: Sequence[Client], *, quiet: bool = False) -> int:
         for client, thread in zip(clients, threads, strict=True):
             if not quiet:
                 where = f"{client.config.federation} at {client.config.broker}"
-                print(f"{client.config.device_id}: joining {where}", file=sys.stderr)
+                write_line(f"{client.config.device_id}: joining {where}")
             thread.start()
         over.wait()
         _stop(clients, threads)

@@ -7,6 +7,7 @@ place that writes to a terminal or to a log passes its text through here.
 from __future__ import annotations
 
 import logging
+import sys
 
 LINES = "\n\t"
 
@@ -24,6 +25,12 @@ def printable(text: str, *, keep: str = LINES) -> str:
 def printable_line(text: str) -> str:
     """The same, and one line: a text cannot pretend to be another message."""
     return printable(text, keep="")
+
+
+def write_line(text: str) -> None:
+    """One line on stderr, as a terminal may have it."""
+    sys.stderr.write(f"{printable_line(text)}\n")
+    sys.stderr.flush()
 
 
 class PrintableFormatter(logging.Formatter):

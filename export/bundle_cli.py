@@ -303,6 +303,13 @@ def _print_written(out: Path, manifest: Mapping[str, Any]) -> None:
     print(json.dumps({**written, "bytes": sum(file["size"] for file in files)}))
 
 
+NO_SAMPLES = (
+    "accuracy is not measured, because the bundle holds no samples: files were compared with torch on random inputs.\n"
+    "--samples FILE.npz (x, and labels y) measures it; `reference` in coordinator.toml puts such a file's samples into "
+    "later bundles"
+)
+
+
 def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print(
         f"{'':4} {'center':>6} {'file':18} {'bytes':>10} {'ms':>8} {'difference':>10} "
@@ -315,11 +322,13 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{r['difference']:>10.1e} {r['samples']:>7}  "
             f"{_format_accuracy(r)}"
         )
+    if any(r["random_inputs"] for r in rows):
+        print(NO_SAMPLES, file=sys.stderr)
 
 
 def _format_accuracy(row: Mapping[str, Any]) -> str:
     if row["torch"] is None:
-        return "none: random inputs" if row["random_inputs"] else "none: samples without labels"
+        return f"not measured: {'random inputs' if row['random_inputs'] else 'samples without labels'}"
     return f"{_format_measurement(row['torch'])}; {_format_measurement(row['accuracy'])}"
 
 

@@ -214,7 +214,7 @@ def _stranded(work: Provisioner) -> list[str]:
 def _hints(folder: Path, *, revoked: bool, made: bool) -> list[str]:
     """What is left to do by hand."""
     hints = [RELOAD_HINT] if revoked else []
-    if made and os.name == "posix" and os.geteuid() == 0:
+    if made and os.name == "posix" and os.geteuid() == 0 and not _given_away(folder):
         through = f"chgrp mosquitto {folder} && chmod g+x {folder}"
         hints.append(f"{OWNER_HINT}; run once: chown -R mosquitto {folder / 'broker'} && {through}")
         closed = [str(above) for above in folder.resolve().parents if not above.stat().st_mode & stat.S_IXOTH]
@@ -223,6 +223,12 @@ def _hints(folder: Path, *, revoked: bool, made: bool) -> list[str]:
                 f"{closed[0]} is closed to that user, too; keep the keys elsewhere, for example in /etc/fedcenters"
             )
     return hints
+
+
+def _given_away(folder: Path) -> bool:
+    """Whether all files of the broker belong to another user than the keys: then mosquitto has them already."""
+    owner, broker = folder.stat().st_uid, folder / "broker"
+    return all(path.stat().st_uid != owner for path in (broker, *broker.iterdir()))
 
 
 def _expanded(names: list[str] | None, work: Provisioner) -> list[str]:

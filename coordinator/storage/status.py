@@ -134,11 +134,12 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _fleet_in_words(found: Mapping[str, Any]) -> str:
-    """Who is connected, and who trains: a device without samples is connected and takes no part."""
+    """Who is connected, and who trains: not a phone before *Take part*, nor a device that only asks for a center."""
     takes_part = f"{found['devices']} take part in the training"
     if found["phase"] == "stopped":
         return takes_part
-    without = f" ({found['without_samples']} without samples yet)" if found["without_samples"] else ""
+    few = found["without_samples"]
+    without = f" ({few} offer{'s' * (few == 1)} no samples for training)" if few else ""
     return f"{found['connected']} devices connected{without}, {takes_part}"
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import edge_client
 from edge_client.board import identity, targets, wheels
-from edge_client.board.board_files import PYTHON_FOLDER, BoardFile, DeviceIdentity, board_files
+from edge_client.board.board_files import DATA_FOLDER, PYTHON_FOLDER, BoardFile, DeviceIdentity, board_files
 from edge_client.board.profiles import BOARD_PROFILES, MIN_PYTHON, PYTHONS, BoardProfile, board_profile, check_python
 from edge_client.board.remote import BoardInfo, RemoteBoard, check_board
 from edge_client.engines.base import ENGINES
@@ -32,21 +32,23 @@ def add_arguments(flash: argparse.ArgumentParser) -> None:
     flash.add_argument("--board", required=True, choices=BOARD_PROFILES, help="the kind of board")
     flash.add_argument("--device-id", required=True, metavar="ID", help="the device that it becomes")
     flash.add_argument("--federation", default="", metavar="URL", help="mqtts://host:port, if not the join file's")
-    flash.add_argument("--join", type=Path, default=Path("keys"), metavar="DIR", help="what `provision` made (keys)")
+    flash.add_argument("--join", type=Path, default=Path("keys"), metavar="DIR", help="of `provision` (default: keys)")
     target = flash.add_mutually_exclusive_group(required=True)
     target.add_argument("--rootfs", type=Path, metavar="DIR", help="a mounted card, or Linux_for_Tegra/rootfs")
     target.add_argument("--ssh", metavar="USER@HOST", help="a board that runs")
-    target.add_argument("--bundle", type=Path, metavar="FILE", help="FILE.tar.zst, to unpack over a root file system")
-    flash.add_argument("--engine", choices=ENGINES, help="the training runtime (default: the board's)")
+    archive = "FILE.tar, or FILE.tar.zst compressed, to unpack over a root file system"
+    target.add_argument("--bundle", type=Path, metavar="FILE", help=archive)
+    engines = ", ".join(sorted({profile.engine for profile in BOARD_PROFILES.values()}))
+    flash.add_argument("--engine", choices=ENGINES, help=f"the training runtime (default: {engines})")
     flash.add_argument("--with-engine", choices=ENGINES, action="append", default=[], help="install this one, too")
-    flash.add_argument("--data", default="", metavar="DIR", help="the folder of samples on the board")
+    flash.add_argument("--data", default="", metavar="DIR", help=f"the board's samples (default: {DATA_FOLDER})")
     flash.add_argument("--images", action="store_true", help="install what reads image files")
     flash.add_argument("--python", default="", metavar="3.N", help="the board's Python, where it cannot be asked")
     flash.add_argument("--python-home", type=Path, metavar="DIR", help="an interpreter to install, as JetPack 5 needs")
     flash.add_argument("--wheel", type=Path, action="append", default=[], metavar="FILE", help="as NVIDIA's builds")
     flash.add_argument("--index", action="append", default=[], metavar="URL", help="a further package index")
     flash.add_argument("--constraints", type=Path, metavar="FILE", help="versions, in pip's words")
-    flash.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help="where wheels are kept")
+    flash.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help="of wheels (default: %(default)s)")
     flash.add_argument("--hardware-watchdog", action="store_true", help="a board that hangs is reset")
     flash.add_argument("--update", action="store_true", help="newer wheels; replace what was flashed, keep its state")
     flash.add_argument("--dry-run", action="store_true", help="list every file, write nothing")

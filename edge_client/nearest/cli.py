@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import socket
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from edge_client.nearest.choose_center import AUTO, RULE_NAMES
 from edge_client.nearest.over_http import TrustedKeys, find_nearest
 from edge_client.nearest.over_mqtt import NearestClient, NearestOptions
 from edge_client.nearest.result import NearestAnswer
-from edge_client.printable import printable, printable_line
+from edge_client.printable import printable, write_line
 from edge_client.runtime import enrolment
 from edge_client.runtime.factory import make_dialer
 from edge_client.runtime.state import lock_state
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=ENGINES, help="the runtime that looks at the centers (default: the file's, or onnx)"
     )
     device.add_argument(
-        "--state", type=Path, help="folder for what is fetched (default: the file's, or ~/.cache/fedcenters)"
+        "--state", type=Path, help="folder for what is fetched (default: the file's, or ~/.cache/fedcenters/NAME)"
     )
     trust = parser.add_argument_group("whom it trusts")
     trust.add_argument(
@@ -100,7 +99,7 @@ def _over_mqtt(config: ClientConfig, local: DeviceData, choice: NearestOptions, 
             clock=SystemClock(),
             rng=np.random.default_rng(time.time_ns()),
             choice=choice,
-            tell=lambda text: print(printable_line(f"{config.device_id}: {text}"), file=sys.stderr, flush=True),
+            tell=lambda text: write_line(f"{config.device_id}: {text}"),
         ).run()
 
 
@@ -111,7 +110,7 @@ def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
         if named:
             raise UsageError(f"{options.config} says what {named[0]} would", hint=f"leave out {', '.join(named)}")
         instead = {name: vars(options)[name] for name in ("data", "state", "engine") if vars(options)[name] is not None}
-        return replace(enrolment.load_enrolled(options.config), **instead)
+        return replace(enrolment.load_enrolled(options.config, tell=write_line), **instead)
     if options.data is None:
         raise UsageError("--federation needs --data", hint="the folder with this device's train.npz")
     name = options.device or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "device"
@@ -124,6 +123,8 @@ def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
             raise UsageError("over MQTT --signing-key is needed", hint="the coordinator's signing.pub")
         if not federation:
             raise UsageError(f"{options.federation} names no federation", hint="mqtt(s)://host:port/name")
+    if options.state is None:
+        write_line(f"{name}: keeps what it fetches in {state}; --state FOLDER names another place")
     return ClientConfig(
         federation=federation,
         device_id=name,

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 16_384
 MAX_TOKEN_BYTES = 128
+Tell = Callable[[str], None]  # prints a line
 
 
 def has_token(config: ClientConfig) -> bool:
@@ -38,16 +40,16 @@ def has_token(config: ClientConfig) -> bool:
     return config.token is not None and config.token.is_file()
 
 
-def load_enrolled(path: Path) -> ClientConfig:
+def load_enrolled(path: Path, *, tell: Tell = log.info) -> ClientConfig:
     """A device's configuration; a one-time token in it is exchanged for a certificate first."""
     config = load_config(path, os.environ)
     if has_token(config):
-        enrol(config)
+        enrol(config, tell=tell)
     return config
 
 
-def enrol(config: ClientConfig) -> None:
-    """Use the token. Afterwards `config.certificate` and `config.key` are there, and the token is not.
+def enrol(config: ClientConfig, *, tell: Tell = log.info) -> None:
+    """Use the token, and tell. Afterwards `config.certificate` and `config.key` are there, and the token is not.
 
     Raises ConfigError for an incomplete configuration, NetworkError when no answer comes, ProtocolError for a refusal.
     """
@@ -65,7 +67,8 @@ def enrol(config: ClientConfig) -> None:
         raise ProtocolError("the certificate is for another key", hint="ask for a new token")
     write_atomically(config.certificate, certificate.public_bytes(Encoding.PEM))
     config.token.unlink()
-    log.info("%s has a certificate until %s", config.device_id, f"{certificate.not_valid_after_utc:%Y-%m-%d}")
+    until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    tell(f"{config.device_id}: enrolled; its certificate is {config.certificate}, valid until {until}")
 
 
 def _post(config: ClientConfig, body: bytes) -> dict[str, object]:

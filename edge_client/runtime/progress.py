@@ -30,6 +30,11 @@ TAKES_PART = {
     "no": "",
 }
 
+GET_CENTER = (  # `nearest` needs the state folder that this client holds
+    "to get the center that fits as a file, stop this client and give the same --config to `fedcenters-edge nearest`, "
+    "which prints where the file is"
+)
+
 
 def format_event(event: Event) -> str:
     """One line; "" for what only a program wants to know."""
@@ -50,7 +55,7 @@ def _waiting(event: Event) -> str:
         "gather": f"waiting: {event.get('here')} of {event.get('needed')} devices",
         "train": f"waiting: {event.get('name')} is in {_round(event)}{rest}",
         "export": "done: training is over, and the coordinator writes the centers",
-        "serve": "done: training is over; `fedcenters-edge nearest` gets the center that fits",
+        "serve": f"done: training is over; {GET_CENTER}",
     }
     return doing[event["doing"]]
 

@@ -106,3 +106,10 @@ def test_a_round_on_masked_sums_says_what_the_coordinator_sees_and_why_there_was
     assert said == (
         "ifca round 1/2: not evaluated; no sum: too few devices; the coordinator sees sums of 5 or more devices, 1.0 s"
     )
+
+
+def test_a_device_that_offers_no_samples_is_not_said_to_have_none() -> None:
+    """A phone before *Take part*, and a device that only asks for its center, may hold many."""
+    assert format_event({"event": "joined", "device": "web-0000", "engine": "onnx", "n": 0}) == (
+        "web-0000 is connected: onnx; it offers no samples for training"
+    )

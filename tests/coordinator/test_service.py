@@ -117,7 +117,7 @@ def test_while_it_compiles_what_its_first_device_asks_for_it_says_so_status_know
         assert status_lines(found)[0].startswith("federation home, epoch 1: compiling")
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=PATIENCE_S)
-    assert "stopping; once more to quit at once\n" in rest
+    assert "stopping within 2 s (a second Ctrl-C: at once); started again, it continues where it was\n" in rest
     assert "Traceback" not in rest
     assert (process.returncode, read_status(tmp_path / "run")["phase"]) == (130, "stopped")
 
@@ -131,7 +131,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None
     with started("serve", config, code=busy + "from coordinator.cli import main; main()") as process:
         heard(process, "serving busy")
         process.send_signal(signal.SIGTERM)
-        heard(process, "stopping; once more to quit at once")
+        heard(process, "stopping within 2 s (a second signal: at once)")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 

@@ -213,6 +213,27 @@ def test_nearest_is_not_told_twice_who_the_device_is(tmp_path: Path, capsys: pyt
     assert "leave out --device, --unsigned" in told
 
 
+def test_nearest_without_a_file_says_where_it_keeps_what_it_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    visit = [
+        "nearest",
+        "--federation",
+        "http://127.0.0.1:1",
+        "--unsigned",
+        "--data",
+        str(tmp_path),
+        "--device",
+        "porch",
+    ]
+    assert main(visit) == 3  # there are no samples
+    said = f"porch: keeps what it fetches in {tmp_path}/.cache/fedcenters/porch; --state FOLDER names another place"
+    assert said in capsys.readouterr().err
+    assert main([*visit, "--state", str(tmp_path / "state")]) == 3
+    assert "keeps what it fetches" not in capsys.readouterr().err
+
+
 def test_an_answer_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     from edge_client.nearest.result import NearestAnswer
 

@@ -182,6 +182,7 @@ def test_a_device_enrols_over_https_and_its_key_never_leaves_it(
     with listening(work, told) as server:
         monkeypatch.setenv("FEDCENTERS_ENROL_URL", address(server))
         assert main(["enrol", "--config", str(home / "client.toml")]) == 0
+        assert f"d1: enrolled; its certificate is {home / 'device.crt'}, valid until 20" in capsys.readouterr().err
         assert main(["enrol", "--config", str(home / "client.toml")]) == ConfigError.exit_code
     assert "no token to enrol with" in capsys.readouterr().err
     assert not (home / "token").exists()
@@ -193,7 +194,7 @@ def test_a_device_enrols_over_https_and_its_key_never_leaves_it(
 
 @pytest.mark.parametrize("command", ["join", "nearest"])
 def test_a_device_with_a_token_enrols_before_anything_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     work = provision_federation(tmp_path / "keys")
     work.add_token("d1")
@@ -201,6 +202,7 @@ def test_a_device_with_a_token_enrols_before_anything_else(
     with listening(work, []) as server:
         monkeypatch.setenv("FEDCENTERS_ENROL_URL", address(server))
         assert main([command, "--config", str(home / "client.toml")]) == ConfigError.exit_code  # it has no data yet
+    assert f"d1: enrolled; its certificate is {home / 'device.crt'}" in capsys.readouterr().err
     assert (home / "device.crt").exists()
     assert not (home / "token").exists()
 

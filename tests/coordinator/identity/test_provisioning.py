@@ -118,6 +118,18 @@ def test_what_root_writes_again_stays_the_brokers(tmp_path: Path) -> None:
     assert (acl.stat().st_uid, acl.stat().st_gid) == (user, user)
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file to another user")
+def test_root_is_told_of_mosquittos_user_until_every_file_of_the_broker_is_that_users(tmp_path: Path) -> None:
+    keys, user = tmp_path / "keys", 54_321
+    invoke(str(keys), "--federation", "demo", "--host", "h", "--device", "d1")
+    broker = keys / "broker"
+    for path in (broker, *broker.iterdir()):
+        os.chown(path, user, user)
+    assert "chown" not in invoke(str(keys), "--device", "d2").stderr
+    os.chown(next(broker.glob("*.key")), 0, 0)
+    assert "chown" in invoke(str(keys), "--device", "d3").stderr
+
+
 def test_a_join_file_is_what_a_device_starts_from(tmp_path: Path) -> None:
     work = provision_federation(tmp_path / "keys", "d1")
     config = load_config(work.folder / "devices" / "d1" / "client.toml", {})

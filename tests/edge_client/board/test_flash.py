@@ -14,6 +14,7 @@ import pytest
 
 from edge_client.board.profiles import BOARD_PROFILES
 from edge_client.board.systemd_unit import CONFIG_PATH, STATE_FOLDER
+from edge_client.cli import main
 from tests.support.flash_workstation import FlashSetup, rootfs, stocked
 from tests.support.requirements import skip_without
 
@@ -319,3 +320,19 @@ def test_a_careful_umask_keeps_no_service_out(desk: FlashSetup, card: Path) -> N
     ):
         assert (card / name).stat().st_mode & 0o777 == mode
     assert (card / CONFIG_PATH[1:]).stat().st_mode & 0o777 == 0o644
+
+
+def test_help_says_what_each_option_is_without_being_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["flash", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "FILE.tar, or FILE.tar.zst compressed, to unpack" in told
+    assert "the training runtime (default: onnx)" in told
+    assert {profile.engine for profile in BOARD_PROFILES.values()} == {"onnx"}
+    assert "of wheels (default: /caches/fedcenters/wheels)" in told
+    assert f"(default: {STATE_FOLDER}/data)" in told
+    assert "of `provision` (default: keys)" in told

@@ -42,7 +42,8 @@ def test_a_device_tells_its_life_from_the_connection_to_the_end(tmp_path: Path) 
         assert f"{said} of weight differences" in told
         assert f"round {event['round']} of 2: accepted" in told
     assert sum("measured models on its samples" in line for line in told) == 2
-    assert told[-1] == "done: training is over; `fedcenters-edge nearest` gets the center that fits"
+    way = "stop this client and give the same --config to `fedcenters-edge nearest`, which prints where the file is"
+    assert told[-1] == f"done: training is over; to get the center that fits as a file, {way}"
 
 
 def test_a_device_that_joins_late_says_when_it_takes_part(tmp_path: Path) -> None:

@@ -335,15 +335,16 @@ def test_verify_takes_other_samples(bundle: Path, tmp_path: Path, capsys: pytest
     np.savez(tmp_path / "s.npz", x=reference()[:2])
     assert run_export("verify", str(bundle), "--samples", str(tmp_path / "s.npz")) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert all(line.split()[6] == "2" and line.endswith("  none: samples without labels") for line in lines)
+    assert all(line.split()[6] == "2" and line.endswith("  not measured: samples without labels") for line in lines)
 
 
 def test_verify_says_when_it_had_random_inputs_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_bundle(tmp_path / "b", material(reference=None), BundleOptions(formats=("onnx",)))
     assert run_export("verify", str(tmp_path / "b")) == 0
-    out = capsys.readouterr().out
-    assert all(line.endswith("  none: random inputs") for line in out.splitlines()[1:])
-    assert "noise" not in out
+    told = capsys.readouterr()
+    assert all(line.endswith("  not measured: random inputs") for line in told.out.splitlines()[1:])
+    assert "the bundle holds no samples" in told.err
+    assert "--samples" in told.err
 
 
 @pytest.mark.parametrize(
