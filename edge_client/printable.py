@@ -27,6 +27,14 @@ def printable_line(text: str) -> str:
     return printable(text, keep="")
 
 
+def size_in_words(count: int) -> str:
+    """A number of bytes for people: 12 bytes, 3.4 kB, 5.6 MB."""
+    for unit, size in (("MB", 1_000_000), ("kB", 1_000)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} bytes"
+
+
 def write_line(text: str) -> None:
     """One line on stderr, as a terminal may have it."""
     sys.stderr.write(f"{printable_line(text)}\n")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.rounds.round_record import SCORES, upgraded_record
 from coordinator.storage.run_reader import open_database
 from edge_client import __version__
-from edge_client.printable import printable_line
+from edge_client.printable import printable_line, size_in_words
 from edge_client.transport.blobs import open_beside
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         )
         words = {"uploading": "uploading", "waiting": "waiting for a credit", "refused": "refused", "open": "training"}
         out += [f"  {word}: {_names(exchange[group])}" for group, word in words.items() if exchange[group]]
-    out.append(f"the run folder holds {found['folder_bytes'] / 1e6:,.1f} MB")
+    out.append(f"the run folder holds {size_in_words(found['folder_bytes'])}")
     if found["served"]:
         out.append(f"{found['served']} device{'s' * (found['served'] != 1)} fetched a center")
     if found["error"] and not found["done"]:
@@ -235,7 +235,7 @@ def _doing(found: Mapping[str, Any]) -> str:
 
 
 def _traffic(count: Mapping[str, int]) -> str:
-    return f"{count['down'] / 1e6:.1f} MB down, {count['up'] / 1e6:.1f} MB up"
+    return f"{size_in_words(count['down'])} down, {size_in_words(count['up'])} up"
 
 
 def _names(names: Sequence[str]) -> str:

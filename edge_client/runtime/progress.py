@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_client.printable import printable_line
+from edge_client.printable import printable_line, size_in_words
 
 Event = Mapping[str, Any]
 Tell = Callable[[Event], None]
 
 ACCEPTED = ("ok", "dup")
-UNITS = (("MB", 1_000_000), ("kB", 1_000))
 SENT = {"delta": "weight differences", "stats": "statistics"}
 TAKES_PART = {
     "now": "",
@@ -29,7 +28,6 @@ TAKES_PART = {
     "next-run": "; a new device takes part from the next run",
     "no": "",
 }
-
 GET_CENTER = (  # `nearest` needs the state folder that this client holds
     "to get the center that fits as a file, stop this client and give the same --config to `fedcenters-edge nearest`, "
     "which prints where the file is"
@@ -62,9 +60,9 @@ def _waiting(event: Event) -> str:
 
 def _result(event: Event) -> str:
     if event["what"] == "masked":  # keys and shares are computed in no time, and concern only programs
-        sends = f"sends {_size(event['bytes'])} to a sum of many devices"
+        sends = f"sends {size_in_words(event['bytes'])} to a sum of many devices"
         return f"{_round(event)}: computed for {event['seconds']:.1f} s; {sends}" if event["seconds"] else ""
-    sends = f"sends {_size(event['bytes'])} of {SENT[event['what']]}"
+    sends = f"sends {size_in_words(event['bytes'])} of {SENT[event['what']]}"
     if event["job"] == "fit":
         return f"{_round(event)}: loss {event['loss']:.3f} after {event['seconds']:.1f} s; {sends}"
     return f"{_round(event)}: measured models on its samples in {event['seconds']:.1f} s; {sends}"
@@ -77,11 +75,6 @@ def _answered(event: Event) -> str:
     if event["status"] == "retry":
         return f"{which}: the coordinator could not store it and asks again later"
     return f"{which}: not counted: {event['detail'] or event['status']}"
-
-
-def _size(count: int) -> str:
-    unit, value = next(((name, count / size) for name, size in UNITS if count >= size), ("bytes", 0))
-    return f"{value:.1f} {unit}" if value else f"{count} bytes"
 
 
 WORDS: Mapping[str, Callable[[Event], str]] = {

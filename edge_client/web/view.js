@@ -4,6 +4,7 @@ import { thumbnail } from "./data/images.js";
 import { sizeOf } from "./protocol/tensors.js";
 
 const ENOUGH = 25; // samples: every fifth is held out, and 20 are about as good at finding the center as 100 (RESULTS.md)
+const AFTER_TRAINING = ["export", "serve"];
 const SENT = { delta: "the change of the model", stats: "some statistics" };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
@@ -28,6 +29,7 @@ export class View {
     this.linked = false;
     this.published = false; // whether there are centers to find
     this.searching = false;
+    this.over = false; // whether training is, as the coordinator said last
     this.role = { participates: false, paused: true };
     this.guard = (action) => action();
     this.drawable = () => true;
@@ -78,6 +80,8 @@ export class View {
         this.showLink(event.online ? "connected" : "coordinator away", event.online);
         this.showOffline(event.online ? "" : "The coordinator is away. Your samples are safe on this phone. Training goes on when it is back.");
         if (event.online && event.state) this.showProgress(waitingFor(event.state), 0);
+        if (event.online) this.over = AFTER_TRAINING.includes(event.state?.doing);
+        this.showButtons();
       },
       catalog: () => {
         this.published = true;
@@ -150,7 +154,7 @@ export class View {
     const kinds = labels.size ? ` in ${labels.size} class${labels.size > 1 ? "es" : ""}` : "";
     this.part("count").textContent = n ? `${n}${kinds}` : "none yet";
     this.part("undoing").hidden = !n;
-    this.part("enough").textContent = n < ENOUGH ? `${n} of about ${ENOUGH} samples. So many are enough to find your center; every fifth is kept to test it.`
+    this.part("enough").textContent = n < ENOUGH ? `${n} sample${n === 1 ? "" : "s"}; about ${ENOUGH} are enough to find your center. Every fifth is kept to test it.`
       : "Enough to find your center. More samples make the training better.";
     this.samples = n;
     this.showButtons();
@@ -193,7 +197,7 @@ export class View {
     else if (participates && this.part("progress").value === 0) this.showProgress("Waiting for the coordinator.", 0);
   }
 
-  /** Taking part and finding a center need samples and a connection; a phone that takes part may pause at any time. */
+  /** Taking part and finding a center need samples and a connection; a phone that takes part may pause until training is over. */
   showButtons() {
     const { participates, paused } = this.role;
     const missing = participates ? "" : !this.samples ? "Add samples first." : this.linked ? "" : "Waiting for a connection.";
@@ -201,6 +205,7 @@ export class View {
     button.textContent = participates ? (paused ? "Go on" : "Pause") : "Take part";
     button.classList.toggle("main", paused);
     button.disabled = Boolean(missing);
+    button.hidden = participates && this.over; // there is nothing left to pause; one that takes part later waits for a next run
     this.part("why").textContent = missing;
     this.part("nearest").disabled = this.searching || !this.published || !this.samples || !this.linked;
   }
@@ -221,8 +226,9 @@ export class View {
     const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} held-out samples.`;
     this.part("center").textContent =
       center === null ? "No center fits your samples." : `Center ${center} is nearest. ${fits}${right}`;
-    const most = Math.max(...losses);
-    this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, loss / most, loss.toFixed(2), k === center)));
+    const least = Math.min(...losses);
+    const share = (loss) => Math.exp(least - loss); // how likely it makes a sample, beside the best center
+    this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, share(loss), loss.toFixed(2), k === center)));
     this.part("losses-title").hidden = false;
     this.part("trying").hidden = !classify;
   }

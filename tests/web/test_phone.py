@@ -122,7 +122,7 @@ def give_samples(opened: Visit, tmp_path: Path) -> None:
     expect(hint).to_be_hidden()
     page.get_by_role("button", name="Add drawing").click()
     text(page, "count", "^1 in 1 class")
-    text(page, "enough", "^1 of about 25 samples")
+    text(page, "enough", "^1 sample; about 25 are enough to find your center. Every fifth is kept to test it.$")
     expect(hint).to_be_visible()
     expect(take_part).to_be_enabled()
     opened.shot("1-drawn")
@@ -177,6 +177,10 @@ def find_center(opened: Visit) -> None:
     page.wait_for_selector("#nearest:not([disabled])", timeout=PATIENCE_MS)
     page.get_by_role("button", name="Find my center").click()
     said = text(page, "center", "is nearest")
+    best, *others = sorted(page.locator("#losses meter").evaluate_all("all => all.map((bar) => bar.value)"))[::-1]
+    assert best == page.locator("#losses .best meter").evaluate("bar => bar.value") == 1  # the fullest bar is the best
+    assert all(0 <= share < 1 for share in others)
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()  # there is nothing left to pause
     hits, n = map(int, re.findall(r"right for (\d+) of (\d+)", said)[0])
     assert n == (ON_PAPER + 1) // 5
     assert hits / n > 0.5  # guessing is 0.1; two rounds of forty steps reach about 0.9
