@@ -32,7 +32,8 @@ def add_arguments(flash: argparse.ArgumentParser) -> None:
     flash.add_argument("--board", required=True, choices=BOARD_PROFILES, help="the kind of board")
     flash.add_argument("--device-id", required=True, metavar="ID", help="the device that it becomes")
     flash.add_argument("--federation", default="", metavar="URL", help="mqtts://host:port, if not the join file's")
-    flash.add_argument("--join", type=Path, default=Path("keys"), metavar="DIR", help="of `provision` (default: keys)")
+    made = "what `provision` made (default: keys)"
+    flash.add_argument("--join", type=Path, default=Path("keys"), metavar="DIR", help=made)
     target = flash.add_mutually_exclusive_group(required=True)
     target.add_argument("--rootfs", type=Path, metavar="DIR", help="a mounted card, or Linux_for_Tegra/rootfs")
     target.add_argument("--ssh", metavar="USER@HOST", help="a board that runs")
@@ -48,7 +49,8 @@ def add_arguments(flash: argparse.ArgumentParser) -> None:
     flash.add_argument("--wheel", type=Path, action="append", default=[], metavar="FILE", help="as NVIDIA's builds")
     flash.add_argument("--index", action="append", default=[], metavar="URL", help="a further package index")
     flash.add_argument("--constraints", type=Path, metavar="FILE", help="versions, in pip's words")
-    flash.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help="of wheels (default: %(default)s)")
+    kept = "where wheels are kept (default: %(default)s)"
+    flash.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
     flash.add_argument("--hardware-watchdog", action="store_true", help="a board that hangs is reset")
     flash.add_argument("--update", action="store_true", help="newer wheels; replace what was flashed, keep its state")
     flash.add_argument("--dry-run", action="store_true", help="list every file, write nothing")

@@ -45,7 +45,7 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     "CONTRIBUTING.md": {r"make .*|\.ci/run.*": MAKE},
     "docs/bring-your-own-data.md": {r".* --data DIR": DATA},
     "docs/flash-a-board.md": {
-        r"sudo .*|systemctl .*|.* --ssh .*": "needs a board, or its root file system; tests/edge_client/board flashes folders"
+        r"sudo .*|systemctl .*|.* --ssh .*": "needs a board or its root; tests/edge_client/board flashes folders"
     },
     "docs/open-on-a-phone.md": {r"mosquitto .*|fedcenters-coordinator (serve|phone) phones.toml .*": OTHER_MACHINES},
     "docs/privacy.md": {

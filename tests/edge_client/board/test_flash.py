@@ -333,6 +333,6 @@ def test_help_says_what_each_option_is_without_being_given(
     assert "FILE.tar, or FILE.tar.zst compressed, to unpack" in told
     assert "the training runtime (default: onnx)" in told
     assert {profile.engine for profile in BOARD_PROFILES.values()} == {"onnx"}
-    assert "of wheels (default: /caches/fedcenters/wheels)" in told
+    assert "where wheels are kept (default: /caches/fedcenters/wheels)" in told
     assert f"(default: {STATE_FOLDER}/data)" in told
-    assert "of `provision` (default: keys)" in told
+    assert "what `provision` made (default: keys)" in told
