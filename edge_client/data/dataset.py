@@ -21,7 +21,7 @@ from edge_client.protocol.task import I64, Array
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Samples `x` [n, ...] (floating point) and `y`: [n] int64 class labels, or [n, ...] floating point targets."""
 
@@ -45,6 +45,10 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def __repr__(self) -> str:
+        what = "classes" if np.issubdtype(self.y.dtype, np.integer) else f"targets {list(self.y.shape[1:])}"
+        return f"Dataset({len(self)} sample{'s' * (len(self) != 1)} {list(self.x.shape[1:])}, {what})"
 
 
 @dataclass(frozen=True, kw_only=True)

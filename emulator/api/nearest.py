@@ -28,7 +28,7 @@ def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN
     return choose_center(source, Dataset(samples, labels), labels=y is not None)
 
 
-def predict_samples(source: RunCenters, x: Any, *, device: ClientId | None, center: int | None) -> Array:  # noqa: ANN401
+def predict_samples(source: RunCenters, x: Any, *, device: object, center: int | None) -> Array:  # noqa: ANN401
     """Classes [n], or targets [n, ...], for samples `x` [n, ...]. Raises UsageError for an unknown device or center."""
     if device is not None and center is not None:
         raise UsageError("predict by a device and by a center", hint="give one of them")
@@ -93,10 +93,11 @@ def _chosen(found: Selection) -> int:
     return found.center
 
 
-def _served(source: RunCenters, device: ClientId) -> list[tuple[float, Flat]]:
-    if device not in source.devices:
+def _served(source: RunCenters, device: object) -> list[tuple[float, Flat]]:
+    who = source.data.name(device)
+    if who is None:
         raise UsageError(f"no device {device!r}", hint=f"the run has {', '.join(sorted(source.devices)[:3])} ...")
-    return [(w, _model(source, device, model)) for w, model in source.method.predictor(source.state, device)]
+    return [(w, _model(source, who, model)) for w, model in source.method.predictor(source.state, who)]
 
 
 def _model(source: RunCenters, device: ClientId, model: Flat | OwnModel) -> Flat:

@@ -187,7 +187,7 @@ class Result:
         """The rule of `nearest`, taught by the run's devices; None for a method whose centers are not of devices."""
         return self._source.router
 
-    def predict(self, x: Array, *, device: ClientId | None = None, center: int | None = None) -> Array:
+    def predict(self, x: Array, *, device: object = None, center: int | None = None) -> Array:
         """Predicted classes [n] for samples [n, ...], or targets [n, ...] of a model without classes.
 
         Classes are the values of `classes`, where the run has some. Of a data frame the run's `columns` are taken by
@@ -196,6 +196,7 @@ class Result:
         By the model that a device of the run is served (its own, where the method lets it keep one), by a center,
         or by the center that is nearest to the samples:
         with a warning where the samples, which have no labels here, fit several. Raises UsageError where none fits.
+        `device` is a device's name, or what your data call it.
         """
         with show_work("predicting"):
             return predict_samples(self._source, x, device=device, center=center)

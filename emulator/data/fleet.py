@@ -82,7 +82,8 @@ class Fleet(Mapping[ClientId, DeviceData]):
             if not found.devices:
                 raise ConfigError("no device has enough samples", hint="give each at least two: to train and to test")
             self._cuts.clear()
-            self._cuts[seed] = replace(found, classes=self.classes, columns=self.columns)
+            called = {name: value for value, name in self.given.items() if value != name}
+            self._cuts[seed] = replace(found, classes=self.classes, columns=self.columns, called=called)
         return self._cuts[seed]
 
     @property
@@ -184,6 +185,9 @@ class _Called(Mapping[ClientId, DeviceData]):
 
     def __len__(self) -> int:
         return len(self._devices)
+
+    def __repr__(self) -> str:
+        return repr(dict(self._devices))
 
 
 def _listed(devices: Iterable[object] | str | int) -> list[object]:

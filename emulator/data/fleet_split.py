@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class FleetData:
 
     `reference` [r, ...] are samples that no device holds. `holdouts` are test samples of one pure distribution each.
     `classes` are the user's values of classes 0, 1, ..., and `columns` the names of the inputs, where they have some.
+    `called` has what the user calls a device, where that is not its name.
     """
 
     devices: Mapping[ClientId, DeviceData]
@@ -38,6 +40,13 @@ class FleetData:
     holdouts: Mapping[str, Dataset] = field(default_factory=dict, repr=False)
     classes: Sequence[str | bool] = ()
     columns: Sequence[str] = ()
+    called: Mapping[ClientId, Any] = field(default_factory=dict, repr=False)
+
+    def name(self, who: object) -> ClientId | None:
+        """The device of this name, or that the user calls so; None for no device."""
+        if isinstance(who, str) and who in self.devices:
+            return who
+        return next((name for name, value in self.called.items() if value == who and name in self.devices), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,12 +45,17 @@ def _write_centers(folder: Path, result: SimulationResult) -> None:
 
 
 def describe_fleet(split: FleetData, schema: Schema) -> Record:
-    """Each device's true group, if any, and training samples of each class; names of tensors, classes and columns."""
+    """Each device's true group and what the user calls it, if any, and training samples of each class.
+
+    Then the names of tensors, classes and columns.
+    """
     devices: Record = {}
     for who, local in sorted(split.devices.items()):
         y = local.train.y
         counts = np.bincount(y).tolist() if np.issubdtype(y.dtype, np.integer) else [len(y)]
         devices[who] = {"group": split.groups.get(who), "labels": counts}
+        if isinstance(called := split.called.get(who), (str, int, float)):
+            devices[who]["called"] = called
     names = {"classes": list(split.classes), "columns": list(split.columns)}
     return {
         "classifier": list(schema.classifier),

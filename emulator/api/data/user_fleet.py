@@ -55,8 +55,9 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     of the run does. `groups`, a column, an array [n] of the samples, or a mapping from each device, is the true group:
     where each device has one, a run says how well a method found them (`ari`). `name` is what reports call the data.
     Devices are named by the values of `by`, or by the keys of a dict; a number stands behind the column's name, and
-    `fleet[7]` finds it. `without` and `only` leave devices out, which are then `new_devices`. Raises UsageError and
-    ConfigError, which say what to write.
+    `fleet[7]` finds it; `frame["subject"].map(fleet.name).map(result.assignments)` is the center of each row.
+    `without` and `only` leave devices out, which are then `new_devices`. Raises UsageError and ConfigError, which say
+    what to write.
 
     >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 3
     >>> fleet((x, y), by=np.repeat(["anna", "ben", "cleo"], 30))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.data.dataset import Dataset, batches, load_folder
+from edge_client.data.dataset import Dataset, DeviceData, batches, load_folder
 from edge_client.errors import ConfigError, Malformed
 
 
@@ -24,6 +24,15 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert (local.train.x == x).all()
     assert (local.train.y == y).all()
     assert len(local.test) == 1
+
+
+def test_samples_show_their_number_and_shape() -> None:
+    x = np.ones((3, 1, 2), np.float32)
+    train, test = Dataset(x, np.array([0, 2, 1])), Dataset(x[:1], np.ones((1, 4), np.float32))
+    assert repr(train) == "Dataset(3 samples [1, 2], classes)"
+    assert repr(DeviceData(train=train, test=test)) == (
+        "DeviceData(train=Dataset(3 samples [1, 2], classes), test=Dataset(1 sample [1, 2], targets [4]))"
+    )
 
 
 def test_held_out_samples_are_optional(tmp_path: Path) -> None:

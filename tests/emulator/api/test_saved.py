@@ -104,6 +104,22 @@ def test_a_folder_answers_without_the_module_and_without_the_data(result: fc.Res
         torch.testing.assert_close(mine.eval()(x), result.module(k)(x), rtol=1e-6, atol=1e-6)  # float32 files
 
 
+def test_a_device_is_predicted_for_by_the_number_that_the_user_calls_it(tmp_path: Path) -> None:
+    data = frame().assign(who=np.repeat([7, 8, 9, 10], 40))
+    made = fc.fleet(data, by="who")
+    result = fc.simulate(fc.FeSEM(2, local_steps=10), model=net(), fleet=made, rounds=3)
+    rows = frame(seed=1).query("who == 'ben'")
+    for told in (result, fc.load(result.save(tmp_path / "mine"))):
+        expected = told.predict(rows, device="who-08")
+        np.testing.assert_array_equal(told.predict(rows, device=8), expected)
+        np.testing.assert_array_equal(told.predict(rows, device=np.int64(8)), expected)
+        with pytest.raises(UsageError, match=r"(?s)no device 11.*the run has who-07, who-08, who-09 \.\.\."):
+            told.predict(rows, device=11)
+    centers = data["who"].map(made.name).map(result.assignments)
+    assert centers.notna().all()
+    assert centers.iloc[0] == result.assignments["who-07"]
+
+
 def test_what_needs_the_samples_says_so(place: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)samples of 'fruit'.*fc.load\(.*fleet="):
         fc.load(place).export(tmp_path / "centers", formats=("onnx",))

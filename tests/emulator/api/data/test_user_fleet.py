@@ -124,6 +124,7 @@ def test_devices_are_left_out_and_are_the_new_ones() -> None:
     for rest in (made.without([30]), made.only([1, 2]), made.without(30), made.without(["subject-30"])):
         assert list(rest) == ["subject-01", "subject-02"]
         assert list(rest.new_devices) == ["subject-30"]
+        assert repr(rest.new_devices).startswith("{'subject-30': DeviceData(train=Dataset(16 samples [4], classes), ")
         np.testing.assert_array_equal(rest.new_devices[30].train.x, made[30].train.x)
         with pytest.raises(KeyError, match=r"30 does not train: fleet\.new_devices has it"):
             rest[30]
