@@ -47,7 +47,8 @@ def show_settings(_app: Any, what: str, _name: str, of: Any, _options: Any, _sig
     if what != "class" or not is_dataclass(of):
         return None
     made = inspect.signature(of.__init__)
-    return str(made.replace(parameters=list(made.parameters.values())[1:], return_annotation=made.empty)), returns
+    told = str(made.replace(parameters=list(made.parameters.values())[1:], return_annotation=made.empty))
+    return re.sub(r": '([^']*)'", r": \1", told), returns  # annotations are texts
 
 
 def put_first_page_at_the_root(app: Any, failed: Exception | None) -> None:  # noqa: ANN401 - Sphinx's

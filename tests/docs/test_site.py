@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import fedcenters
 from tests.support.doc_pages import DOCS, ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("*.ipynb")])
@@ -27,6 +28,15 @@ def test_the_site_lists_every_page_once() -> None:
     listed = re.findall(r"^\.\./(?:\.\./)?\S+$", (SITE / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = sorted(str((SITE / entry).resolve()) for entry in listed)
     assert found == sorted(str(page.with_suffix("")) for page in PAGES)
+
+
+def test_the_reference_has_every_name_once() -> None:
+    text = (SITE / "reference.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\.\. auto(?:class|function):: fedcenters\.(\S+)$", text, flags=re.MULTILINE)
+    found += re.findall(r"^\.\. automodule:: emulator\.api\.data\.(\S+)$", text, flags=re.MULTILINE)
+    names = [name for name in fedcenters.__all__ if not name.startswith("__")]
+    parts = [f"partitions.{name}" for name in fedcenters.partitions.__all__]
+    assert sorted(found) == sorted([*names, *parts, "fleets.named"])
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.suffix == ".md"], ids=lambda page: page.name)
