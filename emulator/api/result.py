@@ -260,7 +260,9 @@ class Result:
         `formats`: of "onnx", "tflite" and "pt2"; `quantize`: schemes of `fedcenters-export`, as "int8"; `stacked`: also
         one file of all centers; `samples`: held-out samples lie beside them, to check the files on; `progress`: show
         what is being made, by default in a terminal and in a notebook. The folder is a bundle, as `fc.read_bundle`
-        reads. Raises UsageError where it has something else, ProgramRefused for a module that a format cannot express.
+        reads. Its `program/` has the training program for the engines of these formats, and always for torch: the
+        files are made from that graph and compared with it, then and by `verify`, and `Bundle.module` is it. Raises
+        UsageError where the folder has something else, ProgramRefused for a module that a format cannot express.
         """
         from emulator.bundle_source import source_of_centers
         from export.bundle.commands import write_run_bundle

@@ -127,7 +127,8 @@ def run_testbed(
                     started = start_broker(work / "broker", broker)
                 facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": federation}
                 try:
-                    progress.say(f"{started.kind} listens at {started.url}; the run is kept in {folder}")
+                    broker_name = "the broker" if started.kind == "external" else started.kind
+                    progress.say(f"{broker_name} listens at {started.url}; the run is kept in {folder}")
                     result = play(Testbed(broker=started, children=children, **facts))
                 except KeyboardInterrupt:
                     progress.say("interrupted: stopping what was started")

@@ -1,7 +1,8 @@
 """Read a bundle: the centers of a run as a self-contained, signed folder.
 
     manifest.json             everything below by hash; manifest.sig signs it where there is a key (run_source.py)
-    program/program.json      the training program, and its containers beside it, named <sha256>.<ending>
+    program/program.json      the training program, and its containers beside it, named <sha256>.<ending>; those of
+                              torch (.pt2) always: the centers' files are made from that graph and compared with it
     centers/center-K/         model.safetensors (weights for the program), card.json, card.md, and a file
                               per variant, self-contained: model.onnx, model.tflite, model.pt2, model.int8.onnx
     stacked/centers.FORMAT    all centers in one file, with the inputs center and x, if asked for

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -175,6 +176,19 @@ def test_an_export_tells_what_it_makes(exported: tuple[fc.Bundle, list[str]]) ->
     assert told[-2:] == ["writing center 3 of 3", "done"]
     assert any(text.startswith("compiling onnx") for text in told)
     assert any("the devices teach" in text for text in told)
+
+
+def test_a_center_has_the_formats_that_were_asked_for_and_the_program_torchs_graph(
+    exported: tuple[fc.Bundle, list[str]],
+) -> None:
+    bundle = exported[0]
+    files = sorted(path.name for path in (bundle.root / "centers/center-0").iterdir())
+    assert files == ["card.json", "card.md", "model.onnx", "model.safetensors"]
+    assert sorted(bundle.program.containers) == ["onnx", "pt2"]
+    x = np.random.default_rng(0).uniform(size=(3, 1, 8, 8)).astype(np.float32)
+    session = onnxruntime.InferenceSession(bundle.root / "centers/center-0/model.onnx")
+    in_torch = bundle.module(0)(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], in_torch, rtol=1e-4, atol=1e-4)  # two runtimes, float32
 
 
 def test_a_card_has_the_users_names_of_the_classes(exported: tuple[fc.Bundle, list[str]]) -> None:
