@@ -6,6 +6,8 @@ import { test } from "node:test";
 
 import { fromHex, toHex } from "../../edge_client/web/protocol/bytes.js";
 import * as sums from "../../edge_client/web/protocol/secure/device_sums.js";
+import * as stages from "../../edge_client/web/protocol/secure/device_stages.js";
+import { readState, writeState } from "../../edge_client/web/protocol/secure/device_state.js";
 import * as keys from "../../edge_client/web/protocol/secure/keys.js";
 import { packWords, streamBytes } from "../../edge_client/web/protocol/secure/masks.js";
 import { isPossibleThreshold } from "../../edge_client/web/protocol/secure/parameters.js";
@@ -95,4 +97,71 @@ test("a device of the recorded cohort sends the recorded bytes, again after a re
   await assert.rejects(sums.onUnmask(state, writeSumMessage(swapped)), refused("bad_task"));
   ({ state } = sums.onEnd(state, name));
   await assert.rejects(sums.onRoster(state, bytes(C.messages.roster)), refused("bad_task"));
+});
+
+const KEY = { run: RECORDED.context.run, round: RECORDED.context.round };
+const at = (stage) => ({ ...KEY, exchange: 1 + stage });
+const SCALE = { bits: RECORDED.form.bits, devices: 7 };
+
+/** A tab that was closed and opened again: what it stored, as IndexedDB gives it back. */
+const reloaded = (state) => readState(structuredClone(writeState(state)), "demo", "dev-000");
+
+test("a tab that is closed after every stage, and asked twice, sends the recorded bytes, and then its keys are gone", async () => {
+  const roots = [C.devices["dev-000"], C.later_root].map(fromHex);
+  const asked = [
+    [(state) => stages.offer(state, roots), bytes(C.messages.prekeys)],
+    [(state) => stages.deal(state, bytes(C.messages.roster), at(0)), bytes(C.messages.shares)],
+    [(state) => stages.mask(state, bytes(C.messages.relay), at(1), SCALE, Uint32Array.from(C.vector)), fromHex(C.upload)],
+    [(state) => stages.show(state, bytes(C.messages.unmask), at(2)), bytes(C.messages.reveal)],
+  ];
+  let state = readState(undefined, "demo", "dev-000");
+  for (const [answer, wanted] of asked) {
+    const [first, again] = [await answer(reloaded(state)), await answer(reloaded(state))];
+    assert.deepEqual([...first.out], [...wanted]);
+    assert.deepEqual(again, first);
+    ({ state } = first);
+  }
+  assert.equal(state.sums.size, 0);
+  await assert.rejects(stages.show(state, bytes(C.messages.unmask), at(2)), refused("bad_task"));
+});
+
+test("a stage of another exchange, words that could overflow and a second vector are refused", async () => {
+  const roots = [C.devices["dev-000"], C.later_root].map(fromHex);
+  const vector = Uint32Array.from(C.vector);
+  let { state } = await stages.offer(sums.freshSums("demo", "dev-000"), roots);
+  await assert.rejects(stages.deal(state, bytes(C.messages.roster), at(4)), refused("bad_task"));
+  ({ state } = await stages.deal(state, bytes(C.messages.roster), at(0)));
+  await assert.rejects(stages.deal({ ...state, sums: new Map() }, bytes(C.messages.roster), at(0)), refused("bad_task"));
+  const relay = (key, scale, words) => stages.mask(state, bytes(C.messages.relay), key, scale, words);
+  await assert.rejects(relay(at(2), SCALE, vector), refused("bad_task"));
+  await assert.rejects(relay(at(1), { ...SCALE, devices: 6 }, vector), refused("bad_task"));
+  await assert.rejects(relay(at(1), { ...SCALE, bits: 24 }, vector), refused("bad_task"));
+  await assert.rejects(stages.show(state, bytes(C.messages.unmask), at(2)), refused("bad_task"));
+  ({ state } = await relay(at(1), SCALE, vector));
+  await assert.rejects(relay(at(1), SCALE, vector.map((word) => word + 1)), refused("bad_task"));
+});
+
+test("the next roster ends the sum before, and prekeys that the coordinator has taken are deleted", async () => {
+  const roots = (seed) => Array.from({ length: 16 }, (_, i) => new Uint8Array(32).fill(seed + i));
+  let { state, out } = await stages.offer(sums.freshSums("demo", "dev-000"), [C.devices["dev-000"], ...roots(1).map(toHex)].map(fromHex));
+  const numbers = (message) => [...readSumMessage("prekeys", message).keys.keys()];
+  const range = (from, to) => Array.from({ length: to - from }, (_, i) => from + i);
+  assert.deepEqual(numbers(out), range(0, 16));
+  ({ state } = await stages.deal(state, bytes(C.messages.roster), at(0)));
+  const next = { ...readSumMessage("roster", bytes(C.messages.roster)), number: 1, exchange: 5, roster: "cd".repeat(32) };
+  ({ state } = await stages.deal(state, writeSumMessage(next), at(4)));
+  assert.deepEqual([...state.sums.keys()], [next.roster]);
+  ({ state, out } = await stages.offer(state, roots(40), 9));
+  assert.deepEqual(numbers(out), range(10, 26));
+  const lost = await stages.offer(sums.freshSums("demo", "dev-000"), roots(80), 25);
+  assert.deepEqual(numbers(lost.out), range(26, 42));
+  assert.equal(new Set(stages.freshRoots().map(toHex)).size, 16);
+});
+
+test("what was stored by another version or for another device is not taken", () => {
+  const state = { ...sums.freshSums("demo", "dev-000"), nextNumber: 7 };
+  assert.equal(reloaded(state).nextNumber, 7);
+  assert.equal(readState({ ...writeState(state), v: 2 }, "demo", "dev-000").nextNumber, 0);
+  assert.equal(readState(writeState(state), "demo", "dev-001").cid, "dev-001");
+  assert.equal(readState(writeState(state), "demos", "dev-000").nextNumber, 0);
 });

@@ -134,7 +134,7 @@ export function onEnd(state, name) {
   return { state: { ...state, sums: new Map([...state.sums].filter(([known]) => known !== name)) }, out: null };
 }
 
-function sumOf(state, name) {
+export function sumOf(state, name) {
   if (!state.sums.has(name)) throw bad(`no sum ${name.slice(0, 16)} is open here`);
   return state.sums.get(name);
 }
