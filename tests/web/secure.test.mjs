@@ -6,12 +6,15 @@ import { test } from "node:test";
 
 import { fromHex, toHex } from "../../edge_client/web/protocol/bytes.js";
 import * as sums from "../../edge_client/web/protocol/secure/device_sums.js";
+import { canonicalJson } from "../../edge_client/web/protocol/json.js";
+import * as messages from "../../edge_client/web/protocol/messages.js";
 import * as stages from "../../edge_client/web/protocol/secure/device_stages.js";
 import { readState, writeState } from "../../edge_client/web/protocol/secure/device_state.js";
 import * as keys from "../../edge_client/web/protocol/secure/keys.js";
 import { packWords, streamBytes } from "../../edge_client/web/protocol/secure/masks.js";
 import { isPossibleThreshold } from "../../edge_client/web/protocol/secure/parameters.js";
 import { readSumMessage, writeSumMessage } from "../../edge_client/web/protocol/secure/sum_messages.js";
+import { containerFunctions, initSlots, taskManifests, withoutUnneededInits } from "../../edge_client/web/protocol/task.js";
 
 const RECORDED = JSON.parse(readFileSync(new URL("../golden/secure.json", import.meta.url), "utf8"));
 const { context: CONTEXT, derived: D, cohort: C } = RECORDED;
@@ -164,4 +167,52 @@ test("what was stored by another version or for another device is not taken", ()
   assert.equal(readState({ ...writeState(state), v: 2 }, "demo", "dev-000").nextNumber, 0);
   assert.equal(readState(writeState(state), "demo", "dev-001").cid, "dev-001");
   assert.equal(readState(writeState(state), "demos", "dev-000").nextNumber, 0);
+});
+
+const readTask = (data) => messages.readExactMessage(data, "t");
+
+for (const [name, recorded] of Object.entries(RECORDED.tasks)) {
+  test(`the task "${name}" is read and written as it stands, and names each of its blobs once`, async () => {
+    const task = await readTask(bytes(recorded));
+    assert.equal(text(canonicalJson(task)), recorded);
+    const blobs = taskManifests(task);
+    assert.equal(new Set(blobs.map(({ sha256 }) => sha256)).size, blobs.length);
+    assert.equal(blobs.filter(({ kind }) => kind === "sum").length, ["shares", "add", "show"].includes(task.stage) ? 1 : 0);
+    const vectors = new Set(recorded.match(/"kind":"(model|points)","sha256":"\w+/g));
+    assert.equal(blobs.filter(({ kind }) => kind !== "sum").length, vectors.size);
+  });
+}
+
+for (const [why, job] of Object.entries(RECORDED.refused_jobs)) {
+  test(`a task of a sum is refused: ${why}`, async () => {
+    const { work: _work, message: _message, after: _after, ...frame } = JSON.parse(RECORDED.tasks.add);
+    await assert.rejects(readTask(bytes(JSON.stringify({ ...frame, ...job }))), refused("bad_task"));
+  });
+}
+
+test("fields of a sum that are out of bounds are refused", async () => {
+  const task = JSON.parse(RECORDED.tasks["add, k-means"]);
+  const changed = (where, value) => {
+    const copy = structuredClone(task);
+    const path = where.split(".");
+    path.slice(0, -1).reduce((at, name) => at[name], copy)[path.at(-1)] = value;
+    return bytes(JSON.stringify(copy));
+  };
+  const wrong = {
+    stage: "sing", after: -1, work: [], "work.job": "sum", "work.sum.part": "all", "work.sum.choose": "best", "work.sum.centers": [],
+    "work.sum.open": [16], "work.sum.share": 1.5, "work.sum.scale.bits": 33, "work.sum.scale.devices": 0, "work.sum.scale.clip": 0,
+    "work.sum.scale.noise": 2e6, "work.sum.group": 16, "work.sum.compare": [[1]], "work.sum.points_open": [2], "work.sum.repeats": 0,
+    "work.sum.move": -1, "work.sum.dealt": 1,
+  };
+  for (const [where, value] of Object.entries(wrong)) await assert.rejects(readTask(changed(where, value)), refused("bad_field"), where);
+});
+
+test("a choice by losses needs both functions, and an evaluation one", async () => {
+  const task = JSON.parse(RECORDED.tasks.tell);
+  assert.deepEqual(containerFunctions(task), { container: "step" });
+  task.work.sum.choose = "loss";
+  assert.deepEqual(containerFunctions(task), { container: "evaluate", step: "step" });
+  assert.deepEqual(containerFunctions(JSON.parse(RECORDED.tasks["add, evaluation"])), { container: "evaluate" });
+  const kept = withoutUnneededInits(JSON.parse(RECORDED.tasks.keep), new Set(initSlots(JSON.parse(RECORDED.tasks.keep))));
+  assert.equal(kept.work.init, undefined);
 });

@@ -14,6 +14,7 @@ export const MAX_DETAIL_CHARS = 200;
 export const MAX_GET_BLOCKS = 16;
 export const MAX_CENTERS = 1_024;
 export const MAX_MODELS = 16;
+const MAX_STEPS = 1_000_000;
 const MAX_LABEL_TOTALS = 512; // numbers in one probe, of all candidates
 const WANTS = ["loss", "votes", "posterior", "grad", "confusion", "labels", "inputs", "answers"];
 const ASKED_ALONE = ["grad", "labels"];
@@ -77,11 +78,37 @@ export const COMMON = required({ id: IDENT, t: COUNT });
 export const EPOCH = required({ epoch: COUNT });
 
 const ANSWER_KINDS = ["delta", "stats", "masked"];
+const SUM_STAGES = ["prekeys", "shares", "add", "show", "tell", "keep"];
+const SCALE = record({
+  ...required({ bits: integer(16, 32), devices: integer(1, 100_000), clip: number(Number.MIN_VALUE) }),
+  ...optional({ noise: number(0, 1e6) }),
+});
+const PLACE = integer(0, MAX_MODELS - 1); // of a center
+const ADDED = { // `sum` of a sum's work, by the work's job
+  fit: {
+    ...required({
+      part: oneOf("choose", "add", "count", "points"), choose: oneOf("only", "given", "loss", "nearest", "shares", "posterior"),
+      centers: listOf(MODEL, 1, MAX_MODELS), open: listOf(PLACE, 1, MAX_MODELS), share: number(0, 1), scale: SCALE,
+    }),
+    ...optional({
+      group: PLACE, compare: listOf(listOf(COUNT, 2, 2), 1, 64), points: manifest("points"),
+      points_open: listOf(integer(0, 1), 1, MAX_MODELS ** 2), dealt: boolean, hysteresis: number(), sigma: number(), refresh: boolean,
+      repeats: integer(1, MAX_STEPS), move: number(),
+    }),
+  },
+  probe: required({ served: oneOf("asked", "center", "mixture"), usual: PLACE, scale: SCALE }),
+};
+/** What a device computes for a sum: the fields of a fit or a probe, `job`, and `sum`. */
+const work = (value, name) => {
+  const job = value !== null && typeof value === "object" ? value.job : undefined;
+  if (!["fit", "probe"].includes(job)) throw new Malformed("bad_field", `${name} is ${shown(value)}; expected an object with job fit or probe`);
+  return record({ ...JOBS[job], ...required({ job: oneOf(job) }), ...optional({ sum: record(ADDED[job]) }) })(value, name);
+};
 const JOBS = {
   fit: {
     ...required({
       start: wordOr("own", MODEL), lr: number(), momentum: number(), mu: number(),
-      steps: integer(1, 1_000_000), batch: integer(1, 65_536), seed: COUNT,
+      steps: integer(1, MAX_STEPS), batch: integer(1, 65_536), seed: COUNT,
     }),
     ...optional({
       init: MODEL, anchor: wordOr("start", MODEL), linear: manifest("linear"), rows: matching("ones|posterior:(?:0|[1-9][0-9]?)"),
@@ -98,6 +125,10 @@ const JOBS = {
       buffers: oneOf("sent", "own", "batch"), step: manifest("container"),
       label_totals: listOf(orNull(listOf(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
     }),
+  },
+  sum: {
+    ...required({ stage: oneOf(...SUM_STAGES) }),
+    ...optional({ after: COUNT, message: manifest("sum"), work, step: manifest("container") }),
   },
 };
 const RELEASE = record(required({ version: matching("[0-9]{1,6}(\\.[0-9]{1,6}){0,3}"), file: manifest("release") }));
@@ -118,7 +149,7 @@ export const MESSAGE_TABLES = {
   task: {
     ...KEY,
     ...required({
-      left_ms: COUNT, job: oneOf("fit", "probe"), program: manifest("program"), container: manifest("container"),
+      left_ms: COUNT, job: oneOf("fit", "probe", "sum"), program: manifest("program"), container: manifest("container"),
       schema: sha256, reply: REPLY,
     }),
     ...optional({ center: CENTER }),
@@ -190,7 +221,7 @@ export function checkRules(kind, message) {
     const needed = { sketch: "sketch", loss: "stats" }[message.how];
     if (needed && !message[needed]) throw new Malformed("bad_field", `near by ${message.how} needs ${needed}`);
   }
-  const wrong = kind === "task" ? (message.job === "fit" ? fitContradiction : probeContradiction)(message) : null;
+  const wrong = kind === "task" ? CONTRADICTIONS[message.job](message) : null;
   if (wrong) throw new Malformed("bad_task", wrong);
 }
 
@@ -212,11 +243,30 @@ function probeContradiction(task) {
 }
 
 function fitContradiction(task) {
-  const { anchor, reply } = task;
+  const { anchor, reply } = task; // the work of a sum has no reply
   if (task.mu > 0 && anchor === undefined) return "mu > 0 needs an anchor";
-  if (task.start === "own" && (anchor === "start" || reply.base === "start")) {
+  if (task.start === "own" && (anchor === "start" || reply?.base === "start")) {
     return "the server does not hold the model that start: own names";
   }
-  if (reply.base === "anchor" && anchor === undefined) return "the reply's base is an anchor that is not there";
+  if (reply?.base === "anchor" && anchor === undefined) return "the reply's base is an anchor that is not there";
   return null;
 }
+
+function sumContradiction(task) {
+  const { stage, work: asked } = task;
+  for (const [field, stages] of [["message", ["shares", "add", "show"]], ["work", ["add", "tell", "keep"]]]) {
+    if ((task[field] !== undefined) !== stages.includes(stage)) return `stage ${stage} has a ${field}, or lacks one`;
+  }
+  if (task.after !== undefined && stage !== "prekeys") return "numbers are asked of prekeys only";
+  if (!asked) return null;
+  if ((asked.sum !== undefined) !== (stage !== "keep")) return `the work of stage ${stage} has a sum, or lacks one`;
+  return (asked.sum && centersContradiction(asked.sum)) ?? CONTRADICTIONS[asked.job](asked);
+}
+
+function centersContradiction({ open = [], centers, part, points, points_open: openPoints }) {
+  if (open.some((k, i) => k >= centers.length || (i && k <= open[i - 1]))) return "open names no rising numbers of centers";
+  if (["count", "points"].includes(part) && !(points && openPoints)) return "a part of k-means has no centroids";
+  return null;
+}
+
+const CONTRADICTIONS = { fit: fitContradiction, probe: probeContradiction, sum: sumContradiction };
