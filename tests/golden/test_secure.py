@@ -14,12 +14,16 @@ import pytest
 
 from coordinator.rounds.secure_sum import SumReady
 from edge_client.errors import Malformed
+from edge_client.protocol import messages
 from edge_client.protocol.secure import keys, masks
 from edge_client.protocol.secure.graph import neighbour_graph
 from edge_client.protocol.secure.parameters import sum_parameters
 from edge_client.protocol.secure.sum_messages import READERS, SumForm
+from edge_client.protocol.sum_codec import read_work
+from edge_client.protocol.summed_task import SummedFit
+from edge_client.training.summed import TrainedChoice, contribution
 from tests.support.secure_cohort import SecureCohort, cids, root_of, vector_of
-from tests.support.sum_tasks import STAGES, job, refused, task_message
+from tests.support.sum_tasks import STAGES, get, job, refused, task_message
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "secure.json").read_text(encoding="utf-8"))
 FORM = SumForm(federation="demo", run="r1", round=3, exchange=1, words=5, bits=20)
@@ -95,9 +99,43 @@ def cohort() -> dict[str, Any]:
     }
 
 
+def words() -> list[dict[str, Any]]:
+    """The words of a device for a recorded task, of which some fields are replaced; its trained models are given."""
+    far, near = [6.0, 7.5, 8.0, 9.0, 10.0, 11.25], [0.5, 0.75, 2.0, 3.125, 4.0, 5.0]
+    kept, chosen, soft = (near,), {"weights": [1.0, 0.0], "order": [0, 1]}, {"weights": [0.25, 0.75], "order": None}
+    rows: list[tuple[str, dict[str, Any], tuple[list[float], ...], dict[str, Any]]] = [
+        ("tell", {"part": "choose"}, kept, chosen),
+        ("tell", {"part": "choose", "choose": "shares"}, kept, soft),
+        ("add", {}, kept, chosen),  # its own center is closed, so the next one; far from it, so clipped
+        ("add", {"open": [0, 1], "share": 1.0}, kept, chosen),
+        ("add", {"open": [0, 1], "choose": "shares"}, kept, soft),
+        ("add", {"open": [0, 1], "choose": "posterior"}, (near, far), soft),
+        ("add, k-means", {}, kept, chosen),
+        ("add, k-means", {"part": "count"}, kept, chosen),
+        ("add, k-means", {"part": "count", "points_open": [1] * 4, "dealt": False}, ([0.0] * 6,), chosen),
+        ("add, k-means", {"part": "count", "points_open": [1] * 4}, ([0.0] * 6,), chosen),
+    ]
+    return [
+        {"task": name, "sum": changes, "models": list(models), **how, "words": _words(name, changes, models, how)}
+        for name, changes, models, how in rows
+    ]
+
+
+def _words(name: str, changes: dict[str, Any], models: tuple[list[float], ...], how: dict[str, Any]) -> list[int]:
+    said = messages.read_message(task_message(job(name)), "t")
+    said["work"]["sum"] |= changes
+    work = read_work(said, get)
+    order = None if how["order"] is None else np.array(how["order"])
+    mine = TrainedChoice(models=np.array(models, np.float32), weights=np.array(how["weights"]), order=order)
+    if not isinstance(work, SummedFit):
+        raise TypeError(work)
+    found = contribution(work, mine, np.random.default_rng(0)).words
+    return [] if found is None else found.tolist()
+
+
 def built() -> dict[str, Any]:
     """All vectors, computed; `json.dump(built(), ..., indent=1)` wrote the file."""
-    words = np.array([0, 1, 2**16 - 1, 2**20 - 1, 2**32 - 1, 12345, 7, 2**31, 99], np.uint32)
+    packed = np.array([0, 1, 2**16 - 1, 2**20 - 1, 2**32 - 1, 12345, 7, 2**31, 99], np.uint32)
     parameters = [[n, sum_parameters(n).neighbours, sum_parameters(n).threshold] for n in (5, 16, 17, 50, 100, 1000)]
     return {
         "parameters": parameters,
@@ -105,14 +143,15 @@ def built() -> dict[str, Any]:
         "context": {"federation": "demo", "run": "r1", "round": 3, "exchange": 1, "roster": "ab" * 32},
         "derived": derived(),
         "packed": {
-            "words": words.tolist(),
-            "by_bits": {str(bits): masks.pack_words(words, bits).hex() for bits in (16, 17, 20, 27, 32)},
+            "words": packed.tolist(),
+            "by_bits": {str(bits): masks.pack_words(packed, bits).hex() for bits in (16, 17, 20, 27, 32)},
         },
         "form": {"words": FORM.words, "bits": FORM.bits},
         "cohort": cohort(),
         "refused": REFUSED,
         "tasks": {name: task_message(job(name)).decode() for name in STAGES},
         "refused_jobs": refused(),
+        "words": words(),
     }
 
 

@@ -15,6 +15,10 @@ import { packWords, streamBytes } from "../../edge_client/web/protocol/secure/ma
 import { isPossibleThreshold } from "../../edge_client/web/protocol/secure/parameters.js";
 import { readSumMessage, writeSumMessage } from "../../edge_client/web/protocol/secure/sum_messages.js";
 import { containerFunctions, initSlots, taskManifests, withoutUnneededInits } from "../../edge_client/web/protocol/task.js";
+import { decodePoints, readSummedFit, SumScale } from "../../edge_client/web/protocol/summed_task.js";
+import { argmax } from "../../edge_client/web/training/fit_probe.js";
+import { withNoise } from "../../edge_client/web/training/skellam.js";
+import { chooseNearest, confusionWords, contribution } from "../../edge_client/web/training/summed.js";
 
 const RECORDED = JSON.parse(readFileSync(new URL("../golden/secure.json", import.meta.url), "utf8"));
 const { context: CONTEXT, derived: D, cohort: C } = RECORDED;
@@ -215,4 +219,61 @@ test("a choice by losses needs both functions, and an evaluation one", async () 
   assert.deepEqual(containerFunctions(JSON.parse(RECORDED.tasks["add, evaluation"])), { container: "evaluate" });
   const kept = withoutUnneededInits(JSON.parse(RECORDED.tasks.keep), new Set(initSlots(JSON.parse(RECORDED.tasks.keep))));
   assert.equal(kept.work.init, undefined);
+});
+
+const CENTERS = [0, 6].map((from) => Float32Array.from({ length: 6 }, (_, i) => from + i));
+const POINTS = Float64Array.from({ length: 16 }, (_, i) => i / 8);
+
+for (const { task: name, sum, models, weights, order, words } of RECORDED.words) {
+  test(`the words of "${name}" with ${JSON.stringify(sum)} are the recorded ones`, async () => {
+    const { work } = await messages.readMessage(bytes(RECORDED.tasks[name]), "t");
+    const vectors = new Map(work.sum.centers.map(({ sha256 }, k) => [sha256, CENTERS[k]]));
+    if (work.sum.points) vectors.set(work.sum.points.sha256, POINTS);
+    const task = readSummedFit({ ...work, sum: { ...work.sum, ...sum } }, vectors);
+    const mine = { models: models.map((model) => Float32Array.from(model)), weights, order };
+    assert.deepEqual([...contribution(task, mine)], words);
+  });
+}
+
+test("a device stays with its center unless another is nearer by the hysteresis", async () => {
+  const { work } = await messages.readMessage(bytes(RECORDED.tasks.tell), "t");
+  const vectors = new Map(work.sum.centers.map(({ sha256 }, k) => [sha256, CENTERS[k]]));
+  const between = [CENTERS[0].map((value, i) => 0.45 * value + 0.55 * CENTERS[1][i])];
+  const chosen = (hysteresis, last) => argmax(chooseNearest(readSummedFit({ ...work, sum: { ...work.sum, hysteresis } }, vectors), between, last).weights);
+  assert.deepEqual([chosen(0, [1, 0]), chosen(0.5, [1, 0]), chosen(0.5, undefined)], [1, 0, 1]);
+});
+
+test("a scale whose sum could overflow, and centroids of another shape, are refused", async () => {
+  const overflow = [{ bits: 16, devices: 40_000, clip: 1 }, { bits: 16, devices: 100, clip: 1, noise: 1000 }];
+  for (const scale of overflow) assert.throws(() => new SumScale(scale), refused("bad_task"));
+  const { work } = await messages.readMessage(bytes(RECORDED.tasks["add, k-means"]), "t");
+  const vectors = (points) => new Map([...work.sum.centers.map(({ sha256 }, k) => [sha256, CENTERS[k]]), [work.sum.points.sha256, points]]);
+  assert.equal(readSummedFit(work, vectors(POINTS)).points.length, 2);
+  for (const points of [POINTS.subarray(1), POINTS.subarray(8)]) assert.throws(() => readSummedFit(work, vectors(points)), refused("bad_task"));
+  assert.throws(() => decodePoints(new Uint8Array(7)), refused("bad_schema"));
+  assert.throws(() => decodePoints(new Uint8Array(Float64Array.of(Number.NaN).buffer)), refused("not_finite"));
+});
+
+test("an evaluation tells its counts, accuracy, F1 and one device", () => {
+  const scale = new SumScale({ bits: 32, devices: 10, clip: 1 });
+  const words = confusionWords([[3, 1, 0], [0, 4, 0], [0, 0, 0]], scale, 7);
+  assert.deepEqual([...words.subarray(0, 9), words[11]], [3, 1, 0, 0, 4, 0, 0, 0, 0, 1]);
+  const [accuracy, f1] = words.subarray(9, 11);
+  assert.ok(Math.abs(accuracy - (7 / 8) * scale.levels) < 1);
+  assert.ok(Math.abs(f1 - ((6 / 7 + 8 / 9) / 2) * scale.levels) < 1); // a class that does not occur does not count
+});
+
+test("noise of few and of many has its mean and deviation, and words without noise are as they are", () => {
+  const count = 40_000;
+  for (const deviation of [0.7, 2.5, 40, 3e5, 2e7]) {
+    const drawn = withNoise(new Uint32Array(count), deviation);
+    assert.ok(drawn.every(Number.isInteger));
+    const mean = drawn.reduce((a, b) => a + b, 0) / count;
+    const spread = Math.sqrt(drawn.reduce((a, b) => a + (b - mean) ** 2, 0) / count);
+    // six deviations of the mean and of the deviation of so many draws; a Skellam number has some more weight in its tails
+    assert.ok(Math.abs(mean) < (6 * deviation) / Math.sqrt(count), `${deviation}: mean ${mean}`);
+    assert.ok(Math.abs(spread / deviation - 1) < 6 * Math.sqrt((2 + 1 / deviation ** 2) / (4 * count)), `${deviation}: ${spread}`);
+    const within = drawn.filter((value) => Math.abs(value) < deviation).length / count;
+    if (deviation >= 40) assert.ok(Math.abs(within - 0.6827) < 0.02, `${deviation}: ${within} within one deviation`);
+  }
 });

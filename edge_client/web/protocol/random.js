@@ -1,4 +1,4 @@
-// numpy's Generator(PCG64(seed)) as far as a device needs it: permutations, uniform float32 numbers, spawned streams.
+// numpy's Generator(PCG64(seed)) as far as a device needs it: permutations, uniform numbers, lots, spawned streams.
 // PCG64: O'Neill 2014, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms", XSL-RR 128/64. Seeding
 // and bounded integers are those of numpy's SeedSequence and random_interval.
 
@@ -29,12 +29,16 @@ export class Pcg64 {
       this.spare = null;
       return kept;
     }
+    const word = this.next64();
+    this.spare = Number(word >> 32n);
+    return Number(word & 0xffffffffn);
+  }
+
+  next64() {
     this.advance();
     const folded = (this.state >> 64n) ^ (this.state & MASK64);
     const turn = this.state >> 122n;
-    const word = ((folded >> turn) | (folded << (64n - turn))) & MASK64;
-    this.spare = Number(word >> 32n);
-    return Number(word & 0xffffffffn);
+    return ((folded >> turn) | (folded << (64n - turn))) & MASK64;
   }
 
   /** Uniform integer from 0 to `top`, below 2^32: draws masked to as many bits as `top` has, until one fits. */
@@ -55,6 +59,23 @@ export class Pcg64 {
       [order[i], order[j]] = [order[j], order[i]];
     }
     return order;
+  }
+
+  /** numpy's `integers(n, size=count)`, n up to 2^21: Lemire's products of 32-bit draws. */
+  integers(n, count) {
+    const unfair = (2 ** 32 - n) % n; // the rest of so many products are drawn again
+    const one = () => {
+      for (;;) {
+        const product = this.next32() * n;
+        if (product % 2 ** 32 >= unfair) return Math.floor(product / 2 ** 32);
+      }
+    };
+    return Array.from({ length: count }, () => (n === 1 ? 0 : one()));
+  }
+
+  /** `count` uniform numbers in [0, 1): the upper 53 bits of 64-bit draws. */
+  doubles(count) {
+    return Float64Array.from({ length: count }, () => Number(this.next64() >> 11n) * 2 ** -53);
   }
 
   /** `count` uniform float32 numbers in [0, 1): the upper 24 bits of 32-bit draws. */
