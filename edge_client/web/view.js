@@ -5,7 +5,7 @@ import { sizeOf } from "./protocol/tensors.js";
 
 const ENOUGH = 25; // samples: every fifth is held out, and 20 are about as good at finding the center as 100 (RESULTS.md)
 const AFTER_TRAINING = ["export", "serve"];
-const SENT = { delta: "the change of the model", stats: "some statistics" };
+const SENT = { delta: "the change of the model", stats: "some statistics", masked: "a part of a masked sum" };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
 function waitingFor({ doing, here, needed, round, of, newcomers }) {
@@ -87,7 +87,11 @@ export class View {
         this.published = true;
         this.showButtons();
       },
-      task: () => this.showProgress(event.job === "fit" ? `Round ${event.round}: getting ready` : "Comparing models on your samples", 0),
+      task: () => this.showProgress(
+        { fit: `Round ${event.round}: getting ready`, sum: `Round ${event.round}: exchanging keys with other devices` }[event.job]
+          ?? "Comparing models on your samples",
+        0,
+      ),
       fetching: () => this.showProgress(`Fetching ${event.kind}, ${bytes(event.size)}`, event.done),
       training: () => {
         this.showProgress(`Round ${event.round}: training, step ${event.step + 1} of ${event.steps}`, event.step / event.steps);

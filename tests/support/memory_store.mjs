@@ -19,7 +19,7 @@ export class MemoryStore {
   }
 
   async write(put, remove = []) {
-    for (const [name, value] of Object.entries(put)) this.kept.set(name, value);
+    for (const [name, value] of Object.entries(put)) this.kept.set(name, structuredClone(value)); // as IndexedDB does
     for (const name of remove) this.kept.delete(name);
   }
 }

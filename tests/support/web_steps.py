@@ -42,11 +42,12 @@ def check_page(programs: Mapping[str, CompilerOutput], folder: Path) -> None:
 
 
 def check_life(made: CompilerOutput, folder: Path) -> None:
-    """The page's client against a scripted coordinator: client.test.mjs, with a real program."""
+    """The page's client against a scripted coordinator, with a real program."""
     write(made, folder)
-    said = run_node("--test", ROOT / "tests" / "web" / "client.test.mjs", PROGRAM=str(folder), THIRD=str(third_party()))
+    scripts = [ROOT / "tests" / "web" / name for name in ("client.test.mjs", "sums.test.mjs")]
+    said = run_node("--test", *scripts, PROGRAM=str(folder), THIRD=str(third_party()))
     assert "# fail 0" in said
-    assert "# pass 12" in said
+    assert "# pass 17" in said
 
 
 def write(made: CompilerOutput, folder: Path) -> None:

@@ -18,7 +18,7 @@ import * as kinds from '{source[0]}';
 import {{ KIND_LIMITS }} from '{source[1]}';
 const fields = (table) => Object.fromEntries(Object.entries(table).map(([name, [, needed]]) => [name, needed]));
 const tables = Object.fromEntries(Object.entries(kinds.MESSAGE_TABLES).map(([kind, table]) => [kind, fields(table)]));
-for (const job of ['fit', 'probe']) tables[job] = fields(kinds.tableOf('task', {{ job }}, true));
+for (const job of ['fit', 'probe', 'sum']) tables[job] = fields(kinds.tableOf('task', {{ job }}, true));
 console.log(JSON.stringify({{ tables, routes: kinds.ROUTES, err: kinds.ERR_CODES, ack: kinds.ACK_STATUSES,
   nack: kinds.NACK_CODES, limits: KIND_LIMITS, codecs: kinds.CODECS }}));
 """
@@ -31,7 +31,7 @@ def test_fields_codes_and_limits_are_pythons() -> None:
         kind: {name: needed for name, (_, needed) in table.items()}
         for kind, table in message_schemas.MESSAGE_TABLES.items()
     }
-    for job in ("fit", "probe"):
+    for job in ("fit", "probe", "sum"):
         table = message_schemas.table_of("task", {"job": job}, down=True)
         tables[job] = {name: needed for name, (_, needed) in table.items()}
     found = told()

@@ -1,30 +1,27 @@
 // A device's main loop in a page: announce, fetch, check, train, store and upload, and choose a center on request, until it
-// is stopped. One loop waits for events and does the next piece of work. Every result is stored before its first message is
-// sent, so a tab that closes at any line repeats at most the training. `tell` receives the events for the view.
+// is stopped. One loop waits for events and does the next piece of work: active_task.js has one task, uploader.js its result. `tell`
+// receives the events for the view.
 
+import { ActiveTask, TaskDropped } from "./active_task.js";
 import { Uploader } from "./uploader.js";
 import { Downloader, MAX_WINDOW } from "./downloader.js";
-import { refusedRuntimeError } from "../engines/golden_run.js";
-import { yieldToPage, Inbox } from "./inbox.js";
-import { DEFAULT_BLOCK_BYTES, manifestOf } from "../protocol/blocks.js";
+import { Inbox } from "./inbox.js";
+import { DEFAULT_BLOCK_BYTES } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
 import { parseJson } from "../protocol/json.js";
 import { CODECS, MAX_DETAIL_CHARS, NACK_CODES } from "../protocol/message_schemas.js";
 import { MAX_MESSAGE_BYTES, readMessage, VERSION } from "../protocol/messages.js";
-import { containerFunctions, taskManifests, initSlots, withoutUnneededInits } from "../protocol/task.js";
 import { verifyRecord } from "../protocol/signing.js";
 import { Topics } from "../protocol/topics.js";
 import { Blobs } from "./store.js";
 import { isBefore, keyOf, sameKey, State } from "./state.js";
 import { Transport } from "../transport/mqtt.js";
-import { nackFields, RETRY_MS } from "./train_conditions.js";
+import { RETRY_MS } from "./train_conditions.js";
 import { findCenter } from "../nearest.js";
 import { DeviceSender } from "./sender.js";
 import { ENGINE, TaskRunner } from "./task_runner.js";
 
 const SOFTWARE = "fedcenters-web";
-
-class TaskDropped extends Error {} // the task under way is not wanted any more
 
 /** One device. `join` is {federation, broker, keys}, `device` {id, username, password}; `local()` gives {train, test}. */
 export class Client {
@@ -33,7 +30,7 @@ export class Client {
     Object.assign(client, { join, device, store, ort, local, tell, now });
     client.topics = new Topics(join.federation);
     client.blobs = new Blobs(store);
-    client.state = await State.open(store);
+    client.state = await State.open(store, join.federation, device.id);
     client.participates = (await store.get("takes part")) === true;
     client.paused = !client.participates;
     client.sender = new DeviceSender(client.topics, device.id);
@@ -237,7 +234,7 @@ export class Client {
     else if (result && isBefore(key, result.key)) return;
     else if (this.task !== null && sameKey(this.task.key, key)) Object.assign(this.task, { message, until }); // maybe with more time
     else {
-      this.task = { key, message, until };
+      this.task = new ActiveTask(this, key, message, until);
       if (!this.state.owesAnswer) this.uploader.cancel(); // whatever came before is late now
     }
   }
@@ -270,11 +267,11 @@ export class Client {
   async work(task) {
     try {
       await this.deliverLast(task);
-      const { outcome, seconds } = await this.execute(task);
-      await this.storeResult(task, outcome, seconds);
+      const { outcome, seconds } = await task.execute();
+      await task.store(outcome, seconds);
       this.uploader.announce();
     } catch (wrong) {
-      if (!(wrong instanceof TaskDropped)) this.refuse(task, wrong);
+      if (!(wrong instanceof TaskDropped)) task.refuse(wrong);
     } finally {
       this.downloader.clear();
       if (this.task === task) this.task = null;
@@ -288,53 +285,8 @@ export class Client {
     while (this.state.owesAnswer) {
       await this.uploader.step();
       await this.handle(await this.inbox.next(Math.min(this.uploader.waitMs(), 1000)));
-      this.checkWanted(task);
+      task.checkWanted();
     }
-  }
-
-  /** Fetch in the order of trust: the signed program, what it vouches for, the vectors; then train. */
-  async execute(task) {
-    if (this.paused) throw new Malformed("unavailable", "paused by its owner");
-    const { message, key } = task;
-    this.tell({ what: "task", job: message.job, round: key.round, run: key.run });
-    await this.taskRunner.checkSignature(message.program);
-    await this.fetch([message.program], () => this.checkWanted(task));
-    const program = await this.taskRunner.program(message.program);
-    const functions = containerFunctions(message);
-    for (const [field, name] of Object.entries(functions)) this.taskRunner.checkContainer(program, name, message[field]);
-    const own = await this.state.ownModels(key.run, program.schema);
-    const asked = withoutUnneededInits(message, new Set(initSlots(message).filter((slot) => own.has(slot))));
-    const vectors = taskManifests(asked);
-    await this.taskRunner.checkSignature(...vectors); // a crafted model could make its update give away the samples
-    const containers = Object.keys(functions).map((field) => message[field]);
-    await this.evictBlobs([message.program, ...containers, ...vectors], program);
-    await this.requireGolden(task, message.program, program);
-    await this.fetch([...containers, ...vectors], () => this.checkWanted(task));
-    const began = this.now();
-    const outcome = await this.taskRunner.run(asked, {
-      local: await this.local(program),
-      own,
-      residual: await this.state.residual(key, message.center, program.schema),
-      posterior: await this.state.posterior(key),
-      between: (k, steps, losses) => this.poll(task, k, steps, losses),
-    });
-    return { outcome, seconds: (this.now() - began) / 1000 };
-  }
-
-  /** No task with a runtime that fails the program's golden run. */
-  async requireGolden(task, manifest, program) {
-    const golden = program.golden[ENGINE];
-    if (golden) {
-      const step = { ...program.containers[ENGINE].step, block: manifest.block, kind: "container" };
-      await this.fetch([step], () => this.checkWanted(task));
-    }
-    const off = await this.taskRunner.goldenDifference(manifest, this.store);
-    const { runtime } = this.taskRunner;
-    const refused = golden && off > golden.tolerance ? [{ engine: ENGINE, runtime, difference: off }] : [];
-    const changed = refused.length !== this.refused.length;
-    this.refused = refused;
-    if (changed) await this.announcePresence();
-    if (refused.length) throw refusedRuntimeError(runtime, off, golden);
   }
 
   /** Take events until the blobs are here; `check` throws when they are not wanted any more. */
@@ -346,46 +298,6 @@ export class Client {
       await this.handle(await this.inbox.next(Math.max(1, Math.min(wait, 1000))));
       check();
     }
-  }
-
-  /** Between two steps: let the page breathe, take in what came, and stay here while it is paused. */
-  async poll(task, k, steps, losses) {
-    if (k !== undefined) this.tell({ what: "training", step: k, steps, loss: losses.at(-1), round: task.key.round });
-    await yieldToPage();
-    do {
-      const waits = this.paused && !this.stopping;
-      for (let event = await this.inbox.next(waits ? 1000 : 0); event !== undefined; event = await this.inbox.next(0)) await this.handle(event);
-      this.checkWanted(task);
-    } while (this.paused);
-  }
-
-  checkWanted(task) {
-    if (this.task !== task || this.stopping) throw new TaskDropped();
-    if (this.now() >= task.until) throw new Malformed("deadline", "the time was over before the task was done");
-  }
-
-  /** Store the result durably before it is announced. */
-  async storeResult(task, outcome, seconds) {
-    const update = await manifestOf(outcome.data, outcome.what, { block: this.block, inline: true });
-    const { n, what, metrics } = outcome;
-    await this.state.storeResult({ key: task.key, n, what, update, seconds, metrics }, outcome, task.message.center);
-    this.tell({ what: "done", job: task.message.job, round: task.key.round, loss: metrics.loss, size: update.size });
-  }
-
-  refuse(task, wrong) {
-    const { code, detail, retry } = nackFields(wrong);
-    console.warn(`cannot do the task: ${code}: ${detail}`);
-    this.sender.send("nack", { re: task.message.id, ...task.key, code, detail, retry_ms: retry });
-    this.tell({ what: "refused", code, detail });
-  }
-
-  /** Forget cached blobs that neither this task nor the center that was taken home needs. */
-  async evictBlobs(manifests, program) {
-    const home = await this.store.get("home");
-    const wanted = new Set(manifests.map(({ sha256 }) => sha256));
-    for (const file of Object.values(program.containers[ENGINE] ?? {})) wanted.add(file.sha256);
-    if (home?.sha256) wanted.add(home.sha256);
-    await this.blobs.keepOnly(wanted);
   }
 
   // -- a visit

@@ -1,7 +1,9 @@
 // A device's stored state: the last result until it is acknowledged, own models, a probe's responsibilities, the residual of
-// compression. Values that belong together are written in one transaction, before the result is announced.
+// compression, the keys of masked sums and what was trained for them. Values that belong together are written in one transaction,
+// before the result is announced; what could not be written has not happened.
 
 import { sha256 } from "../protocol/bytes.js";
+import { readState, writeState } from "../protocol/secure/device_state.js";
 
 const NAME = "state";
 const U32 = 2 ** 32;
@@ -9,6 +11,9 @@ const OWN = "own/";
 const RESIDUAL = "residual/";
 const UPDATE = "update";
 const POSTERIOR = "posterior";
+const SUMS = "sums";
+const CHOICE = "choice";
+const TRAINED = "trained";
 const TAKEN = ["ok", "dup"]; // answers that say that the coordinator has stored an update
 
 /** Which task: unique on one device. */
@@ -19,9 +24,11 @@ export const isBefore = (a, b) => a.run === b.run && (a.round < b.round || (a.ro
 
 /** Opened by `State.open`. `result` is what `rdy` says about the last finished task, and its acknowledgement once it came. */
 export class State {
-  static async open(store) {
+  static async open(store, federation, cid) {
     const state = new State();
     state.store = store;
+    state.written = Promise.resolve(); // the last write
+    state.sums = readState(await store.get(SUMS), federation, cid);
     const kept = (await store.get(NAME)) ?? {};
     state.epoch = kept.signedEpoch ?? 0; // the highest of a signed record
     state.birth = kept.birth ?? 0;
@@ -32,17 +39,13 @@ export class State {
 
   /** The number of the next connection. */
   async nextBirth() {
-    this.birth = (this.birth + 1) % U32;
-    await this.save();
+    await this.save(() => ({ birth: (this.birth + 1) % U32 }));
     return this.birth;
   }
 
   /** Note the epoch of a coordinator's verified record; false when a later one has spoken already. */
   async seeEpoch(epoch) {
-    if (epoch > this.epoch) {
-      this.epoch = epoch;
-      await this.save();
-    }
+    if (epoch > this.epoch) await this.save(() => ({ epoch }));
     return epoch === this.epoch;
   }
 
@@ -70,6 +73,18 @@ export class State {
     return found && found.run === run && found.round === round ? found.rows : undefined;
   }
 
+  /** The weights [K] in the centers that this device chose last in this run. */
+  async choice({ run }) {
+    const found = await this.store.get(CHOICE);
+    return found && found.run === run ? found.weights : undefined;
+  }
+
+  /** What this device trained for sums in this round and slot: {models, weights, order}. */
+  async trained({ run, round }, slot = "main") {
+    const found = await this.store.get(TRAINED);
+    return found && found.run === run && found.round === round && found.slot === slot ? found.mine : undefined;
+  }
+
   /** The bytes of the result's update, hashed again; undefined if they are damaged. */
   async readUpdate() {
     const data = await this.store.get(UPDATE);
@@ -92,9 +107,12 @@ export class State {
       residual = residualName(key.run, center, outcome.schema);
       put.pending = { vector: outcome.residual, round: key.round };
     }
-    this.result = { ...result, attempt: 0, residual, status: null };
-    if (outcome.own) this.done += 1;
-    await this.save(put, gone);
+    const { sums = this.sums, choice, trained } = outcome.progress ?? {};
+    if (sums !== this.sums) put[SUMS] = writeState(sums);
+    if (choice) put[CHOICE] = { run: key.run, weights: choice };
+    if (trained) put[TRAINED] = { run: key.run, round: key.round, slot: trained[0], mine: trained[1] };
+    const stored = { ...result, attempt: 0, residual, status: null };
+    await this.save(() => ({ result: stored, sums, done: this.done + (outcome.own ? 1 : 0) }), put, gone);
   }
 
   /** Whether the residual of the next update depends on an answer that has not come. */
@@ -115,13 +133,19 @@ export class State {
       put[result.residual] = await this.store.get("pending");
       gone.push(...(await this.store.names(RESIDUAL)).filter((name) => name.split("/")[1] !== result.key.run));
     }
-    this.result = { ...result, status };
-    await this.save(put, gone);
+    await this.save(() => ({ result: { ...result, status } }), put, gone);
   }
 
-  async save(put = {}, gone = []) {
-    const { epoch, birth, result, done } = this;
-    await this.store.write({ ...put, [NAME]: { signedEpoch: epoch, birth, result, done } }, gone);
+  /** Write, one after the other; then this state has the changes. */
+  async save(changes, put = {}, gone = []) {
+    const write = async () => {
+      const changed = changes();
+      const { epoch, birth, result, done } = { ...this, ...changed };
+      await this.store.write({ ...put, [NAME]: { signedEpoch: epoch, birth, result, done } }, gone);
+      Object.assign(this, changed);
+    };
+    this.written = this.written.then(write, write);
+    await this.written;
   }
 }
 

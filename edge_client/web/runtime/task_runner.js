@@ -8,8 +8,10 @@ import { decodeVector, encodeVector, encodeWithFeedback, encodeStats } from "../
 import { Malformed } from "../protocol/errors.js";
 import { readProgram } from "../protocol/program.js";
 import { verifyManifest } from "../protocol/signing.js";
+import { decodePoints, readSummedFit, SumScale } from "../protocol/summed_task.js";
 import { containerFunctions, taskManifests } from "../protocol/task.js";
 import { runFit, runProbe } from "../training/fit_probe.js";
+import { addWords, evaluationWords } from "../training/summed.js";
 
 export const ENGINE = "onnx";
 const GOLDEN = "golden/";
@@ -78,9 +80,24 @@ export class TaskRunner {
     return difference;
   }
 
-  /** A fetched model or linear term [schema.size]. */
+  /** A fetched model or linear term [schema.size]; centroids in float64. */
   async vector(manifest, schema) {
-    return decodeVector(await this.blobs.read(manifest.sha256), schema, { kind: manifest.kind });
+    const data = await this.blobs.read(manifest.sha256);
+    return manifest.kind === "points" ? decodePoints(data) : decodeVector(data, schema, { kind: manifest.kind });
+  }
+
+  /** What a task computes with: a learner over its containers, its vectors by hash. */
+  async prepare(task) {
+    const program = await this.program(task.program);
+    const { schema } = program;
+    if (schema.sha256 !== task.schema) throw new Malformed("bad_schema", `the program's schema is ${schema.sha256}`);
+    const containers = Object.fromEntries(Object.entries(containerFunctions(task)).map(([field, name]) => [name, task[field]]));
+    const learner = await this.learner(program, containers);
+    const vectors = new Map();
+    for (const manifest of taskManifests(task)) {
+      if (manifest.kind !== "sum") vectors.set(manifest.sha256, await this.vector(manifest, schema));
+    }
+    return { schema, learner, vectors };
   }
 
   /**
@@ -89,13 +106,7 @@ export class TaskRunner {
    * -> {what, data, n, metrics, schema, own: [slot, vector], residual, posterior}
    */
   async run(task, { local, own, residual, posterior, between }) {
-    const program = await this.program(task.program);
-    const { schema } = program;
-    if (schema.sha256 !== task.schema) throw new Malformed("bad_schema", `the program's schema is ${schema.sha256}`);
-    const containers = Object.fromEntries(Object.entries(containerFunctions(task)).map(([field, name]) => [name, task[field]]));
-    const learner = await this.learner(program, containers);
-    const vectors = new Map();
-    for (const manifest of taskManifests(task)) vectors.set(manifest.sha256, await this.vector(manifest, schema));
+    const { schema, learner, vectors } = await this.prepare(task);
     const given = { vectors, between };
     let outcome;
     if (task.job === "probe") {
@@ -109,6 +120,25 @@ export class TaskRunner {
       throw new Malformed("too_big", `an update of ${outcome.data.length} bytes, ${task.reply.max_size} allowed`);
     }
     return { schema, ...outcome };
+  }
+
+  /**
+   * Carry out the work of a task of job "sum". `memory` is what the device keeps in this run: {trained, choice, own}.
+   * -> {schema, words, scale, trained, choice, own}; a fit of which nothing is told has no words.
+   */
+  async addWords(task, { local, memory, between }) {
+    const { schema, learner, vectors } = await this.prepare(task);
+    const { work } = task;
+    const given = { vectors, between };
+    if (work.sum && work.job === "fit") {
+      const summed = readSummedFit(work, vectors);
+      return { schema, scale: summed.scale, ...(await addWords(learner, summed, local, memory, given)) };
+    }
+    if (work.sum) return { schema, scale: new SumScale(work.sum.scale), words: await evaluationWords(learner, work, local, memory, given) };
+    if (work.job === "probe") throw new Malformed("bad_task", "a probe leaves nothing on the device");
+    const slot = work.slot ?? "main";
+    const { vector } = await runFit(learner, work, local.train, { ...given, own: memory.own.get(slot) });
+    return { schema, own: [slot, vector] };
   }
 }
 
