@@ -169,8 +169,27 @@ class DeviceState:
     ) -> StoredResult:
         """Store a finished task, its model and its responsibilities durably; the result may be announced afterwards.
 
-        A stage of a sum and its answer are on disk both or not at all.
+        A stage of a sum and its answer are on disk both or not at all. What could not be written (OSError) has not
+        happened: it is never announced.
         """
+        before = dict(vars(self))
+        try:
+            self._keep(result, update, schema, own, posterior, progress)
+        except OSError:
+            vars(self).update(before)
+            raise
+        self._sweep()
+        return result
+
+    def _keep(
+        self,
+        result: StoredResult,
+        update: bytes,
+        schema: Schema,
+        own: tuple[str, Flat] | None,
+        posterior: Array | None,
+        progress: SumProgress | None,
+    ) -> None:
         self.pending_result.put(update)
         if progress is not None:
             self._note(progress, result.key, schema)
@@ -187,8 +206,6 @@ class DeviceState:
             self._own = of_this_run | {f"{result.key.run}/{slot}": [sha256, schema.sha256]}
         self.result = result
         self._save()
-        self._sweep()
-        return result
 
     def _note(self, progress: SumProgress, key: TaskKey, schema: Schema) -> None:
         self.sums = progress.sums

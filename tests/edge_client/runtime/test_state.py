@@ -13,8 +13,9 @@ import pytest
 
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.task import Flat, Schema, TensorSpec
-from edge_client.runtime.state import DeviceState, StoredResult, TaskKey, residual_name
+from edge_client.runtime.state import DeviceState, StoredResult, SumProgress, TaskKey, residual_name
 from edge_client.transport import blobs
 
 SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(3,)),))
@@ -206,3 +207,18 @@ def test_a_power_cut_at_any_write_leaves_the_state_before_or_after(
     assert outcomes
     assert after != before
     assert all(found in (began, after) for began, found in outcomes)
+
+
+def test_a_result_that_could_not_be_written_has_not_happened(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    finish(state, 1)
+    (tmp_path / "state.json").unlink()
+    (tmp_path / "state.json").mkdir()  # nothing can be put in its place
+    before, sums = state.result, DeviceSums(federation="test", cid="dev-1", next_number=16)
+    with pytest.raises(OSError, match="directory"):
+        state.store_result(
+            result_of(2, b"shares"), b"shares", SCHEMA, own=("main", flat(2, 2, 2)), progress=SumProgress(sums=sums)
+        )
+    assert state.result is before
+    assert state.sums.next_number == 0
+    assert state.own_model("r1", "main", SCHEMA).tolist() == [1, 1, 1]  # type: ignore[union-attr]
