@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 
 from coordinator.config import read_config
 from coordinator.phone import routes
+from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.protocol.task import Array
 from tests.support.node import third_party
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 PATIENCE_MS = 90_000
+SCALE = 16  # of scikit-learn's digits: ink from 0 to 16
 
 
 @contextlib.contextmanager
@@ -44,3 +49,41 @@ def text(page: Page, part: str, pattern: str) -> str:
         timeout=PATIENCE_MS,
     )
     return page.locator(f"#{part}").inner_text()
+
+
+def digits() -> tuple[Array, Array]:
+    """scikit-learn's digits: [n, 64] ink from 0 to SCALE, and labels."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    return raw.data.astype(np.float32), raw.target.astype(np.int64)
+
+
+def local(x: Array, y: Array, train: int) -> DeviceData:
+    """The samples of a Python device; the first `train` are trained on."""
+    x = x.reshape(-1, 1, 8, 8) / SCALE
+    return DeviceData(train=Dataset(x[:train], y[:train]), test=Dataset(x[train:], y[train:]))
+
+
+def csv(x: Array, y: Array) -> bytes:
+    """A table as the page reads it."""
+    head = ",".join([*(f"p{i}" for i in range(x.shape[1])), "label"])
+    rows = (",".join([*(f"{value:g}" for value in row), str(label)]) for row, label in zip(x, y, strict=True))
+    return "\n".join([head, *rows]).encode()
+
+
+def listens(port: int) -> bool:
+    """Whether something accepts connections there."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def load_table(page: Page, tmp_path: Path, samples: int) -> None:
+    """Give the page the first digits as a table."""
+    page.get_by_role("tab", name="Table").click()
+    page.fill("#scale", str(SCALE))
+    x, y = digits()
+    table = tmp_path / "digits.csv"
+    table.write_bytes(csv(x[:samples], y[:samples]))
+    page.set_input_files("#table", table)

@@ -61,12 +61,12 @@ class FleetScene:
         self._tail = FileTail(self.folder / "metrics.jsonl")
 
     def start_coordinator(self, *, engines: tuple[str, ...] = ("onnx",), **more: Any) -> ChildProcess:  # noqa: ANN401 - TOML values
-        """Start it, or start it again. It finds its program compiled; `more` are other keys of its file."""
+        """Start it, or start it again. It finds its program compiled; `more` are keys of its file, or replace them."""
         config = self.work / "coordinator.toml"
         if not config.exists():
             self.folder.mkdir(parents=True)
             facts: dict[str, Any] = {"broker": self.broker, "devices": DEVICES, "runs": self.runs, "seed": SEED}
-            stage.write_coordinator(config, self.folder, engines=engines, **facts, **more)
+            stage.write_coordinator(config, self.folder, engines=engines, **(facts | more))
             made = compiled(stage.DEMO_MODEL, engines=engines)
             initial = vector_of(build_model(stage.DEMO_MODEL, seed=SEED).module, made.program.schema)
             with closing(Store(self.folder / "store")) as store:

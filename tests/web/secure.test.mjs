@@ -76,6 +76,19 @@ test("a public key of small order is refused", async () => {
   await assert.rejects(keys.agree(fromHex(D.seal_private), new Uint8Array(32)), refused("bad_field"));
 });
 
+test("a browser without X25519 says so", async () => {
+  const { subtle } = globalThis.crypto;
+  const unsupported = async () => {
+    throw new DOMException("Unrecognized name.", "NotSupportedError");
+  };
+  Object.defineProperty(subtle, "importKey", { value: unsupported, configurable: true });
+  try {
+    await assert.rejects(keys.agree(fromHex(D.seal_private), fromHex(D.other_seal)), refused("no_engine"));
+  } finally {
+    delete subtle.importKey;
+  }
+});
+
 test("a device of the recorded cohort sends the recorded bytes, again after a repeat, and nothing that it must not", async () => {
   const name = C.digest;
   const vector = Uint32Array.from(C.vector);
@@ -261,6 +274,25 @@ test("an evaluation tells its counts, accuracy, F1 and one device", () => {
   const [accuracy, f1] = words.subarray(9, 11);
   assert.ok(Math.abs(accuracy - (7 / 8) * scale.levels) < 1);
   assert.ok(Math.abs(f1 - ((6 / 7 + 8 / 9) / 2) * scale.levels) < 1); // a class that does not occur does not count
+});
+
+test("noise is added to each parameter of each block and to nothing else", async () => {
+  const { work } = await messages.readMessage(bytes(RECORDED.tasks.add), "t");
+  const size = 4_000;
+  const zero = new Float32Array(size);
+  const scale = { bits: 32, devices: 20, clip: 4, noise: 0.5 };
+  const vectors = new Map(work.sum.centers.map(({ sha256 }) => [sha256, zero]));
+  const task = readSummedFit({ ...work, sum: { ...work.sum, scale, open: [0, 1], share: 1 } }, vectors);
+  const words = contribution(task, { models: [zero], weights: [0, 1], order: [1, 0] });
+  assert.equal(words.length, 2 * (size + 2));
+  for (const [k, told] of [0, task.scale.levels].entries()) {
+    const block = words.subarray(k * (size + 2), (k + 1) * (size + 2));
+    assert.equal(block[size], told);
+    assert.equal(block[size + 1], k);
+    const signed = Array.from(block.subarray(0, size), (word) => (word > 2 ** 31 ? word - 2 ** 32 : word));
+    const spread = Math.sqrt(signed.reduce((a, b) => a + b * b, 0) / size);
+    assert.ok(Math.abs(spread / task.scale.deviation - 1) < 0.07, `${spread} of ${task.scale.deviation}`); // six deviations of 4,000 draws
+  }
 });
 
 test("noise of few and of many has its mean and deviation, and words without noise are as they are", () => {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +14,10 @@ from playwright.sync_api import expect
 
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port
-from edge_client.data.dataset import Dataset, DeviceData
-from edge_client.protocol.task import Array
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.browser import MIN_CONTRAST, PHONE, Open, Visit, lowest_contrast, without_focus_ring
-from tests.support.phone_page import PATIENCE_MS, served, text
+from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, served, text
 from tests.support.process_fleet import FleetScene, until
 
 if TYPE_CHECKING:
@@ -29,28 +25,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.broker, pytest.mark.browser]
 
-SCALE = 16  # of scikit-learn's digits: ink from 0 to 16
 SAMPLES, TRAIN = 250, 200  # of each Python client
 ON_PAPER = 120  # samples that the phone reads from its CSV file
 RUN: dict[str, Any] = {"method": "fesem", "num-rounds": 2, "clusters": 2, "local-steps": 40, "learning-rate": 0.2}
-
-
-def digits() -> tuple[Array, Array]:
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
-    return raw.data.astype(np.float32), raw.target.astype(np.int64)
-
-
-def local(x: Array, y: Array) -> DeviceData:
-    x = x.reshape(-1, 1, 8, 8) / SCALE
-    return DeviceData(train=Dataset(x[:TRAIN], y[:TRAIN]), test=Dataset(x[TRAIN:], y[TRAIN:]))
-
-
-def csv(x: Array, y: Array) -> bytes:
-    head = ",".join([*(f"p{i}" for i in range(x.shape[1])), "label"])
-    rows = (",".join([*(f"{value:g}" for value in row), str(label)]) for row, label in zip(x, y, strict=True))
-    return "\n".join([head, *rows]).encode()
 
 
 def prepare(testbed: FleetScene) -> Path:
@@ -63,7 +40,7 @@ def prepare(testbed: FleetScene) -> Path:
     for i in range(2):
         part = slice(ON_PAPER + i * SAMPLES, ON_PAPER + (i + 1) * SAMPLES)
         files = stage.write_device(
-            testbed.work, f"device-{i}", local(x[part], y[part]), engine="onnx", broker=testbed.broker, key=key
+            testbed.work, f"device-{i}", local(x[part], y[part], TRAIN), engine="onnx", broker=testbed.broker, key=key
         )
         devices.append(str(files.config))
     config = testbed.work / "coordinator.toml"
@@ -88,12 +65,6 @@ def prepare(testbed: FleetScene) -> Path:
     until(lambda: listens(port), testbed.children, "the coordinator's broker")
     testbed.children.python("devices", "-m", "emulator.testbed.threaded_fleet", *devices)
     return config
-
-
-def listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 def ring(page: Page, canvas: str) -> None:
@@ -136,18 +107,9 @@ def give_samples(opened: Visit, tmp_path: Path) -> None:
     for left in ("^2 in 2 classes", "^1 in 1 class"):
         page.get_by_role("button", name="Remove last").click()
         text(page, "count", left)
-    load_table(page, tmp_path)
+    load_table(page, tmp_path, ON_PAPER)
     text(page, "count", f"^{ON_PAPER + 1} in 10 classes")
     text(page, "enough", "^Enough to find your center")
-
-
-def load_table(page: Page, tmp_path: Path) -> None:
-    page.get_by_role("tab", name="Table").click()
-    page.fill("#scale", str(SCALE))
-    x, y = digits()
-    table = tmp_path / "digits.csv"
-    table.write_bytes(csv(x[:ON_PAPER], y[:ON_PAPER]))
-    page.set_input_files("#table", table)
 
 
 def readable(page: Page) -> None:
@@ -224,7 +186,7 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             page.goto("about:blank")  # before the broker ends
             other = visit(f"{url}#id=phone-2", size=PHONE, touch=True)
             other.page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
-            load_table(other.page, tmp_path)
+            load_table(other.page, tmp_path, ON_PAPER)
             expect(other.page.get_by_role("button", name="Take part")).to_be_enabled()
             children.wait_for_exit(children.running)
             loses_the_coordinator(other)

@@ -111,7 +111,7 @@ export async function agree(secretKey, publicKey) {
     const found = new Uint8Array(await subtle.deriveBits({ name: "X25519", public: other }, own, 256));
     if (found.some((byte) => byte)) return found;
   } catch (wrong) {
-    if (wrong.name === "NotSupportedError") throw wrong;
+    if (wrong.name === "NotSupportedError") throw new Malformed("no_engine", "masked sums need X25519, which this browser has not: use a newer one");
   }
   throw new Malformed("bad_field", "X25519 refuses the key");
 }

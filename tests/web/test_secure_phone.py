@@ -1,0 +1,138 @@
+"""A phone's browser in masked sums beside Python devices of every engine, over a real broker; its page is reloaded at
+every stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paho.mqtt.client as mqtt
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from playwright.sync_api import expect
+
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.local_broker import free_port
+from edge_client.protocol import messages
+from edge_client.protocol.topics import Topics
+from emulator.testbed import testbed_files as stage
+from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from tests.support.browser import PHONE, Open
+from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, served, text
+from tests.support.process_fleet import FleetScene, centers_in, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.broker, pytest.mark.browser]
+
+ENGINES = (*["onnx"] * 9, "litert", "pt2")  # of the Python devices; with the phone two groups of six
+SAMPLES, TRAIN, ON_PHONE = 150, 120, 120
+ME = "phone-1"
+STAGES = ("prekeys", "shares", "add", "show")
+BATCH = 8  # the LiteRT file of the compiled program takes no other
+CLEAR: dict[str, Any] = {
+    "method": "fedavg",
+    "num-rounds": 2,
+    "local-steps": 10,
+    "batch-size": BATCH,
+    "learning-rate": 0.1,
+    "name": "clear",
+}
+SUMMED: dict[str, Any] = CLEAR | {"secure": "updates", "name": "summed"}
+HIDDEN: dict[str, Any] = SUMMED | {"method": "ifca", "clusters": 2, "secure": "updates+membership", "name": "hidden"}
+
+
+class Moments:
+    """What the phone is asked of sums and what it announces, as it happens: ("asked" or "announced", stage)."""
+
+    def __init__(self, port: int) -> None:
+        self.seen: queue.Queue[tuple[str, str]] = queue.Queue()
+        self._stage = ""
+        self._topics = Topics(stage.DEMO_FEDERATION)
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2)
+        self._client.on_message = self._on_message
+        self._client.connect("127.0.0.1", port)
+        self._client.subscribe([(self._topics.down(ME), 1), (self._topics.request(ME), 1)])
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Moments]:
+        self._client.loop_start()
+        yield self
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def _on_message(self, _client: mqtt.Client, _data: object, event: mqtt.MQTTMessage) -> None:
+        said = messages.read_message(bytes(event.payload), self._topics.parse(event.topic).kind)
+        if said["k"] == "task":
+            self._stage = said.get("stage", "")
+        if self._stage and said["k"] in ("task", "rdy"):
+            self.seen.put(("asked" if said["k"] == "task" else "announced", self._stage))
+
+
+def reload_at_every_stage(page: Page, moments: Moments) -> None:
+    """Close and open the page when a stage is first asked, and when its answer is first announced."""
+    wanted = {(what, name) for name in STAGES for what in ("asked", "announced")}
+    while wanted:
+        moment = moments.seen.get(timeout=PATIENCE_MS / 1000)
+        if moment in wanted:
+            wanted.remove(moment)
+            page.reload()
+
+
+def start(scene: FleetScene, port: int) -> Path:
+    """The coordinator with its broker, and the Python devices; -> the coordinator's configuration."""
+    engines = tuple(dict.fromkeys(ENGINES))
+    model = {"name": stage.DEMO_MODEL, "engines": list(engines), "batch-size": BATCH}
+    more: dict[str, Any] = {"broker": f"mosquitto:{port}", "web_port": free_port(), "formats": ["onnx"], "model": model}
+    scene.start_coordinator(engines=engines, min_devices=len(ENGINES) + 1, **more)
+    until(lambda: listens(port), scene.children, "the coordinator's broker")
+    key = open_signing_key(scene.folder).public.hex()
+    x, y = digits()
+    np.savez(scene.work / stage.REFERENCE_FILE, x=x[:8].reshape(-1, 1, 8, 8))
+    configs: dict[str, list[str]] = {}
+    for i, engine in enumerate(ENGINES):
+        part = slice(ON_PHONE + i * SAMPLES, ON_PHONE + (i + 1) * SAMPLES)
+        told: dict[str, str] = {"engine": engine, "broker": scene.broker, "key": key}
+        files = stage.write_device(scene.work, f"device-{i:02d}", local(x[part], y[part], TRAIN), **told)
+        configs.setdefault(engine, []).append(str(files.config))
+    for engine, paths in configs.items():
+        scene.children.python(f"devices-{engine}", "-m", "emulator.testbed.threaded_fleet", *paths)
+    return scene.work / "coordinator.toml"
+
+
+@pytest.mark.timeout(900)
+def test_a_phone_and_python_devices_of_every_engine_are_summed_though_the_page_is_reloaded_at_every_stage(
+    visit: Open, tmp_path: Path
+) -> None:
+    port = free_port()
+    with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
+        scene = FleetScene(tmp_path / "run", f"mqtt://127.0.0.1:{port}", children, (CLEAR, SUMMED, HIDDEN))
+        with served(start(scene, port)) as url, Moments(port).watched() as moments:
+            opened = visit(f"{url}#id={ME}", size=PHONE, touch=True)
+            page = opened.page
+            page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
+            load_table(page, tmp_path, ON_PHONE)
+            text(page, "count", f"^{ON_PHONE} in 10 classes")
+            page.get_by_role("button", name="Take part").click()
+            expect(page.locator("#pause")).to_have_text("Pause")
+            reload_at_every_stage(page, moments)
+            scene.wait_for("round", 6)
+            opened.shot("summed")
+            scene.wait_for("bundle")
+            page.goto("about:blank")  # before the broker ends
+            children.wait_for_exit(children.running)
+    rounds = scene.of("round")
+    assert [event["secure"]["mode"] for event in rounds[2:]] == ["updates"] * 2 + ["updates+membership"] * 2
+    assert not any("failed" in event["secure"] for event in rounds[2:])
+    assert not any(event.get("refused") for event in rounds)
+    (clear,), (summed,) = centers_in(scene.folder, "clear"), centers_in(scene.folder, "summed")
+    for name, weights in clear.items():
+        # The sum of twelve devices in words of 32 bits; the devices' seeds are the same.
+        np.testing.assert_allclose(summed[name], weights, atol=1e-5)
+    assert len(centers_in(scene.folder, "hidden")) == 2
