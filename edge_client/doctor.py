@@ -33,6 +33,8 @@ from edge_client.errors import EXIT_OK, ConfigError, DeviceRefused, FedcentersEr
 from edge_client.printable import printable_line
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
+from edge_client.protocol.secure import keys
+from edge_client.protocol.secure.masks import stream_bytes
 from edge_client.runtime import train_conditions
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
@@ -45,6 +47,9 @@ MIN_PYTHON = (3, 10)
 MIN_GLIBC = (2, 27)  # what the wheels of the runtimes ask for
 CHECK_TIMEOUT_S = 15.0
 MIN_DISK_MIB = 256
+SEAL_KEY = "c09d22ec0da1f412fa12231f706267e81f8afb2d616b5f45d12dfcd2b54fe87f"  # of the root 0 ... 31: PROTOCOL.md, 21
+MASK_START = "c6a13b37878f5b826f4f8162a1c8d879"  # of the stream of the key 0 ... 15
+MASK_MIB = 4  # a million parameters in words of 32 bits
 EARLIEST_CLOCK = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)  # a clock before this software is wrong
 # MQTT 3.1.1 CONNECT: a clean session under an empty client id, keepalive 60 s; and the first byte of its answer.
 CONNECT_PACKET = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00"
@@ -94,6 +99,7 @@ def run_checks(config: ClientConfig) -> Iterator[CheckResult]:
         "python": _python,
         "glibc": _glibc,
         "runtime": _runtime,
+        "masked sums": _masked_sums,
         "data": _data,
         "broker": _broker,
         "certificate": _certificate,
@@ -168,6 +174,16 @@ def _golden(engine: str, config: ClientConfig) -> str:
         raise CheckFailed(f"{version} computes wrongly: {off:.1e} from torch", "install another version of it")
     took_s = time.perf_counter() - began_s
     return f"{version} took {len(golden.losses)} steps on {opened.place}, {off:.0e} from torch's, in {took_s:.1f} s"
+
+
+def _masked_sums(_config: ClientConfig) -> str:
+    """X25519, HKDF and AES against recorded values, and how fast a mask is made; needed where a run has `secure`."""
+    began_s = time.perf_counter()
+    mask = stream_bytes(bytes(range(16)), MASK_MIB << 20)
+    took_s = time.perf_counter() - began_s
+    if keys.public_prekey(0, bytes(range(32))).seal.hex() != SEAL_KEY or mask[:16].hex() != MASK_START:
+        raise CheckFailed("keys or masks are computed wrongly", "install another version of `cryptography`")
+    return f"can take part where a run has `secure`; a mask of {MASK_MIB} MiB in {1000 * took_s:.0f} ms"
 
 
 def load_probe(engine: str) -> tuple[Program, dict[str, Path]]:

@@ -84,6 +84,7 @@ def read_status(folder: Path) -> dict[str, Any]:
                 "method": run["method"],
                 "round": rounds.get(run["name"], ("", 0))[1] or 0,
                 "of": run["rounds"],
+                "secure": last.get(run["name"], {}).get("secure") or _secure_setting(run),
                 **{key: last.get(run["name"], {}).get(key) for key in (*SCORES, "bytes", "seconds")},
                 **refused.get(run["name"], {"refused": {}, "late": []}),
             }
@@ -114,6 +115,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         reached = "" if micro is None else f", accuracy {micro:.1%}{_centers_apart(run)}"
         took = "" if run["seconds"] is None else f", last round {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
         out.append(f"{run['name']} ({run['method']}): round {run['round']}/{run['of']}{reached}{took}")
+        out += _secure_in_words(run["secure"])
         out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
         out += [f"  late: {_names(run['late'])}"] if run["late"] else []
     exchange = found["exchange"]
@@ -131,6 +133,19 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     if found["error"] and not found["done"]:
         out.append(f"last error: {found['error']}")
     return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]
+
+
+def _secure_setting(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is known of a run on sums before its first round is over; None for a run on single updates."""
+    mode = run.get("secure", "off")
+    return None if mode == "off" else {"mode": mode, "sees": "sums of devices only"}
+
+
+def _secure_in_words(secure: Mapping[str, Any] | None) -> list[str]:
+    if secure is None:
+        return []
+    seen = f"  secure = {secure['mode']}: the coordinator sees {secure['sees']}"
+    return [seen, *(f"  no sum in the last round: {reason}" for reason in secure.get("failed", ()))]
 
 
 def _fleet_in_words(found: Mapping[str, Any]) -> str:
@@ -156,7 +171,7 @@ def render_status(found: Mapping[str, Any]) -> RenderableType:
 
     text = Text()
     for number, line in enumerate(status_lines(found)):
-        bad = "did not count" in line or "computes wrongly" in line or line.startswith("last error")
+        bad = "did not count" in line or "no sum" in line or "computes wrongly" in line or line.startswith("last error")
         text.append(line + "\n", style="bold" if number == 0 else "red" if bad else "")
     text.rstrip()
     return Panel(text, title="fedcenters-coordinator", title_align="left", expand=False)

@@ -21,6 +21,7 @@ from edge_client.doctor import CheckResult, load_probe, run_checks
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
+from edge_client.protocol.secure import keys
 from edge_client.runtime import train_conditions as device_module
 from edge_client.runtime.state import lock_state
 from edge_client.runtime.train_conditions import DeviceStatus
@@ -29,7 +30,7 @@ from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_f
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
-    *("python", "glibc", "runtime", "data", "broker", "certificate"),
+    *("python", "glibc", "runtime", "masked sums", "data", "broker", "certificate"),
     *("clock", "disk", "memory", "power", "temperature", "training now"),
 ]
 
@@ -69,6 +70,16 @@ def test_a_device_that_is_well_passes_every_check(
     told = json.loads(capsys.readouterr().out)
     assert (told["fit"], [check["name"] for check in told["checks"]]) == (True, NAMES)
     assert "took 10 steps" in told["checks"][2]["said"]
+
+
+def test_keys_that_are_computed_wrongly_are_told_before_a_run_on_sums_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {})
+    assert "where a run has `secure`" in found(config)["masked sums"].said
+    monkeypatch.setattr(keys, "seal_private", lambda root: root)
+    told = found(config)["masked sums"]
+    assert (told.ok, told.hint) == (False, "install another version of `cryptography`")
 
 
 @pytest.mark.broker

@@ -32,7 +32,7 @@ function draw(time) {
   const late = dirty.has("table") && time - tableAt < TABLE_MS;
   if (dirty.has("head")) { overview.header(); overview.tiles(run, state.maps[run?.run]); control.show(); }
   if (dirty.has("fleet")) drawFleet(run);
-  if (dirty.has("run")) { showCharts(run); overview.drawMethods(); overview.drawCurves(run); overview.roundTable(run); }
+  if (dirty.has("run")) { showCharts(run); overview.secure(run); overview.drawMethods(); overview.drawCurves(run); overview.roundTable(run); }
   if (dirty.has("events")) overview.eventList();
   if (dirty.has("map")) drawMap(run);
   if (dirty.has("grid")) drawAssignment(run);
@@ -57,6 +57,7 @@ function drawMap(run) {
   const secure = run?.lines.at(-1)?.secure;
   setText("map-empty", secure ? `No map: of this run the coordinator sees ${secure.sees}.` : "The map appears after the first round.");
   byId("map-empty").hidden = Boolean(found);
+  byId("map-note").hidden = Boolean(secure);
   byId("cosine-card").hidden = !found || found.centers.length < 2; // one center has no cosine with another
   byId("map-plot").style.height = `${Math.min(420, 150 + 30 * Math.sqrt(found?.devices.length ?? state.fleet.ids.length))}px`;
   if (!found) return;

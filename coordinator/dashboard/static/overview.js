@@ -97,6 +97,15 @@ export function tiles(run, map) {
   setText("t-bytes-more", `${bytes(traffic.down)} down, ${bytes(traffic.up)} up`);
 }
 
+// What a run on sums hides from the coordinator, and the newest round's sums that were not made.
+export function secure(run) {
+  const { mode, sees, failed = [] } = lastRound(run)?.secure ?? {};
+  byId("secure").hidden = !mode;
+  if (!mode) return;
+  const missing = failed.length ? ` No sum in round ${lastRound(run).round}: ${failed.join("; ")}.` : "";
+  setText("secure", `secure = ${mode}: the coordinator sees ${sees}.${missing}`);
+}
+
 export function exchange() {
   const { exchange } = state.now;
   byId("exchange").hidden = !exchange;

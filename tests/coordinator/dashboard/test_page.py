@@ -79,6 +79,24 @@ def test_the_arrow_keys_read_a_chart_and_its_name_says_the_newest_values(site: D
     expect(page.locator("#loss path")).to_have_count(3)
 
 
+def test_of_a_run_on_sums_the_page_says_what_the_coordinator_sees_and_which_sums_were_not_made(
+    site: DashboardSite, visit: Open
+) -> None:
+    opened = visit(site.link)
+    page = opened.page
+    expect(page.locator("#map-empty")).to_have_count(1)
+    expect(page.locator("#secure")).to_be_hidden()
+    sees = "sums of 5 or more devices; no update, no loss, no figure of one device"
+    secure = {"mode": "updates+membership", "least_members": 5, "sees": sees, "failed": ["4 devices uploaded"]}
+    site.hub.event({**round_event(3, [0, 0, 1, 1]), "secure": secure})
+    expect(page.locator("#secure")).to_have_text(
+        f"secure = updates+membership: the coordinator sees {sees}. No sum in round 3: 4 devices uploaded."
+    )
+    expect(page.locator("#map-empty")).to_have_text(f"No map: of this run the coordinator sees {sees}.")
+    expect(page.locator("#map-note")).to_be_hidden()
+    opened.shot("secure")
+
+
 def test_every_control_and_picture_has_a_name(site: DashboardSite, visit: Open) -> None:
     page = visit(site.link).page
     expect(page.locator("#devices tbody tr")).to_have_count(4)

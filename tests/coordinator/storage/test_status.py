@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from coordinator.config_sections import RunConfig
 from coordinator.storage.status import (
     STATUS_FILE,
     follow_status,
@@ -53,6 +54,27 @@ def test_of_an_open_exchange_it_names_who_trains_who_uploads_and_who_has_answere
     assert (exchange["run"], exchange["round"], exchange["asked"], exchange["wanted"]) == ("fesem", 1, 4, 4)
     assert (exchange["answered"], exchange["uploading"], exchange["open"]) == (["d00", "d01"], ["d03"], ["d02"])
     assert "  uploading: 1 (d03)" in status_lines(found)
+
+
+def test_of_a_run_on_sums_it_tells_what_the_coordinator_sees_and_why_a_sum_failed(tmp_path: Path) -> None:
+    settings = {"local-steps": 3, "batch-size": 8, "secure": "updates", "secure-clip": 10.0}
+    runs = (RunConfig(method="fedavg", rounds=2, name="sums", settings=settings),)
+    fed = Federation.of(tmp_path, devices=6, runs=runs, quorum=0.5, deadline_s=60.0)
+    fed.start(6)
+    fed.world.run(lambda: fed.live is not None)
+    assert "  secure = updates: the coordinator sees sums of devices only" in status_lines(
+        read_status(fed.config.folder)
+    )
+    fed.world.run(lambda: fed.happened("round"))
+    said = status_lines(read_status(fed.config.folder))
+    sees = "sums of 5 or more devices, and which center a device chose; no update, no loss, no figure of one device"
+    assert f"  secure = updates: the coordinator sees {sees}" in said
+    assert not any("no sum" in line for line in said)
+    for cid in ("d01", "d02"):
+        fed.world.kill(cid)
+    fed.complete()
+    said = status_lines(read_status(fed.config.folder))
+    assert "  no sum in the last round: 4 devices sent shares that others hold; at least 5 must" in said
 
 
 def test_an_update_that_does_not_count_is_named_with_the_reason_in_status_and_in_the_metrics(tmp_path: Path) -> None:
