@@ -178,6 +178,30 @@ def test_a_coordinator_that_is_killed_between_stages_ends_with_the_same_bits(
     assert all("failed" not in record["secure"] for record in fed.rounds())
 
 
+@pytest.mark.parametrize("killed", [VICTIM, "coordinator.0"])
+@pytest.mark.parametrize("stage", ["shares", "add", "show"])
+def test_a_kill_adds_no_second_noise_to_a_sum_and_loses_none(
+    tmp_path: Path, ledger: Ledger, stage: str, killed: str
+) -> None:
+    """Noise follows from no task, so a device that begins a stage again draws other noise; one vector of it counts."""
+    noise: dict[str, Any] = {"privacy-noise": 2.0, "secure-bits": BITS}
+    seen = Stages(VICTIM)
+    fed = small(tmp_path, seen, runs=(run_of(rounds=1, **noise),))
+    fed.start()
+    fed.world.run(lambda: stage in seen.announced)
+    fed.world.kill(killed)
+    if killed == VICTIM:
+        fed.start_device(VICTIM, grouped_fleet(DEVICES, 2)[VICTIM])
+    else:
+        fed.start_coordinator()
+    fed.complete()
+    check_exact(ledger)
+    (record,) = fed.rounds()
+    assert "failed" not in record["secure"]
+    assert record["privacy"]["releases"] == 1
+    assert all(len(found.members[0]) == DEVICES for found in ledger.sums.values())
+
+
 @pytest.mark.parametrize("stage", ["shares", "add", "show"])
 def test_a_device_that_sleeps_from_a_stage_on_is_done_without(tmp_path: Path, ledger: Ledger, stage: str) -> None:
     seen = Stages(VICTIM)

@@ -20,7 +20,7 @@ from edge_client.protocol.secure.graph import neighbour_graph
 from edge_client.protocol.secure.parameters import sum_parameters
 from edge_client.protocol.secure.sum_messages import READERS, SumForm
 from edge_client.protocol.sum_codec import read_work
-from edge_client.protocol.summed_task import SummedFit
+from edge_client.protocol.summed_task import SummedFit, SumScale
 from edge_client.training.summed import TrainedChoice, contribution
 from tests.support.secure_cohort import SecureCohort, cids, root_of, vector_of
 from tests.support.sum_tasks import STAGES, get, job, refused, task_message
@@ -133,6 +133,19 @@ def _words(name: str, changes: dict[str, Any], models: tuple[list[float], ...], 
     return [] if found is None else found.tolist()
 
 
+def scales() -> list[dict[str, float]]:
+    """What both sides compute from a scale: the levels of a word, and the deviation of a device's noise in it."""
+    given: list[dict[str, Any]] = [
+        {"bits": 32, "devices": 10, "clip": 1.0},
+        {"bits": 16, "devices": 7, "clip": 2.5},
+        {"bits": 24, "devices": 50, "clip": 1.5, "noise": 0.75},
+        {"bits": 32, "devices": 1000, "clip": 0.5, "noise": 0.03125},
+        {"bits": 20, "devices": 6, "clip": 10.0, "noise": 3.0},
+    ]
+    made = [(fields, SumScale(**fields)) for fields in given]
+    return [{**fields, "levels": scale.levels, "deviation": scale.deviation} for fields, scale in made]
+
+
 def built() -> dict[str, Any]:
     """All vectors, computed; `json.dump(built(), ..., indent=1)` wrote the file."""
     packed = np.array([0, 1, 2**16 - 1, 2**20 - 1, 2**32 - 1, 12345, 7, 2**31, 99], np.uint32)
@@ -152,6 +165,7 @@ def built() -> dict[str, Any]:
         "tasks": {name: task_message(job(name)).decode() for name in STAGES},
         "refused_jobs": refused(),
         "words": words(),
+        "scales": scales(),
     }
 
 

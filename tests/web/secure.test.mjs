@@ -256,6 +256,13 @@ test("a device stays with its center unless another is nearer by the hysteresis"
   assert.deepEqual([chosen(0, [1, 0]), chosen(0.5, [1, 0]), chosen(0.5, undefined)], [1, 0, 1]);
 });
 
+test("levels and the deviation of the noise are the recorded ones", () => {
+  for (const { levels, deviation, ...given } of RECORDED.scales) {
+    const scale = new SumScale(given);
+    assert.deepEqual([scale.levels, scale.deviation], [levels, deviation]);
+  }
+});
+
 test("a scale whose sum could overflow, and centroids of another shape, are refused", async () => {
   const overflow = [{ bits: 16, devices: 40_000, clip: 1 }, { bits: 16, devices: 100, clip: 1, noise: 1000 }];
   for (const scale of overflow) assert.throws(() => new SumScale(scale), refused("bad_task"));
