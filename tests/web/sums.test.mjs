@@ -217,6 +217,21 @@ test("a phone trains once in a round, whatever the number of its tasks, and tell
   await leave();
 });
 
+test("a step of k-means tells one nearest centroid of those that take part", async () => {
+  const { world, store, cohort, leave, relay } = await begun({ words: 2 * (SIZE + 2) });
+  const add = await cohort.task("add", relay);
+  const centroids = new Float64Array(2 * SIZE).fill(0.5, 0, SIZE); // the second one is nearer, and closed
+  const points = await world.blob(new Uint8Array(centroids.buffer), "points", true);
+  const centers = [cohort.start, cohort.start];
+  const sum = { ...add.work.sum, part: "points", choose: "nearest", centers, open: [0, 1], compare: [[0, SIZE]], points, points_open: [1, 0] };
+  await cohort.ask(await answered(world, { ...add, work: { ...add.work, sum } }), store);
+  const total = await cohort.sum();
+  assert.deepEqual([total[SIZE + 1], total.at(-1)], [1, 0]);
+  assert.ok(total.subarray(0, SIZE).some((word) => word !== 0));
+  assert.ok(total.subarray(SIZE + 2).every((word) => word === 0));
+  await leave();
+});
+
 test("an evaluation is summed, and counts every sample", async () => {
   const classes = 10;
   const { world, store, cohort, leave, relay } = await begun({ words: classes ** 2 + 3 });

@@ -34,12 +34,13 @@ export const pairSign = (own, other) => (own < other ? 1 : -1);
 /** The lower `bits` bits of each word, one after the other, least significant bit first. */
 export function packWords(words, bits) {
   if (!(bits >= 16 && bits <= 32)) throw new Malformed("bad_field", `words of ${bits} bits: 16 to 32`);
+  if (bits === 32) return new Uint8Array(words.slice().buffer);
   const out = new Uint8Array(Math.ceil((words.length * bits) / 8));
   let at = 0;
   let kept = 0; // bits that wait for a whole byte, fewer than 8
   let waiting = 0;
   for (const word of words) {
-    waiting += (bits === 32 ? word : word % 2 ** bits) * 2 ** kept; // below 2^40, so a double is exact
+    waiting += (word % 2 ** bits) * 2 ** kept; // below 2^40, so a double is exact
     for (kept += bits; kept >= 8; kept -= 8) {
       out[at++] = waiting % 256;
       waiting = Math.floor(waiting / 256);
