@@ -10,6 +10,8 @@ import { openEngine } from "../../edge_client/web/engines/onnx.js";
 import { Learner } from "../../edge_client/web/training/learner.js";
 import { readProgram } from "../../edge_client/web/protocol/program.js";
 import { packTensors, unpackTensors } from "../../edge_client/web/protocol/tensors.js";
+import { readSummedFit } from "../../edge_client/web/protocol/summed_task.js";
+import { addWords } from "../../edge_client/web/training/summed.js";
 import { runFit, runProbe } from "../../edge_client/web/training/fit_probe.js";
 
 const [third, ...folders] = process.argv.slice(2);
@@ -45,7 +47,20 @@ for (const folder of folders) {
   };
   const rows = Object.entries(answer).map(([name, data]) => [name, { dims: [data.length], data }]);
   write(folder, "task", Object.fromEntries(rows), program.schema);
+  write(folder, "summed", await summed(learner, tasks.summed, train, given), program.schema);
   await engine.close();
+}
+
+/** What a device trains, chooses and keeps for each of the tasks of a sum. */
+async function summed(learner, tasks, train, { vectors, own, between }) {
+  const found = {};
+  for (const [name, { work, last }] of Object.entries(tasks)) {
+    const memory = { trained: undefined, choice: last ?? undefined, own };
+    const done = await addWords(learner, readSummedFit(work, vectors), { train }, memory, { vectors, between });
+    const rows = { models: done.trained.models.flatMap((each) => [...each]), weights: done.trained.weights, choice: done.choice, own: done.own?.[1] ?? [] };
+    for (const [part, values] of Object.entries(rows)) if (values.length) found[`${name}/${part}`] = { dims: [values.length], data: Float64Array.from(values) };
+  }
+  return found;
 }
 
 /** Two steps on the same batch, the second from the tensors that the first returned. */

@@ -17,9 +17,11 @@ import pytest
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol import tensors
 from edge_client.protocol.messages import canonical_json
+from edge_client.protocol.summed_task import SummedFit, SumScale
 from edge_client.protocol.task import Array, Fit, Flat, Probe
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner
+from edge_client.training.summed_work import SummedMemory, add_words
 from export.compiler.program import CompilerOutput
 from tests.support.node import ROOT, run_node, third_party
 from tests.support.programs import feeds, model, opened, relative, torch_step
@@ -39,6 +41,7 @@ def check_page(programs: Mapping[str, CompilerOutput], folder: Path) -> None:
     for name, made in programs.items():
         check_steps(name, made, folder / name)
         check_tasks(made, folder / name)
+        check_sums(made, folder / name)
 
 
 def check_life(made: CompilerOutput, folder: Path) -> None:
@@ -59,7 +62,9 @@ def write(made: CompilerOutput, folder: Path) -> None:
     data, models = material(made)
     save(folder / "samples.safetensors", {"x": data.x, "y": data.y}, made)
     save(folder / "models.safetensors", {str(k): vector for k, vector in enumerate(models)}, made)
-    (folder / "task.json").write_text(json.dumps({"fit": FIT, "probe": PROBE}), encoding="utf-8")
+    (folder / "task.json").write_text(
+        json.dumps({"fit": FIT, "probe": PROBE, "summed": summed_tasks()}), encoding="utf-8"
+    )
 
 
 PROBE: dict[str, Any] = {
@@ -80,6 +85,57 @@ FIT: dict[str, Any] = {
     "batch": 8,
     "seed": SEED,
 }
+
+
+SUMMED: dict[str, dict[str, Any]] = {  # fields of a fit's sum; `mu` and `centers` are those of the fit, `last` is kept
+    "loss": {"choose": "loss"},
+    "shares": {"choose": "shares", "sigma": 0.2, "mu": 0.1},
+    "shares of before": {"choose": "shares", "refresh": False, "last": [0.25, 0.75]},
+    "posterior": {"choose": "posterior", "last": [0.3, 0.7]},
+    "nearest": {"choose": "nearest", "compare": [[0, 40], [50, 60]], "hysteresis": 0.1, "last": [0.0, 1.0], "mu": 0.1},
+    "repeated": {"choose": "only", "centers": 1, "repeats": 3, "move": 0.5, "mu": 0.1},
+}
+
+
+def summed_tasks() -> dict[str, Any]:
+    """SUMMED as the page reads it: a task's work, and the choice that the device kept."""
+    plain = {name: FIT[name] for name in ("start", "lr", "momentum", "steps", "batch", "seed")}
+    tasks = {}
+    for name, given in SUMMED.items():
+        how, centers = dict(given), range(given.get("centers", 2))
+        mu, last = how.pop("mu", 0.0), how.pop("last", None)
+        more = {"centers": [{"sha256": str(k)} for k in centers], "open": list(centers), "part": "add", "share": 1.0}
+        work = {"job": "fit", **plain, "mu": mu, **({"anchor": "start"} if mu else {}), "sum": how | more}
+        work["sum"]["scale"] = {"bits": 32, "devices": 10, "clip": 10.0}
+        tasks[name] = {"work": work, "last": last}
+    return tasks
+
+
+def check_sums(made: CompilerOutput, folder: Path) -> None:
+    """What is trained, chosen and kept for sums is that of Python's client."""
+    got = answered(folder, "summed")
+    data, models = material(made)
+    learner = EngineLearner(opened(made, "onnx", folder), made.program)
+    for name, given in SUMMED.items():
+        how = dict(given)
+        mu, last, k = how.pop("mu", 0.0), how.pop("last", None), how.pop("centers", 2)
+        how["compare"] = tuple(map(tuple, how.get("compare", ())))
+        plain = {part: FIT[part] for part in ("lr", "momentum", "steps", "batch", "seed")}
+        scale = SumScale(bits=32, devices=10, clip=10.0)
+        task = SummedFit(
+            **plain, start=models[0], anchor=models[0] if mu else None, mu=mu, upload=False, stage="add",
+            centers=np.stack(models[:k]), open=tuple(range(k)), scale=scale, **how,
+        )  # fmt: skip
+        memory = SummedMemory(trained=None, choice=None if last is None else np.array(last), own=lambda _: None)
+        found = add_words(learner, task, DeviceData(train=data), memory, lambda: None)
+        assert found.trained is not None
+        assert found.choice is not None
+        near(got[f"{name}/models"], found.trained.models.ravel())
+        near(got[f"{name}/weights"], found.trained.weights)
+        near(got[f"{name}/choice"], found.choice)
+        assert (f"{name}/own" in got) == (found.own is not None), name
+        if found.own is not None:
+            near(got[f"{name}/own"], found.own[1])
 
 
 def save(path: Path, arrays: dict[str, Array], made: CompilerOutput) -> None:
