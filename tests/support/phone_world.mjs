@@ -41,6 +41,7 @@ export class World {
     this.blobs = new Map();
     this.said = [];
     this.payloads = [];
+    this.answers = []; // of sums, as they were before they travelled
     this.waiting = [];
     this.served = [];
     this.serves = true;

@@ -103,6 +103,7 @@ async function answered(world, task) {
   assert.deepEqual([rdy.k, rdy.code, rdy.detail], ["rdy", undefined, undefined]);
   assert.deepEqual([rdy.what, rdy.n, Object.keys(rdy.metrics)], ["masked", 1, []]);
   const data = await world.fetched(rdy);
+  world.answers.push(data);
   world.take(rdy);
   return data;
 }
@@ -163,6 +164,25 @@ test("a phone whose tab is closed at every stage is in the sum with exactly its 
   const { leave } = await phone(world, store);
   assert.equal(await refusal(world, { ...(await cohort.task("show", question)), exchange: 7 }), "bad_task");
   await leave();
+});
+
+test("no root and no secret that follows from one is in anything that a phone sends", async () => {
+  const { world, store, cohort, leave, relay } = await begun();
+  const question = await cohort.ask(await answered(world, await cohort.task("add", relay)), store);
+  const { roots, sums } = await store.get("sums");
+  const { root } = sums.get(cohort.name);
+  await answered(world, await cohort.task("show", question));
+  await leave();
+  const secret = await keys.maskSecret(root);
+  const self = await keys.selfSecret(root, { federation: FEDERATION, ...cohort.form });
+  const secrets = [root, ...roots.values(), secret, self, await keys.sealPrivate(root), await keys.maskPrivate(secret)].map(Buffer.from);
+  const wire = Buffer.concat([...world.payloads, ...world.answers]); // an answer may also travel as a text within a message
+  for (const each of secrets) {
+    assert.equal(wire.includes(each), false);
+    for (const from of [0, 1, 2]) assert.equal(wire.includes(each.subarray(from, from + 24).toString("base64")), false); // at any place of a base64 text
+  }
+  const said = Buffer.from((await keys.publicKeys([...roots.values()][0])).subarray(0, 24)).toString("base64");
+  assert.equal(wire.includes(said), true); // so a root would have been found
 });
 
 /** A phone with the roster and the relay of a sum. */

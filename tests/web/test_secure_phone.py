@@ -46,6 +46,7 @@ CLEAR: dict[str, Any] = {
 }
 SUMMED: dict[str, Any] = CLEAR | {"secure": "updates", "name": "summed"}
 HIDDEN: dict[str, Any] = SUMMED | {"method": "ifca", "clusters": 2, "secure": "updates+membership", "name": "hidden"}
+NOISY: dict[str, Any] = SUMMED | {"num-rounds": 1, "privacy-noise": 0.1, "privacy-clip": 1.0, "name": "noisy"}
 
 
 class Moments:
@@ -112,7 +113,7 @@ def test_a_phone_and_python_devices_of_every_engine_are_summed_though_the_page_i
 ) -> None:
     port = free_port()
     with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
-        scene = FleetScene(tmp_path / "run", f"mqtt://127.0.0.1:{port}", children, (CLEAR, SUMMED, HIDDEN))
+        scene = FleetScene(tmp_path / "run", f"mqtt://127.0.0.1:{port}", children, (CLEAR, SUMMED, HIDDEN, NOISY))
         with served(start(scene, port)) as url, Moments(port).watched() as moments:
             opened = visit(f"{url}#id={ME}", size=PHONE, touch=True)
             page = opened.page
@@ -122,13 +123,18 @@ def test_a_phone_and_python_devices_of_every_engine_are_summed_though_the_page_i
             page.get_by_role("button", name="Take part").click()
             expect(page.locator("#pause")).to_have_text("Pause")
             reload_at_every_stage(page, moments)
-            scene.wait_for("round", 6)
+            scene.wait_for("round", 7)
             opened.shot("summed")
             scene.wait_for("bundle")
             page.goto("about:blank")  # before the broker ends
             children.wait_for_exit(children.running)
     rounds = scene.of("round")
-    assert [event["secure"]["mode"] for event in rounds[2:]] == ["updates"] * 2 + ["updates+membership"] * 2
+    assert [event["secure"]["mode"] for event in rounds[2:]] == [
+        *["updates"] * 2,
+        *["updates+membership"] * 2,
+        "updates",
+    ]
+    assert rounds[-1]["privacy"]["releases"] == 1
     assert not any("failed" in event["secure"] for event in rounds[2:])
     assert not any(event.get("refused") for event in rounds)
     (clear,), (summed,) = centers_in(scene.folder, "clear"), centers_in(scene.folder, "summed")
