@@ -43,6 +43,7 @@ class Downloader:
         """Fetch these blobs instead of the earlier ones. Inline blobs are stored at once."""
         self.pause()
         self._queue.clear()
+        self._gets.clear()  # an error about what was wanted before stops nothing of these
         self.failed, self._bad_hashes, self._not_before_s = None, 0, 0.0
         for manifest in manifests:
             if manifest.inline is not None:

@@ -194,6 +194,23 @@ test("a task that is stopped or replaced is dropped, and the next one is done", 
   await leave();
 });
 
+test("an error to a request of an earlier task stops no later one", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { leave } = await phone(world, store);
+  world.serves = false;
+  const task = await world.task();
+  world.say("task", task);
+  const earlier = await world.heard((m) => m.k === "get");
+  world.say("task", { ...task, round: 2 });
+  const later = await world.heard((m) => m.k === "get" && m.id !== earlier.id);
+  world.say("err", { re: earlier.id, code: "not_yours" });
+  world.serves = true;
+  world.serve(later);
+  const said = await world.heard((m) => m.k === "rdy" || m.k === "nack");
+  assert.deepEqual([said.k, said.round], ["rdy", 2]);
+  await leave();
+});
+
 test("a task that is sent again has its new deadline", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   world.serves = false;

@@ -61,13 +61,13 @@ export class BlobPull {
 export class Downloader {
   constructor(blobs, sendGet, tell = () => {}) {
     Object.assign(this, { blobs, sendGet, tell });
-    this.requests = [];
     this.mark = 0; // of the block that came last
     this.clear();
   }
 
   clear() {
     this.queue = [];
+    this.requests = []; // an error about what was wanted before stops nothing of this
     this.pull = null;
     this.failed = null;
     this.badHashes = 0;

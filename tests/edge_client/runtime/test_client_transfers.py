@@ -99,3 +99,25 @@ def test_a_partial_download_survives_a_restart(stage: DeviceStage) -> None:
     every_block = sum(-(-len(d) // BLOCK) for d in data) + model.total
     assert already > 0
     assert stage.served_blocks == every_block
+
+
+def test_an_error_to_a_request_of_an_earlier_task_stops_no_later_one(stage: DeviceStage) -> None:
+    """The coordinator grants a device the blobs of its last task only."""
+    stage.serve = False
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        earlier = stage.last("get")["id"]
+        stage.ask(stage.fit(seed=1), round_=2)
+        yield
+        assert stage.last("get")["id"] != earlier
+        stage.tell("err", re=earlier, code="not_yours")
+        yield
+        stage.serve = True
+        yield 8
+
+    stage.play(script())
+    assert stage.said("nack") == []
+    assert stage.last("rdy")["round"] == 2
