@@ -13,6 +13,11 @@ has one JSON line a sample and a summary line:
     unanswered  updates, other than a device's last, that the device never got an answer for
     overtaken   statistics without an answer before the next task came, which says that nothing waits for them
 
+The process of many devices has one malloc arena: glibc gives threads up to eight for each core, and what one of them
+keeps free no thread of another can use, so that hundreds of threads make a process grow in which no device does. The
+device whose memory is measured has arenas as usual. `fleet` is that process; `fleet_device`, one device's part of its
+slope, is what has to be flat, measured by the memory of a device in a process of its own.
+
 The warm-up is half of the run, because caches with a bound, such as glibc's for each thread, fill slowly.
 `first_slope` is the slope before that, without the first twelfth, in which programs are loaded.
 
@@ -23,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sqlite3
 import subprocess
@@ -57,6 +63,7 @@ WARM_SHARE, START_SHARE = 1 / 2, 1 / 12  # of the run: until caches are full; un
 STOP_S = 60.0
 BALLAST = 4_000  # values beside the model of 24: an update has five blocks
 MANY = 1_000_000  # rounds
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 JOBS = ("fit", "probe")  # by the number of the exchange
 
 
@@ -153,6 +160,12 @@ def is_flat(found: Mapping[str, Any], flat: float) -> bool:
     return found["slope"] is not None and (found["low"] <= 0 or found["high"] <= flat * found["mean"])
 
 
+def of_one(found: Mapping[str, Any], devices: int, own: Mapping[str, Any]) -> dict[str, Any]:
+    """A device's part of the `slope` of a process of many, beside the mean memory of the device with one of its own."""
+    parts = {name: round(found[name] / devices, 1) for name in ("slope", "low", "high") if found[name] is not None}
+    return {**found, **parts, "mean": own["mean"]}
+
+
 def watch(
     here: ProcessScene, links: FlakyLinks, account: Account, pids: Mapping[str, int], minutes: float
 ) -> list[dict[str, Any]]:
@@ -207,7 +220,12 @@ def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float,
                     command = [sys.executable, "-m", "tests.benches.soak", "--part", name, "--folder", str(folder)]
                     command += ["--hurry", str(hurry)]
                     children[name] = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        env={**os.environ, **(ONE_ARENA if name == "fleet" else {})},
                     )
             pids = {name: process.pid for name, process in {**here.processes, **children}.items()}
             lines = watch(here, links, account, pids, minutes)
@@ -221,7 +239,8 @@ def soak(folder: Path, *, devices: int, minutes: float, cut: float, flat: float,
     cold = {name: slope_between(lines, f"{name}_kb", start_s, warm_s)["slope"] for name in pids}
     memory = {name: slope_between(lines, f"{name}_kb", warm_s, last["s"]) for name in pids}
     memory = {name: found | {"first_slope": cold[name]} for name, found in memory.items()}
-    moves = [name for name, found in memory.items() if not is_flat(found, flat)]
+    memory["fleet_device"] = of_one(memory["fleet"], devices - 1, memory["device"])
+    moves = [name for name, found in memory.items() if name != "fleet" and not is_flat(found, flat)]
     if "coordinator_heap_kb" in lines[0]:
         memory["coordinator_heap"] = slope_between(lines, "coordinator_heap_kb", warm_s, last["s"])
     summary = {"devices": devices, "minutes": round(last["s"] / 60, 1), "warm_minutes": round(warm_s / 60, 1)}

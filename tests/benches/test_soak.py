@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.benches.soak import Account, is_flat, slope, slope_between
+from tests.benches.soak import Account, is_flat, of_one, slope, slope_between
 
 
 def test_a_slope_that_is_there_is_found_within_its_interval_and_is_not_flat() -> None:
@@ -23,6 +23,16 @@ def test_a_slope_that_is_there_is_found_within_its_interval_and_is_not_flat() ->
 
 def test_a_run_that_is_too_short_for_an_interval_is_not_called_flat() -> None:
     assert not is_flat(slope([0.0, 10.0], [1.0, 1.0]), 0.01)
+
+
+def test_a_device_among_many_in_a_process_is_flat_as_one_in_a_process_of_its_own_is() -> None:
+    seconds = np.arange(0.0, 7200.0, 10.0)
+    own = slope(seconds, 150_000 + 0 * seconds)
+    for kb_per_h, flat in ((1_000, True), (2_000, False)):
+        part = of_one(slope(seconds, 250_000 + 299 * kb_per_h / 3600 * seconds), 299, own)
+        assert part["slope"] == pytest.approx(kb_per_h, abs=1)
+        assert is_flat(part, 0.01) is flat
+    assert not is_flat(of_one(slope([0.0, 10.0], [1.0, 1.0]), 299, own), 0.01)
 
 
 @pytest.mark.parametrize(
