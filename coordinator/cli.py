@@ -158,9 +158,9 @@ def attack_drill(
     """Attack a local copy of an installation.
 
     Reports which bounds held and what was seen. One hostile device with a valid certificate attacks what `provision`
-    writes (certificates and mosquitto's access list in a temporary folder, on a free port of 127.0.0.1) and a
-    coordinator that leads rounds there. With a configuration the copy has its model, the method of its served run and
-    its limits; otherwise a tiny model and FedAvg. No federation of yours is touched.
+    writes (certificates and mosquitto's access list in a temporary folder, on a free port of 127.0.0.1), a dashboard
+    and the listener of `enrol`, and a coordinator that leads rounds there. With a configuration the copy has its model,
+    the method of its served run and its limits; otherwise a tiny model and FedAvg. No federation of yours is touched.
 
     example: fedcenters-coordinator attack-drill coordinator.toml
     """
@@ -178,7 +178,9 @@ def attack_drill(
     tried = [finding for finding in found if finding.seen.held is not None]
     broken = sum(not finding.seen.held for finding in tried)
     if not as_json:
-        print(f"{len(tried) - broken} of {len(tried)} bounds held")
+        untried = len(found) - len(tried)
+        more = f", {untried} attacks had no aim" if untried else ""
+        print(f"{len(tried) - broken} of {len(tried)} bounds held{more}")
     if broken:
         raise FedcentersError(
             f"{broken} bounds did not hold",

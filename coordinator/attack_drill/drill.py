@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinator.artifacts.signed_program import prepare_program
 from coordinator.attack_drill import tiny_program
-from coordinator.attack_drill.findings import Attack, Copy, Finding, Seen
+from coordinator.attack_drill.findings import NO_SUMS, Attack, Copy, Finding, Seen
 from coordinator.attack_drill.loopback_copy import (
     FEDERATION,
     FLEET,
@@ -18,8 +18,10 @@ from coordinator.attack_drill.loopback_copy import (
     loopback_copy,
 )
 from coordinator.attack_drill.message_attacks import MESSAGE_ATTACKS
+from coordinator.attack_drill.page_attacks import PAGE_ATTACKS, pages_copy
 from coordinator.attack_drill.played_round import RoundsCopy
 from coordinator.attack_drill.round_attacks import ROUND_ATTACKS
+from coordinator.attack_drill.transfer_attacks import TRANSFER_ATTACKS
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import BundleConfig, DashboardConfig, TlsConfig, WebConfig
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
@@ -27,7 +29,7 @@ from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import find_mosquitto
 from coordinator.storage.privacy_noise_key import open_noise_key
 from coordinator.storage.store import Store
-from edge_client.errors import ConfigError, FedcentersError, RuntimeMissing
+from edge_client.errors import FedcentersError, RuntimeMissing
 
 BLOCK = 4_096  # so that updates of small models have several blocks
 MIN_DEADLINE_S = 120.0  # an idle credit returns after 30 s
@@ -43,8 +45,9 @@ def run_drill(
     """Play all attacks, one after another; each finding is also told at once, and by `tell` what takes long.
 
     Of `config` the copy has the model, the method of the served run, and the limits; without one, a tiny model and
-    FedAvg. Raises RuntimeMissing without mosquitto, ConfigError for a method or model that cannot be had, and for one
-    that adds masked updates: the attacks of a round are on single updates, so each would be said to have held.
+    FedAvg. Where that run adds masked updates nothing is played in rounds: those attacks are on single updates, so each
+    would be said to have held. Raises RuntimeMissing without mosquitto, ConfigError for a method or model that cannot
+    be had.
     """
     program = find_mosquitto()
     if program is None:
@@ -57,12 +60,22 @@ def run_drill(
             say(finding)
             found.append(finding)
 
+    def untried(attack: Attack[RoundsCopy]) -> Attack[None]:
+        return Attack(tried=attack.tried, bound=attack.bound, where=attack.where, play=lambda _: NO_SUMS)
+
     with tempfile.TemporaryDirectory(prefix="attack-drill-") as name, installation(Path(name), program) as site:
         copied = copied_config(config or tiny_program.config(site.folder), site)
-        prepared = prepare_rounds(site, copied, tiny=config is None, tell=tell)
+        sums = copied.runs[0].settings.get("secure", "off") != "off"
+        prepared = None if sums else prepare_rounds(site, copied, tiny=config is None, tell=tell)
         with loopback_copy(site, copied) as here:
             play(MESSAGE_ATTACKS, here)
-        play(ROUND_ATTACKS, prepared)
+        with pages_copy(site, copied) as pages:
+            play(PAGE_ATTACKS, pages)
+        in_rounds = (*ROUND_ATTACKS, *TRANSFER_ATTACKS)
+        if prepared is None:
+            play([untried(attack) for attack in in_rounds], None)
+        else:
+            play(in_rounds, prepared)
     return found
 
 
@@ -71,6 +84,8 @@ def _seen(attack: Attack[Copy], here: Copy) -> Seen:
         return attack.play(here)
     except FedcentersError as wrong:
         return Seen(held=False, words=wrong.message)
+    except OSError as wrong:  # of a connection
+        return Seen(held=False, words=str(wrong))
 
 
 def copied_config(config: CoordinatorConfig, site: Installation) -> CoordinatorConfig:
@@ -79,11 +94,6 @@ def copied_config(config: CoordinatorConfig, site: Installation) -> CoordinatorC
     Every device is asked and waited for, and nothing is exported.
     """
     run = next(run for run in config.runs if run.name == config.served_run)
-    if run.settings.get("secure", "off") != "off":
-        hint = "try the rest with a copy of the file that has no `secure`; docs/privacy.md says what holds of sums"
-        raise ConfigError(
-            f"the run {run.name} adds masked updates (secure), which the drill does not attack", hint=hint
-        )
     settings = {key: 1.0 if key == "fraction-train" else value for key, value in run.settings.items()}
     credentials, fleet = site.credentials(COORDINATOR_CLIENT_ID), len(FLEET) + 1
     return replace(

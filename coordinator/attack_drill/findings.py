@@ -22,6 +22,10 @@ class Seen:
     words: str
 
 
+NO_UPDATES = Seen(held=None, words="this method asks for no update in its first round")
+NO_SUMS = Seen(held=None, words="this run adds masked updates; docs/privacy.md says what holds of sums")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attack(Generic[Copy]):
     """One attack: what is tried, the bound, where that is written, and what plays it on a copy."""

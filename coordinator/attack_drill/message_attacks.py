@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any
+
+import numpy as np
 
 from coordinator.attack_drill.findings import ACCESS, EPOCHS, LIMITS, Attack, Seen
 from coordinator.attack_drill.loopback_copy import (
@@ -19,10 +23,15 @@ from coordinator.attack_drill.loopback_copy import (
     presence,
     request,
 )
+from coordinator.attack_drill.tiny_program import SCHEMA
+from coordinator.runtime.catalog_server import REQUESTS_BURST, REQUESTS_PER_S
 from coordinator.runtime.leadership import Superseded
 from edge_client.errors import FedcentersError, NetworkError
-from edge_client.protocol import messages
-from edge_client.transport.base import Message
+from edge_client.protocol import codecs, messages
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
+from edge_client.protocol.task import Reply
+from edge_client.transport.base import Message, Will
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
 
@@ -30,6 +39,9 @@ LABEL = "0123456789abcdef"
 FORGED = b"forged"
 FLOOD = 2_000  # requests
 MAX_ANSWERS = 42  # to a flood: the burst, a refusal, and what was asked last; besides 20 a second
+FILE = manifest_of(b"the file of a center", "container")
+CENTER = CatalogCenter(model=manifest_of(b"a center", "model"), devices=1, files={"onnx": FILE})
+CATALOG = Catalog(version=1, program=FILE, containers={}, centers=(CENTER,), abstain=9.0)
 
 
 def _foreign_topics(here: LoopbackCopy) -> Seen:
@@ -40,6 +52,7 @@ def _foreign_topics(here: LoopbackCopy) -> Seen:
         TOPICS.down(HONEST),
         TOPICS.coord(),
         TOPICS.catalog(),
+        TOPICS.upload(9, HOSTILE, LABEL, 0),  # of an aggregator that there is not
         f"fc/v1/other/rq/{HOSTILE}",
     )
     heard = [
@@ -111,6 +124,55 @@ def _flood(here: LoopbackCopy) -> Seen:
     return Seen(few and others.held is True, f"{answers} answers in {took_s:.1f} s; {others.words}")
 
 
+def _reports(here: LoopbackCopy) -> Seen:
+    began_s = time.monotonic()
+    payloads = [
+        request("served", center=0, sha256=FILE.sha256, n=1, metrics={"loss": float(number)}) for number in range(FLOOD)
+    ]
+    _send_all(here, payloads)
+    written = sum(event["event"] == "served" for event in map(json.loads, here.store.events.lines()))
+    return Seen(0 < written <= _paced(began_s), f"{written} of {FLOOD} were written to the log")
+
+
+def _questions(here: LoopbackCopy) -> Seen:
+    began_s = time.monotonic()
+    stats = manifest_of(codecs.encode_stats(Reply(n=9, losses=np.ones(1)), SCHEMA), "stats", inline=True)
+    here.told(here.hostile)
+    _send_all(here, [request("near", how="loss", stats=stats, n=9)] * FLOOD)
+    answers = len({message.payload for message in here.told(here.hostile) if b'"k":"near"' in message.payload})
+    return Seen(0 < answers <= _paced(began_s), f"{answers} of {FLOOD} were answered")
+
+
+def _send_all(here: LoopbackCopy, payloads: Sequence[bytes]) -> None:
+    here.take(here.hostile, TOPICS.state(HOSTILE), presence(4), retain=True)
+    here.dispatcher.catalog.publish(CATALOG, manifest_of(CATALOG.to_bytes(), "catalog"), SCHEMA)
+    for payload in payloads:
+        here.hostile.transport.publish(TOPICS.request(HOSTILE), payload)
+    here.take(here.hostile, TOPICS.request(HOSTILE), payloads[-1])
+
+
+def _paced(began_s: float) -> float:
+    return REQUESTS_BURST + REQUESTS_PER_S * (time.monotonic() - began_s)
+
+
+def _wills(here: LoopbackCopy) -> Seen:
+    """What the broker would publish for it when it is gone; a second connection of its own name ends the first."""
+    arrived, credentials = 0, here.site.credentials(HOSTILE)
+    here.hostile.transport.close()
+    for number, topic in enumerate((TOPICS.coord(), TOPICS.state(HONEST), TOPICS.request(HONEST))):
+        with ExitStack() as stack:
+            for will in (Will(topic, FORGED), None):
+                made = MqttTransport(
+                    here.site.work.plan.broker, TOPICS.client_id(HOSTILE), will=will, credentials=credentials
+                )
+                stack.callback(made.close)
+                with suppress(NetworkError):  # the broker may refuse a connection for its will
+                    made.connect()
+            made.publish(TOPICS.request(HOSTILE), mark := f"after will {number}".encode())
+            arrived += sum(message.payload == FORGED for message in here.coordinator.until(mark))
+    return Seen(not arrived, f"{arrived} of 3 were published")
+
+
 def _garbage(here: LoopbackCopy) -> Seen:
     for payload in (b"", b"{" * 50_000, b'{"v":1e999}', bytes(1_000_000), b"\x1b[2J", b'{"v":1,"k":"rdy"}'):
         here.take(here.hostile, TOPICS.request(HOSTILE), payload)
@@ -166,5 +228,8 @@ MESSAGE_ATTACKS = (
     Attack(tried="blocks of an update not asked for", bound="no file", where=LIMITS, play=_unasked_update),
     Attack(tried="garbage on its own topics", bound="others are served", where=LIMITS, play=_garbage),
     Attack(tried="2,000 requests at once", bound="40, then 20 a second", where=LIMITS, play=_flood),
+    Attack(tried="2,000 reports of a center", bound="6, then 6 a minute", where=LIMITS, play=_reports),
+    Attack(tried="2,000 questions for a center", bound="6, then 6 a minute", where=LIMITS, play=_questions),
+    Attack(tried="wills on topics of others", bound="nothing arrives", where=ACCESS, play=_wills),
     Attack(tried="take another device's client id", bound="nothing arrives", where=ACCESS, play=_borrowed_name),
 )

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -26,19 +26,10 @@ from coordinator.attack_drill.loopback_copy import (
     PATIENCE_S,
     SHA256,
     TOPICS,
-    BrokerClient,
     Installation,
     presence,
 )
-from coordinator.attack_drill.plausible_replies import (
-    TEST_SAMPLES,
-    all_wrong,
-    encoded_delta,
-    is_test,
-    is_update,
-    plausible_delta,
-    plausible_statistics,
-)
+from coordinator.attack_drill.played_device import PlayedDevice
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.signing_key import coordinator_credentials
@@ -46,16 +37,11 @@ from coordinator.rounds.sample_weights import max_samples
 from coordinator.runtime.server import Server
 from coordinator.storage.store import Store
 from edge_client.errors import FedcentersError, NetworkError
-from edge_client.protocol import blocks, codecs, messages
-from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
-from edge_client.protocol.topics import routing_label
-from edge_client.transport.base import Message, Transport, Will
+from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
-
-LISTEN_S = 0.05  # between two looks at whether the round is over
 
 
 class ForwardClock(SystemClock):
@@ -66,77 +52,6 @@ class ForwardClock(SystemClock):
 
     def now_s(self) -> float:
         return super().now_s() + self.ahead_s
-
-
-class PlayedDevice:
-    """A device of the fleet.
-
-    `told` are the answers to its announcements: (status, detail) of `ack` and `err`. `aside` are tasks that came while
-    it waited for something else.
-    """
-
-    def __init__(self, link: BrokerClient, program: Program, *, block: int) -> None:
-        self.name, self.link, self.program = link.name, link, program
-        self.block, self._count = block, 0
-        self._offered: dict[str, tuple[Manifest, bytes]] = {}
-        self.told: list[tuple[str, str]] = []
-        self.aside: deque[dict[str, Any]] = deque()
-
-    def say(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
-        self._count += 1
-        payload = messages.write_message(kind, ident=f"d-{self._count}", t_ms=0, **fields)
-        self.link.transport.publish(TOPICS.request(self.name), payload)
-
-    def hear(self) -> dict[str, Any] | None:
-        """The coordinator's next message to this device, or None when none came for a while."""
-        event = self.link.transport.receive(LISTEN_S)
-        if not isinstance(event, Message) or event.topic != TOPICS.down(self.name):
-            return None
-        said = messages.read_message(event.payload, "t")
-        if said["k"] == "ack":
-            self.told.append((said["status"], said.get("detail", "")))
-        elif said["k"] == "err" and said["code"] != "not_yours":  # the answer to `settle`
-            self.told.append((said["code"], said.get("detail", "")))
-        return said
-
-    def wait(self, *kinds: str) -> dict[str, Any]:
-        """The next message of one of these kinds. Raises NetworkError."""
-        until_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until_s:
-            said = self.hear()
-            if said is not None and said["k"] in kinds:
-                return said
-            if said is not None and said["k"] == "task":
-                self.aside.append(said)
-        raise NetworkError(f"{self.name} waits for {' or '.join(kinds)}", hint="run the drill again")
-
-    def answer(self, task: Mapping[str, Any], *, n: int = HONEST_SAMPLES, wrong_tests: int = 0) -> Manifest:
-        """Announce an answer such as training would give, or a test of so many samples that are all wrong."""
-        if is_update(task):
-            delta = plausible_delta(task, self.name, self.program)
-            return self.offer(task, encoded_delta(task, delta, self.program), n=n)
-        if is_test(task):
-            n = wrong_tests or TEST_SAMPLES
-        said = plausible_statistics(task, self.name, self.program, n)
-        said = all_wrong(said) if is_test(task) and wrong_tests else said
-        return self.offer(task, codecs.encode_stats(said, self.program.schema), n=n)
-
-    def offer(self, task: Mapping[str, Any], data: bytes, *, n: int = HONEST_SAMPLES, attempt: int = 0) -> Manifest:
-        """Announce any bytes as the answer; `send` sends them."""
-        what = "delta" if is_update(task) else "stats"
-        manifest = manifest_of(data, what, block=self.block)
-        self._offered[manifest.sha256] = (manifest, data)
-        key = {name: task[name] for name in ("run", "round", "exchange")}
-        self.say("rdy", **key, attempt=attempt, n=n, what=what, update=manifest, seconds=1.0)
-        return manifest
-
-    def send(self, go: Mapping[str, Any], *indices: int) -> None:
-        """Send these blocks of an announced answer; all of them without any index."""
-        manifest, data = self._offered[go["sha256"]]
-        for index in indices or range(manifest.total):
-            body = data[slice(*blocks.body_range(manifest, index))]
-            topic = TOPICS.upload(go["shard"], self.name, routing_label(manifest.sha256), index)
-            self.link.transport.publish(topic, blocks.pack_block(body, index, manifest.total))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +75,7 @@ class PlayedRound:
         self.may_answer.set()
         self._server, self._clock, self._over = server, clock, threading.Event()
         self._failure: BaseException | None = None
-        self.answered: set[str] = set()  # honest devices whose answer to the first task was taken
+        self._taken = defaultdict[tuple[int, int], set[str]](set)  # honest devices, by round and exchange
         self._lead = threading.Thread(target=self._serve, daemon=True)
         self._others = [threading.Thread(target=self._live, args=(one,), daemon=True) for one in self.honest]
 
@@ -179,6 +94,29 @@ class PlayedRound:
                 seen.add(said["exchange"])
                 yield said
 
+    def tasks_in_time(self, step_s: float) -> Iterator[dict[str, Any] | None]:
+        """As `tasks`, of a device that answers none; None for each `step_s` that passes once all others have answered.
+
+        Raises NetworkError.
+        """
+        task, until_s = dict[str, Any](), time.monotonic() + PATIENCE_S
+        while not self._over.is_set():
+            if time.monotonic() > until_s:
+                raise NetworkError("the others do not answer", hint="run the drill again")
+            said = self.hostile.aside.popleft() if self.hostile.aside else self.hostile.hear()
+            if said is not None and said["k"] == "task" and _place(said) != _place(task):
+                task, until_s = said, time.monotonic() + PATIENCE_S
+                yield task
+            elif task and len(self.taken(task)) == len(self.honest):
+                until_s = time.monotonic() + PATIENCE_S
+                yield None
+                self._clock.ahead_s += step_s
+                self._settle_or_end(until_s)
+
+    def taken(self, task: Mapping[str, Any]) -> set[str]:
+        """The honest devices whose answer in the same exchange was taken."""
+        return self._taken[_place(task)]
+
     def refuse(self, task: Mapping[str, Any]) -> None:
         """The hostile device refuses a task, so that the coordinator does not wait for it."""
         key = {name: task[name] for name in ("run", "round", "exchange")}
@@ -191,8 +129,19 @@ class PlayedRound:
 
     def settle(self) -> None:
         """Return when the coordinator has dealt with all that the hostile device sent."""
-        self.hostile.say("get", sha256=SHA256, block=4096, at=[[0, 1]])
-        self.hostile.wait("err")
+        if not self._settle_or_end(time.monotonic() + PATIENCE_S):
+            raise NetworkError("the coordinator does not answer", hint="run the drill again")
+
+    def _settle_or_end(self, until_s: float) -> bool:
+        """Whether the coordinator has dealt with all that the hostile device sent; else it ended, or takes too long."""
+        asked = self.hostile.say("get", sha256=SHA256, block=4096, at=[[0, 1]])
+        while not self._over.is_set() and time.monotonic() < until_s:
+            said = self.hostile.hear() or {"k": "nothing"}
+            if said["k"] == "task":
+                self.hostile.aside.append(said)
+            elif said["k"] == "err" and said.get("re") == asked:
+                return True
+        return False
 
     def end(self) -> None:
         """Wait for the end of the round. Raises what ended the coordinator."""
@@ -240,19 +189,21 @@ class PlayedRound:
             self._over.set()
 
     def _live(self, device: PlayedDevice) -> None:
-        first = None
         while not self._over.is_set():
             said = device.hear()
             if said is None:
                 continue
             if said["k"] == "task":
-                first = said["exchange"] if first is None else first
                 self.may_answer.wait()
                 device.answer(said)
             elif said["k"] == "go":
                 device.send(said)
-            elif said["k"] == "ack" and said["status"] in ("ok", "dup") and said["exchange"] == first:
-                self.answered.add(device.name)
+            elif said["k"] == "ack" and said["status"] in ("ok", "dup"):
+                self.taken(said).add(device.name)
+
+
+def _place(said: Mapping[str, Any]) -> tuple[int, int]:
+    return said.get("round", 0), said.get("exchange", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,12 +221,26 @@ class RoundsCopy:
         return max_samples([HONEST_SAMPLES] * len(FLEET), self.config.fleet.max_samples_ratio)
 
     @contextmanager
-    def round(self, *, n: int = HONEST_SAMPLES, **transfer: Any) -> Iterator[PlayedRound]:  # noqa: ANN401 - of the section
-        """A round in which the hostile device announces `n` samples; it ends with the block."""
+    def round(
+        self,
+        *,
+        n: int = HONEST_SAMPLES,
+        rounds: int = 1,
+        deadline_s: float | None = None,
+        **transfer: Any,  # noqa: ANN401 - of the section
+    ) -> Iterator[PlayedRound]:
+        """A round, or so many, in which the hostile device announces `n` samples; it ends with the block."""
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.site.folder)))
             shutil.copytree(self.prepared, folder / "store")
-            config = replace(self.config, folder=folder, transfer=replace(self.config.transfer, **transfer))
+            runs = tuple(replace(run, rounds=rounds) for run in self.config.runs)
+            config = replace(
+                self.config,
+                folder=folder,
+                runs=runs,
+                round=replace(self.config.round, deadline_s=deadline_s or self.config.round.deadline_s),
+                transfer=replace(self.config.transfer, **transfer),
+            )
             store = stack.enter_context(closing(Store(folder / "store")))
             links = [self.site.connect(name, stack) for name in (HOSTILE, *FLEET)]
             fleet = [PlayedDevice(link, self.program, block=config.transfer.block) for link in links]

@@ -1,4 +1,4 @@
-"""Attacks with answers to a round's tasks: false counts, ruined buffers, held credits, answers that are said again.
+"""Attacks with answers to a round's tasks: false counts, ruined buffers, far moves, answers that are said again.
 
 A lost `ack`, which once made a device send a residual twice, is no attack of a device: what a device sends is its own
 choice, and the coordinator bounds it. What a device can do is to say an accepted answer again, which is played here.
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.attack_drill.findings import LIMITS, ROUNDS, TRANSFER, UPDATES, Attack, Seen
+from coordinator.attack_drill.findings import LIMITS, NO_UPDATES, ROUNDS, UPDATES, Attack, Seen
 from coordinator.attack_drill.loopback_copy import FLEET, HONEST_SAMPLES, HOSTILE
 from coordinator.attack_drill.plausible_replies import (
     TEST_SAMPLES,
@@ -22,14 +22,13 @@ from coordinator.attack_drill.plausible_replies import (
 )
 from coordinator.attack_drill.played_round import Outcome, PlayedRound, RoundsCopy
 from coordinator.rounds.buffer_bounds import USUAL_BUFFER
+from coordinator.rounds.update_validation import MAX_PARAMETER_MOVE
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Array
 
 LIE = 2**31  # samples
 RUIN = 1e38
-STEP_S, HELD_S = 2.0, 90.0  # a credit without a new block returns after 30 s
-ANNOUNCEMENTS = 30
-NO_UPDATES = Seen(held=None, words="this method asks for no update in its first round")
+FAR = 1_000.0
 
 
 def _many_samples(rounds: RoundsCopy) -> Seen:
@@ -81,6 +80,26 @@ def _ruined_buffers(rounds: RoundsCopy) -> Seen:
     sound = bool((np.abs(buffers) <= USUAL_BUFFER).all()) and all(bool((variance >= 0).all()) for variance in variances)
     refused = next((detail for status, detail in answers if status == "rejected"), "")
     return Seen(sound and bool(refused), refused or f"the center's buffers reach {np.abs(buffers).max():.3g}")
+
+
+def _far_move(rounds: RoundsCopy) -> Seen:
+    """One parameter, which hardly shows in a mean over all of them."""
+    asked = 0
+    with rounds.round() as played:
+        for task in played.tasks():
+            if is_update(task):
+                delta = plausible_delta(task, HOSTILE, rounds.program)
+                delta[0] = FAR
+                played.hostile.offer(task, encoded_delta(task, delta, rounds.program))
+                asked += 1
+            else:
+                played.hostile.answer(task)
+        played.end()
+        answers = played.hostile.told
+    if not asked:
+        return NO_UPDATES
+    refused = [detail or status for status, detail in answers if status in ("rejected", "not_finite")]
+    return Seen(len(refused) == asked, refused[0] if refused else f"answered with {[status for status, _ in answers]}")
 
 
 def _wrong_shape(rounds: RoundsCopy) -> Seen:
@@ -141,54 +160,6 @@ def _status(played: PlayedRound) -> str:
         played.hostile.send(said)
 
 
-def _repeated_block(rounds: RoundsCopy) -> Seen:
-    """One credit for all, which the hostile device has first."""
-    passed_s, others, served = 0.0, len(FLEET), 0
-    with rounds.round(credits=1) as played:
-        played.may_answer.clear()
-        for number, task in enumerate(played.tasks()):
-            if number == 0:
-                blocks = played.hostile.answer(task).total
-                go = played.hostile.wait("go")
-                played.may_answer.set()
-                while passed_s < HELD_S and len(played.answered) < others:
-                    if blocks > 1:  # a first block that is the only one would be the whole answer
-                        played.hostile.send(go, 0)
-                    played.pass_time(STEP_S)
-                    passed_s += STEP_S
-                served = len(played.answered)
-            played.refuse(task)
-        played.end()
-    return Seen(served == others, f"{served} of {others} others uploaded within {passed_s:.0f} s")
-
-
-def _ever_new_hashes(rounds: RoundsCopy) -> Seen:
-    left: list[int] = []
-    with rounds.round() as played:
-        for task in played.tasks():
-            if is_update(task) and not left:
-                left.append(_announce_many(task, played))
-            played.refuse(task)
-        played.end()
-        left.append(played.partial_files())
-    if len(left) == 1:
-        return NO_UPDATES
-    held = left[0] <= 1 and left[1] == 0
-    return Seen(held, f"{left[0]} partial files of {ANNOUNCEMENTS} announcements, {left[1]} after the round")
-
-
-def _announce_many(task: dict[str, Any], played: PlayedRound) -> int:
-    """Announce other bytes again and again, and send a first block of each; -> the files on disk then."""
-    update = encoded_delta(task, plausible_delta(task, HOSTILE, played.hostile.program), played.hostile.program)
-    for number in range(ANNOUNCEMENTS):
-        manifest = played.hostile.offer(task, number.to_bytes(8, "little") + update[8:], attempt=number)
-        said = played.hostile.wait("go", "err", "ack")
-        if said["k"] == "go" and manifest.total > 1:
-            played.hostile.send(said, 0)
-        played.pass_time(1.0)
-    return played.partial_files()
-
-
 ROUND_ATTACKS = (
     Attack(
         tried="answer with 2^31 samples",
@@ -204,7 +175,6 @@ ROUND_ATTACKS = (
         where=LIMITS,
         play=_ruined_buffers,
     ),
+    Attack(tried=f"move one parameter by {FAR:,.0f}", bound=f"{MAX_PARAMETER_MOVE:g}", where=LIMITS, play=_far_move),
     Attack(tried="an accepted update again, and another", bound="counts once", where=ROUNDS, play=_said_again),
-    Attack(tried="hold the only credit with one block", bound="new blocks only", where=TRANSFER, play=_repeated_block),
-    Attack(tried="announce ever new updates", bound="one open upload", where=TRANSFER, play=_ever_new_hashes),
 )

@@ -2,93 +2,153 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from starlette.requests import Request
 from typer.testing import CliRunner
 
 from coordinator import cli
 from coordinator.attack_drill import drill
 from coordinator.attack_drill.message_attacks import MESSAGE_ATTACKS
+from coordinator.attack_drill.page_attacks import PAGE_ATTACKS
 from coordinator.attack_drill.round_attacks import ROUND_ATTACKS
+from coordinator.attack_drill.transfer_attacks import TRANSFER_ATTACKS
 from coordinator.rounds import exchange_rules
 from edge_client.errors import FedcentersError
+
+Only = Callable[..., None]  # of what is tried
+ALL = (*MESSAGE_ATTACKS, *PAGE_ATTACKS, *ROUND_ATTACKS, *TRANSFER_ATTACKS)
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Only:
+    """Lets the drill play these attacks only."""
+
+    def choose(*tried: str) -> None:
+        for name in ("MESSAGE_ATTACKS", "PAGE_ATTACKS", "ROUND_ATTACKS", "TRANSFER_ATTACKS"):
+            monkeypatch.setattr(drill, name, [a for a in getattr(drill, name) if a.tried in tried])
+
+    return choose
+
+
+def names(attacks: Sequence[Any]) -> list[str]:
+    return [attack.tried for attack in attacks]
+
+
+def play(*arguments: str) -> tuple[list[tuple[str, bool | None]], int]:
+    """-> each attack and whether its bound held, and the exit code."""
+    found = CliRunner().invoke(cli.app, ["attack-drill", "--json", *arguments])
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    return [(line["tried"], line["held"]) for line in lines], found.exit_code
 
 
 @pytest.mark.broker
 @pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")  # paho leaves a failed handshake's socket
 def test_every_bound_holds_on_a_copy_of_what_is_provisioned() -> None:
-    found = CliRunner().invoke(cli.app, ["attack-drill", "--json"])
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
-    assert [line for line in lines if not line["held"]] == []
-    assert [line["tried"] for line in lines] == [a.tried for a in (*MESSAGE_ATTACKS, *ROUND_ATTACKS)]
-    assert found.exit_code == 0
+    assert play() == ([(tried, True) for tried in names(ALL)], 0)
 
 
 @pytest.mark.broker
-def test_a_bound_that_does_not_hold_is_named_and_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_that_does_not_hold_is_named_and_is_an_error(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
     """Its access list gives every device every right."""
     monkeypatch.setattr("coordinator.identity.revocation.broker_acl.mosquitto_acl", lambda *_: "pattern readwrite #\n")
-    wanted = "write to topics of others"
-    monkeypatch.setattr(drill, "MESSAGE_ATTACKS", [a for a in MESSAGE_ATTACKS if a.tried == wanted])
-    monkeypatch.setattr(drill, "ROUND_ATTACKS", ())
+    wanted = ("write to topics of others", "wills on topics of others")
+    only(*wanted)
     found = CliRunner().invoke(cli.app, ["attack-drill"])
-    assert f"BROKEN  {wanted}" in found.stdout
-    assert "0 of 1 bounds held" in found.stdout
+    assert [f"BROKEN  {tried}" in found.stdout for tried in wanted] == [True, True]
+    assert "0 of 2 bounds held" in found.stdout
     assert found.exit_code == FedcentersError.exit_code != 0
 
 
 @pytest.mark.broker
-def test_each_bound_of_a_round_that_is_taken_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    validation, exchange = "coordinator.rounds.update_validation", "coordinator.runtime.exchange"
-    monkeypatch.setattr(f"{exchange}.task_messages.max_samples", lambda *_: 2**40)
-    monkeypatch.setattr(f"{validation}._check_shape", lambda *_: None)
-    monkeypatch.setattr(f"{validation}.bounded_buffers", lambda update, *_: update)
-    counted = itertools.count()
-    monkeypatch.setattr(f"{exchange}.uploads.OpenUploads.blocks", lambda *_: next(counted))  # each block looks new
-    monkeypatch.setattr("edge_client.transport.blobs.BlobFolder.drop_partials", lambda *_, **__: None)
-    told = exchange_rules._final_status
-    monkeypatch.setattr(exchange_rules, "_final_status", lambda *a: told(*a).replace("superseded", "dup"))
-    monkeypatch.setattr(drill, "MESSAGE_ATTACKS", ())
-    found = CliRunner().invoke(cli.app, ["attack-drill", "--json"])
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
-    assert [(line["tried"], line["held"]) for line in lines] == [(attack.tried, False) for attack in ROUND_ATTACKS]
+def test_messages_without_a_pace_are_named(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
+    monkeypatch.setattr("coordinator.runtime.catalog_server.CatalogServer._is_in_time", lambda *_: True)
+    wanted = ("2,000 reports of a center", "2,000 questions for a center")
+    only(*wanted)
+    assert play()[0] == [(tried, False) for tried in wanted]
 
 
 @pytest.mark.broker
-def test_the_copy_has_a_users_own_model_method_and_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_bound_of_a_page_that_is_taken_away_is_named(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
+    async def unpacked(request: Request, *_: object) -> object:
+        body = await request.body()
+        return json.loads(gzip.decompress(body) if body[:1] == b"\x1f" else body)
+
+    any_file = SimpleNamespace(path=lambda _: Path(__file__), entries=list)
+    monkeypatch.setattr("coordinator.dashboard.server.MAX_CONNECTIONS_PER_ADDRESS", 512)
+    monkeypatch.setattr("coordinator.identity.enrolment_server.MAX_OPEN_REQUESTS_PER_ADDRESS", 32)
+    monkeypatch.setattr("coordinator.dashboard.access.AccessControl.refuse", lambda *_: None)
+    monkeypatch.setattr("coordinator.dashboard.app.read_json", unpacked)
+    monkeypatch.setattr("coordinator.dashboard.side_panels.SidePanels.files", lambda _: any_file)
+    only(*names(PAGE_ATTACKS))
+    assert play()[0] == [(tried, False) for tried in names(PAGE_ATTACKS)]
+
+
+@pytest.mark.broker
+def test_each_bound_of_an_answer_that_is_taken_away_is_named(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
+    validation = "coordinator.rounds.update_validation"
+    monkeypatch.setattr("coordinator.runtime.exchange.task_messages.max_samples", lambda *_: 2**40)
+    monkeypatch.setattr(f"{validation}._check_shape", lambda *_: None)
+    monkeypatch.setattr(f"{validation}.bounded_buffers", lambda update, *_: update)
+    monkeypatch.setattr(f"{validation}.update_moves", lambda *_: {})
+    told = exchange_rules._final_status
+    monkeypatch.setattr(exchange_rules, "_final_status", lambda *a: told(*a).replace("superseded", "dup"))
+    only(*names(ROUND_ATTACKS))
+    assert play()[0] == [(tried, False) for tried in names(ROUND_ATTACKS)]
+
+
+@pytest.mark.broker
+def test_each_bound_of_a_transfer_that_is_taken_away_is_named(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
+    exchange, counted = "coordinator.runtime.exchange", itertools.count()
+    monkeypatch.setattr(f"{exchange}.uploads.OpenUploads.blocks", lambda *_: next(counted))  # each block looks new
+    monkeypatch.setattr("edge_client.transport.blobs.BlobFolder.drop_partials", lambda *_, **__: None)
+    monkeypatch.setattr("coordinator.attack_drill.transfer_attacks.HUGE", 1 << 22)
+    monkeypatch.setattr(f"{exchange}.task_messages.SIZE_SLACK_BYTES", 1 << 30)
+    monkeypatch.setattr(f"{exchange}.task_messages.max_reply_bytes", lambda *_: 1 << 30)
+    monkeypatch.setattr("coordinator.runtime.arrival_marks.ArrivalMarks.may_send", lambda *_: True)
+    monkeypatch.setattr(f"{exchange}.live_exchange.silent_devices", lambda *_: frozenset())
+    only(*names(TRANSFER_ATTACKS))
+    assert play()[0] == [(tried, False) for tried in names(TRANSFER_ATTACKS)]
+
+
+@pytest.mark.broker
+def test_the_copy_has_a_users_own_model_method_and_limits(tmp_path: Path, only: Only) -> None:
     """Its small model travels in one block, and its program is compiled, which takes seconds."""
     path = tmp_path / "coordinator.toml"
     path.write_text(
         'federation = "mine"\nbroker = "mqtts://broker.example"\nfolder = "run"\nmax-samples-ratio = 3\n'
         'model = { name = "linear-regression" }\nruns = [{ method = "fesem", num-rounds = 9, clusters = 2 }]\n'
     )
-    monkeypatch.setattr(drill, "MESSAGE_ATTACKS", ())
-    wanted = ("answer with 2^31 samples", "hold the only credit with one block")
-    monkeypatch.setattr(drill, "ROUND_ATTACKS", [a for a in ROUND_ATTACKS if a.tried in wanted])
+    only("answer with 2^31 samples", "hold the only credit with one block", "be on and say nothing")
     found = CliRunner().invoke(cli.app, ["attack-drill", str(path)])
     assert found.exit_code == 0
     assert "compiling model linear-regression" in found.stderr
     assert "weighs 120 samples" in found.stdout  # three times the others' 40
-    assert "2 of 2 bounds held" in found.stdout
+    assert "3 of 3 bounds held" in found.stdout
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.broker
-def test_masked_sums_are_refused_and_no_bound_is_said_to_hold(tmp_path: Path) -> None:
+def test_of_a_run_on_masked_sums_no_bound_of_a_round_is_said_to_hold(tmp_path: Path, only: Only) -> None:
     path = tmp_path / "coordinator.toml"
     path.write_text(
         'federation = "mine"\nbroker = "mqtts://broker.example"\nfolder = "run"\n'
         '[model]\nname = "linear-regression"\n'
         '[[runs]]\nmethod = "fesem"\nname = "sums"\nnum-rounds = 9\nclusters = 2\nsecure = "updates"\n'
     )
-    found = CliRunner().invoke(cli.app, ["attack-drill", str(path)])
-    assert found.exit_code != 0
-    assert "the run sums adds masked updates" in found.stderr
-    assert "a copy of the file that has no `secure`; docs/privacy.md says" in found.stderr
-    assert "held" not in found.stdout
+    in_rounds = names((*ROUND_ATTACKS, *TRANSFER_ATTACKS))
+    only("announce 2^40 samples", *in_rounds)
+    assert play(str(path)) == ([("announce 2^40 samples", True), *((tried, None) for tried in in_rounds)], 0)
+    told = CliRunner().invoke(cli.app, ["attack-drill", str(path)]).stdout
+    assert f"1 of 1 bounds held, {len(in_rounds)} attacks had no aim" in told
+    assert "this run adds masked updates; docs/privacy.md says what holds of sums" in told
 
 
 def test_without_mosquitto_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
