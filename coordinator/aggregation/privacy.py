@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from coordinator.aggregation.centers import Align
+from coordinator.aggregation.rows import Rows
 from edge_client.errors import ConfigError, install_hint
 from edge_client.protocol.task import F64, Array
 
@@ -38,7 +39,7 @@ INSTALL_HINT = f"{install_hint('privacy')} brings the accountant"
 
 def release_centers(  # noqa: PLR0913 - the formula has these parts
     centers: Array,
-    rows: Array,
+    rows: Array | Rows,
     R: Array,
     *,
     clip: float,
@@ -54,12 +55,11 @@ def release_centers(  # noqa: PLR0913 - the formula has these parts
     if len(secret) != KEY_BYTES:
         raise ConfigError("private centers need the coordinator's secret", hint="use the drivers, which hold one")
     given = R / np.maximum(1.0, np.sqrt((R * R).sum(axis=1)))[:, None]
-    sums = np.zeros(centers.shape)
+    sums, source = np.zeros(centers.shape), Rows.of(rows)
     for k, center in enumerate(centers):
         mine = np.flatnonzero(given[:, k])
-        aligned = rows[mine] if align is None else align(rows[mine], center)
-        for share, row in zip(given[mine, k], aligned, strict=True):
-            apart = row.astype(np.float64) - center
+        for share, row in zip(given[mine, k], source.select(mine), strict=True):
+            apart = (row if align is None else align(row[None], center)[0]).astype(np.float64) - center
             far = float(np.sqrt(apart @ apart))
             sums[k] += share * (min(1.0, clip / far) if far else 1.0) * apart
     counts = given.sum(axis=0)

@@ -20,7 +20,10 @@ CUDA_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
 class PointMatrix(Protocol):
-    """Rows [capacity, d], zeros until `put`."""
+    """Rows [capacity, d], zeros until `put`. `together` is how many new ones are best multiplied at a time."""
+
+    @property
+    def together(self) -> int: ...
 
     def put(self, index: int, row: Array) -> None:
         """Store one row [d]."""
@@ -50,9 +53,6 @@ class Backend(Protocol):
 
     def products(self, matrix: F64) -> MatrixProducts:
         """The matrix [n, n], ready to be multiplied."""
-
-    def sums(self, weights: F64, rows: Array) -> F64:
-        """[k, m] weights and [m, p] rows -> [k, p], multiplied and added in float64."""
 
 
 def select_backend(device: str | None = None) -> Backend:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from coordinator.clustering.gram import Points
 from edge_client.protocol.task import F64, I64, Array
 
 
@@ -25,14 +26,17 @@ def principal_cosines(matrix: F64, k: int) -> F64:
     return np.pad(cosine, ((0, 0), (0, k - cosine.shape[1])))
 
 
-def unit_means(points: Array, labels: I64, k: int) -> Array:
-    """[n, d] points, labels [n] -> [k, d] mean of the points of each label, scaled to length one; in their dtype.
+def unit_means(points: Points, labels: I64, k: int) -> Array:
+    """Points [d], n of them, and labels [n] -> [k, d] mean of the points of each label, of length one; in their dtype.
 
-    Points count by direction only. A label without points has a mean of zeros.
+    Points count by direction only, and are read once. A label without points has a mean of zeros.
     """
-    unit = _unit(points)
-    sums = np.stack([unit[labels == j].sum(axis=0) for j in range(k)])
-    return _unit(sums).astype(points.dtype)
+    sums, dtype = np.zeros((k, 1)), np.dtype(np.float64)
+    for point, label in zip(points, labels, strict=True):
+        if sums.shape[1] != point.size:
+            sums, dtype = np.zeros((k, point.size)), point.dtype
+        sums[label] += _unit(point[None])[0]
+    return _unit(sums).astype(dtype)
 
 
 def assign_by_cosine(points: Array, means: Array) -> I64:

@@ -7,19 +7,21 @@ k-means follow from this matrix [n, n]; the points are not read again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Protocol
+
 import numpy as np
 
 from coordinator.clustering.backend import Backend, select_backend
 from edge_client.protocol.task import F64, I64, Array
 
-ROW_BLOCK = 16  # arrivals that are multiplied together: one by one, each of them would read all points from memory
-
 
 class GramMatrix:
     """Grows by `add`; at most `capacity` points of the pivot's size.
 
-    Arrivals are multiplied in blocks, smaller ones towards the end: when the last of `capacity` points arrives, only
-    its own row is left to compute. Memory beyond the points: the matrix, capacity^2 float64.
+    Arrivals are multiplied in blocks, since one by one each of them would read all points; smaller ones towards the
+    end: when the last of `capacity` points arrives, only its own row is left to compute. Memory beyond the points,
+    which go to a file where they are many (column_store.py): the matrix, capacity^2 float64.
     """
 
     def __init__(self, pivot: Array, capacity: int, *, where: Backend | None = None) -> None:
@@ -43,7 +45,7 @@ class GramMatrix:
             raise ValueError(f"room for {self.n} points only")
         self._points.put(self.n, point - self._pivot)
         self._rows.append(self.n if at is None else at)
-        if self.n - self._done >= min(ROW_BLOCK, self.capacity - self.n):
+        if self.n - self._done >= min(self._points.together, self.capacity - self.n):
             self._multiply()
         return self._rows[-1]
 
@@ -81,13 +83,29 @@ class GramMatrix:
             self._matrix[np.ix_(every, new)] = rows.T
 
 
-def gram_matrix(points: Array, pivot: Array | None = None, *, where: Backend | None = None) -> F64:
-    """[n, d] points -> their Gram matrix [n, n] about `pivot` [d], or about their mean."""
-    about = points.mean(axis=0, dtype=np.float64).astype(points.dtype) if pivot is None else pivot
-    grown = GramMatrix(about, len(points), where=where)
+class Points(Protocol):
+    """Vectors [d], read one after another."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Array]: ...
+
+
+def gram_matrix(points: Points, pivot: Array | None = None, *, where: Backend | None = None) -> F64:
+    """Points [d] -> their Gram matrix [n, n] about `pivot` [d], or about their mean; then they are read twice."""
+    grown = GramMatrix(mean_point(points) if pivot is None else pivot, len(points), where=where)
     for point in points:
         grown.add(point)
     return grown.matrix
+
+
+def mean_point(points: Points) -> Array:
+    """Points [d] -> [d], in their dtype."""
+    total, dtype = np.zeros(1), np.dtype(np.float64)
+    for point in points:
+        total, dtype = total + point, point.dtype
+    mean: Array = (total / len(points)).astype(dtype)
+    return mean
 
 
 def squared_distances(matrix: F64, a: Array, b: Array) -> F64:

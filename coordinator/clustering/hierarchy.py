@@ -5,6 +5,7 @@ Labels are numbered in the order of first appearance.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy as np
 from coordinator.clustering.label_matching import canonical_labels
 from edge_client.protocol.task import F64, I64, Array
 
-METRICS: dict[str, Any] = {"cosine": "cosine", "l2": "euclidean", "l1": "cityblock"}  # the setting's word -> scipy's
+# The setting's word -> scipy's, of a block of columns.
+METRICS: dict[str, Any] = {"cosine": "cosine", "l2": "sqeuclidean", "l1": "cityblock"}
 LINKAGES = ("single", "complete", "average", "ward")
 
 
@@ -40,14 +42,27 @@ def bipartition(cosine: F64, linkage: str = "single") -> tuple[I64, float]:
     return sides, float(cosine[np.ix_(sides == 0, sides == 1)].max())
 
 
-def agglomerative(points: Array, *, metric: str, linkage: str, threshold: float) -> I64:
-    """[n, d] points -> labels [n]; clusters are joined while they are at most `threshold` apart."""
+def condensed_distances(blocks: Iterable[Array], metric: str) -> F64:
+    """Blocks [n, c] of the columns of n points -> their distances [n (n - 1) / 2], as scipy orders them.
+
+    A point at zero has no direction: its cosine distance is 1.
+    """
+    from scipy.spatial.distance import pdist, squareform
+
+    wide = (block.astype(np.float64) for block in blocks)
+    if metric == "cosine":
+        cosine = cosines(sum((block @ block.T for block in wide), np.zeros((1, 1))))
+        return cast("F64", squareform(1.0 - (cosine + cosine.T) / 2, checks=False))
+    apart = sum((pdist(block, METRICS[metric]) for block in wide), np.zeros(1))
+    return np.sqrt(apart) if metric == "l2" else apart
+
+
+def agglomerative(apart: F64, *, linkage: str, threshold: float) -> I64:
+    """Distances of all pairs of n points -> labels [n]; clusters are joined while at most `threshold` apart."""
     from scipy.cluster.hierarchy import fcluster
     from scipy.cluster.hierarchy import linkage as link
-    from scipy.spatial.distance import pdist
 
-    if len(points) == 1:
+    if not apart.size:
         return np.zeros(1, dtype=np.int64)
-    apart = np.nan_to_num(pdist(points.astype(np.float64), METRICS[metric]), nan=1.0)  # zero has no direction
     tree = link(np.maximum(apart, 0.0), method=cast("Any", linkage))
     return canonical_labels(fcluster(tree, threshold, criterion="distance").astype(np.int64))

@@ -35,16 +35,16 @@ class HostFallback:
         held = _or_none(lambda: self._gpu.products(matrix))
         return HostFallbackProducts(held[0]) if held else self._host.products(matrix)
 
-    def sums(self, weights: F64, rows: Array) -> F64:
-        found = _or_none(lambda: self._gpu.sums(weights, rows))
-        return found[0] if found else self._host.sums(weights, rows)
-
 
 class HostFallbackPoints:
     """Points [capacity, d] on the GPU until its memory ends."""
 
     def __init__(self, held: TorchPoints) -> None:
         self._held: TorchPoints | NumpyPoints = held
+
+    @property
+    def together(self) -> int:
+        return self._held.together
 
     def put(self, index: int, row: Array) -> None:
         self._run(lambda held: held.put(index, row))

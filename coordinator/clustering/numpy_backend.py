@@ -8,51 +8,66 @@ Tiles are so small that OpenBLAS multiplies them without packing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
+from coordinator.clustering.column_store import ColumnStore
 from edge_client.protocol.task import F64, I64, Array
 
 TILE_ROWS = 16  # with COLUMN_BLOCK below OpenBLAS's bound of 10^6 for small products
 COLUMN_BLOCK = 2_048  # columns whose products are summed in the points' own precision
+READ_ROWS = 64 * TILE_ROWS  # of a block of columns that is read at a time, 8 MiB of float32
 
 
 class NumpyPoints:
-    """Rows in memory, in tiles. Memory beyond the rows: one [16, n] product at a time."""
+    """Rows in tiles, in a file where they are many. Memory beyond them: a block of columns and the products asked for.
+
+    Rows are read again for each `together` of arrivals, so these are more where the rows are in a file.
+    """
 
     def __init__(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> None:
         self._counts, self._wide = reproducible_row_counts(dtype) or (TILE_ROWS,), not reproducible_row_counts(dtype)
-        self._rows = np.zeros((_padded(capacity), width), dtype=dtype)  # pages are taken when they are written
+        self._rows = ColumnStore(_padded(capacity), width, dtype)
+
+    @property
+    def together(self) -> int:
+        return TILE_ROWS * (4 if self._rows.in_file else 1)
 
     def put(self, index: int, row: Array) -> None:
-        self._rows[index] = row
+        self._rows.put(index, row)
 
     def grow(self, capacity: int) -> None:
-        rows = np.zeros((_padded(capacity), self._rows.shape[1]), dtype=self._rows.dtype)
-        rows[: len(self._rows)] = self._rows
-        self._rows = rows
+        self._rows = self._rows.grown(_padded(capacity))
 
     def inner_products(self, start: int, stop: int) -> F64:
-        """Inner products [stop - start, stop]; at most 16 rows at a time, and as many as the library can repeat."""
-        out, first = np.empty((stop - start, stop)), start
-        while first < stop:
-            count = max([m for m in self._counts if m <= stop - first], default=min(self._counts))
-            low = max(0, min(first, len(self._rows) - count))
-            last = min(low + count, stop)
-            out[first - start : last - start] = self._some(low, low + count, stop)[first - low : last - low]
-            first = last
+        """Inner products [stop - start, stop]; at most 16 rows in a product, and as many as the library can repeat."""
+        groups = list(self._groups(start, stop))
+        out = np.empty((stop - start, stop))
+        totals = [np.zeros((_padded(stop) // TILE_ROWS, last - first, TILE_ROWS)) for first, last in groups]
+        for left in range(0, self._rows.width, COLUMN_BLOCK):
+            right = min(left + COLUMN_BLOCK, self._rows.width)
+            mine = [self._rows.columns(left, right, first=first, last=last) for first, last in groups]
+            for top in range(0, _padded(stop), READ_ROWS):
+                below = min(top + READ_ROWS, _padded(stop))
+                block = self._rows.columns(left, right, first=top, last=below)
+                tiles = block.reshape(-1, TILE_ROWS, right - left)
+                for rows, total in zip(mine, totals, strict=True):
+                    total[top // TILE_ROWS : below // TILE_ROWS] += _product(rows, tiles, wide=self._wide)
+        for (first, last), total in zip(groups, totals, strict=True):
+            rows = total.transpose(1, 0, 2).reshape(last - first, -1)[:, :stop]
+            begin, end = max(first, start), min(last, stop)
+            out[begin - start : end - start] = rows[begin - first : end - first]
         return out
 
-    def _some(self, first: int, last: int, stop: int) -> F64:
-        """[last - first, stop] for at most 16 rows."""
-        tiles, width = -(-stop // TILE_ROWS), self._rows.shape[1]
-        grouped = self._rows[: tiles * TILE_ROWS].reshape(tiles, TILE_ROWS, width)
-        total = np.zeros((tiles, last - first, TILE_ROWS))
-        for start in range(0, width, COLUMN_BLOCK):
-            columns = slice(start, start + COLUMN_BLOCK)
-            total += _product(self._rows[first:last, columns], grouped[:, :, columns], wide=self._wide)
-        return total.transpose(1, 0, 2).reshape(last - first, tiles * TILE_ROWS)[:, :stop]
+    def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The rows of each product; together they cover start..stop, and may go beyond it."""
+        while start < stop:
+            count = max([m for m in self._counts if m <= stop - start], default=min(self._counts))
+            low = max(0, min(start, self._rows.capacity - count))
+            yield low, low + count
+            start = low + count
 
 
 def _product(left: Array, tiles: Array, *, wide: bool) -> Array:
@@ -118,7 +133,3 @@ class NumpyBackend:
 
     def products(self, matrix: F64) -> NumpyProducts:
         return NumpyProducts(matrix)
-
-    def sums(self, weights: F64, rows: Array) -> F64:
-        total: F64 = weights @ rows.astype(np.float64, copy=False)
-        return total

@@ -46,13 +46,11 @@ class TorchBackend:
     def products(self, matrix: F64) -> TorchProducts:
         return TorchProducts(_on(matrix, self.device))
 
-    def sums(self, weights: F64, rows: Array) -> F64:
-        """The rows travel in their own precision and are raised there."""
-        return _back(_on(weights, self.device) @ _on(rows, self.device).double())
-
 
 class TorchPoints:
     """Rows [capacity, d] on the device."""
+
+    together = 16
 
     def __init__(self, rows: Any) -> None:  # noqa: ANN401 - a tensor
         self._rows = rows

@@ -78,6 +78,17 @@ class ReplySpec:
             return "masked"
         return "delta" if isinstance(self.task, Fit) and self.task.upload else "stats"
 
+    @property
+    def vector(self) -> str:
+        """The field of the reply that holds a vector of the model's size, "update" or "grad"; "" if none does."""
+        if isinstance(self.task, Probe) and "grad" in self.task.want:
+            return "grad"
+        return "update" if self.blob_kind == "delta" else ""
+
+    def samples_that_count(self, n: int) -> int:
+        """So many of the `n` samples that the device claims weigh its reply."""
+        return int(min(_counted(self, n), self.max_samples))
+
 
 def max_reply_bytes(question: ReplySpec) -> int:
     """The most bytes that the reply needs: so many of the uploads' budget can one device take."""
@@ -102,6 +113,14 @@ def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
     if isinstance(task, Fit) and task.upload:
         return validate_reply(question, Reply(n=n, update=_updated(question, data)))
     return validate_reply(question, codecs.decode_stats(data, question.schema, _counted(question, n)))
+
+
+def decode_accepted(question: ReplySpec, data: bytes, n: int) -> Reply:
+    """What `decode_reply` gives for bytes that it has accepted; an update is not measured again."""
+    if question.vector != "update":
+        return decode_reply(question, data, n)
+    update = bounded_buffers(_updated(question, data), question.base_vector, question.schema)
+    return Reply(n=question.samples_that_count(n), update=update)
 
 
 def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
@@ -130,7 +149,7 @@ def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
 
 def _weighed(question: ReplySpec, reply: Reply) -> Reply:
     """The reply with at most `max_samples` samples; counts and moments shrink to them, shares and means stay."""
-    n = int(min(reply.n, question.max_samples))
+    n = question.samples_that_count(reply.n)
     confusion, labels, inputs, answers = reply.confusion, reply.labels, reply.inputs, reply.answers
     if confusion is not None and n < reply.n:
         confusion = confusion * (n / reply.n)

@@ -35,6 +35,7 @@ from coordinator.strategies.base import (
     RepliesWithLate,
     RequireAll,
     State,
+    StoredReplies,
     Strategy,
     SumByCenter,
     drive,
@@ -188,16 +189,19 @@ class RunTrainer:
         replies = ask(key, dict.fromkeys(sorted(state.assignment), asked), None, False)  # noqa: FBT003 - as Ask says
         return replace(outcome, measurements=replies)
 
-    def _late(self, run_id: str, number: int) -> dict[ClientId, Reply]:
-        """The decoded late updates of earlier rounds; the newest one of each device."""
-        found, fleet = {}, self.devices.fleet
-        for stored in self.store.late_updates.assign(run_id, number):
-            data = self.store.updates(stored.cid).read(stored.sha256)
-            delta = codecs.decode_vector(data, self.schema, kind="delta")
+    def _late(self, run_id: str, number: int) -> Replies:
+        """The late updates of earlier rounds; the newest one of each device."""
+        newest = {stored.cid: stored for stored in self.store.late_updates.assign(run_id, number)}
+        n = {cid: min(stored.n, self.devices.fleet[cid]) for cid, stored in newest.items()}
+
+        def read(cid: ClientId) -> Reply:
+            stored = newest[cid]
+            delta = codecs.decode_vector(self.store.updates(cid).read(stored.sha256), self.schema, kind="delta")
             base = None if stored.base == ZERO_BASE else self.store.blobs.read(stored.base)
             start = 0 if base is None else codecs.decode_vector(base, self.schema, kind="model")
-            found[stored.cid] = Reply(n=min(stored.n, fleet[stored.cid]), update=start + delta)
-        return found
+            return Reply(n=n[cid], update=start + delta)
+
+        return StoredReplies(newest, read, {"update": n})
 
 
 def _is_test(tasks: Exchange) -> bool:

@@ -7,7 +7,7 @@ method draws random numbers from `rng` only and goes through clients in sorted o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict, TypeVar, cast
 
@@ -46,6 +46,58 @@ class StreamingExchange(dict[ClientId, Fit | Probe]):
 
 class RequireAll(dict[ClientId, Fit | Probe]):
     """An exchange that needs a reply from each client it asks; over-selection does not apply to it."""
+
+
+class StoredReplies(Mapping[ClientId, Reply]):
+    """Replies of which those with a vector are on disk: each access reads the reply again.
+
+    `samples` has, by "update" and "grad", the samples `n` of each reply that has this vector.
+    """
+
+    def __init__(
+        self,
+        clients: Iterable[ClientId],
+        read: Callable[[ClientId], Reply],
+        samples: Mapping[str, Mapping[ClientId, int]],
+    ) -> None:
+        self._clients, self._read, self._samples = dict.fromkeys(clients), read, samples
+
+    def samples(self, vector: str) -> dict[ClientId, int]:
+        """`n` of each reply that has the `vector`, sorted by client; no vector is read."""
+        given = self._samples.get(vector, {})
+        return {who: given[who] for who in sorted(given) if who in self._clients}
+
+    def of(self, clients: Iterable[ClientId]) -> StoredReplies:
+        """The replies of these clients only."""
+        return StoredReplies((who for who in clients if who in self._clients), self._read, self._samples)
+
+    def __getitem__(self, who: ClientId) -> Reply:
+        if who not in self._clients:
+            raise KeyError(who)
+        return self._read(who)
+
+    def __contains__(self, who: object) -> bool:
+        return who in self._clients
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def vector_samples(replies: Replies, vector: str) -> dict[ClientId, int]:
+    """`n` of each reply that has an "update" or a "grad", sorted by client."""
+    if isinstance(replies, StoredReplies):
+        return replies.samples(vector)
+    return {who: reply.n for who, reply in sorted(replies.items()) if getattr(reply, vector) is not None}
+
+
+def some_replies(replies: Replies, clients: Collection[ClientId]) -> Replies:
+    """The replies of those `clients` that answered; nothing is read."""
+    if isinstance(replies, StoredReplies):
+        return replies.of(clients)
+    return {who: reply for who, reply in replies.items() if who in clients}
 
 
 class SumByCenter(dict[ClientId, Fit | Probe]):
@@ -100,21 +152,22 @@ def notify_reply(exchange: Mapping[ClientId, object], who: ClientId, reply: Repl
         exchange.on_reply(who, reply)
 
 
-class RepliesWithLate(dict[ClientId, Reply]):
+class RepliesWithLate(StoredReplies):
     """The replies to a round's first exchange, and `late`: updates that arrived after their own round had closed.
 
     A late update was trained from a center of an earlier round. Only methods for which `uses_late` is true receive it.
     """
 
     def __init__(self, replies: Replies, late: Replies) -> None:
-        super().__init__(replies)
+        samples = {vector: vector_samples(replies, vector) for vector in ("update", "grad")}
+        super().__init__(replies, replies.__getitem__, samples)
         self.late = late
 
 
 def late_replies(replies: Replies) -> Replies:
     """The late updates of clients that did not answer this exchange."""
     late = replies.late if isinstance(replies, RepliesWithLate) else {}
-    return {who: reply for who, reply in late.items() if who not in replies}
+    return some_replies(late, [who for who in late if who not in replies])
 
 
 def uses_late(strategy: Strategy) -> bool:

@@ -13,17 +13,20 @@ devices, or fraction-train below 1, needs a `coverage` below 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from coordinator.aggregation.centers import row_means
 from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.hierarchy import bipartition, cosines
 from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import I64, Array, Schema
+from edge_client.protocol.task import I64, Array, Flat, Schema
 
 SPLIT_CRITERIA = ("relative", "absolute")
 
@@ -58,15 +61,17 @@ class CFL(TreeOfCenters):
     def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:
         number = int(state.extra.get("round", np.zeros(1))[0]) + 1
         leaf = np.array([state.assignment[c] for c in updates.clients], dtype=np.int64)
-        deltas = updates.rows[:, : schema.n_params] - state.centers[leaf, : schema.n_params]
-        norms = _norms(deltas)
+        moved = zip(updates.rows, leaf, strict=True)
+        norms = np.array([_norm((row - state.centers[k])[: schema.n_params]) for row, k in moved])
         scale = state.extra.get("scale", norms.max(keepdims=True))
         out = replace(state, extra={**state.extra, "round": np.array([number]), "scale": scale})
         if number <= self.warm_up:
             return out
         for k in range(len(state.centers)):
             mine = np.flatnonzero(leaf == k)
-            if self._ready(state, k, len(mine)) and self._stalled(deltas[mine], updates.n[mine], norms[mine], scale[0]):
+            if self._ready(state, k, len(mine)) and self._stalled(
+                partial(_mean_move, state.centers[k], updates, mine, schema.n_params), norms[mine], scale[0]
+            ):
                 out = self._split(out, schema, updates, k, mine)
         return out
 
@@ -74,22 +79,28 @@ class CFL(TreeOfCenters):
         members = sum(k == leaf for k in state.assignment.values())
         return answered >= max(self.smallest, self.coverage * members)
 
-    def _stalled(self, deltas: Array, n: Array, norms: Array, scale: float) -> bool:
-        mean, largest = float(_norms((n / n.sum()) @ deltas)), float(norms.max())
-        if self.criterion == "absolute":
-            return mean < self.eps_1 and largest > self.eps_2
-        return mean < self.eps_1 * largest and largest > self.eps_2 * scale
+    def _stalled(self, mean: Callable[[], float], norms: Array, scale: float) -> bool:
+        """The criterion; `mean` is the length of the mean update, for which all updates are read again."""
+        largest, absolute = float(norms.max()), self.criterion == "absolute"
+        least, most = (self.eps_2, self.eps_1) if absolute else (self.eps_2 * scale, self.eps_1 * largest)
+        return largest > least and mean() < most
 
     def _split(self, state: State, schema: Schema, updates: ClientUpdates, leaf: int, mine: I64) -> State:
-        points = self._compared(schema)(updates.rows[mine] - state.centers[leaf])
-        sides, cross = bipartition(cosines(gram_matrix(points, np.zeros_like(points[0]))), self.linkage)
+        points = self._points(updates.rows.select(mine), state.centers[leaf], schema)
+        matrix = gram_matrix(points, np.zeros(points.width, updates.rows[0].dtype))
+        sides, cross = bipartition(cosines(matrix), self.linkage)
         if self.gamma >= np.sqrt((1 - cross) / 2):
             return state
         clients = [updates.clients[i] for i in mine]  # of the whole fleet, not of the leaf
         return split_leaf(state, leaf, dict(zip(clients, sides.tolist(), strict=True)), points)
 
 
-def _norms(rows: Array) -> Array:
-    wide = rows.astype(np.float64, copy=False)
-    lengths: Array = np.sqrt((wide * wide).sum(axis=-1))
-    return lengths
+def _mean_move(center: Flat, updates: ClientUpdates, mine: I64, n_params: int) -> float:
+    """The length of the weighted mean of these updates."""
+    deltas = updates.rows.select(mine).map(lambda row: (row - center)[:n_params], n_params)
+    return _norm(row_means(deltas, updates.n[mine][:, None])[0])
+
+
+def _norm(row: Array) -> float:
+    wide = row.astype(np.float64, copy=False)
+    return float(np.sqrt((wide * wide).sum()))

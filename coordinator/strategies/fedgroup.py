@@ -50,8 +50,8 @@ class FedGroup(TreeOfCenters):
         updates = ClientUpdates.from_replies(replies, schema.size)
         if not updates.clients:
             return state
-        points = self._compared(schema)(updates.rows - state.centers[0])
-        edc = principal_cosines(gram_matrix(points, np.zeros_like(points[0])), self.clusters)
+        points = self._points(updates.rows, state.centers[0], schema)
+        edc = principal_cosines(gram_matrix(points, np.zeros(points.width, updates.rows[0].dtype)), self.clusters)
         labels = canonical_labels(kmeans(gram_matrix(edc), self.clusters, rng, restarts=self.restarts).labels)
         return split_leaf(state, 0, dict(zip(updates.clients, labels.tolist(), strict=True)), points)
 

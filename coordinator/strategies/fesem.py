@@ -25,7 +25,7 @@ from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
 from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
-from coordinator.strategies.common.absent_points import recall_points, remember_points
+from coordinator.strategies.common.absent_points import most_points, recall_points, remember_points
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
@@ -106,8 +106,10 @@ class FeSEM(LocalSgd):
         chosen = {c: int(k) for c, k in zip(updates.clients, labels, strict=True)}
         extra = state.extra
         if self.e_step == "k-means" and self.fraction_train < 1:
-            points = self._points(updates.rows, state, schema)
-            extra = remember_points(extra, dict(zip(updates.clients, points, strict=True)), max_age=self.max_age)
+            point = partial(self._point, state, schema)
+            most = most_points(point(state.centers[0]).size)
+            points = {c: point(row).copy() for c, row in zip(updates.clients[:most], updates.rows, strict=False)}
+            extra = remember_points(extra, points, max_age=self.max_age)
         return State(centers=centers, assignment={**state.assignment, **chosen}, extra=extra)
 
     def _pulls(self, fleet: Fleet) -> dict[ClientId, float]:

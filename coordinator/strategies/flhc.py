@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative
+from coordinator.aggregation.centers import COLUMN_BLOCK
+from coordinator.aggregation.rows import column_blocks
+from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative, condensed_distances
 from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
 from coordinator.strategies.common.setting_checks import check_choice, check_range
@@ -46,8 +48,11 @@ class FLHC(TreeOfCenters):
         out = replace(state, extra={**state.extra, "round": np.array([before + 1])})
         if before != self.warm_up:
             return out
-        points = self._compared(schema)(updates.rows - state.centers[0])
-        labels = agglomerative(points, metric=self.metric, linkage=self.linkage, threshold=self.threshold)
+        points = self._points(updates.rows, state.centers[0], schema)
+        read, blocks = points.by_columns(), column_blocks(0, points.width, len(points), COLUMN_BLOCK)
+        labels = agglomerative(
+            condensed_distances(map(read, blocks), self.metric), linkage=self.linkage, threshold=self.threshold
+        )
         sides = dict(zip(updates.clients, labels.tolist(), strict=True))
         return split_leaf(out, 0, sides, points) if labels.max() > 0 else out
 

@@ -6,13 +6,13 @@ crash left open, and opens a new one; all three give the same replies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.exchange.reply_recorder import read_reply
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, prepare_tasks
 from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged
-from coordinator.strategies.base import Replies
+from coordinator.strategies.base import Replies, StoredReplies
 from edge_client.protocol.task import ClientId, Reply
 
 RunUntilClosed = Callable[[LiveExchange], None]
@@ -47,27 +47,15 @@ def run_exchange(
         replies = live.replies
     stored = context.store.exchanges.replies(key)
     closed = context.store.exchanges.closed_with(key) or []
-    return _StoredReplies(closed, lambda cid: replies.get(cid) or read_reply(asked[cid], stored[cid], context.store))
+    samples: dict[str, dict[ClientId, int]] = {}
+    for cid in closed:
+        spec = asked[cid].reply_spec
+        samples.setdefault(spec.vector, {})[cid] = spec.samples_that_count(stored[cid].n)
+    return StoredReplies(
+        closed, lambda cid: replies.get(cid) or read_reply(asked[cid], stored[cid], context.store), samples
+    )
 
 
 def _same_question(stored: Mapping[ClientId, str], asked: Mapping[ClientId, str]) -> bool:
     """Whether a replay sends the stored tasks; stores of an earlier version hold no hash, only the devices."""
     return stored.keys() == asked.keys() and all(known in ("", asked[cid]) for cid, known in stored.items())
-
-
-class _StoredReplies(Mapping[ClientId, Reply]):
-    """The replies of these devices; a model is read from disk at each access and not kept."""
-
-    def __init__(self, cids: Collection[ClientId], read: Callable[[ClientId], Reply]) -> None:
-        self._cids, self._read = dict.fromkeys(cids), read
-
-    def __getitem__(self, cid: ClientId) -> Reply:
-        if cid not in self._cids:
-            raise KeyError(cid)
-        return self._read(cid)
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(self._cids)
-
-    def __len__(self) -> int:
-        return len(self._cids)

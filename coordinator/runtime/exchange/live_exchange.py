@@ -27,7 +27,7 @@ HEARTBEAT_S = 5.0
 class LiveExchange:
     """The exchange that is open now. The event loop calls its methods, one event at a time.
 
-    `replies` holds the accepted replies without a model. With `late`, `late_updates` takes what comes after closing.
+    `replies` holds the accepted replies without a vector. With `late`, `late_updates` takes what comes after closing.
     """
 
     def __init__(

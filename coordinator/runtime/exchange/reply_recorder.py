@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from coordinator.rounds.exchange_rules import Close
-from coordinator.rounds.update_validation import decode_reply, outliers, update_moves
+from coordinator.rounds.update_validation import decode_accepted, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, PreparedTask
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
@@ -16,11 +16,11 @@ from edge_client.protocol.task import ClientId, Reply
 
 def read_reply(prepared: PreparedTask, stored: StoredReply, store: Store) -> Reply:
     """Decode a stored reply to this task, as it was decoded when it arrived."""
-    return decode_reply(prepared.reply_spec, store.updates(stored.cid).read(stored.sha256), stored.n)
+    return decode_accepted(prepared.reply_spec, store.updates(stored.cid).read(stored.sha256), stored.n)
 
 
 class ReplyRecorder:
-    """The replies of one exchange. `replies` holds the accepted ones without a model; models stay on disk."""
+    """The replies of one exchange. `replies` holds the accepted ones without a vector; vectors stay on disk."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ReplyRecorder:
         self._store.exchanges.put_reply(self._key, record)
         self._moves[cid] = update_moves(self._prepared[cid].reply_spec, reply)
         notify_reply(self._tasks, cid, reply)
-        if reply.update is None:
+        if not self._prepared[cid].reply_spec.vector:
             self.replies[cid] = reply
 
     def close(self, command: Close, goal: int) -> None:

@@ -32,6 +32,6 @@ class FedAvgLate(FedAvg):
         now, before = (ClientUpdates.from_replies(some, schema.size) for some in (replies, late_replies(replies)))
         return ClientUpdates(
             clients=(*now.clients, *before.clients),
-            rows=np.concatenate([now.rows, before.rows]) if before.clients else now.rows,
+            rows=now.rows.then(before.rows),
             n=np.concatenate([now.n, self.late_weight * before.n]),
         )

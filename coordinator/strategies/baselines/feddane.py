@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, RequireAll, Round, State
+from coordinator.strategies.base import Fleet, RequireAll, Round, State, some_replies
 from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.baselines.fedsgd import gradient_probe, gradient_updates
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
@@ -32,13 +32,12 @@ class FedDANE(FedProx):
         seeds, center = TaskSeeds.from_rng(rng), state.centers[0]
         asked = sorted({*averaged, *fitted})
         replies = yield RequireAll({c: gradient_probe(center, batch=self.batch_size, seed=seeds.of(c)) for c in asked})
-        of_s = gradient_updates({c: r for c, r in replies.items() if c in averaged}, schema)
-        of_fitted = gradient_updates({c: r for c, r in replies.items() if c in fitted}, schema)
+        of_s, of_fitted = (gradient_updates(some_replies(replies, who), schema) for who in (averaged, fitted))
         if not of_s.clients or not of_fitted.clients:
             return state
-        zero, ones = np.zeros_like(of_s.rows[:1]), np.ones((len(of_s.clients), 1))
+        zero, ones = np.zeros((1, schema.size), of_s.rows[0].dtype), np.ones((len(of_s.clients), 1))
         common = self.server.aggregate(zero, of_s, ones, of_s.n, schema)[0]
-        linear = dict(zip(of_fitted.clients, common - of_fitted.rows, strict=True))
+        linear = {c: common - row for c, row in zip(of_fitted.clients, of_fitted.rows, strict=True)}
         replies = yield {c: replace(self._task(center, seeds.of(c)), linear=linear[c]) for c in of_fitted.clients}
         centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))

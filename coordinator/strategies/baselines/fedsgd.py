@@ -11,14 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.robust import weighted_mean
+from coordinator.aggregation.centers import row_means
 from coordinator.strategies.base import Fleet, Mixture, Replies, Round, ServingOptions, State
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
-from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.common.updates import ClientUpdates, updates_of
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import ClientId, Flat, Probe, Schema
+from edge_client.protocol.task import ClientId, Flat, Probe, Reply, Schema
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -58,7 +58,8 @@ class FedSGD(MethodValue):
         assignment = dict.fromkeys(sorted(fleet), 0)
         if not found.clients:
             return replace(state, assignment=assignment)
-        moved = center - self.learning_rate * weighted_mean(found.rows, found.n)
+        mean = row_means(found.rows, found.n[:, None])[0].astype(center.dtype)
+        moved = center - self.learning_rate * mean
         return replace(state, centers=moved[None].astype(center.dtype), assignment=assignment)
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - all devices get the same
@@ -72,8 +73,12 @@ def gradient_probe(model: Flat, *, batch: int, seed: int) -> Probe:
 
 def gradient_updates(replies: Replies, schema: Schema) -> ClientUpdates:
     """The gradients of one exchange as rows [m, schema.size], zero for buffers; a reply without one is left out."""
-    found = [(c, r.grad, r.n) for c, r in sorted(replies.items()) if r.grad is not None]
-    rows = np.zeros((len(found), schema.size), dtype=np.result_type(np.float32, *(g for _, g, _ in found)))
-    for row, (_, grad, _) in zip(rows, found, strict=True):
-        row[: schema.n_params] = grad
-    return ClientUpdates(tuple(c for c, _, _ in found), rows, np.array([n for _, _, n in found], dtype=np.float64))
+
+    def read(reply: Reply) -> Flat:
+        if reply.grad is None:
+            raise ValueError("this reply has no gradient")
+        row = np.zeros(schema.size, dtype=reply.grad.dtype)
+        row[: schema.n_params] = reply.grad
+        return row
+
+    return updates_of(replies, "grad", schema.size, read)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coordinator.aggregation.rows import Rows
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
@@ -71,7 +72,11 @@ class PFedMe(FedAvg):
             local = {c: local[c] - self.eta * self.lam * (local[c] - theta_i) for c, theta_i in theta.items()}
         if not local:
             return state
-        moved, ones = ClientUpdates(tuple(local), np.stack(list(local.values())), n), np.ones(len(local))
+        rows = list(local.values())
+        moved, ones = (
+            ClientUpdates(tuple(local), Rows(len(rows), schema.size, rows.__getitem__, held=True), n),
+            np.ones(len(rows)),
+        )
         centers = self.server.aggregate(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 

@@ -24,6 +24,11 @@ def recall_points(extra: Mapping[str, Array], clients: Collection[ClientId], wid
     }
 
 
+def most_points(width: int) -> int:
+    """How many points [width] are remembered; of those of one round the first by client."""
+    return MAX_VALUES // max(width, 1)
+
+
 def remember_points(
     extra: Mapping[str, Array], compared: Mapping[ClientId, Array], *, max_age: int
 ) -> dict[str, Array]:
@@ -34,7 +39,7 @@ def remember_points(
     points = {**unpack_by_client(extra, POINTS_KEY), **compared}
     ages = {c: int(age) + 1 for c, age in unpack_by_client(extra, AGES_KEY).items()} | dict.fromkeys(compared, 0)
     width = max((point.size for point in points.values()), default=1)
-    young = sorted((age, c) for c, age in ages.items() if age < max_age)[: MAX_VALUES // width]
+    young = sorted((age, c) for c, age in ages.items() if age < max_age)[: most_points(width)]
     rest = {name: array for name, array in extra.items() if name.partition("/")[0] not in (POINTS_KEY, AGES_KEY)}
     kept = {c: points[c] for _, c in young}
     return {

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.aggregation.centers import one_hot
+from coordinator.aggregation.rows import Rows
 from coordinator.clustering.cosine_kmeans import assign_by_cosine, unit_means
 from coordinator.strategies.base import Exchange, Fleet, Replies, RequireAll, Round, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
-from coordinator.strategies.common.representation import REPRESENTATIONS, represent
+from coordinator.strategies.common.representation import REPRESENTATIONS, represent, represent_rows
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.common.updates import ClientUpdates
@@ -134,6 +135,10 @@ class TreeOfCenters(LocalSgd):
     def _compared(self, schema: Schema) -> Callable[[Array], Array]:
         return lambda deltas: represent(deltas, schema, self.representation)
 
+    def _points(self, rows: Rows, model: Flat, schema: Schema) -> Rows:
+        """What is compared of models that were trained from `model`."""
+        return represent_rows(rows, schema, self.representation, less=model)
+
     def _newcomers(
         self, state: State, schema: Schema, cohort: Iterable[ClientId], rng: np.random.Generator
     ) -> Generator[Exchange, Replies, dict[ClientId, int]]:
@@ -146,7 +151,7 @@ class TreeOfCenters(LocalSgd):
         )
 
 
-def split_leaf(state: State, leaf: int, sides: dict[ClientId, int], points: Array) -> State:
+def split_leaf(state: State, leaf: int, sides: dict[ClientId, int], points: Rows) -> State:
     """Split `leaf` by `sides`, client -> 0..k-1, whose compared updates are `points` in the clients' sorted order.
 
     Side 0 keeps the leaf's number, the others get new ones; all begin at the leaf's center, without velocity. A device

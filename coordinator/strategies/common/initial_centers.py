@@ -11,7 +11,7 @@ from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
 from coordinator.strategies.base import Fleet, RequireAll, Round, State
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.representation import represent
+from coordinator.strategies.common.representation import represent_rows
 from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
@@ -76,13 +76,14 @@ class MultiStartSgd(LocalSgd):
         if not updates.clients:
             return state
         alike = self.start == "k-means"
-        labels = self._alike(updates, schema, rng) if alike else np.array([dealt[c] for c in updates.clients])
+        labels = self._alike(common, updates, schema, rng) if alike else np.array([dealt[c] for c in updates.clients])
         R = one_hot(labels, self.clusters)
         means = self.server.aggregate(np.tile(common, (self.clusters, 1)), updates, R, updates.n, schema)
         centers = np.where(np.any(R, axis=0, keepdims=True).T, means, state.centers)  # of an empty group what was drawn
         return replace(state, centers=centers, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
 
-    def _alike(self, updates: ClientUpdates, schema: Schema, rng: np.random.Generator) -> I64:
+    def _alike(self, common: Flat, updates: ClientUpdates, schema: Schema, rng: np.random.Generator) -> I64:
         """[m] the clusters of the last layers of the devices' models, which weigh n_i."""
-        matrix = gram_matrix(represent(updates.rows, schema, "classifier"))
+        points = represent_rows(updates.rows, schema, "classifier", less=common)
+        matrix = gram_matrix(points, np.zeros(points.width, common.dtype))
         return kmeans(matrix, self.clusters, rng, weights=updates.n).labels

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from coordinator.aggregation.rows import Rows
 from coordinator.strategies.common.setting_checks import check_choice
 from edge_client.protocol.nearest.sketch import count_sketch
 from edge_client.protocol.task import Array, Flat, Schema
@@ -39,6 +40,16 @@ def represent(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | None =
         deltas / lengths.astype(vectors.dtype) if kind == "delta" else count_sketch(deltas, SKETCH_SIZE) / lengths
     )
     return points
+
+
+def represent_rows(rows: Rows, schema: Schema, kind: str, *, less: Flat) -> Rows:
+    """The points [m, d] of the models `rows` less the model `less` [schema.size], each made when it is read."""
+
+    def point(row: Flat) -> Flat:
+        made: Flat = represent((row - less)[None], schema, kind)[0]
+        return made
+
+    return rows.map(point, point(less).size)
 
 
 def annotate_representations(toml: str) -> str:

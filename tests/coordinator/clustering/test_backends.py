@@ -1,4 +1,4 @@
-"""Both backends promise the same: products of points, of a matrix, of weights."""
+"""Both backends promise the same: products of points and of a matrix."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def full_gpu(monkeypatch: pytest.MonkeyPatch) -> Backend:
         return run
 
     for owner, names in (
-        (TorchBackend, ("points", "products", "sums")),
+        (TorchBackend, ("points", "products")),
         (TorchPoints, ("put", "grow", "inner_products")),
         (TorchProducts, ("rows", "multiply")),
     ):
@@ -67,7 +67,7 @@ def test_the_gram_matrix_is_the_exact_one(where: Backend, dtype: type[np.floatin
     np.testing.assert_allclose(gram_matrix(points, pivot, where=where), away @ away.T, rtol=0, atol=close * 2 * (d + 9))
 
 
-def test_products_and_sums_are_numpys_to_1e_9(where: Backend) -> None:
+def test_products_are_numpys_to_1e_9(where: Backend) -> None:
     rng = np.random.default_rng(1)
     half = rng.standard_normal((20, 20))
     matrix, left, index = half + half.T, rng.standard_normal((7, 20)), rng.integers(20, size=5)
@@ -75,9 +75,6 @@ def test_products_and_sums_are_numpys_to_1e_9(where: Backend) -> None:
     np.testing.assert_allclose(held.rows(index), matrix[index], atol=1e-9)
     np.testing.assert_allclose(held.multiply(left), left @ matrix, atol=1e-9)
     np.testing.assert_allclose(held.multiply(left[:, :5], index), left[:, :5] @ matrix[index], atol=1e-9)
-    for dtype in (np.float32, np.float64):
-        rows = rng.standard_normal((20, 33)).astype(dtype)
-        np.testing.assert_allclose(where.sums(left, rows), left @ rows.astype(np.float64), atol=1e-9)
 
 
 def test_k_means_is_the_same_clustering_everywhere(where: Backend) -> None:
@@ -144,7 +141,6 @@ def test_what_is_stored_when_the_memory_ends_is_not_lost(
     for i in range(6, 12):
         held.put(i, points[i])
     np.testing.assert_allclose(held.inner_products(0, 12), points @ points.T, atol=1e-12)
-    full_gpu(monkeypatch).sums(np.ones((1, 12)), points)
     assert caplog.messages == ["the GPU has no memory for the clustering: the host does it"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.cluster import AgglomerativeClustering
 
 from coordinator.clustering.gram import gram_matrix
-from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative, bipartition, cosines
+from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative, bipartition, condensed_distances, cosines
 from coordinator.rounds.metrics import ari
 
 
@@ -56,7 +56,7 @@ def test_it_is_scikit_learns_agglomerative_clustering(metric: str, linkage: str)
     theirs, threshold = {"cosine": ("cosine", 0.6), "l2": ("euclidean", 2.0), "l1": ("manhattan", 3.0)}[metric]
     model = AgglomerativeClustering(None, metric=theirs, linkage=linkage, distance_threshold=threshold)
     expected = model.fit_predict(points)
-    found = agglomerative(points, metric=metric, linkage=linkage, threshold=threshold)
+    found = agglomerative(condensed_distances([points], metric), linkage=linkage, threshold=threshold)
     assert ari(expected.tolist(), found.tolist()) == 1.0
 
 
@@ -64,8 +64,8 @@ def test_it_is_scikit_learns_agglomerative_clustering(metric: str, linkage: str)
 def test_an_endless_threshold_is_one_cluster_and_none_is_everybody_alone(metric: str) -> None:
     points = np.random.default_rng(1).standard_normal((6, 3))
     for threshold, clusters in ((np.inf, 1), (0.0, 6)):
-        found = agglomerative(points, metric=metric, linkage="average", threshold=threshold)
+        found = agglomerative(condensed_distances([points], metric), linkage="average", threshold=threshold)
         assert found.max() + 1 == clusters
-    assert agglomerative(points[:1], metric=metric, linkage="average", threshold=0.0).tolist() == [0]
-    still = agglomerative(np.zeros((2, 3)), metric=metric, linkage="average", threshold=1.0)
+    assert agglomerative(condensed_distances([points[:1]], metric), linkage="average", threshold=0.0).tolist() == [0]
+    still = agglomerative(condensed_distances([np.zeros((2, 3))], metric), linkage="average", threshold=1.0)
     assert still.tolist() == [0, 0]

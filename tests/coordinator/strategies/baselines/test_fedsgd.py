@@ -46,8 +46,8 @@ def test_a_fraction_asks_that_many() -> None:
 def test_a_gradient_has_no_force_on_buffers() -> None:
     found = gradient_updates({"a": Reply(n=2, grad=np.ones(24, np.float32)), "b": Reply(n=1)}, schema(buffered=True))
     assert found.clients == ("a",)
-    assert found.rows.tolist() == [[1.0] * 24 + [0.0] * 5]
-    assert found.rows.dtype == np.float32
+    assert [row.tolist() for row in found.rows] == [[1.0] * 24 + [0.0] * 5]
+    assert found.rows[0].dtype == np.float32
 
 
 def test_a_model_with_batch_norm_is_refused_since_nobody_would_train_its_statistics() -> None:
