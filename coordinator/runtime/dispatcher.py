@@ -64,8 +64,16 @@ class Dispatcher:
             "served": self.catalog.on_served,
         }
 
-    def dispatch(self, message: Message) -> None:
-        """Handle one message from the broker. Raises Superseded when another coordinator leads."""
+    def dispatch(self, message: Message, *, more: bool = False) -> None:
+        """Handle one message from the broker. Raises Superseded when another coordinator leads.
+
+        With `more` an update that it brings waits for `exchange.sync`, which stores it together with others.
+        """
+        self._dispatch(message)
+        if not more:
+            self.exchange.sync()
+
+    def _dispatch(self, message: Message) -> None:
         self.bytes_up += len(message.payload)
         route = self._read_topic(message)
         if route is None:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_WAIT_S = 1.0  # the longest wait of the event loop
+MAX_UNSYNCED_S = 0.1  # an update waits so long for others, while messages come without a pause
 MAX_LATE_S = 10.0  # a wait that ends later than that was interrupted; a busy machine is less late
 
 
@@ -93,7 +94,10 @@ class EventLoop:
                 live.tick()
                 continue
             wake_s = min(until_s, now_s + MAX_WAIT_S, math.inf if live is None else live.wakes_at_s)
-            self._take(min(wake_s, self.downloads.wakes_at_s) - now_s)
+            since_s = self.dispatcher.exchange.unsynced_since_s
+            came = self._take(0.0 if since_s < math.inf else min(wake_s, self.downloads.wakes_at_s) - now_s)
+            if not came or self.clock.now_s() >= since_s + MAX_UNSYNCED_S:
+                self.dispatcher.exchange.sync()
             self.downloads.send_due()
         return True
 
@@ -132,16 +136,18 @@ class EventLoop:
             self.status.write("paused")
             self.run_until(lambda: not self.controls.paused)
 
-    def _take(self, timeout_s: float) -> None:
+    def _take(self, timeout_s: float) -> bool:
+        """Handle the next event; -> False when none came."""
         began_s, timeout_s = self.clock.now_s(), max(0.0, timeout_s)
         event = self.transport.receive(timeout_s)
         self.clock.waited(began_s, timeout_s)
         if isinstance(event, Message):
-            self.dispatcher.dispatch(event)
+            self.dispatcher.dispatch(event, more=True)
         elif isinstance(event, Connected):
             self._on_connected()
         elif isinstance(event, Disconnected):
             log.warning("the broker is gone (%s); connecting again", event.reason)
+        return event is not None
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""

@@ -98,10 +98,11 @@ class ExchangeStore:
                 self._database.execute(f"delete from refusals {this}", key)  # noqa: S608
         return float(self._database.rows(f"select left_ms from exchanges {this}", key)[0][0] / 1000) or deadline_s  # noqa: S608
 
-    def put_reply(self, key: ExchangeKey, reply: StoredReply) -> None:
-        """Store a verified reply, whose blob is on disk. A second reply of a device is an error."""
+    def put_replies(self, key: ExchangeKey, replies: Iterable[StoredReply]) -> None:
+        """Store verified replies, whose blobs are on disk, all or none. A second reply of a device is an error."""
+        rows = [(*key, *reply) for reply in replies]
         with self._database.transaction():
-            self._database.execute("insert into replies values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*key, *reply))
+            self._database.insert("insert into replies values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def replies(self, key: ExchangeKey) -> dict[ClientId, StoredReply]:
         """The stored replies of one exchange, sorted by device."""

@@ -13,9 +13,9 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Bitmap, Manifest, body_range
@@ -24,6 +24,7 @@ from edge_client.protocol.topics import check_sha256
 CHUNK_BYTES = 1 << 20
 OWN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # flags of POSIX, of Windows
 QUARANTINE = "quarantine"  # the folder of damaged blobs
+ForEach = Callable[[Callable[[Any], None], Sequence[Any]], Iterable[None]]
 MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
 
 
@@ -48,12 +49,58 @@ def open_beside(path: Path) -> BinaryIO:
 
 def _publish(beside: Path, path: Path) -> None:
     beside.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
     if os.name == "posix":  # elsewhere a folder cannot be opened
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class StagedBlob:
+    """A checked blob under another name, not yet durable. `publish_blobs` gives many of them their names."""
+
+    def __init__(self, beside: Path, path: Path, size: int, descriptor: int) -> None:
+        self._beside, self._size, self._descriptor = beside, size, descriptor
+        self.path = path
+
+    def read(self) -> bytes:
+        """The blob's bytes."""
+        return self._beside.read_bytes()[: self._size]
+
+    def sync(self) -> None:
+        os.ftruncate(self._descriptor, self._size)
+        os.fsync(self._descriptor)
+
+    def rename(self) -> None:
+        self.close()
+        self._beside.replace(self.path)
+
+    def discard(self) -> None:
+        """Forget the blob. It stays where it has its name."""
+        self.close()
+        self._beside.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def publish_blobs(staged: Sequence[StagedBlob], each: ForEach = map) -> None:
+    """Make all of these durable, then give them their names, durably too; a crash in between leaves whole blobs only.
+
+    `each` calls a function for every item, as `map` does. A pool's lets the system write many files at once: what one
+    disk flush costs is paid once for all that wait for it. On OSError none of them counts as stored.
+    """
+    list(each(StagedBlob.sync, staged))
+    for blob in staged:
+        blob.rename()
+    list(each(_sync_folder, list(dict.fromkeys(blob.path.parent for blob in staged))))
 
 
 class BlobFolder:
@@ -97,6 +144,22 @@ class BlobFolder:
             write_atomically(self._file(sha256), data)
         return sha256
 
+    def stage(self, data: bytes) -> StagedBlob | None:
+        """Write bytes that `publish_blobs` will store; None where the blob is there already."""
+        file = self._file(hashlib.sha256(data).hexdigest())
+        if file.is_file():
+            return None
+        self._make_room(len(data))
+        beside = self._path / "partial" / f"{file.name}.whole"
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | OWN_FILE, 0o666)
+        staged = StagedBlob(beside, file, len(data), descriptor)
+        try:
+            _write_at(descriptor, data, 0)
+        except OSError:  # a full disk does not need half a file as well
+            staged.discard()
+            raise
+        return staged
+
     def drop(self, sha256: str) -> None:
         """Forget a blob; no error if there is none."""
         self._file(sha256).unlink(missing_ok=True)
@@ -135,12 +198,15 @@ class BlobFolder:
             if but is None or file != self._partial_file(but):
                 file.unlink(missing_ok=True)
 
-    def take(self, file: Path, manifest: Manifest) -> Path:
-        """Move a checked file of `manifest.size` bytes in (for `PartialBlob`)."""
-        self._make_room(manifest.size)
-        whole = self._file(manifest.sha256)
-        _publish(file, whole)
-        return whole
+    def staged(self, file: Path, manifest: Manifest, descriptor: int) -> StagedBlob:
+        """A checked file of `manifest.size` bytes that will be moved in (for `PartialBlob`)."""
+        staged = StagedBlob(file, self._file(manifest.sha256), manifest.size, descriptor)
+        try:
+            self._make_room(manifest.size)
+        except Malformed:
+            staged.close()
+            raise
+        return staged
 
     def _file(self, sha256: str) -> Path:
         return self._path / check_sha256(sha256)  # the check keeps every path inside the folder
@@ -191,16 +257,19 @@ class PartialBlob:
 
     def finish(self) -> Path:
         """The whole blob, its hash checked and durable. On Malformed("bad_hash") everything received is dropped."""
+        staged = self.stage()
+        publish_blobs([staged])
+        return staged.path
+
+    def stage(self) -> StagedBlob:
+        """The whole blob, its hash checked, for `publish_blobs`; until then a restart finds all of its blocks."""
         if not self.bitmap.complete:
             raise Malformed("bad_range", f"{self.bitmap.count} of {self.bitmap.total} blocks have arrived")
         if self._hash() != self.manifest.sha256:
             self.abandon()
             raise Malformed("bad_hash", "the blocks do not make the blob that the manifest names")
-        descriptor = self._open()
-        os.ftruncate(descriptor, self.manifest.size)
-        os.fsync(descriptor)
-        self.close()
-        return self._folder.take(self._file, self.manifest)
+        descriptor, self._fd = self._open(), None
+        return self._folder.staged(self._file, self.manifest, descriptor)
 
     def abandon(self) -> None:
         self.close()

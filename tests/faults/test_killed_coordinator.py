@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.config_sections import RunConfig
 from coordinator.rounds.round import round_rng
+from coordinator.runtime.exchange import upload_receiver
 from coordinator.storage.exchange_store import ReplayDiverged
 from edge_client.transport.blobs import PartialBlob
 from tests.support.memory_broker import MemoryBroker
@@ -109,23 +110,30 @@ def test_a_kill_in_the_middle_of_an_upload_changes_no_bit_of_the_outcome(
     assert fed.outcome() == undisturbed.outcome
 
 
+@pytest.mark.parametrize(("owner", "step"), [(PartialBlob, "stage"), (upload_receiver, "publish_blobs")])
 @pytest.mark.parametrize("fatal", range(1, 2 * DEVICES + 1))
 def test_a_kill_between_an_updates_last_block_and_its_reply_costs_no_deadline_and_no_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: CoordinatorBaseline, fatal: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: CoordinatorBaseline,
+    fatal: int,
+    owner: object,
+    step: str,
 ) -> None:
     """Every block is on disk then: the device sends none, and waiting for one would last until the deadline."""
     fed = federation(tmp_path)
-    finish, finished = PartialBlob.finish, 0
+    act, count = getattr(owner, step), 0
 
-    def dies(partial: PartialBlob) -> Path:
-        nonlocal finished
-        finished += threading.current_thread().name == "coordinator.0"
-        if finished != fatal or victim.doomed:
-            return finish(partial)
+    def dies(*args: object) -> object:
+        nonlocal count
+        blobs = len(args[0]) if isinstance(args[0], list) else 1
+        count += blobs if threading.current_thread().name == "coordinator.0" else 0
+        if count < fatal or not blobs or victim.doomed:
+            return act(*args)
         victim.vanish()
         raise Killed
 
-    monkeypatch.setattr(PartialBlob, "finish", dies)
+    monkeypatch.setattr(owner, step, dies)
     victim = fed.start()
     fed.world.run(lambda: victim.ended)
     fed.start_coordinator()

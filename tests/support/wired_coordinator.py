@@ -39,6 +39,7 @@ class WiredCoordinator:
     """What one process holds in memory. The folder outlives it."""
 
     def __init__(self, folder: Path, clock: VirtualClock, ballast: int, free: int) -> None:
+        self.more = False  # whether messages wait, so that an update waits for `sync`
         self.config = config(folder, quorum=0.0, below_quorum="continue", deadline_s=300.0, credits=free, block=BLOCK)
         self.store = DoomedStore(folder / "store")
         seed_program(self.store, ballast=ballast)
@@ -96,7 +97,8 @@ class WiredCoordinator:
     def hear(self, cid: str, kind: str, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
         """One control message of a device."""
         topic = TOPICS.state(cid) if kind == "st" else TOPICS.request(cid)
-        self.dispatcher.dispatch(Message(topic, messages.write_message(kind, ident=f"{cid}-1", t_ms=0, **fields)))
+        said = Message(topic, messages.write_message(kind, ident=f"{cid}-1", t_ms=0, **fields))
+        self.dispatcher.dispatch(said, more=self.more)
 
     def said(self) -> list[tuple[str, dict[str, Any]]]:
         """(device, message) since the last call."""
@@ -126,7 +128,8 @@ class WiredCoordinator:
 
     def block(self, cid: str, manifest: Manifest, index: int, message: bytes) -> None:
         """Send any bytes as a block of this blob."""
-        self.dispatcher.dispatch(Message(TOPICS.upload(0, cid, routing_label(manifest.sha256), index), message))
+        said = Message(TOPICS.upload(0, cid, routing_label(manifest.sha256), index), message)
+        self.dispatcher.dispatch(said, more=self.more)
 
     def update(self, key: ExchangeKey, cid: str, attempt: int) -> tuple[Manifest, bytes]:
         """A result as it is encoded for the wire, with its manifest."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
 from coordinator.runtime.exchange.live_exchange import LiveExchange
@@ -35,6 +37,17 @@ class CurrentExchange:
             if self._late is not None:
                 self._late.close()
             self._late = late
+
+    @property
+    def unsynced_since_s(self) -> float:
+        """Since when an update waits for the disk; infinity where none does."""
+        return min((part.unsynced_since_s for part in (self._live, self._late) if part is not None), default=math.inf)
+
+    def sync(self) -> None:
+        """Store the updates that have arrived, all at once, and tell their devices."""
+        for part in (self._live, self._late):
+            if part is not None:
+                part.sync()
 
     def on_connected(self, cid: ClientId) -> None:
         if self._live is not None:

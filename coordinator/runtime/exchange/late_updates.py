@@ -51,6 +51,8 @@ class LateUpdates:
 
     def on_ready(self, said: Announcement) -> bool:
         """Take an update, or ask for its blocks; -> False for an update that is not kept, which the caller answers."""
+        if self._receiver.is_unsynced(said.cid):
+            self.sync()
         cid, asked = said.cid, self._prepared.get(said.cid)
         if asked is None or said.update.kind != "delta" or said.update.size > asked.max_size:
             return False
@@ -72,8 +74,17 @@ class LateUpdates:
         if self._receiver.on_block(cid, label, index, message):
             self._heard_s[cid] = self._context.clock.now_s()
 
+    @property
+    def unsynced_since_s(self) -> float:
+        return self._receiver.unsynced_since_s
+
+    def sync(self) -> None:
+        """Store what has arrived, and tell the devices."""
+        self._receiver.sync()
+
     def close(self) -> None:
         """Another exchange has closed: drop the uploads that are still open."""
+        self.sync()
         self._receiver.uploads.abandon(self._prepared)
 
     def _is_full(self, cid: ClientId, size: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -68,6 +68,7 @@ class LiveExchange:
         self._sent: dict[ClientId, str] = {}  # id of the last task message
         self._excused: set[tuple[ClientId, str]] = set()  # failures that a device may have once
         self._events: deque[exchange_rules.Event] = deque()
+        self._synced: deque[exchange_rules.Event] = deque()  # updates that came to the disk together
 
     @property
     def closed(self) -> bool:
@@ -119,6 +120,8 @@ class LiveExchange:
             raise Malformed("bad_field", f"asked for {asked.reply_spec.blob_kind}, got {update.kind}")
         if update.size > asked.max_size:
             raise Malformed("too_big", f"{update.size} bytes, at most {asked.max_size}")
+        if self._receiver.is_unsynced(said.cid):
+            self.sync()
         self._receiver.announce(said)
         self._apply(exchange_rules.Ready(said.cid, update.sha256, update.size))
 
@@ -145,27 +148,58 @@ class LiveExchange:
         self._note_refusal(cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
         self._apply(exchange_rules.Refused(cid, nack["code"]))
 
-    def _apply(self, *events: exchange_rules.Event) -> None:
-        """Apply these events and those that their commands add: decide, store, then answer."""
-        self._events.extend(events)
-        while self._events:
-            after, commands = exchange_rules.advance(self._state, self._events.popleft(), self._context.clock.now_s())
-            if not all(self._store(command) for command in commands):
-                continue
-            before, self._state = self._state, after
-            for command in commands:
-                self._carry_out(command, before)
+    @property
+    def unsynced_since_s(self) -> float:
+        return self._receiver.unsynced_since_s
 
-    def _store(self, command: exchange_rules.Command) -> bool:
-        """Write what a command promises; -> False when an accepted reply has no room and its device has to retry."""
-        if isinstance(command, exchange_rules.Close):
-            self._recorder.close(command, self._state.goal)
-        elif isinstance(command, exchange_rules.Ack) and command.status == "ok":
-            try:
-                self._recorder.accept(command.cid)
-            except OSError as full:
-                self._receiver.retry(command.cid, full.strerror)
-                return False
+    def sync(self) -> None:
+        """Store what has arrived, and tell the devices."""
+        self._receiver.sync()
+        self._apply()
+
+    def _apply(self, *events: exchange_rules.Event) -> None:
+        """Apply these events and those that their commands add: decide, store, then answer.
+
+        What has arrived counts before time passes or another device's refusal closes the exchange.
+        """
+        self._events.extend(events)
+        while self._synced or self._events:
+            if not self._synced and isinstance(self._events[0], exchange_rules.Tick | exchange_rules.Refused):
+                self._receiver.sync()
+            steps = self._decide()
+            if self._store([command for _, _, commands in steps for command in commands]):
+                for before, self._state, commands in steps:
+                    for command in commands:
+                        self._carry_out(command, before)
+
+    def _decide(
+        self,
+    ) -> list[tuple[exchange_rules.OpenExchange, exchange_rules.OpenExchange, list[exchange_rules.Command]]]:
+        """The state before and after the next event, and its commands; of updates that are synced together for each.
+
+        Those that come behind the one that closes the exchange are left for the next time.
+        """
+        now_s, state, steps = self._context.clock.now_s(), self._state, []
+        while self._synced and not state.closed:
+            before, (state, commands) = state, exchange_rules.advance(state, self._synced.popleft(), now_s)
+            steps.append((before, state, commands))
+        if not steps:
+            event = (self._synced or self._events).popleft()
+            steps.append((state, *exchange_rules.advance(state, event, now_s)))
+        return steps
+
+    def _store(self, commands: Sequence[exchange_rules.Command]) -> bool:
+        """Write what commands promise; -> False when accepted replies have no room and their devices have to retry."""
+        accepted = [c.cid for c in commands if isinstance(c, exchange_rules.Ack) and c.status == "ok"]
+        try:
+            self._recorder.accept(accepted)
+        except OSError as full:
+            for cid in accepted:
+                self._receiver.retry(cid, full.strerror)
+            return False
+        for command in commands:
+            if isinstance(command, exchange_rules.Close):
+                self._recorder.close(command, self._state.goal)
         return True
 
     def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:
@@ -180,6 +214,7 @@ class LiveExchange:
             self._on_closed(command, before)
 
     def _on_closed(self, command: exchange_rules.Close, before: exchange_rules.OpenExchange) -> None:
+        self._receiver.forget_unsynced()
         misses = count_misses(self._context.misses, self._state)
         self._context.misses.clear()
         self._context.misses.update(misses)
@@ -198,7 +233,7 @@ class LiveExchange:
 
     def _on_accepted(self, record: StoredReply, reply: Reply) -> None:
         self._recorder.hold(record, reply)
-        self._events.append(exchange_rules.Stored(record.cid, record.sha256))
+        self._synced.append(exchange_rules.Stored(record.cid, record.sha256))
 
     def _on_refused(self, cid: ClientId, wrong: Malformed) -> None:
         """Count a refused update as the device's answer; an update with a wrong hash may be sent once more."""

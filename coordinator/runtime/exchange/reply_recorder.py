@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from coordinator.rounds.exchange_rules import Close
 from coordinator.rounds.update_validation import decode_accepted, outliers, update_moves
@@ -39,14 +39,20 @@ class ReplyRecorder:
         """Remember a valid reply, whose blob is on disk, until it is accepted."""
         self._valid[record.cid] = (record, reply)
 
-    def accept(self, cid: ClientId) -> None:
-        """Store that this reply counts, and show it to a method that streams. Raises OSError on a full disk."""
-        record, reply = self._valid.pop(cid)
-        self._store.exchanges.put_reply(self._key, record)
-        self._moves[cid] = update_moves(self._prepared[cid].reply_spec, reply)
-        notify_reply(self._tasks, cid, reply)
-        if not self._prepared[cid].reply_spec.vector:
-            self.replies[cid] = reply
+    def accept(self, cids: Iterable[ClientId]) -> None:
+        """Store together that these replies count, and show them to a method that streams.
+
+        Raises OSError on a full disk; then none of them counts.
+        """
+        valid = [self._valid.pop(cid) for cid in cids]
+        if valid:
+            self._store.exchanges.put_replies(self._key, [record for record, _ in valid])
+        for (cid, *_), reply in valid:
+            spec = self._prepared[cid].reply_spec
+            self._moves[cid] = update_moves(spec, reply)
+            notify_reply(self._tasks, cid, reply)
+            if not spec.vector:
+                self.replies[cid] = reply
 
     def close(self, command: Close, goal: int) -> None:
         """Store the closing. Raises NetworkError below the quorum if the configuration stops there."""

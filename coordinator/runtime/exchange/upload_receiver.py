@@ -1,14 +1,19 @@
 """Receives the announced updates of one exchange: upload, validate, store, acknowledge.
 
+Updates that arrive together are written to disk together: `sync` waits for the disk once for all valid updates since
+the last time, and only then are they accepted. The event loop calls it as soon as no message waits.
+
 Live and late updates take the same path. The exchange that asked for an update passes what differs: an additional
 check, what follows an accepted update, and what follows a refused one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 from coordinator.rounds.update_validation import ReplySpec, decode_reply
@@ -22,6 +27,16 @@ from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.message_schemas import ACK_STATUSES, MAX_DETAIL_CHARS
 from edge_client.protocol.task import ClientId, Reply
 from edge_client.protocol.topics import UPLOAD_SHARDS, client_shard
+from edge_client.transport.blobs import StagedBlob, publish_blobs
+
+MAX_UNSYNCED = 64  # updates, which wait for the disk together
+MAX_UNSYNCED_BYTES = 8 * 2**20  # of these; their models are in memory, up to four times as large as their bytes
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads that wait for the disk; the system writes at once what several of them wait for."""
+    return ThreadPoolExecutor(MAX_UNSYNCED, thread_name_prefix="sync")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +75,17 @@ class UploadPolicy:
     """What an exchange adds to the common path of its uploads."""
 
     check: Callable[[ClientId, ReplySpec, Reply], None]  # raises Malformed for a reply that the exchange refuses
-    on_accepted: Callable[[StoredReply, Reply], None]  # the update is on disk
+    on_accepted: Callable[[StoredReply, Reply], None]  # the update is on disk; called by `sync`
     on_refused: Callable[[ClientId, Malformed], None]  # the `ack` with the reason is sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Valid:
+    """A valid update that is not on disk for certain; `blob` is None for one that was there before."""
+
+    record: StoredReply
+    reply: Reply
+    blob: StagedBlob | None
 
 
 class UploadReceiver:
@@ -75,7 +99,8 @@ class UploadReceiver:
     ) -> None:
         self.uploads = OpenUploads(context.store)
         self._announced: dict[ClientId, Announcement] = {}
-        self._on_disk_before: dict[ClientId, bool] = {}  # whether an earlier reply of the device has the same blob
+        self._valid: dict[ClientId, _Valid] = {}  # in the order of arrival
+        self._valid_since_s, self._clock = 0.0, context.clock
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
 
@@ -89,7 +114,6 @@ class UploadReceiver:
     def begin(self, cid: ClientId) -> None:
         """Take the announced update from its `rdy` if it is inline, else ask the device for the missing blocks."""
         said = self._announced[cid]
-        self._on_disk_before[cid] = self._store.updates(cid).has(said.update.sha256)
         if said.update.inline is not None:
             self.uploads.end(cid)
             self._receive(cid, said.update.inline)
@@ -127,7 +151,44 @@ class UploadReceiver:
         """Tell the device that its update could not be stored and may be announced again later."""
         self.ack(cid, "retry", detail=f"storage: {reason}"[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)
 
-    def _step(self, cid: ClientId, step: Callable[[], Path | None]) -> bool:
+    def _accept(self, valid: _Valid) -> None:
+        try:
+            self._policy.on_accepted(valid.record, valid.reply)
+        except OSError as full:
+            self.retry(valid.record.cid, full.strerror)
+
+    def is_unsynced(self, cid: ClientId) -> bool:
+        """Whether an update of this device waits for `sync`."""
+        return cid in self._valid
+
+    @property
+    def unsynced_since_s(self) -> float:
+        """Since when a valid update waits for `sync`; infinity where none does."""
+        return self._valid_since_s if self._valid else math.inf
+
+    def sync(self) -> None:
+        """Write the valid updates to disk, all at once, and accept them. On a full disk their devices try again."""
+        valid, self._valid = self._valid, {}
+        blobs = [each.blob for each in valid.values() if each.blob is not None]
+        try:
+            publish_blobs(blobs, _pool().map if len(blobs) > 1 else map)
+        except OSError as full:
+            for cid, each in valid.items():
+                if each.blob is not None:
+                    each.blob.discard()
+                self.retry(cid, full.strerror)
+            return
+        for each in valid.values():
+            self._accept(each)
+
+    def forget_unsynced(self) -> None:
+        """Drop the updates that wait for `sync`: the exchange has closed, and their devices were told nothing."""
+        for each in self._valid.values():
+            if each.blob is not None:
+                each.blob.discard()
+        self._valid = {}
+
+    def _step(self, cid: ClientId, step: Callable[[], StagedBlob | None]) -> bool:
         """One step of an upload; a complete blob is validated."""
         try:
             whole = step()
@@ -138,27 +199,32 @@ class UploadReceiver:
             self.retry(cid, full.strerror)
             return False
         if whole is not None:
-            self._receive(cid, whole.read_bytes())
+            self._receive(cid, whole.read(), whole)
         return True
 
-    def _receive(self, cid: ClientId, data: bytes) -> None:
-        """Validate and store a complete blob whose hash is right."""
-        said, spec, folder = self._announced[cid], self._prepared[cid].reply_spec, self._store.updates(cid)
+    def _receive(self, cid: ClientId, data: bytes, blob: StagedBlob | None = None) -> None:
+        """Validate a complete blob whose hash is right, and let it wait for `sync`. `blob`: its bytes in a file."""
+        said, spec = self._announced[cid], self._prepared[cid].reply_spec
         try:
             reply = decode_reply(spec, data, said.n)
             self._policy.check(cid, spec, reply)
         except Malformed as wrong:
-            if not self._on_disk_before[cid]:
-                folder.drop(said.update.sha256)
+            if blob is not None:
+                blob.discard()
             self._refuse(cid, wrong)
             return
         try:
-            sha256 = folder.put(data)
-            base = spec.base if spec.blob_kind == "delta" else ""
-            record = StoredReply(cid, sha256, len(data), said.n, spec.blob_kind, base, said.seconds)
-            self._policy.on_accepted(record, reply)
+            blob = blob or self._store.updates(cid).stage(data)
         except OSError as full:
             self.retry(cid, full.strerror)
+            return
+        base = spec.base if spec.blob_kind == "delta" else ""
+        record = StoredReply(cid, said.update.sha256, len(data), said.n, spec.blob_kind, base, said.seconds)
+        self._valid_since_s = self._valid_since_s if self._valid else self._clock.now_s()
+        self._valid[cid] = _Valid(record=record, reply=reply, blob=blob)
+        size = sum(each.record.size for each in self._valid.values())
+        if len(self._valid) >= MAX_UNSYNCED or size >= MAX_UNSYNCED_BYTES:
+            self.sync()
 
     def _refuse(self, cid: ClientId, wrong: Malformed) -> None:
         code = wrong.code if wrong.code in ACK_STATUSES else "bad_schema"

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import MAX_BITMAP_BYTES, Bitmap, Manifest, unpack_block
 from edge_client.protocol.task import ClientId
 from edge_client.protocol.topics import routing_label
-from edge_client.transport.blobs import PartialBlob
+from edge_client.transport.blobs import PartialBlob, StagedBlob
 
 MAX_BAD_BLOCKS = 16  # after this many unreadable blocks a transfer is closed
 
@@ -81,8 +80,8 @@ class OpenUploads:
         self.dropped += 1
         return False
 
-    def take(self, cid: ClientId, index: int, message: bytes) -> Path | None:
-        """Write one expected block; -> the blob's file once it is complete and its hash is right.
+    def take(self, cid: ClientId, index: int, message: bytes) -> StagedBlob | None:
+        """Write one expected block; -> the blob, not durable yet, once it is complete and its hash is right.
 
         Raises Malformed("bad_hash") when the upload has to begin again: too many unreadable blocks, or another hash.
         """
@@ -98,10 +97,10 @@ class OpenUploads:
         partial.write_block(index, body)
         return self.finish(cid) if partial.bitmap.complete else None
 
-    def finish(self, cid: ClientId) -> Path:
-        """Close a complete upload; -> the blob's file. Raises Malformed("bad_hash") as `take`."""
+    def finish(self, cid: ClientId) -> StagedBlob:
+        """Close a complete upload; -> the blob, not durable yet. Raises Malformed("bad_hash") as `take`."""
         with closing(self._open.pop(cid).partial) as partial:
-            return partial.finish()
+            return partial.stage()
 
     def _count_bad(self, cid: ClientId, upload: BlockUpload) -> None:
         upload.bad += 1

@@ -42,7 +42,7 @@ def store(reopen: Reopen) -> Store:
 
 def test_an_exchange_survives_with_its_tasks_replies_and_closing_set(store: Store, reopen: Reopen) -> None:
     store.exchanges.open(KEY, {"b": "2", "a": "1"}, 60.0)
-    store.exchanges.put_reply(KEY, REPLY)
+    store.exchanges.put_replies(KEY, [REPLY])
     store = reopen()
     assert store.exchanges.exists(KEY)
     assert store.exchanges.task_hashes(KEY) == {"a": "1", "b": "2"}
@@ -60,15 +60,15 @@ def test_an_exchange_may_close_with_nobody(store: Store) -> None:
 
 
 def test_the_first_reply_of_a_key_stands(store: Store) -> None:
-    store.exchanges.put_reply(KEY, REPLY)
+    store.exchanges.put_replies(KEY, [REPLY])
     with pytest.raises(Exception, match="UNIQUE"):
-        store.exchanges.put_reply(KEY, REPLY._replace(sha256="ef" * 32))
+        store.exchanges.put_replies(KEY, [REPLY._replace(sha256="ef" * 32)])
     assert store.exchanges.replies(KEY) == {"a": REPLY}
 
 
 def test_replies_come_sorted_by_device(store: Store) -> None:
     for cid in ("c", "a", "b"):
-        store.exchanges.put_reply(KEY, REPLY._replace(cid=cid))
+        store.exchanges.put_replies(KEY, [REPLY._replace(cid=cid)])
     assert list(store.exchanges.replies(KEY)) == ["a", "b", "c"]
 
 

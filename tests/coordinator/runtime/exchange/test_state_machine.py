@@ -109,6 +109,16 @@ class Machine(RuleBasedStateMachine):
             self.survive(live.begin)
 
     @rule()
+    def messages_wait(self) -> None:
+        """From here on updates wait for the disk together."""
+        self.alive.more = True
+
+    @rule()
+    def no_message_waits(self) -> None:
+        self.alive.more = False
+        self.survive(self.alive.dispatcher.exchange.sync)
+
+    @rule()
     def is_killed(self) -> None:
         self.reopen()
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +11,7 @@ from coordinator.runtime.exchange.uploads import OpenUploads, have_field
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Bitmap, body_range, manifest_of, pack_block
+from edge_client.transport.blobs import StagedBlob, publish_blobs
 
 DATA = bytes(range(256)) * 80  # 5 blocks
 MANIFEST = manifest_of(DATA, "delta", block=4096)
@@ -38,11 +38,13 @@ def test_no_order_and_no_repetition_of_blocks_changes_the_blob(
 ) -> None:
     uploads, cid = OpenUploads(store), next(CIDS)
     uploads.begin(cid, MANIFEST)
-    whole: list[Path] = []
+    whole: list[StagedBlob] = []
     for index in [*order[:-1], *(i for i in repeated if i != order[-1]), order[-1]]:
         found = uploads.take(cid, index, block(index))
         whole += [found] if found is not None else []
-    assert [path.read_bytes() for path in whole] == [DATA]
+    assert [blob.read() for blob in whole] == [DATA]
+    publish_blobs(whole)
+    assert store.updates(cid).read(MANIFEST.sha256) == DATA
 
 
 def test_what_was_not_announced_is_counted_and_nothing_else(store: Store) -> None:

@@ -1,0 +1,121 @@
+"""Updates that arrive together wait for the disk together, and no device is told before they are on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.storage.exchange_store import ExchangeKey
+from tests.support.virtual_federation import BALLAST
+from tests.support.virtual_time import VirtualClock
+from tests.support.wired_coordinator import DEVICES, WiredCoordinator
+
+KEY = ExchangeKey("run1", 1, 0)
+
+
+@pytest.fixture(params=[0, BALLAST], ids=["inline", "blocks"])
+def coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WiredCoordinator]:
+    made = WiredCoordinator(tmp_path, VirtualClock(), request.param, len(DEVICES))
+    made.ask(KEY, None)
+    made.said()
+    yield made
+    made.store.close()
+
+
+def deliver(coordinator: WiredCoordinator, *cids: str) -> None:
+    """These devices' updates arrive, and further messages wait."""
+    coordinator.more = True
+    for cid in cids:
+        coordinator.announce(cid, 0, KEY)
+        manifest, _ = coordinator.update(KEY, cid, 0)
+        if manifest.inline is None:
+            coordinator.send(KEY, cid, 0, list(range(manifest.total)))
+
+
+def acks(coordinator: WiredCoordinator) -> dict[str, str]:
+    return {cid: message["status"] for cid, message in coordinator.said() if message["k"] == "ack"}
+
+
+def test_they_are_acknowledged_when_they_are_on_disk_and_not_before(coordinator: WiredCoordinator) -> None:
+    deliver(coordinator, "d0", "d1", "d2")
+    assert acks(coordinator) == {}
+    assert not coordinator.store.exchanges.replies(KEY)
+    coordinator.dispatcher.exchange.sync()
+    assert acks(coordinator) == dict.fromkeys(("d0", "d1", "d2"), "ok")
+    assert sorted(coordinator.store.exchanges.replies(KEY)) == ["d0", "d1", "d2"]
+
+
+def test_one_transaction_stores_all_of_them(coordinator: WiredCoordinator) -> None:
+    deliver(coordinator, "d0", "d1", "d2")
+    before = coordinator.store.database.writes
+    coordinator.dispatcher.exchange.sync()
+    assert coordinator.store.database.writes == before + 1
+
+
+def test_each_blob_is_synced_before_it_gets_its_name_and_its_row(
+    coordinator: WiredCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(coordinator, "d0", "d1")
+    done: list[str] = []
+
+    def noting(name: str, act: Callable[..., None]) -> Callable[..., None]:
+        def noted(*args: object) -> None:
+            act(*args)
+            done.append(name)
+
+        return noted
+
+    monkeypatch.setattr(os, "fsync", noting("sync", os.fsync))
+    monkeypatch.setattr(Path, "replace", noting("rename", Path.replace))
+    exchanges = coordinator.store.exchanges
+    monkeypatch.setattr(exchanges, "put_replies", noting("rows", exchanges.put_replies))
+    coordinator.dispatcher.exchange.sync()
+    assert done == ["sync", "sync", "rename", "rename", "sync", "sync", "rows"]
+
+
+def test_on_a_full_disk_all_of_them_try_again_and_none_counts(
+    coordinator: WiredCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(coordinator, "d0", "d1")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        coordinator.dispatcher.exchange.sync()
+    assert acks(coordinator) == {"d0": "retry", "d1": "retry"}
+    assert not coordinator.store.exchanges.replies(KEY)
+    deliver(coordinator, "d0", "d1")
+    coordinator.dispatcher.exchange.sync()
+    assert acks(coordinator) == {"d0": "ok", "d1": "ok"}
+
+
+def test_what_has_arrived_counts_when_the_deadline_passes(coordinator: WiredCoordinator) -> None:
+    deliver(coordinator, "d0", "d1")
+    live = coordinator.dispatcher.exchange.live
+    assert live is not None
+    live.close()
+    assert acks(coordinator) == {"d0": "ok", "d1": "ok"}
+    assert coordinator.store.exchanges.closed_with(KEY) == ["d0", "d1"]
+
+
+def test_those_behind_the_update_that_closes_the_exchange_are_late(tmp_path: Path) -> None:
+    made = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES))
+    made.ask(KEY, 2)
+    deliver(made, "d0", "d1", "d2")
+    made.dispatcher.exchange.sync()
+    assert made.store.exchanges.closed_with(KEY) == ["d0", "d1"]
+    assert sorted(made.store.exchanges.replies(KEY)) == ["d0", "d1"]
+    assert acks(made) == {"d0": "ok", "d1": "ok", "d2": "late"}
+    made.store.close()
+
+
+def test_a_device_that_announces_again_is_answered_once_for_each_time(coordinator: WiredCoordinator) -> None:
+    deliver(coordinator, "d0")
+    coordinator.announce("d0", 1, KEY)
+    said = [message["status"] for cid, message in coordinator.said() if message["k"] == "ack" and cid == "d0"]
+    assert said == ["ok", "superseded"]
