@@ -14,7 +14,7 @@ PEER_PYTHON ?= python3.11
 # without .pyc files each of the several hundred processes of a test run compiles what it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-fleet soak kills architectures hostile codecs fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet soak kills architectures hostile codecs fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -66,6 +66,10 @@ bench-task: $(STAMP) $(PEERS)/flower/.installed $(PEERS)/fluke/.installed ## the
 
 bench-programs: $(STAMP) ## a training step of every model on every engine against torch
 	$(BIN)/python -m tests.benches.programs --json bench-programs.json
+
+bench-scale: $(STAMP) ## memory and seconds of a round of 1,000 devices, before and now; replies per second; about half an hour
+	$(BIN)/python -m tests.benches.aggregation
+	$(BIN)/python -m tests.benches.replies
 
 bench-fleet: $(STAMP) ## 1,000 devices that upload 1.15 MB each, then 5,000 small ones, over mosquitto; some minutes on an idle machine
 	$(BIN)/python -m tests.benches.fleet
