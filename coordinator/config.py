@@ -74,6 +74,7 @@ _KEYS: Mapping[str, tuple[str, str]] = {
     "dashboard-certificate": ("dashboard", "certificate"),
     "dashboard-key": ("dashboard", "key"),
 }
+TOP_LEVEL_KEYS = frozenset(_KEYS)  # of the file: after [model] or [[runs]] they would be keys of that table
 _PATH_KEYS = frozenset(
     {"folder", "reference", "ca", "certificate", "key", "signing-folder", "release"}
     | {"dashboard-read-token", "dashboard-control-token", "dashboard-certificate", "dashboard-key"}
@@ -275,7 +276,13 @@ def _check_known(raw: Mapping[str, Any], valid: Collection[str], where: str) -> 
         if key not in valid:
             near = difflib.get_close_matches(key, valid, n=1)
             hint = f"did you mean {where}{near[0]}?" if near else f"valid keys: {', '.join(sorted(valid))}"
+            hint = top_level_hint(key) if key in TOP_LEVEL_KEYS else hint
             raise ConfigError(f"unknown key {where}{key}", hint=hint)
+
+
+def top_level_hint(key: str) -> str:
+    """Where a key of the file belongs that stands in a table."""
+    return f"{key} belongs at the top of the file, above [model]"
 
 
 def _typed(key: str, value: Any, kind: type) -> Any:  # noqa: ANN401 - TOML values

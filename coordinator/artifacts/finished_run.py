@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import TOP_LEVEL_KEYS, CoordinatorConfig, top_level_hint
 from coordinator.config_sections import RunConfig
 from coordinator.strategies.base import Replies, State, Strategy
-from coordinator.strategies.registry import Setting, make_method
+from coordinator.strategies.registry import Setting, UnknownSetting, make_method
 from edge_client.errors import ConfigError
 
 
@@ -31,4 +31,9 @@ def make_strategy(run: RunConfig, config: CoordinatorConfig) -> Strategy:
             f"run {run.name} has batch-size {settings['batch-size']}, but LiteRT's program is compiled for {batch}",
             hint="set the same number as batch-size under [model], or leave it out of the run",
         )
-    return make_method(run.method, **settings)
+    try:
+        return make_method(run.method, **settings)
+    except UnknownSetting as wrong:
+        if wrong.key not in TOP_LEVEL_KEYS:
+            raise
+        raise ConfigError(wrong.message, hint=top_level_hint(wrong.key)) from wrong

@@ -16,7 +16,6 @@ import typer
 
 from edge_client.errors import ConfigError, handle_errors
 from edge_client.printable import printable_line
-from edge_client.protocol.secure.parameters import LEAST_COHORT
 
 if TYPE_CHECKING:
     from coordinator.identity.provisioning import Provisioner
@@ -27,7 +26,6 @@ RELOAD_HINT = (
     "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
 )
 MOST_NAMES = 5  # in a warning
-AUTHORITY = "authority"  # among the names of certificates
 OWNER_HINT = (
     "a mosquitto that root or the system starts becomes the user `mosquitto`, who cannot read these files of root"
 )
@@ -260,10 +258,6 @@ def _facts(work: Provisioner) -> dict[str, Any]:
 def _in_words(found: dict[str, Any]) -> str:
     counted = f"{len(found['names'])} certificates, {found['made']} files written"
     lines = [f"{found['folder']}: {found['federation']} at {found['broker']}, {counted}"]
-    # Names with a dot are those of servers.
-    devices = [name for name in (*found["names"], *found["phones"], *found["tokens"]) if "." not in name]
-    if 0 < (n := len(set(devices) - {AUTHORITY})) < LEAST_COHORT:
-        lines.append(f"{n} devices: too few for masked sums (`secure` in a run), which take {LEAST_COHORT} or more")
     lines += [f"{each['name']} expires in {each['days']} days" for each in found["expiring"]]
     lines += [f"{cid} was revoked" for cid in found["revoked"]]
     lines += [f"{cid} has a link: {found['folder']}/devices/{cid}/link.txt" for cid in found["phones"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
@@ -63,6 +63,14 @@ Setting = int | float | str
 _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "str": str}
 
 
+class UnknownSetting(ConfigError):
+    """A setting that the method does not have; `key` is its name."""
+
+    def __init__(self, method: str, key: str, valid: Iterable[str]) -> None:
+        super().__init__(f"{method} has no setting {key!r}", hint=nearest_name_hint(key, valid))
+        self.key = key
+
+
 def make_method(name: str, **settings: Setting) -> Strategy:
     """The method `name` with `settings` in kebab-case; texts are read as the setting's own type.
 
@@ -80,7 +88,7 @@ def make_method(name: str, **settings: Setting) -> Strategy:
     types, values = setting_types(method), dict[str, Any]()
     for key, value in settings.items():
         if key not in types:
-            raise ConfigError(f"{name} has no setting {key!r}", hint=nearest_name_hint(key, types))
+            raise UnknownSetting(name, key, types)
         values[key.replace("-", "_")] = _read(key, value, types[key])
     for group, default in _groups(method).items():
         given = {f.name: values.pop(f.name) for f in fields(default) if f.name in values}

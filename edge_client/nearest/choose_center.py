@@ -225,8 +225,8 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
     taken = labels or told_way if fit is None else fit != FITS[-1]
     if not fits and not guesses:
         told.append(
-            "this run taught nothing to tell by how a center fits"
-            + ("" if labels else "; give labels, or name a way with --by")
+            "this run taught nothing to tell by how a center fits (a coordinator with `teach-newcomers = true` and 3 "
+            "devices or more does)" + ("" if labels else "; give labels, or name a way with --by")
         )
     if ranked.probabilities.get(best, 1.0) < UNSURE:
         shares = ", ".join(f"center {k} {p:.0%}" for k, p in ranked.probabilities.items())

@@ -156,7 +156,9 @@ def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) 
         return f"the broker's certificate is not yet valid {quoted}", "check this machine's clock"
     if wrong.verify_code in UNKNOWN_ISSUER:
         named = "any authority that this system trusts" if ca is None else f"the authority in {ca}"
-        return f"the broker's certificate is not from {named} {quoted}", "point `ca` at this federation's ca.crt"
+        where = ", in the file that --config or `serve` names" if ca is None else ""
+        hint = f"point `ca` at this federation's ca.crt{where}"
+        return f"the broker's certificate is not from {named} {quoted}", hint
     if wrong.verify_code in (NAME_MISMATCH, ADDRESS_MISMATCH):
         return f"the broker's certificate is for another name {quoted}", "dial the name that it was made for"
     return f"the broker's certificate is refused {quoted}", "use the broker's own certificate, made by `provision`"

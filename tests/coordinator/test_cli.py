@@ -37,6 +37,16 @@ def written(tmp_path: Path, **changes: Anything) -> str:
         ({"brocker": "x"}, 3, "did you mean broker?"),
         ({"runs": [{"method": "fedavgg", "num-rounds": 1}]}, 2, "unknown method 'fedavgg'"),
         ({"runs": [{"method": "fedavg", "num-rounds": 1, "lr": 1}]}, 3, "fedavg has no setting 'lr'"),
+        (
+            {"runs": [{"method": "fedavg", "num-rounds": 1, "teach-newcomers": True}]},
+            3,
+            "teach-newcomers belongs at the top of the file, above [model]",
+        ),
+        (
+            {"model": {"name": "digits-mlp", "exit-when-done": True}},
+            3,
+            "exit-when-done belongs at the top of the file, above [model]",
+        ),
         ({"runs": [{"method": "fedavg", "num-rounds": 1, "batch-size": 8}]}, 3, "LiteRT's program is compiled for 16"),
         ({"folder": "/proc/nowhere"}, 3, "cannot write to /proc/nowhere"),
         ({"broker": "http://x"}, 3, "is not an MQTT address"),

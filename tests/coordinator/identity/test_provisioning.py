@@ -46,15 +46,6 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def test_provision_says_when_a_fleet_is_too_small_for_masked_sums(tmp_path: Path) -> None:
-    keys = str(tmp_path / "keys")
-    asked = ("--federation", "demo", "--host", "broker.example", "--devices", "2", "--token", "new", "--web", "1")
-    small = invoke(keys, *asked, "--page", "https://coordinator.example:8443")
-    assert "4 devices: too few for masked sums (`secure` in a run), which take 5 or more" in small.stdout
-    assert "masked sums" not in invoke(keys, "--device", "pump").stdout
-    assert "4 devices: too few" in invoke(keys, "--revoke", "pump").stdout
-
-
 def test_a_fleet_is_one_command_and_repeating_it_changes_nothing(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     asked = ("--federation", "demo", "--host", "broker.example", "--devices", "3", "--device", "pump", "--token", "new")

@@ -156,6 +156,7 @@ def test_without_labels_and_a_guide_nothing_is_taken_unless_a_way_is_named(shelf
     bare = replace(shelf, router=None)
     found, _ = chosen(bare, data_of(2, seed=9), labels=False)
     assert (found.way, found.center, found.fit) == ("entropy", None, None)  # that none fits is not known either
+    assert "`teach-newcomers = true`" in found.reasons[-1]
     assert "labels" in found.reasons[-1]
     named, _ = chosen(bare, data_of(2, seed=9), labels=False, by="entropy")
     assert (named.center, named.fit) == (named.best, None)

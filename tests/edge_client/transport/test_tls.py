@@ -212,6 +212,14 @@ def test_a_brokers_certificate_that_does_not_hold_is_explained(tmp_path: Path, l
 
 
 @unclosed
+def test_without_an_authority_the_hint_names_the_file_that_has_one(tmp_path: Path) -> None:
+    broker = provision_federation(tmp_path / "theirs").folder / "broker"
+    with impostor(broker / "server.crt", broker / "server.key") as url, pytest.raises(NetworkError) as refused:
+        MqttTransport(url, "x", connect_timeout_s=0.5).connect()
+    assert "point `ca` at this federation's ca.crt, in the file that --config or `serve` names" in refused.value.hint
+
+
+@unclosed
 def test_a_device_that_is_turned_away_says_so_once_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = provision_federation(tmp_path / "ours", "d1"), provision_federation(tmp_path / "theirs")
     broker = theirs.folder / "broker"
