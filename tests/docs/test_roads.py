@@ -53,7 +53,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
         "192.168.1.10:8883": f"localhost:{port}",
         "mosquitto -c": f"{find_mosquitto()} -c",
         "--dashboard 8080": f"--dashboard {free_port()}",
-        "serve centers --port 8080": f"serve centers --port {free_port()}",
+        "8081": str(free_port()),
     }
     reader = PageReader(folder=folder, here=here)
     try:
@@ -78,7 +78,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
         reader.run(f"{command('fedcenters-export serve')} &")
         reader.run(command("fedcenters-coordinator provision keys --device pi-3"))
         get_ready(folder, "pi-3", fleet.new_devices["new-0"])
-        reader.run(command("fedcenters-edge nearest"))
+        reader.run(command("fedcenters-edge nearest --config"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", str(folder))  # for what is fetched without --state
+            reader.run(command("fedcenters-edge nearest --federation"))
         yield reader
     finally:
         reader.leave()
@@ -111,7 +114,8 @@ def test_the_bundle_is_verified_and_its_files_run_without_us(reader: PageReader)
 
 
 def test_a_new_device_is_told_its_nearest_center(reader: PageReader) -> None:
-    told = reader.printed[command("fedcenters-edge nearest")]
-    assert '"center": ' in told
-    assert shlex.split(command("fedcenters-edge nearest"))[-1] == "--json"
+    over_mqtt = command("fedcenters-edge nearest --config")
+    assert '"center": ' in reader.printed[over_mqtt]
+    assert shlex.split(over_mqtt)[-1] == "--json"
     assert Path(reader.folder / "pi-3" / "state").is_dir()
+    assert "signed by home" in reader.printed[command("fedcenters-edge nearest --federation")]
