@@ -1,8 +1,11 @@
-"""A library's exception as one line without the paths of this machine, and as an error of this project."""
+"""A library's exception as one line without the paths of this machine; its warnings silenced."""
 
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from edge_client.errors import RuntimeMissing, install_hint
 
@@ -19,3 +22,11 @@ def first_sentence(wrong: BaseException) -> str:
 def converter_missing(wrong: ImportError) -> RuntimeMissing:
     """The error for a converter that is not installed or too old. The model has no part in it."""
     return RuntimeMissing(f"a converter cannot be imported: {first_sentence(wrong)}", hint=install_hint("export"))
+
+
+@contextmanager
+def quiet_warnings() -> Iterator[None]:
+    """Silence torch's warnings about its own internals while it traces."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

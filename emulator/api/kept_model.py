@@ -26,7 +26,7 @@ from edge_client.protocol.task import Schema, TensorSpec
 from emulator.data import registry
 from export.bundle.center_files import export_center
 from export.compiler.program import schema_of
-from export.compiler.tracing import quiet_warnings
+from export.diagnostics import quiet_warnings
 from export.silence import suppress_output
 
 log = logging.getLogger(__name__)

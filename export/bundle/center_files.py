@@ -17,12 +17,12 @@ from torch.export import Dim, ExportedProgram
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Flat, Schema
-from export.compiler.tracing import MAX_BATCH, quiet_warnings
+from export.compiler.forward_pass import MAX_BATCH
 from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_named_tflite
-from export.diagnostics import converter_missing
+from export.diagnostics import converter_missing, quiet_warnings
 from export.silence import suppress_output
 
 FILE_FORMATS = ("onnx", "tflite", "pt2")

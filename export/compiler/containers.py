@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import FUNCTIONS
 from export.compiler.container_cache import cached_file, constants_hash, container_key
+from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 from export.compiler.tracing import FlatGraph, export_graph, trace_function
 from export.containers.quick_conversion import quick_conversion
@@ -38,18 +39,22 @@ def make_containers(
 ) -> dict[str, dict[str, bytes]]:
     """Engine -> function -> file. Raises ProgramRefused for what an exporter cannot convert."""
     out: dict[str, dict[str, bytes]] = {engine: {} for engine in engines}
+    passes = ForwardPasses(source)
     with quick_conversion():
         for function in FUNCTIONS if {"onnx", "pt2"} & set(engines) else ():
-            for engine, file in _dynamic_files(source, function, engines, progress).items():
+            for engine, file in _dynamic_files(passes, function, engines, progress).items():
                 out[engine][function] = file
         if "litert" in engines:
-            out["litert"] = dict.fromkeys(FUNCTIONS, _litert_file(source, batch, progress))
+            out["litert"] = dict.fromkeys(FUNCTIONS, _litert_file(passes, batch, progress))
     return out
 
 
-def _dynamic_files(source: TraceSource, function: str, engines: Sequence[str], progress: Progress) -> dict[str, bytes]:
+def _dynamic_files(
+    passes: ForwardPasses, function: str, engines: Sequence[str], progress: Progress
+) -> dict[str, bytes]:
     """Engine -> the file of one function, for any batch size."""
-    graph = trace_function(source, function, batch=EXAMPLE_BATCH, dynamic=True)
+    source = passes.source
+    graph = trace_function(passes, function, batch=EXAMPLE_BATCH, dynamic=True)
     ports = function_ports(source, function)
 
     @cache
@@ -69,9 +74,10 @@ def _dynamic_files(source: TraceSource, function: str, engines: Sequence[str], p
     return made
 
 
-def _litert_file(source: TraceSource, batch: int, progress: Progress) -> bytes:
+def _litert_file(passes: ForwardPasses, batch: int, progress: Progress) -> bytes:
     progress("litert")
-    graphs = {f: trace_function(source, f, batch=batch, dynamic=False) for f in FUNCTIONS}
+    source = passes.source
+    graphs = {f: trace_function(passes, f, batch=batch, dynamic=False) for f in FUNCTIONS}
 
     def make() -> bytes:
         with refusal_context(source, "litert"):
@@ -89,7 +95,7 @@ def _key(engine: str, source: TraceSource, graphs: dict[str, FlatGraph], batch: 
         engine,
         {f: graph.graph for f, graph in graphs.items()},
         ports={f: rows(f) for f in graphs},
-        constants=constants_hash(list(source.constants.values())),
+        constants=constants_hash([value for graph in graphs.values() for value in graph.buffers()]),
         batch=batch,
     )
 

@@ -26,6 +26,7 @@ from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Origin
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
+from export.compiler.operator_watch import count_random_numbers
 from export.compiler.program_functions import (
     Loss,
     LossFunction,
@@ -38,7 +39,6 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
-from export.compiler.tracing import count_random_numbers
 from export.containers.write_onnx import OPSET
 from export.diagnostics import first_sentence
 

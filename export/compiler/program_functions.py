@@ -120,7 +120,7 @@ def per_sample_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
 
 
 def step_graph(source: TraceSource) -> Graph:
-    """One proximal step of SGD with momentum, as a function of flat tensors."""
+    """One proximal step of SGD with momentum, as a function of flat tensors; `source.module` is in training mode."""
     params, buffers, fixed, module = source.params, source.buffers, list(source.constants), source.module
 
     def step(*flat: Tensor) -> FlatTensors:
@@ -130,7 +130,6 @@ def step_graph(source: TraceSource) -> Graph:
         if source.noise:
             next(rest)  # `flat_graph` has it already
         lr, momentum, mu, *constants = rest
-        module.train()
 
         def objective(w: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             state = {**_named(fixed, iter(constants)), **w, **{name: value.clone() for name, value in b.items()}}
@@ -157,7 +156,7 @@ def evaluate_graph(source: TraceSource) -> Graph:
 
 
 def infer_graph(source: TraceSource) -> Graph:
-    """Logits [batch, *target]."""
+    """Logits [batch, *target]; `source.module` is in evaluation mode."""
     fixed = list(source.constants)
 
     def infer(*flat: Tensor) -> FlatTensors:
@@ -165,7 +164,7 @@ def infer_graph(source: TraceSource) -> Graph:
         w, b = _named(source.params, rest), _named(source.buffers, rest)
         x, *constants = rest
         state = {**_named(fixed, iter(constants)), **w, **b}
-        return (call_module(source.module.eval(), state, x)[0],)
+        return (call_module(source.module, state, x)[0],)
 
     return infer
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from export.compiler.forward_overrides import ForwardOverrides
-from export.compiler.tracing import quiet_warnings
+from export.diagnostics import quiet_warnings
 
 aten = torch.ops.aten
 ALIAS_OPERATORS = (aten.detach.default, aten.alias.default)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from export.compiler.forward_overrides import ForwardOverrides
+from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source
 from export.compiler.program_functions import TraceSource
 from export.compiler.tracing import trace_function
@@ -48,7 +49,7 @@ def test_values_and_gradients_keep_every_bit_where_windows_tie_and_hold_nothing_
 def test_a_traced_step_rectifies_only_what_the_pools_chose() -> None:
     wecfl = model("wecfl-cnn")
     source: TraceSource = make_source(wecfl.module, input=wecfl.input)
-    graph = trace_function(source, "step", batch=2, dynamic=False).graph
+    graph = trace_function(ForwardPasses(source), "step", batch=2, dynamic=False).graph
     assert isinstance(graph, torch.fx.GraphModule)
     relus = [n.meta["val"].shape for n in graph.graph.nodes if n.target is torch.ops.aten.relu.default]
     assert relus == [(2, 16, 14, 14), (2, 32, 7, 7)]

@@ -20,6 +20,7 @@ from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import EngineLearner
 from export.compiler.containers import EXAMPLE_BATCH
+from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import compile_program, make_source, vector_of
 from export.compiler.program_functions import function_ports
 from export.compiler.tracing import export_graph, trace_function
@@ -123,7 +124,7 @@ class DropPath(nn.Module):
 
 def test_uniform_numbers_of_the_models_own_are_noise_too() -> None:
     source = make_source(DropPath(), input=(5,))
-    trace_function(source, "step", batch=4, dynamic=True)  # refuses what still draws by itself
+    trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)  # refuses what still draws by itself
     assert source.noise == 1
 
 
@@ -140,7 +141,7 @@ class TimeFirst(nn.Module):
 
 def test_a_mask_with_as_many_steps_as_the_example_has_samples_fits_every_batch() -> None:
     source = make_source(TimeFirst(), input=(EXAMPLE_BATCH, 5))
-    graph = trace_function(source, "step", batch=EXAMPLE_BATCH, dynamic=True)
+    graph = trace_function(ForwardPasses(source), "step", batch=EXAMPLE_BATCH, dynamic=True)
     export_graph(source, "step", graph, batch=EXAMPLE_BATCH)  # refuses a graph that took the one for the other
 
 
@@ -163,11 +164,11 @@ class Normal(nn.Linear):
 )
 def test_what_no_noise_can_stand_for_is_refused(module: nn.Module, said: str) -> None:
     with pytest.raises(ProgramRefused, match=said):
-        trace_function(make_source(module, input=(5,)), "step", batch=4, dynamic=False)
+        trace_function(ForwardPasses(make_source(module, input=(5,))), "step", batch=4, dynamic=False)
 
 
 def test_tracing_leaves_torchs_global_generator_as_it_was() -> None:
     module = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
     before = torch.random.get_rng_state()
-    trace_function(make_source(module, input=(4,)), "step", batch=4, dynamic=True)
+    trace_function(ForwardPasses(make_source(module, input=(4,))), "step", batch=4, dynamic=True)
     assert torch.equal(torch.random.get_rng_state(), before)

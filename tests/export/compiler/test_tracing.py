@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from edge_client.errors import ProgramRefused
+from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source
 from export.compiler.tracing import trace_function
 
@@ -13,13 +14,13 @@ from export.compiler.tracing import trace_function
 def refusal(module: nn.Module, *, input: tuple[int, ...] = (1, 8, 8)) -> str:  # noqa: A002 - the manifest's word
     source = make_source(module, input=input)
     with pytest.raises(ProgramRefused) as refused:
-        trace_function(source, "step", batch=4, dynamic=False)
+        trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
     return str(refused.value)
 
 
 def test_dropout_with_probability_zero_is_no_dropout() -> None:
     source = make_source(nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(64, 4)), input=(1, 8, 8))
-    trace_function(source, "step", batch=4, dynamic=True)
+    trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
 
 
 def test_unequal_windows_of_an_adaptive_maximum_are_refused_with_their_layer_and_what_to_do() -> None:

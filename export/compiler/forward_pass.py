@@ -1,0 +1,87 @@
+"""The first of two stages of tracing: a model's forward pass as a module of torch's plain operators.
+
+torch.export runs the user's Python here, and nothing runs it later: a model that asks whether it is being traced sees
+torch's own tensors and takes the branch that it has for this. The second stage (tracing.py) differentiates the exported
+module, in which no branch is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from edge_client.errors import ProgramRefused
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
+from export.compiler.forward_overrides import ForwardOverrides
+from export.compiler.operator_watch import refuse_operator, refuse_untraceable
+from export.compiler.program_functions import TraceSource, example_inputs
+from export.diagnostics import quiet_warnings
+
+MAX_BATCH = 65_536
+
+
+class ForwardPasses:
+    """The exported forward passes of one source, each made when it is first asked for."""
+
+    def __init__(self, source: TraceSource) -> None:
+        self.source = source
+        self._made: dict[tuple[bool, int | None], TraceSource | ProgramRefused] = {}
+
+    def staged(self, *, training: bool, batch: int, dynamic: bool) -> TraceSource:
+        """The source with the pass in training or evaluation mode as its module. Raises ProgramRefused.
+
+        A pass for any batch size serves a fixed one, too; where there is none, the pass is for `batch` alone.
+        """
+        found = self._pass(training, batch, None)
+        if isinstance(found, ProgramRefused) and not dynamic:
+            found = self._pass(training, batch, batch)
+        if isinstance(found, ProgramRefused):
+            raise found
+        return found
+
+    def _pass(self, training: bool, batch: int, fixed: int | None) -> TraceSource | ProgramRefused:  # noqa: FBT001 - the key
+        key = (training, fixed)
+        if key not in self._made:
+            try:
+                module = _export(self.source, training=training, batch=batch, dynamic=fixed is None)
+            except ProgramRefused as refused:
+                self._made[key] = refused
+            else:
+                self._made[key] = replace(self.source, module=module)
+        return self._made[key]
+
+
+def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -> nn.Module:
+    x = example_inputs(source, "infer", batch)[-1]
+    shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
+    try:
+        with tracing_context(), torch.random.fork_rng(devices=[]):
+            exported = torch.export.export(
+                source.module.train(training),
+                (x,),
+                dynamic_shapes=shapes,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+            return exported.module(check_guards=False)
+    except UnsupportedOperator as refused:
+        refuse_operator(source, refused.operator, refused.reason)
+    except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
+        refuse_untraceable(source, wrong)
+
+
+@contextmanager
+def tracing_context() -> Iterator[None]:
+    """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU."""
+    with ExitStack() as stack:
+        stack.enter_context(quiet_warnings())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(ForwardOverrides())
+        yield

@@ -1,0 +1,148 @@
+"""Which layer and which line of a model calls which operator, and what a training pass draws at random.
+
+One pass in torch's eager mode is watched. Refusals name the layers and lines that were seen in it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edge_client.errors import ProgramRefused
+from export.compiler.decompositions.supported_ops import RANDOM
+from export.compiler.program_functions import TraceSource, call_module, tensors_of
+from export.compiler.random_ops import COVERED_OPERATORS
+from export.diagnostics import first_sentence
+
+NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+def count_random_numbers(source: TraceSource) -> int:
+    """The random numbers that a training pass draws per sample. Raises ProgramRefused for draws of no single sample."""
+    two, three = (_watch_pass(source, batch).draws for batch in (2, 3))
+    for (layer, operator, small), (*_, large) in zip(two, three, strict=False):
+        if small * 3 != large * 2:
+            raise _refused_layer(source, layer, operator, "its random numbers do not belong to one sample each")
+    if len(two) != len(three):
+        raise _refused_layer(source, two[-1][0], two[-1][1], "it draws another number of times for other samples")
+    return sum(small for *_, small in two) // 2
+
+
+def refuse_random(source: TraceSource) -> None:
+    """Raise ProgramRefused for draws that are neither uniform numbers nor masks, even when only `infer` is traced."""
+    drawn = sorted((RANDOM - COVERED_OPERATORS) & _watch_pass(source, 2).seen.keys())
+    if drawn:
+        refuse_operator(source, drawn[0], "only uniform random numbers and masks can be an input of a step")
+
+
+def refuse_operator(source: TraceSource, operator: str, reason: str) -> NoReturn:
+    """Raise an error with the operator and the layers and lines that use it or its forward counterpart."""
+    used = _watch_pass(source, 2).seen
+    stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
+    where = used.get(operator) or next((layers for name, layers in used.items() if stem in name), {})
+    layers = f"layer {', '.join(where)}" if where else f"some layer of {type(source.module).__name__}"
+    raise _refused_layer(source, layers, operator, reason)
+
+
+def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
+    """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
+    line = _line_of(wrong)
+    raise ProgramRefused(
+        f"model {source.name!r} cannot be traced{f' at {line}' if line else ''}: {first_sentence(wrong)}",
+        hint="forward must be the same operators for every batch: no branches on values, no .item()",
+    ) from wrong
+
+
+def _refused_layer(source: TraceSource, layers: str, operator: str, reason: str) -> ProgramRefused:
+    return ProgramRefused(
+        f"model {source.name!r} cannot become a training program: {layers} uses {operator}: {reason}",
+        hint="leave the layer out or replace it; docs/train-your-own-model.md lists what compiles",
+    )
+
+
+def _watch_pass(source: TraceSource, batch: int) -> _Watch:
+    """Watch one training-mode pass; torch's generator keeps its state."""
+    watch = _Watch()
+    x = torch.zeros(batch, *source.input, dtype=getattr(torch, source.dtype))
+    state = {name: value.clone() for name, value in tensors_of(source.module).items()}
+    handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
+            call_module(source.module.train(), state, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return watch
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
+    """Records which layers call which operator, and what random operators draw.
+
+    `seen`: operator -> "name (Class) at file:line".
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stack: list[str] = []
+        self.seen: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self.draws: list[tuple[str, str, int]] = []  # layer, random operator, how many numbers
+
+    def follow(self, name: str, layer: nn.Module) -> list[Any]:
+        label = f"{name or 'the model itself'} ({type(layer).__name__})"
+        return [
+            layer.register_forward_pre_hook(lambda *_: self.stack.append(label)),
+            layer.register_forward_hook(lambda *_: self.stack.pop() and None),
+        ]
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        name, layer = operator_name(func), self.stack[-1] if self.stack else "the model itself"
+        line = _users(_outwards(sys._getframe()))  # noqa: SLF001 - inspect's own way costs a hundred times as much
+        layer += f" at {line}" if line else ""
+        self.seen[name][layer] = None
+        if name in COVERED_OPERATORS:
+            shape = args[0].shape if isinstance(args[0], Tensor) else args[0]
+            self.draws.append((f"layer {layer}", name, math.prod(shape)))
+        return func(*args, **(kwargs or {}))
+
+
+def operator_name(operator: Any) -> str:  # noqa: ANN401 - an OpOverload
+    """aten.mul.Tensor -> "aten.mul"."""
+    return str(operator.overloadpacket).removeprefix("torch.ops.")
+
+
+def _line_of(wrong: Exception) -> str:
+    """The innermost line of the user's code that raised, or "": `net.py:12`."""
+    frames, trace = list[tuple[str, int]](), wrong.__traceback__
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    return _users(reversed(frames))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[tuple[str, int]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def _users(frames: Iterator[tuple[str, int]]) -> str:
+    """The first line, from inside out, that is neither torch's nor the compiler's; "" if there is none."""
+    within = False  # the compiler's own frames end the model's
+    for file, number in frames:
+        if file.startswith(NOT_THE_USERS[1]):
+            if within:
+                return ""
+        elif not file.startswith((NOT_THE_USERS[0], "<")):
+            return f"{Path(file).name}:{number}"
+        else:
+            within = True
+    return ""
