@@ -105,6 +105,12 @@ def sub(x: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     return NotImplemented if alpha == 1 else x - other * alpha
 
 
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Without the empty vectors that torch skips, as a cache of attention begins with one."""
+    kept = [x for x in tensors if x.dim() != 1 or x.shape[0] != 0]
+    return torch.cat(kept, dim) if 0 < len(kept) < len(tensors) else NotImplemented
+
+
 def mul_by_number(x: Tensor, factor: float) -> Tensor:
     """The scale of attention, as the product that every exporter converts."""
     return x * factor
@@ -168,6 +174,7 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten.native_group_norm_backward.default: group_norm_backward,
     aten.add.Tensor: add,
     aten.sub.Tensor: sub,
+    aten.cat.default: cat,
     aten.mul.Scalar: mul_by_number,
     aten.gelu.default: gelu,
     aten.gelu_backward.default: gelu_backward,
