@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := .demo
 READERS := .readers
+MODELS := .models
 READER_PYTHON ?= python3.11
 # uv installs in a third of pip's time; it reads nothing of pip's settings
 PIP_SETTING = $$($(BIN)/pip config get global.$(1) 2>/dev/null)
@@ -14,7 +15,7 @@ PEER_PYTHON ?= python3.11
 # without .pyc files each of the several hundred processes of a test run compiles what it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet soak kills architectures hostile codecs fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet soak kills architectures hostile codecs models fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -89,6 +90,15 @@ hostile: $(STAMP) ## honest devices' accuracy while others attack, with every re
 codecs: $(STAMP) ## accuracy and bytes of each codec; needs FEDCENTERS_DATA
 	$(BIN)/python -m tests.figures.codecs
 
+models: $(MODELS)/.installed ## models of a dozen libraries, each compiled and stepped beside torch, into docs/models.md; about an hour
+	$(MODELS)/bin/python -m tests.zoo --write docs/models.md
+
+$(MODELS)/.installed: $(STAMP) tests/zoo/requirements.txt tests/zoo/requirements-alone.txt
+	@$(PYTHON) .ci/install.py $(MODELS) -e '.[dev]'
+	@$(UV) pip install -c constraints.txt --python $(MODELS)/bin/python -r tests/zoo/requirements.txt
+	@$(UV) pip install --no-deps --python $(MODELS)/bin/python -r tests/zoo/requirements-alone.txt
+	@touch $@
+
 fuzz: $(STAMP)   ## ten million damaged inputs to every decoder; about ten minutes of CPU
 	$(BIN)/python -m tests.attacks.fuzz_decoders --cases 10000000
 
@@ -138,4 +148,4 @@ boards: $(STAMP) ## two flashed arm64 systems under qemu in a real federation; n
 	$(BIN)/python -m tests.boards.sizes
 
 clean:           ## remove .venv and caches
-	rm -rf $(VENV) $(DEMO) $(READERS) $(PEERS) .runtimes .web build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) $(READERS) $(MODELS) $(PEERS) .runtimes .web build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -250,6 +250,17 @@ def _cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8
     return (x * other).sum(dim) / (norms[0] * norms[1])
 
 
+def _adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int | None]) -> Tensor:
+    """The mean of whole images; torch's own asks for strides where channels lie last, which no graph has."""
+    whole = (size, size) if isinstance(size, int) else tuple(size)
+    if all(wanted == 1 or (wanted is None and have == 1) for wanted, have in zip(whole, x.shape[-2:], strict=True)):
+        return x.mean((-2, -1), keepdim=True)
+    return ADAPTIVE_AVG_POOL(x, size)  # type: ignore[arg-type]
+
+
+ADAPTIVE_AVG_POOL = F.adaptive_avg_pool2d
+
+
 def _local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
     """The mean of squares of neighbouring channels is a pool of two axes; torch's own has one of three."""
     squares = PAD(x.square().flatten(2).unsqueeze(1), (0, 0, size // 2, (size - 1) // 2))
@@ -270,6 +281,7 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
     F.scaled_dot_product_attention: _attention,
     F.max_pool3d: _pool3d(F.max_pool2d),
     F.avg_pool3d: _pool3d(F.avg_pool2d),
+    F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.pad: _pad,
     F.local_response_norm: _local_response_norm,
     F.one_hot: _one_hot,

@@ -23,7 +23,9 @@ from export.compiler.program_functions import TraceSource, call_module, tensors_
 from export.compiler.random_ops import COVERED_OPERATORS
 from export.diagnostics import first_sentence
 
-NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py")  # of the compiler, called by a model's code
+ONE_SIZE = "Constraints violated"  # how torch.export begins
 
 
 def count_random_numbers(source: TraceSource) -> int:
@@ -55,6 +57,11 @@ def refuse_operator(source: TraceSource, operator: str, reason: str) -> NoReturn
 
 def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
+    if str(wrong).startswith(ONE_SIZE):
+        raise ProgramRefused(
+            f"model {source.name!r} is not the same for every batch size",
+            hint="let no size, branch or reshape depend on len(x); or leave out onnx and pt2: LiteRT takes one size",
+        ) from wrong
     line = _line_of(wrong)
     raise ProgramRefused(
         f"model {source.name!r} cannot be traced{f' at {line}' if line else ''}: {first_sentence(wrong)}",
@@ -136,13 +143,9 @@ def _outwards(frame: FrameType | None) -> Iterator[tuple[str, int]]:
 
 def _users(frames: Iterator[tuple[str, int]]) -> str:
     """The first line, from inside out, that is neither torch's nor the compiler's; "" if there is none."""
-    within = False  # the compiler's own frames end the model's
     for file, number in frames:
-        if file.startswith(NOT_THE_USERS[1]):
-            if within:
-                return ""
-        elif not file.startswith((NOT_THE_USERS[0], "<")):
+        if file.startswith(COMPILER) and Path(file).name not in BETWEEN:
+            return ""  # what called the model
+        if not file.startswith((TORCH, COMPILER, "<")):
             return f"{Path(file).name}:{number}"
-        else:
-            within = True
     return ""

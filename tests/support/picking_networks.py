@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from coordinator.models.registry import ModelEntry
@@ -80,7 +81,31 @@ class Volumes(nn.Module):
         return self.head(h.flatten(1))  # type: ignore[no-any-return]
 
 
+class Asking(nn.Module):
+    """Attention with a mask that is left out where it hides nothing, unless the model is traced.
+
+    Text libraries look for torch's fake tensors. Tokens of 0 are hidden; positions are a buffer of whole numbers; the
+    tokens of a cache come first, of which there are none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.head = nn.Embedding(11, 8), nn.Embedding(11, 8), nn.Linear(8, 3)
+        self.register_buffer("at", torch.arange(6).unsqueeze(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x.long() != 0
+        h = self.tokens(x.long()) + self.positions(self.at)
+        hides = isinstance(x, FakeTensor) or not bool(seen.all())
+        own = torch.eye(6, dtype=torch.bool)
+        mask = (seen.unsqueeze(1) | own) & torch.ones(6, 6, dtype=torch.bool).tril()
+        keys = torch.cat([torch.tensor([]), h], 1)
+        causal = {"attn_mask": mask} if hides else {"is_causal": True}
+        return self.head(F.scaled_dot_product_attention(h, keys, h, **causal).mean(1))  # type: ignore[no-any-return]
+
+
 ENTRIES = {
+    "asking": ModelEntry(make=Asking, input=(6,), classes=3),
     "normed": ModelEntry(make=Normed, input=(5,), classes=3),
     "rotary": ModelEntry(make=Rotary, input=(6,), classes=3),
     "ordered": ModelEntry(make=Ordered, input=(5,), classes=3),

@@ -105,6 +105,12 @@ def sub(x: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     return NotImplemented if alpha == 1 else x - other * alpha
 
 
+def eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
+    """Ones on the diagonal. torch's own counts in bytes, which LiteRT cannot."""
+    places = torch.arange(rows if columns is None else columns)
+    return (torch.arange(rows).unsqueeze(1) == places).to(dtype or torch.get_default_dtype())
+
+
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Without the empty vectors that torch skips, as a cache of attention begins with one."""
     kept = [x for x in tensors if x.dim() != 1 or x.shape[0] != 0]
@@ -175,6 +181,8 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten.add.Tensor: add,
     aten.sub.Tensor: sub,
     aten.cat.default: cat,
+    aten.eye.default: eye,
+    aten.eye.m: eye,
     aten.mul.Scalar: mul_by_number,
     aten.gelu.default: gelu,
     aten.gelu_backward.default: gelu_backward,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
 from export.compiler.forward_pass import ForwardPasses
@@ -27,3 +30,53 @@ def test_unequal_windows_of_an_adaptive_maximum_are_refused_with_their_layer_and
     text = refusal(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Linear(32, 4)))
     assert "layer 1 (AdaptiveMaxPool2d)" in text
     assert "[6, 6] does not divide into [4, 4] equal windows; choose sizes that do" in text
+
+
+class Sorting(nn.Module):
+    """An operator that no runtime has, behind a branch on values if that is asked for."""
+
+    def __init__(self, *, branches: bool) -> None:
+        super().__init__()
+        self.head, self.branches = nn.Linear(64, 4), branches
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.head(x.flatten(1))
+        if self.branches and self.head.bias.sum() > 0:
+            return h  # type: ignore[no-any-return]
+        return torch.lgamma(h)
+
+
+@pytest.mark.parametrize(("branches", "code"), [(False, "return torch.lgamma(h)"), (True, "if self.branches and")])
+def test_a_refusal_names_the_line_of_the_models_code(branches: bool, code: str) -> None:  # noqa: FBT001 - a parameter
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    number = next(i for i, line in enumerate(lines, 1) if line.strip().startswith(code))
+    assert f"{Path(__file__).name}:{number}" in refusal(Sorting(branches=branches))
+
+
+class OneSize(nn.Module):
+    """Its layers are for one batch size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(4, -1) if len(x) == 4 else x.flatten(1)
+
+
+def test_a_model_that_torch_cannot_trace_for_any_batch_size_is_traced_for_one() -> None:
+    passes = ForwardPasses(make_source(nn.Sequential(OneSize(), nn.Linear(64, 4)), input=(1, 8, 8)))
+    with pytest.raises(ProgramRefused, match="not the same for every batch size"):
+        trace_function(passes, "infer", batch=4, dynamic=True)
+    trace_function(passes, "infer", batch=4, dynamic=False)
+
+
+def test_the_forward_pass_of_a_mode_is_exported_once_for_all_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported, export = list[bool](), torch.export.export
+
+    def counted(module: nn.Module, *args: object, **kwargs: object) -> object:
+        exported.append(module.training)
+        return export(module, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    passes = ForwardPasses(make_source(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), input=(1, 8, 8)))
+    for dynamic in (True, False):
+        for function in ("step", "evaluate", "infer"):
+            trace_function(passes, function, batch=4, dynamic=dynamic)
+    assert exported == [True, False]

@@ -1,0 +1,173 @@
+"""Put every row to the compiler: `make models`, or `python -m tests.zoo --only peft timm/test_vit --engines onnx`.
+
+Each model's step is traced for any batch size and taken three times in float64, beside torch's autograd on the model
+itself, with another batch size than the traced one. With `--engines` it is also compiled in float32: the files are
+compared with torch in float64, and run a golden run of several steps. A result is kept in `--results` as soon as it is
+there, and a row that is there already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edge_client.engines.base import UPDATED_ROLES
+from edge_client.errors import ProgramRefused
+from export.compiler.forward_pass import ForwardPasses
+from export.compiler.program import compile_program, make_source
+from export.compiler.program_functions import TraceSource, example_inputs, function_ports
+from export.compiler.program_parity import torch_outputs
+from export.compiler.tracing import FlatGraph, trace_function
+from tests.zoo.report import write_report
+from tests.zoo.rows import ZooRow, rows
+
+TRACED, TRIED, STEPS = 4, 5, 3  # batch sizes, and steps of SGD
+LIMIT = 1e-4  # float64, but some libraries compute norms in float32; a wrong graph differs in the first digits
+LIMIT_S = 900  # for one row
+
+
+def main() -> int:
+    """Run the rows that have no result yet; 1 where one is wrong."""
+    asked = _arguments()
+    kept = json.loads(asked.results.read_text(encoding="utf-8")) if asked.results.exists() else {}
+    _without_torchvisions_own_operators()
+    warnings.simplefilter("ignore")
+    for row in rows():
+        key = f"{row.library}/{row.name}"
+        if asked.only and not any(key.startswith(word) for word in asked.only):
+            continue
+        if key in kept and not asked.again and set(asked.engines) <= set(kept[key].get("engines", {})):
+            continue
+        kept[key] = kept.get(key, {}) | judge(row, asked.engines)
+        sys.stdout.write(f"{key} {kept[key]}\n")
+        sys.stdout.flush()
+        asked.results.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    if asked.write:
+        write_report(asked.write, kept)
+    return int(any(found["verdict"] == "wrong" for found in kept.values()))
+
+
+def judge(row: ZooRow, engines: list[str]) -> dict[str, Any]:
+    """verdict: "matches" | "fixed batch" | "refused" | "wrong" | "not made"."""
+    began = time.process_time()
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(LIMIT_S)
+    try:
+        torch.manual_seed(0)
+        try:
+            module = row.make()
+        except Exception as wrong:  # noqa: BLE001 - any library, any reason
+            return {"verdict": "not made", "said": f"{type(wrong).__name__}: {wrong}"[:300]}
+        found = _traced(row, module)
+        if found["verdict"] in {"matches", "fixed batch"}:
+            found["engines"] = {engine: _compiled(row, module, engine) for engine in engines}
+        return found | {"seconds": round(time.process_time() - began, 1)}
+    except TimeoutError:
+        return {"verdict": "refused", "said": f"not done after {LIMIT_S} s"}
+    finally:
+        signal.alarm(0)
+
+
+def _traced(row: ZooRow, module: torch.nn.Module) -> dict[str, Any]:
+    try:
+        source = make_source(module, name=row.name, input=row.input, loss="squared-error", dtype="float64")
+        passes, dynamic = ForwardPasses(source), True
+        try:
+            graph = trace_function(passes, "step", batch=TRACED, dynamic=True)
+        except ProgramRefused:
+            graph, dynamic = trace_function(passes, "step", batch=TRACED, dynamic=False), False
+        off = _differs(source, graph, TRIED if dynamic else TRACED)
+    except ProgramRefused as refused:
+        return {"verdict": "refused", "said": str(refused)[:500]}
+    verdict = ("matches" if dynamic else "fixed batch") if off <= LIMIT else "wrong"
+    return {
+        "verdict": verdict,
+        "difference": off,
+        "nodes": len(graph.graph.graph.nodes),
+        "parameters": source.schema.n_params,
+    }
+
+
+def _differs(source: TraceSource, graph: FlatGraph, batch: int) -> float:
+    """The largest difference of a tensor from torch's after three steps, relative to its largest value."""
+    ports = function_ports(source, "step")
+    ours = theirs = example_inputs(source, "step", batch, seed=1)
+    carried = {p.name: i for i, p in enumerate(ports.inputs) if p.name.partition("/")[0] in UPDATED_ROLES}
+    for seed in range(STEPS):
+        fresh = example_inputs(source, "step", batch, seed=seed + 2)
+        ours, theirs = (
+            _next(ports, carried, fresh, given, answered)
+            for given, answered in (
+                (ours, lambda given: list(graph(*given))),
+                (theirs, lambda given: [torch.from_numpy(a) for a in torch_outputs(source, "step", given)]),
+            )
+        )
+    moved = [i for name, i in carried.items() if not name.startswith("velocity/")]
+    return max(float((ours[i] - theirs[i]).abs().max() / theirs[i].abs().max().clamp_min(1e-6)) for i in moved)
+
+
+def _next(
+    ports: Any,  # noqa: ANN401 - Function
+    carried: dict[str, int],
+    fresh: list[Tensor],
+    given: list[Tensor],
+    answered: Callable[[list[Tensor]], list[Tensor]],
+) -> list[Tensor]:
+    """The inputs of the step after this one: what it carries on, and new samples."""
+    found = dict(zip((p.name for p in ports.outputs), answered(given), strict=True))
+    same = {p.name: i for i, p in enumerate(ports.inputs) if p.name.startswith(("anchor/", "linear/"))}
+    following = list(fresh)
+    for name, i in carried.items():
+        following[i] = found[name].detach()
+    for i in same.values():
+        following[i] = given[i]
+    return following
+
+
+def _compiled(row: ZooRow, module: torch.nn.Module, engine: str) -> str:
+    """The largest difference of the files from torch in float64, as words; or why there are none."""
+    try:
+        made = compile_program(module, row.input, name=row.name, loss="squared-error", engines=(engine,), batch=TRACED)
+    except ProgramRefused as refused:
+        return str(refused)[:300]
+    return f"{made.program.parity[engine]:.0e}"
+
+
+def _without_torchvisions_own_operators() -> None:
+    """torchvision's classifiers are plain torch; its wheel from PyPI does not load beside torch's CPU build."""
+    known = torch.library.register_fake
+
+    def register(name: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401 - torch's own
+        if isinstance(name, str) and name.startswith("torchvision::"):
+            return lambda function: function
+        return known(name, *rest, **named)
+
+    torch.library.register_fake = register
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError
+
+
+def _arguments() -> argparse.Namespace:
+    said = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
+    said.add_argument("--only", nargs="*", default=[], help="rows that begin with one of these: peft, timm/test_vit")
+    said.add_argument("--engines", nargs="*", default=[], help="compile for these, too: onnx litert pt2")
+    said.add_argument("--again", action="store_true", help="run rows that have a result again")
+    said.add_argument("--results", type=Path, default=Path("docs/results/models.json"))
+    said.add_argument("--write", type=Path, help="write the table into this page, between its marks")
+    return said.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

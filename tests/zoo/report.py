@@ -1,0 +1,52 @@
+"""The table of the zoo's results, for docs/models.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
+
+
+def write_report(page: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put the table between the marks of the page."""
+    text = page.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(f"{before}{BEGIN}\n{report(found)}\n{END}{after}", encoding="utf-8")
+
+
+def report(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Counts, a row for each architecture that compiles, and one for each that is refused."""
+    made = {key: one for key, one in found.items() if one["verdict"] != "not made"}
+    counts = Counter(one["verdict"] for one in made.values())
+    passed = counts["matches"] + counts["fixed batch"]
+    share = f"{passed} compile ({passed / max(1, len(made)):.0%})"
+    lines = [
+        f"{len(made)} architectures: {share}, {counts['refused']} are refused, {counts['wrong']} are wrong.",
+        "",
+        "| library | architecture | batch | trained parameters | nodes | step, float64 | ONNX | TFLite | pt2 |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for key, one in made.items():
+        if one["verdict"] in {"matches", "fixed batch"}:
+            lines.append(_row(key, one))
+    lines += ["", "| library | architecture | why it is refused |", "|---|---|---|"]
+    for key, one in made.items():
+        if one["verdict"] == "refused":
+            library, _, name = key.partition("/")
+            lines.append(f"| {library} | {name} | {_cell(one['said'])} |")
+    return "\n".join(lines)
+
+
+def _row(key: str, one: Mapping[str, Any]) -> str:
+    library, _, name = key.partition("/")
+    engines = [_cell(one.get("engines", {}).get(engine, "")) for engine in ("onnx", "litert", "pt2")]
+    batch = "any" if one["verdict"] == "matches" else "fixed"
+    cells = [library, name, batch, f"{one['parameters']:,}", f"{one['nodes']:,}", f"{one['difference']:.0e}", *engines]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())[:220]

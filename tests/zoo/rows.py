@@ -1,0 +1,33 @@
+"""One row per architecture: the library, a name, how to make it, and the shape of one sample.
+
+Makers import their library themselves, so that a missing one costs its own rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZooRow:
+    """`make` gives a module from samples of `input` to one row of outputs per sample."""
+
+    library: str
+    name: str
+    make: Callable[[], nn.Module]
+    input: tuple[int, ...]
+
+
+def rows() -> list[ZooRow]:
+    """Every row, library by library."""
+    from tests.zoo import tables, texts, visions
+
+    return [row for part in (texts, visions, tables) for row in part.rows()]
+
+
+def table(library: str, shape: tuple[int, ...], makers: Mapping[str, Callable[[], nn.Module]]) -> list[ZooRow]:
+    """Rows of one library that take samples of one shape."""
+    return [ZooRow(library=library, name=name, make=make, input=shape) for name, make in makers.items()]
