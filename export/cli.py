@@ -31,6 +31,8 @@ class LossName(str, Enum):
     """The losses by their usual names."""
 
     cross_entropy = "cross-entropy"
+    token_cross_entropy = "token-cross-entropy"  # noqa: S105 - the name of a loss
+    pixel_cross_entropy = "pixel-cross-entropy"
     mse = "mse"
 
 
@@ -55,12 +57,10 @@ def program(  # noqa: PLR0913 - one parameter per option
     ] = 0,
     target_shape: Annotated[
         str,
-        typer.Option(
-            metavar="3,4", help="instead of --classes: one sample's output, with --loss mse", rich_help_panel=MODEL
-        ),
+        typer.Option(metavar="3,4", help="instead of --classes: one sample's output", rich_help_panel=MODEL),
     ] = "",
     loss: Annotated[
-        LossName, typer.Option(help="mse: squared error against targets", rich_help_panel=MODEL)
+        LossName, typer.Option(help="token- and pixel-: labels per position; mse: squared error", rich_help_panel=MODEL)
     ] = LossName.cross_entropy,
     batch: Annotated[
         int,
@@ -114,7 +114,7 @@ def program(  # noqa: PLR0913 - one parameter per option
         raise UsageError("no format is left to write", hint="add --tflite or --pt2, or leave --no-onnx out")
     settings = {
         "shape": _shape("--input-shape", input_shape),
-        "target": _target(classes, target_shape, loss),
+        "target": _target(classes, target_shape),
         "loss": "squared-error" if loss is LossName.mse else loss.value,
         "batch": batch,
         "engines": engines,
@@ -226,20 +226,14 @@ def _arguments(text: str) -> Any:  # noqa: ANN401 - JSON
     return found
 
 
-def _target(classes: int, text: str, loss: LossName) -> tuple[int, ...]:
+def _target(classes: int, text: str) -> tuple[int, ...]:
     """The shape of one sample's output: from --classes, or from --target-shape."""
     if text and classes:
         raise UsageError("give either --classes or --target-shape", hint="--classes 10 is --target-shape 10")
     if not text and classes < 1:
-        hint = "give how many logits the model gives per sample, like 10, or --target-shape with --loss mse"
+        hint = "give how many logits the model gives per sample, like 10, or --target-shape"
         raise UsageError("--classes is missing", hint=hint)
-    shape = _shape("--target-shape", text) if text else (classes,)
-    if len(shape) > 1 and loss is not LossName.mse:
-        raise UsageError(
-            f"--target-shape {text} is for squared error: cross-entropy compares one row of logits",
-            hint="add --loss mse, or give --classes",
-        )
-    return shape
+    return _shape("--target-shape", text) if text else (classes,)
 
 
 def _shape(option: str, text: str) -> tuple[int, ...]:

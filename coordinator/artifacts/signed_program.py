@@ -123,7 +123,7 @@ def put_program(store: Store, program: Program, files: Iterable[bytes], initial:
 
 def _merged(old: Program, new: Program) -> Program:
     """`old` with the engines of `new`."""
-    if (old.schema, old.functions, old.loss) != (new.schema, new.functions, new.loss):
+    if any(getattr(old, fact) != getattr(new, fact) for fact in ("schema", "functions", "loss", "own_loss")):
         raise ConfigError(
             f"model {old.model} is not the one that this federation's program was compiled from",
             hint="restore the model's code, or choose another `folder`",

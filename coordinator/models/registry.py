@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from coordinator.models import zoo
 from edge_client.errors import ConfigError
-from export.compiler.program_functions import LossFunction
+from edge_client.protocol.program import Loss, class_axis
+from export.compiler.losses.sample_losses import LossFunction
 from export.plugins import find_by_name
-
-Loss = Literal["cross-entropy", "squared-error"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +48,26 @@ class ModelShape:
 class Model(ModelShape):
     """A torch module with its name and shapes.
 
-    `own_loss` replaces `loss`, which then only says what y is; such a model trains in this process's torch alone.
+    `own_loss` replaces `loss`, which then only says what y is; `own_targets` is the shape of a sample's numbers for it,
+    where that is not the output's.
     """
 
     name: str
     module: nn.Module
     own_loss: LossFunction | None = None
+    own_targets: tuple[int, ...] | None = None
+
+    @property
+    def program_facts(self) -> dict[str, Any]:
+        """What `compile_program` is told beside the module."""
+        facts: dict[str, Any] = {"name": self.name, "input": self.input, "target": self.output}
+        if self.own_loss is None:
+            return {**facts, "loss": self.loss}
+        if self.loss == "squared-error":
+            return {**facts, "loss": self.own_loss, "targets": self.own_targets}
+        axis = class_axis(self.loss, self.output)
+        labels = self.output[:axis] + self.output[axis + 1 :]
+        return {**facts, "loss": self.own_loss, "targets": torch.zeros((1, *labels), dtype=torch.int64)}
 
 
 @dataclass(frozen=True, kw_only=True)

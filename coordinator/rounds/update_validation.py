@@ -59,7 +59,7 @@ class ReplySpec:
     `base` is the sha256 of the blob that the delta is taken from, or "zero"; `base_vector` [schema.size] float32 is
     that blob as decoded. `samples` is the number of training samples that the device was enrolled with, and
     `max_samples` the most that count of any device (sample_weights.py); both bound its weight. `classes` is the
-    program's number of classes; None: statistics may be of any number.
+    program's number of classes; None: statistics may be of any number. `positions`: how many labels a sample has.
     """
 
     task: Asked
@@ -71,6 +71,7 @@ class ReplySpec:
     max_update_rms: float
     max_samples: float = math.inf
     classes: int | None = None
+    positions: int = 1
 
     @property
     def blob_kind(self) -> str:
@@ -112,7 +113,9 @@ def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
         return task.decode(data)
     if isinstance(task, Fit) and task.upload:
         return validate_reply(question, Reply(n=n, update=_updated(question, data)))
-    return validate_reply(question, codecs.decode_stats(data, question.schema, _counted(question, n)))
+    return validate_reply(
+        question, codecs.decode_stats(data, question.schema, _counted(question, n), positions=question.positions)
+    )
 
 
 def decode_accepted(question: ReplySpec, data: bytes, n: int) -> Reply:
@@ -277,7 +280,7 @@ def _check_counts(question: ReplySpec, reply: Reply, rows: int) -> None:
     if reply.confusion is not None:
         classes = question.classes or reply.confusion.shape[-1]
         _check_shape("confusion", reply.confusion, (rows, classes, classes))
-        _check_total(reply.confusion.reshape(rows, -1), reply.n)
+        _check_total(reply.confusion.reshape(rows, -1), reply.n, question.positions)
     if reply.labels is not None:
         _check_shape("labels", reply.labels, (question.classes or len(reply.labels),))
         if reply.labels.sum() <= 0:
@@ -291,7 +294,12 @@ def _check_shape(name: str, value: Array, shape: tuple[int, ...]) -> None:
         raise Malformed("bad_schema", f"{name} has shape {value.shape}, expected {shape}")
 
 
-def _check_total(counts: Array, n: int) -> None:
-    """Require counts that are not negative and whose rows each add up to the `n` samples that were claimed."""
-    if (counts < 0).any() or (counts > n).any() or (counts.sum(axis=1) != n).any():
+def _check_total(counts: Array, n: int, positions: int = 1) -> None:
+    """Require counts that are not negative and whose rows each add up to the `n` samples that were claimed.
+
+    Of several positions in a sample some may be ignored: then all rows add up to the same number, at most all of them.
+    """
+    total, most = counts.sum(axis=1, dtype=np.float64), n * positions
+    right = total == n if positions == 1 else (total == total[0]) & (total <= most)
+    if (counts < 0).any() or (counts > most).any() or not right.all():
         raise Malformed("rejected", f"counts do not add up to the {n} samples claimed")

@@ -1,7 +1,8 @@
 """The samples of a device, and the order in which training reads them.
 
 Training samples and, if the device keeps some back, held-out ones; each has `x` [n, ...] floating point and `y`: [n]
-integers for class labels, or [n, ...] float targets. readers.py reads them from files.
+integers for class labels, [n, ...] integers for a label per token or pixel, or [n, ...] float targets. readers.py reads
+them from files.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from edge_client.data import readers
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.task import I64, Array
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class Dataset:
-    """Samples `x` [n, ...] (floating point) and `y`: [n] int64 class labels, or [n, ...] floating point targets."""
+    """Samples `x` [n, ...] (floating point) and `y`: int64 class labels, or floating point targets [n, ...].
+
+    Labels are [n], or [n, ...] for one per token or pixel, where IGNORED leaves a position out.
+    """
 
     x: Array
     y: Array
@@ -35,8 +39,10 @@ class Dataset:
         if not np.issubdtype(self.x.dtype, np.floating):
             raise ValueError(f"x is {self.x.dtype}; use floating point numbers")
         if np.issubdtype(self.y.dtype, np.integer):
-            if self.y.ndim != 1 or (len(self.y) and self.y.min() < 0):
+            if self.y.ndim == 1 and len(self.y) and self.y.min() < 0:
                 raise ValueError("class labels must be one integer per sample, from 0")
+            if self.y.ndim > 1 and ((self.y < 0) & (self.y != IGNORED)).any():
+                raise ValueError(f"class labels must be integers from 0, or {IGNORED} to leave a position out")
         elif not np.issubdtype(self.y.dtype, np.floating):
             raise ValueError(f"y is {self.y.dtype}; use integers (classes) or floating point numbers (targets)")
         for name, values in (("x", self.x), ("y", self.y)):
@@ -65,13 +71,21 @@ def describe_misfit(program: Program, data: Dataset, *, labels: bool = True) -> 
         return "no samples on this device"
     if data.x.shape[1:] != program.input:
         return _misshapen("x", "samples", data.x, program.input)
-    if not labels:
-        return ""
-    if not np.issubdtype(data.y.dtype, np.integer):
-        return "" if data.y.shape[1:] == program.target else _misshapen("y", "targets", data.y, program.target)
-    if program.loss == "squared-error":
+    return _describe_other_targets(program, data.y) if labels else ""
+
+
+def _describe_other_targets(program: Program, y: Array) -> str:
+    if not np.issubdtype(y.dtype, np.integer):
+        probabilities = program.loss == "cross-entropy" and not program.own_loss
+        if program.has_classes and not probabilities:
+            return "y holds floating point numbers, the program reads class labels: save y as integers"
+        shape = program.target if probabilities else program.truth
+        return "" if y.shape[1:] == shape else _misshapen("y", "targets", y, shape)
+    if not program.has_classes:
         return "y holds class labels, the program predicts numbers: save y as floating point targets"
-    most, classes = int(data.y.max()), program.classes
+    if y.shape[1:] != program.truth:
+        return _misshapen("y", "labels", y, program.truth)
+    most, classes = int(y.max()), program.classes
     return (
         "" if most < classes else f"y holds the label {most}, the program has {classes} classes: use 0 to {classes - 1}"
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_client.engines.base import Engine, ports_by_role
+from edge_client.engines.targets import port_targets
 from edge_client.protocol.golden_run import DIGEST, Golden
 from edge_client.protocol.program import Port, Program
 from edge_client.protocol.task import Array
@@ -160,12 +161,12 @@ def _read(port: Port, numbers: Numbers, program: Program, golden: Golden, batch:
     """What a step reads: `batch` is (rows that weigh something, rows)."""
     rows, width = batch
     shape = (width, *(int(d) for d in port.shape[1:]))
-    if port.name == "y" and program.loss == "cross-entropy":
-        labels = numbers.fill((width,), "int64", lambda u, _: np.floor(u * program.classes))
-        return np.eye(program.classes, dtype=port.dtype)[labels]
+    if port.name == "y" and program.has_classes:
+        labels = numbers.fill((width, *program.truth), "int64", lambda u, _: np.floor(u * program.classes))
+        return port_targets(program, labels)
     forms: dict[str, Form] = {
         "x": lambda u, _: np.floor(u * golden.tokens) if golden.tokens else 4.0 * (u - 0.5),
-        "y": lambda u, _: 2.0 * (u - 0.5),
+        "y": lambda u, _: u if program.own_loss else 2.0 * (u - 0.5),
         "q": lambda u, at: np.where(np.arange(at.start, at.stop) < rows, (u + 0.5) / rows, 0.0),
     }
     return numbers.fill(shape, port.dtype, forms.get(port.name, lambda u, _: u))  # noise as it was drawn

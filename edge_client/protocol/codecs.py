@@ -92,14 +92,17 @@ def encode_stats(reply: Reply, schema: Schema) -> bytes:
     return tensors.pack_tensors(stored, kind="stats", codec="f32", schema=schema.sha256)
 
 
-def decode_stats(data: bytes, schema: Schema, n: int, *, models: int | None = None) -> Reply:
-    """Statistics from anyone over `n` samples (of `models` candidates, where given) -> Reply. Raises Malformed."""
+def decode_stats(data: bytes, schema: Schema, n: int, *, models: int | None = None, positions: int = 1) -> Reply:
+    """Statistics from anyone over `n` samples (of `models` candidates, where given) -> Reply. Raises Malformed.
+
+    `positions`: how many labels a sample has.
+    """
     stored, meta = tensors.unpack_tensors(data)
     if meta.kind != "stats" or meta.codec != "f32" or meta.schema != schema.sha256:
         raise Malformed("bad_schema", f"not statistics in f32 of schema {schema.sha256}: {meta}")
     grads = {k: v for k, v in stored.items() if k.startswith("grad/")}
     plain = {k: v for k, v in stored.items() if k not in grads}
-    _check_stats(plain, n, models)
+    _check_stats(plain, n, models, positions)
     grad: Flat | None = None
     if grads:
         _check_form(grads, {f"grad/{t}": ("float32", _shapes(schema)[t]) for t in _params(schema)})
@@ -207,7 +210,7 @@ def _finite(value: Array) -> None:
         raise Malformed("not_finite", f"{int((~np.isfinite(value)).sum())} values are NaN or infinite")
 
 
-def _check_stats(plain: Mapping[str, Array], n: int, models: int | None) -> None:
+def _check_stats(plain: Mapping[str, Array], n: int, models: int | None, positions: int) -> None:
     for name, value in plain.items():
         if (value.dtype.name, value.ndim) != _STATISTICS.get(name, ("",))[1:]:
             raise Malformed("bad_schema", f"statistic {name!r:.80} is {value.dtype} of shape {value.shape}")
@@ -225,18 +228,21 @@ def _check_stats(plain: Mapping[str, Array], n: int, models: int | None) -> None
         candidates |= {len(confusion)} - {1}  # one matrix may stand for the mixture of all candidates
     if len(candidates) > 1 or max(candidates, default=1) > _CANDIDATES_MAX:
         raise Malformed("bad_schema", f"statistics of {sorted(candidates)} candidates; one number up to 16 is expected")
-    _check_counts(plain, n)
+    _check_counts(plain, n, positions)
 
 
-def _check_counts(plain: Mapping[str, Array], n: int) -> None:
-    """Votes and confusions count samples: none negative, at most n in all."""
+def _check_counts(plain: Mapping[str, Array], n: int, positions: int) -> None:
+    """Votes count samples, and confusions their positions: none negative, at most all of them."""
     for name in ("votes", "confusion"):
         value = plain.get(name)
         if value is None:
             continue
         sums = value.sum(axis=None if name == "votes" else (1, 2), dtype=np.float64)  # float64: no sum wraps around
-        if (value < 0).any() or np.any(sums > n):
-            raise Malformed("bad_field", f"{name} count {np.max(sums):.0f} samples or negative ones; n is {n}")
+        most = n if name == "votes" else n * positions
+        if (value < 0).any() or np.any(sums > most):
+            raise Malformed(
+                "bad_field", f"{name} count {np.max(sums):.0f} or negative ones, at most {most} of {n} samples"
+            )
     for name in ("posterior", "labels"):
         if name in plain and (plain[name] < 0).any():
             raise Malformed("bad_field", f"{name} must not be negative")

@@ -5,9 +5,10 @@ Written by export/, read by devices. The manifest is signed, so the hashes in it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
@@ -33,7 +34,12 @@ _DIMENSION = validators.word_or("batch", _COUNT)
 _DTYPE = validators.one_of("float32", "float64")
 _PORT_DTYPE = validators.one_of("float32", "float64", "int32", "int64")
 _FUNCTION = validators.one_of(*FUNCTIONS)
-_LOSS = validators.one_of("cross-entropy", "squared-error")
+Loss = Literal["cross-entropy", "token-cross-entropy", "pixel-cross-entropy", "squared-error"]
+LOSSES = get_args(Loss)
+OWN = "own"  # the loss in program.json of a program with a loss of its user's; `targets` then says what y is
+IGNORED = -100  # the label of a position that no loss and no count takes in; torch's ignore_index
+_LOSS = validators.one_of(*LOSSES)
+_LOSS_WORD = validators.one_of(*LOSSES, OWN)
 _OPTIMIZER = validators.one_of("sgd")
 
 
@@ -92,11 +98,11 @@ class Program:
     """
 
     model: str
-    loss: Literal["cross-entropy", "squared-error"]
+    loss: Loss  # what y is; and how the loss is computed, unless `own_loss`
     optimizer: Literal["sgd"]
     schema: Schema
     input: tuple[int, ...]  # shape of one sample
-    target: tuple[int, ...]  # shape of one sample's logits (one width), or of its targets for squared error
+    target: tuple[int, ...]  # shape of one sample's output: logits, or predicted numbers for squared error
     dtype: str
     functions: Mapping[str, Function]
     containers: Mapping[str, Mapping[str, Container]]
@@ -106,18 +112,42 @@ class Program:
     parity: Mapping[str, float] = field(default_factory=dict)
     origin: Origin | None = None
     golden: Mapping[str, Golden] = field(default_factory=dict)
+    own_loss: bool = False  # the loss is a function of the user's, which only the containers hold
+
+    @property
+    def class_axis(self) -> int:
+        """The axis of one sample's output along which the classes lie."""
+        return class_axis(self.loss, self.target)
 
     @property
     def classes(self) -> int:
         """Width of the logits."""
-        return self.target[-1]
+        return self.target[self.class_axis]
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether y holds class labels, so that a confusion matrix can be counted."""
+        return self.loss != "squared-error"
+
+    @property
+    def truth(self) -> tuple[int, ...]:
+        """Shape of one sample's class labels, () where it has one; else of its targets."""
+        if self.has_classes:
+            return self.target[: self.class_axis] + self.target[self.class_axis + 1 :]
+        step = self.functions["step"].inputs if "step" in self.functions else ()
+        return next((tuple(int(d) for d in p.shape[1:]) for p in step if p.name == "y"), self.target)
+
+    @property
+    def positions(self) -> int:
+        """How many class labels a sample has; 1 where it has no classes."""
+        return math.prod(self.truth) if self.has_classes else 1
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; `from_json(to_json(p)) == p`."""
         return {
             "v": FORMAT_VERSION,
             "model": self.model,
-            "loss": self.loss,
+            **({"loss": OWN, "targets": self.loss} if self.own_loss else {"loss": self.loss}),
             "optimizer": self.optimizer,
             "schema": [[t.name, t.role, list(t.shape)] for t in self.schema.tensors],
             "classifier": list(self.schema.classifier),
@@ -153,9 +183,12 @@ class Program:
                 "bad_version", f"program.json version {raw.get('v')!r:.40}; this side reads {FORMAT_VERSION}"
             )
         try:
+            own = _LOSS_WORD(raw["loss"], "loss") == OWN
+            loss = _LOSS(raw["targets"] if own else raw["loss"], "targets")
             program = Program(
                 model=_TEXT(raw["model"], "model"),
-                loss=_LOSS(raw["loss"], "loss"),
+                loss=loss,
+                own_loss=own,
                 optimizer=_OPTIMIZER(raw["optimizer"], "optimizer"),
                 schema=Schema(
                     tuple(
@@ -165,7 +198,7 @@ class Program:
                     tuple(_TEXT(n, "classifier") for n in raw["classifier"]),
                 ),
                 input=tuple(_SHAPE(raw["input"], "input")),
-                target=_target(raw["target"], raw["loss"]),
+                target=_target(raw["target"], loss),
                 dtype=_DTYPE(raw["dtype"], "dtype"),
                 functions={
                     _FUNCTION(name, "a function"): Function(inputs=_ports(f["inputs"]), outputs=_ports(f["outputs"]))
@@ -197,6 +230,11 @@ class Program:
         return program
 
 
+def class_axis(loss: Loss, target: Sequence[int]) -> int:
+    """The axis of one sample's output along which the classes lie: first for pixels, else last."""
+    return 0 if loss == "pixel-cross-entropy" else len(target) - 1
+
+
 def _golden(program: Program, raw: Any) -> dict[str, Golden]:  # noqa: ANN401 - JSON
     """Runs of engines that the program has a step for, with the batch that they take. Absent, or null: none."""
     if raw is None:
@@ -213,7 +251,8 @@ def _golden(program: Program, raw: Any) -> dict[str, Golden]:  # noqa: ANN401 - 
 
 def _target(values: object, loss: object) -> tuple[int, ...]:
     target = tuple(_SHAPE(values, "target"))
-    if not target or (loss == "cross-entropy" and len(target) != 1):
+    single, positions = loss == "cross-entropy", loss in {"token-cross-entropy", "pixel-cross-entropy"}
+    if not target or (single and len(target) != 1) or (positions and len(target) == 1):
         raise ValueError(f"a target of shape {target} does not fit the loss {loss!r:.40}")
     return target
 

@@ -6,22 +6,26 @@ randomness is the task's seed. A task that cannot be done raises Malformed with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from edge_client.data.dataset import Dataset, DeviceData, batches, describe_misfit
+from edge_client.engines.targets import one_hot
 from edge_client.errors import Malformed
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, answer_moments
 from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
-from edge_client.training.learner import Learner, TrainedModel, TrainingJob, log_softmax, one_hot
+from edge_client.training.confusion import confusion_counts
+from edge_client.training.learner import Learner, TrainedModel, TrainingJob, log_softmax
 
 MIN_STATISTIC_SHARE = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
 LABEL_PRIOR_SAMPLES = 0.1  # samples of each class beside one's own
+PROBED_VALUES = 1 << 22  # outputs of a model that are held at once where a sample has many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +118,8 @@ def run_probe(
         models = [with_buffers(program, m, kept) if s else m for m, s in zip(models, sent, strict=True)]
     elif task.buffers == "batch":
         models = [recalibrate(learner, model, local.train, batch=task.batch) for model in models]
+    if program.positions > 1:
+        return _probe_positions(learner, models, data, local, task, keep=keep)
     losses, logits = learner.evaluate(models, data, batch=task.batch)
     if task.label_totals is not None:
         totals = [
@@ -121,6 +127,23 @@ def run_probe(
             for model, row in zip(task.models, task.label_totals, strict=True)
         ]
         losses, logits = with_label_prior(program, logits, data, local.train, totals)
+    counts = confusion_counts(program, logits, data.y, task.prior) if "confusion" in want else None
+    reply = _reply(local, data, task, losses, counts, keep)
+    if "answers" in want:
+        reply = replace(reply, answers=_answer_looks(learner, models, local, logits, batch=task.batch))
+    return reply
+
+
+def _reply(
+    local: DeviceData,
+    data: Dataset,
+    task: Probe,
+    losses: F64,
+    confusion: I64 | None,
+    keep: Callable[[F64], None],
+) -> Reply:
+    """What was asked for, without the answers' looks; `losses` [M, n] are those of `data`."""
+    want = task.want
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
         keep(shares)
@@ -129,9 +152,34 @@ def run_probe(
         losses=losses.mean(axis=1) if "loss" in want else None,
         votes=np.bincount(losses.argmin(axis=0), minlength=len(losses)) if "votes" in want else None,
         posterior=None if shares is None else shares.mean(axis=1),
-        confusion=_confusion(program, logits, data.y, task.prior) if "confusion" in want else None,
+        confusion=confusion,
         inputs=_input_moments(local).to_vector() if "inputs" in want else None,
-        answers=_answer_looks(learner, models, local, logits, batch=task.batch) if "answers" in want else None,
+    )
+
+
+def _probe_positions(
+    learner: Learner,
+    models: Sequence[Flat],
+    data: Dataset,
+    local: DeviceData,
+    task: Probe,
+    keep: Callable[[F64], None],
+) -> Reply:
+    """A probe of a program with a label per token or pixel, whose outputs are counted some samples at a time."""
+    program, want = learner.program, task.want
+    if "answers" in want or task.label_totals is not None:
+        _check_classifier(program, "answers, like a label prior,")
+    width = learner.fixed_batch or task.batch
+    rows = width * max(1, PROBED_VALUES // (width * math.prod(program.target)))
+    losses, counts = [], []
+    for at in range(0, len(data), rows):
+        some = Dataset(data.x[at : at + rows], data.y[at : at + rows])
+        found, logits = learner.evaluate(models, some, batch=task.batch)
+        losses.append(found)
+        if "confusion" in want:
+            counts.append(confusion_counts(program, logits, some.y, task.prior))
+    return _reply(
+        local, data, task, np.concatenate(losses, axis=1), sum(counts[1:], counts[0]) if counts else None, keep
     )
 
 
@@ -213,6 +261,8 @@ def with_label_prior(
     trained on, its entry of `totals`; e is LABEL_PRIOR_SAMPLES. A candidate without an entry stays as it is. This is
     Bayes' rule for a new prior: Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a Classifier", (2.4).
     """
+    if program.own_loss:
+        raise Malformed("bad_task", "a label prior corrects cross-entropy, and this program has a loss of its own")
     here, truth = label_counts(program, train), one_hot(program, data.y)
     if any(row is not None and len(row) != program.classes for row in totals):
         raise Malformed("bad_task", f"label_totals needs {program.classes} numbers for each model")
@@ -287,16 +337,4 @@ def _probe_data(task: Probe, local: DeviceData) -> Dataset:
 
 def _check_classifier(program: Program, what: str) -> None:
     if program.loss != "cross-entropy":
-        raise Malformed("bad_task", f"{what} needs a classifier")
-
-
-def _confusion(program: Program, logits: Array, y: Array, prior: Sequence[float] | None) -> I64:
-    """[M, C, C] counts, rows true class, columns predicted; with `prior` [1, C, C] of the mixture of probabilities."""
-    _check_classifier(program, "a confusion matrix")
-    truth = y if np.issubdtype(y.dtype, np.integer) else y.argmax(axis=-1)
-    scores = logits
-    if prior is not None:
-        scores = np.tensordot(np.asarray(prior, dtype=np.float64), np.exp(log_softmax(logits)), axes=1)[None]
-    c = program.classes
-    cells = truth * c + scores.argmax(axis=-1)  # [M, n]
-    return np.stack([np.bincount(row, minlength=c * c).reshape(c, c) for row in cells])
+        raise Malformed("bad_task", f"{what} needs a classifier of one label per sample")

@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset
 from edge_client.engines.base import Engine, run_step
+from edge_client.engines.targets import port_targets
 from edge_client.errors import Malformed
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, Schema, Tensors
@@ -59,7 +60,7 @@ class Learner(Protocol):
         ...
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
-        """-> per-sample losses [M, n] float64 and logits [M, n, classes], batch norm in inference mode."""
+        """-> per-sample losses [M, n] float64 and logits [M, n, *target], batch norm in inference mode."""
         ...
 
     def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
@@ -174,18 +175,11 @@ def _batch(program: Program, data: Dataset, index: I64, q: F64) -> dict[str, Arr
 
 def _samples(program: Program, data: Dataset, index: I64) -> dict[str, Array]:
     """`x` [b, ...] and `y` [b, ...]."""
-    return {"x": data.x[index].astype(program.dtype), "y": one_hot(program, data.y[index])}
+    return {"x": data.x[index].astype(program.dtype), "y": port_targets(program, data.y[index])}
 
 
-def one_hot(program: Program, y: Array) -> Array:
-    """[b, classes] for class labels [b], targets as they are."""
-    if np.issubdtype(y.dtype, np.integer):
-        return np.eye(program.classes, dtype=program.dtype)[y]
-    return y.astype(program.dtype)
-
-
-def log_softmax(logits: Array) -> F64:
-    """[..., C] logits -> logarithms of probabilities."""
+def log_softmax(logits: Array, axis: int = -1) -> F64:
+    """Logits -> logarithms of probabilities; the classes lie along `axis`."""
     scores = logits.astype(np.float64)
-    scores -= scores.max(axis=-1, keepdims=True)
-    return np.asarray(scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True)))
+    scores -= scores.max(axis=axis, keepdims=True)
+    return np.asarray(scores - np.log(np.exp(scores).sum(axis=axis, keepdims=True)))

@@ -6,17 +6,19 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from coordinator.models.registry import Loss, Model, build_model
+from coordinator.models.registry import Model, build_model
 from edge_client.errors import UsageError
+from edge_client.protocol.program import IGNORED, class_axis
 from edge_client.protocol.task import Flat, Schema
+from export.compiler.losses.choose_loss import layout_of
+from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
-from export.compiler.program_functions import LossFunction
 
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
@@ -39,21 +41,44 @@ def own_model(
     shape, labels = tuple(one.x.shape[1:]), np.issubdtype(one.y.dtype, np.integer)
     parts = [y for local in split.devices.values() for y in (local.train.y, local.test.y if local.test else None)]
     used = np.unique(np.concatenate([np.unique(y) for y in parts if y is not None])) if labels else np.empty(0)
+    used = used[used != IGNORED]
     if model is None:
+        if one.y.ndim > 1 and labels:
+            raise UsageError(
+                "these samples have a label per token or pixel, and no model of ours gives so many",
+                hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes",
+            )
         model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
     model = make_module(model, seed)
-    kind: Loss = "cross-entropy" if labels else "squared-error"
-    source = make_source(model, input=shape, loss=kind, own_loss=loss)
+    source = make_source(
+        model, input=shape, loss="squared-error", own_loss=loss, own_targets=None if labels else one.y.shape[1:]
+    )
     if labels:
-        most = int(used[-1])
-        if most >= source.target[0]:
+        kind = layout_of(source.target, one.y.shape[1:])
+        if kind is None:
+            raise UsageError(
+                f"{source.name} gives {source.target} for a sample, whose labels are of shape {one.y.shape[1:]}",
+                hint="give it one row of outputs for each label: the classes are the first axis of a sample's output, "
+                "or the last",
+            )
+        most, outputs = int(used[-1]), source.target[class_axis(kind, source.target)]
+        if most >= outputs:
             gaps = ", or number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
             raise UsageError(
-                f"{source.name} has {source.target[0]} outputs, and a device has a sample of class {most}",
+                f"{source.name} has {outputs} outputs, and a device has a sample of class {most}",
                 hint=f"give it one output per class: {most + 1}{gaps if len(used) <= most else ''}",
             )
-        return Model(name=source.name, module=model, input=shape, classes=source.target[0], loss=kind, own_loss=loss)
-    return Model(name=source.name, module=model, input=shape, target=source.target, loss=kind, own_loss=loss)
+        facts: dict[str, Any] = {"classes": outputs} if kind == "cross-entropy" else {"target": source.target}
+        return Model(name=source.name, module=model, input=shape, **facts, loss=kind, own_loss=loss)
+    return Model(
+        name=source.name,
+        module=model,
+        input=shape,
+        target=source.target,
+        loss="squared-error",
+        own_loss=loss,
+        own_targets=source.own_targets,
+    )
 
 
 class Perceptron(nn.Sequential):

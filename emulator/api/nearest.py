@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from edge_client.data.dataset import Dataset
+from edge_client.engines.targets import no_targets
 from edge_client.errors import UsageError
 from edge_client.nearest.choose_center import UNSURE, Selection, choose_center
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
 from edge_client.training.learner import log_softmax
 from emulator.api.data.reading import as_array, frame_inputs, is_frame
@@ -22,7 +23,7 @@ def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN
     """The nearest center for samples `x` [n, ...], with labels `y` [n] or without. Raises UsageError for no samples."""
     source.check_trained()
     samples = _samples(source, x)
-    labels = _no_labels(source.program, len(samples)) if y is None else _labels(source, y)
+    labels = no_targets(source.program, len(samples)) if y is None else _labels(source, y)
     if len(labels) != len(samples):
         raise UsageError(f"{len(labels)} labels for {len(samples)} samples", hint="give one label for each sample")
     return choose_center(source, Dataset(samples, labels), labels=y is not None)
@@ -34,19 +35,16 @@ def predict_samples(source: RunCenters, x: Any, *, device: object, center: int |
         raise UsageError("predict by a device and by a center", hint="give one of them")
     served = _served(source, device) if device is not None else [(1.0, _center(source, x, center))]
     samples = _samples(source, x)
-    data = Dataset(samples, _no_labels(source.program, len(samples)))
+    data = Dataset(samples, no_targets(source.program, len(samples)))
     outputs = source.opened.evaluate([model for _, model in served], data, batch=len(data))[1]
     if len(served) > 1:
-        outputs = np.tensordot([w for w, _ in served], np.exp(log_softmax(outputs)), axes=1)[None]
-    if source.program.loss != "cross-entropy":
+        outputs = np.tensordot(
+            [w for w, _ in served], np.exp(log_softmax(outputs, 2 + source.program.class_axis)), axes=1
+        )[None]
+    if not source.program.has_classes:
         return np.asarray(outputs[0])
-    found: Array = outputs[0].argmax(axis=-1)
+    found: Array = outputs[0].argmax(axis=1 + source.program.class_axis)
     return _class_values(source)[found] if source.data.classes else found
-
-
-def _no_labels(program: Program, n: int) -> Array:
-    """What stands for y [n, ...] where there is none."""
-    return np.zeros(n, np.int64) if program.loss == "cross-entropy" else np.zeros((n, *program.target), np.float32)
 
 
 def _class_values(source: RunCenters) -> Array:
@@ -56,13 +54,14 @@ def _class_values(source: RunCenters) -> Array:
 
 
 def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401
-    """Numbers of classes [n] for the user's own values, or for numbers; targets as they are. Raises UsageError."""
+    """Numbers of classes for the user's own values, or for numbers; targets as they are. Raises UsageError."""
     given = as_array(y)
-    if source.program.loss != "cross-entropy":
-        return given.astype(np.float32).reshape(len(given), *source.program.target)
+    if not source.program.has_classes:
+        return given.astype(np.float32).reshape(len(given), *source.program.truth)
     known = list(source.data.classes)
     if given.dtype.kind in "iu":
-        if not given.size or 0 <= given.min() <= given.max() < source.program.classes:
+        named = given[given != IGNORED]
+        if not named.size or 0 <= named.min() <= named.max() < source.program.classes:
             return given.astype(np.int64)
         raise UsageError(f"labels from {given.min()} to {given.max()}", hint=f"use 0 to {source.program.classes - 1}")
     number = {value: k for k, value in enumerate(known)}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from coordinator.models.registry import Model
-    from export.compiler.program_functions import LossFunction
+    from export.compiler.losses.sample_losses import LossFunction
 
 OnRound = Callable[[Result], object]
 

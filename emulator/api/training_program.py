@@ -16,17 +16,20 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset, describe_misfit
 from edge_client.engines.base import ENGINES, Engine, open_engine, run_step
+from edge_client.engines.targets import no_targets, port_targets
 from edge_client.errors import UsageError
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import LOSSES, Program
 from edge_client.protocol.task import F64, Array, Tensors
-from edge_client.training.learner import EngineLearner, one_hot
+from edge_client.training.learner import EngineLearner
 from edge_client.training.noise import step_noise
 from export.compiler.program_folder import PREFIXES, container_files, read_folder, read_weights, write_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LOSSES = {"cross-entropy": "cross-entropy", "squared-error": "squared-error", "mse": "squared-error"}
+    from export.compiler.losses.sample_losses import LossFunction
+
+LOSS_WORDS = {**{name: name for name in LOSSES}, "mse": "squared-error"}
 EVALUATED_AT_ONCE = 256  # samples
 
 
@@ -126,7 +129,7 @@ class TrainingProgram:
         groups = {"velocity": state.velocity, "anchor": zero if anchor is None else anchor, "linear": zero}
         feeds |= {f"{group}/{name}": values[name] for group, values in groups.items() for name in zero}
         feeds |= {name: np.asarray(value, m.dtype) for name, value in (("lr", lr), ("momentum", momentum), ("mu", mu))}
-        feeds |= {"x": data.x.astype(m.dtype), "y": one_hot(m, data.y)}
+        feeds |= {"x": data.x.astype(m.dtype), "y": port_targets(m, data.y)}
         feeds |= {"q": np.full(len(data), 1 / len(data), m.dtype)} | step_noise(m, seed, state.steps, len(data))
         moved = run_step(self._engine, {name: np.asarray(value, order="C") for name, value in feeds.items()})
         return TrainingState(
@@ -145,9 +148,7 @@ class TrainingProgram:
 
     def predict(self, weights: Tensors, x: Array) -> Array:
         """The module's outputs [n, ...]: logits of a classifier, in inference mode."""
-        m = self.manifest
-        unknown = np.zeros(len(x), np.int64) if m.loss == "cross-entropy" else np.zeros((len(x), *m.target), m.dtype)
-        return self.evaluate(weights, x, unknown)[1]
+        return self.evaluate(weights, x, no_targets(self.manifest, len(x)))[1]
 
     def _complete(self, weights: Tensors) -> dict[str, Array]:
         """The weights in the schema's order. Raises UsageError when one is missing or has another shape."""
@@ -177,18 +178,25 @@ class TrainingProgram:
             return open_engine(self.engine, self.manifest, paths)
 
 
-def compile(  # noqa: A001 - `fc.compile`
+def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     module: nn.Module,
     example_input: Tensor | Array | Sequence[int],
-    loss: str = "cross-entropy",
+    loss: str | LossFunction = "cross-entropy",
     *,
+    targets: Tensor | Array | Sequence[int] | None = None,
+    output: str | int | None = None,
     engines: Sequence[str] = ("onnx",),
     batch: int = 32,
 ) -> TrainingProgram:
     """Trace one training step of a torch module, forward, backward and update, into files for stock runtimes.
 
     `example_input`: a batch of samples [n, ...], of which only the shape counts, or the shape of one sample. `loss`:
-    "cross-entropy" of class labels, or "squared-error" ("mse") of float targets. `engines`: some of "onnx" (ONNX
+    "cross-entropy" of class labels, one per sample or one per pixel (outputs [n, classes, ...], as torch has them);
+    "token-cross-entropy" of one label per token (outputs [n, tokens, classes]); "squared-error" ("mse") of float
+    targets; or a function of outputs and targets that gives one number per sample [n]. `targets`, for such a function:
+    a batch of targets, of which shape and kind count (integers are class labels), or the shape of one sample's numbers;
+    by default numbers of the output's shape. `output`: the name or number of the output that counts, for a module that
+    gives several. `engines`: some of "onnx" (ONNX
     Runtime), "litert" (TFLite) and "pt2" (torch); the first one runs the program here. `batch`: the batch size of
     LiteRT, which needs a fixed one. The module itself is not changed; of a Lightning module its `forward` is taken.
 
@@ -203,6 +211,7 @@ def compile(  # noqa: A001 - `fc.compile`
     >>> program.predict(state.weights, x).argmax(axis=1).tolist()
     [0, 1, 2, 3]
     """
+    import torch
     from torch import nn
 
     from export.compiler.program import weights_of
@@ -210,11 +219,13 @@ def compile(  # noqa: A001 - `fc.compile`
 
     if not isinstance(module, nn.Module):
         raise UsageError(f"{type(module).__name__} is no torch module", hint="give the module itself, as Net()")
-    if loss not in LOSSES:
-        raise UsageError(f"unknown loss {loss!r}", hint=f"use one of {', '.join(LOSSES)}")
+    if not callable(loss) and loss not in LOSS_WORDS:
+        raise UsageError(f"unknown loss {loss!r}", hint=f"use one of {', '.join(LOSS_WORDS)}, or give a function")
     shape = getattr(example_input, "shape", None)
     shape = tuple(example_input) if shape is None else tuple(shape)[1:]
-    facts: dict[str, Any] = {"name": type(module).__name__, "loss": LOSSES[loss], "engines": engines, "batch": batch}
+    facts: dict[str, Any] = {"name": type(module).__name__, "engines": engines, "batch": batch, "output": output}
+    facts["loss"] = loss if callable(loss) else LOSS_WORDS[loss]
+    facts["targets"] = torch.from_numpy(targets) if isinstance(targets, np.ndarray) else targets
     made = compile_model(module, shape, **facts)
     weights = weights_of(module, made.program.schema)
     return TrainingProgram(manifest=made.program, files=made.files, weights=weights, engine=engines[0])

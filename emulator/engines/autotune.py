@@ -170,8 +170,8 @@ def random_jobs(model: Model, program: Program, load: Workload) -> list[Training
     n, tokens = 2 * load.batch, vocabulary_size(model.module)
     shape = (n, *model.input)
     x = rng.integers(tokens, size=shape) if tokens else rng.standard_normal(shape)
-    squared = model.loss == "squared-error"
-    y = rng.standard_normal((n, *program.target)) if squared else rng.integers(model.classes, size=n)
+    truth = (n, *program.truth)
+    y = rng.integers(program.classes, size=truth) if program.has_classes else rng.standard_normal(truth)
     data, start = Dataset(x.astype(np.float32), y), vector_of(model.module, program.schema)
     steps = Fit(start=start, anchor=start, mu=0.01, momentum=0.9, lr=1e-3, steps=load.steps, batch=load.batch, seed=0)
     return [make_job(program, replace(steps, seed=seed), data) for seed in range(load.clients)]

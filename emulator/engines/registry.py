@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from coordinator.models.registry import Model
 from edge_client.engines.base import ENGINES as RUNTIMES
@@ -35,9 +34,9 @@ def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes:
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
     if model.own_loss is not None:
-        if name not in ("auto", "lean"):
+        if name in GPU_ENGINES:
             raise UsageError(f"engine {name} has no loss of your own", hint="leave out `engine`, or name lean")
-        return "lean", RECIPES["lean"](model)
+        name = "lean" if name == "auto" else name
     if name == "auto":
         return choose_engine(model, candidates(model, processes=processes))
     if name in RUNTIMES:
@@ -46,8 +45,7 @@ def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes:
 
 
 def _compiled(name: str, model: Model, *, batch: int, folder: Path) -> RuntimeRecipe:
-    facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
-    made = compile_program(model.module, **facts, batch=batch, engines=(name,))
+    made = compile_program(model.module, **model.program_facts, batch=batch, engines=(name,))
     for sha256, blob in made.files.items():
         (folder / sha256).write_bytes(blob)
     files = {function: folder / container.sha256 for function, container in made.program.containers[name].items()}

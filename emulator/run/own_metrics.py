@@ -38,7 +38,11 @@ def measure_own(
         served = strategy.predictor(state, who)
         models = [_model(model, who, devices) for _, model in served]
         outputs = devices.learner.evaluate(models, test, batch=batch)[1]
-        mixed = outputs[0] if len(served) == 1 else _mixture([weight for weight, _ in served], outputs)
+        mixed = (
+            outputs[0]
+            if len(served) == 1
+            else _mixture([weight for weight, _ in served], outputs, 2 + devices.program.class_axis)
+        )
         n[who] = len(test)
         for name, metric in metrics.items():
             found[name][who] = _number(name, metric(test.y, mixed))
@@ -54,8 +58,8 @@ def _model(model: Flat | OwnModel, who: ClientId, devices: EmulatedDevices) -> F
     return kept
 
 
-def _mixture(weights: Sequence[float], outputs: Array) -> Array:
-    return np.tensordot(np.asarray(weights), np.exp(log_softmax(outputs)), axes=1)
+def _mixture(weights: Sequence[float], outputs: Array, axis: int) -> Array:
+    return np.tensordot(np.asarray(weights), np.exp(log_softmax(outputs, axis)), axes=1)
 
 
 def _number(name: str, value: object) -> float:

@@ -21,6 +21,7 @@ import numpy as np
 from coordinator.rounds.update_validation import delta_base
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
 
 Attack = Callable[[ClientId, Task, Reply], Reply]  # -> the reply that a device sends in place of the honest one
@@ -106,4 +107,5 @@ def honest_accuracy(record: Mapping[str, Any], attackers: frozenset[ClientId]) -
 
 
 def _flipped(local: DeviceData, last: int) -> DeviceData:
-    return replace(local, train=Dataset(local.train.x, last - local.train.y))
+    y = local.train.y
+    return replace(local, train=Dataset(local.train.x, np.where(y == IGNORED, y, last - y)))

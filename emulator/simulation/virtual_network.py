@@ -213,6 +213,7 @@ class VirtualNetwork:
             )
         self.inline_bytes, self._samples = inline_bytes, devices.fleet
         self.wire, self._schema = channel or CodecChannel(devices.program.schema), devices.program.schema
+        self._positions = devices.program.positions
         self._lie, self._ratio, self._scales = attack, max_update_ratio, dict[str, float]()
         self.refused: dict[ClientId, str] = {}
         self._round, self._number = 0, itertools.count()
@@ -308,6 +309,7 @@ class VirtualNetwork:
                 base="",
                 base_vector=delta_base(task)[1],
                 max_update_rms=MAX_UPDATE_RMS,
+                positions=self._positions,
             )
             reply = validate_reply(question, reply)
         except Malformed as wrong:

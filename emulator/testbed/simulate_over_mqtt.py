@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
 from coordinator.storage.run_reader import STORE_FOLDER, open_database
@@ -101,8 +101,7 @@ def run_over_mqtt(
 def _put_program(folder: Path, model: Model, engines: Sequence[str], *, batch: int) -> None:
     from export.compiler.program import compile_program, vector_of
 
-    facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
-    made = compile_program(model.module, **facts, batch=batch, engines=engines)
+    made = compile_program(model.module, **model.program_facts, batch=batch, engines=engines)
     with closing(Store(folder / STORE_FOLDER)) as store:
         first = vector_of(model.module, made.program.schema)
         store.facts.get_or_make(PROGRAM_FACT, lambda: put_program(store, made.program, made.files.values(), first))

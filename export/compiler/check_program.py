@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Program
+from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import ENGINES, make_source
 from export.compiler.program_folder import ContainerFile, ProgramFolder, container_files, read_folder
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
@@ -24,16 +25,36 @@ SEED = 2  # other inputs than those of the compiler's own measurement
 
 
 def check_folder(
-    path: Path, module: nn.Module, *, tolerance: float = MAX_RELATIVE_DIFFERENCE, seed: int = SEED
+    path: Path,
+    module: nn.Module,
+    *,
+    loss: LossFunction | None = None,
+    tolerance: float = MAX_RELATIVE_DIFFERENCE,
+    seed: int = SEED,
 ) -> list[dict[str, Any]]:
     """Check hashes, then compare. One row per file and function: file, engine, function, batches, difference, ok.
 
+    `loss` is the function that the program was compiled with, if it was one.
     Raises ConfigError or Malformed for an incomplete or altered folder, ProgramRefused for another model's program.
     """
     folder = read_folder(path)
     program = folder.program
+    if program.own_loss != (loss is not None):
+        raise ProgramRefused(
+            f"program.json was compiled with {'a loss of its own' if program.own_loss else program.loss}",
+            hint="check it in Python: export.compiler.check_program.check_folder(path, module, loss=function)"
+            if program.own_loss
+            else "leave `loss` out",
+        )
     source = make_source(
-        module, name=program.model, input=program.input, target=program.target, loss=program.loss, dtype=program.dtype
+        module,
+        name=program.model,
+        input=program.input,
+        target=program.target,
+        loss=program.loss,
+        own_loss=loss,
+        own_targets=None if program.has_classes else program.truth,
+        dtype=program.dtype,
     )
     _refuse_other(program, source)
     rows = []

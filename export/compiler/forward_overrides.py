@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from export.compiler.decompositions.label_losses import LOSS_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 F = nn.functional
@@ -269,6 +270,7 @@ def _local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float 
 
 
 FORWARD_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
+    **LOSS_OVERRIDES,
     F.linear: _linear,
     F.rms_norm: _rms_norm,
     F.dropout: DROPOUT,

@@ -22,14 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused, UsageError
-from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Origin, Program
+from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
+from export.compiler.losses.choose_loss import Targets, check_own_loss, loss_of_output, loss_of_targets
+from export.compiler.losses.choose_output import choose_output, refuse_several_outputs
+from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.operator_watch import count_random_numbers
 from export.compiler.program_functions import (
-    Loss,
-    LossFunction,
     TraceSource,
     call_module,
     example_inputs,
@@ -60,7 +61,9 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     name: str | None = None,
     classes: int | None = None,
     target: Sequence[int] | None = None,
-    loss: Loss = "cross-entropy",
+    loss: Loss | LossFunction = "cross-entropy",
+    targets: Targets = None,
+    output: str | int | None = None,
     dtype: str = "float32",
     batch: int = 32,
     engines: Sequence[str] = ENGINES,
@@ -71,13 +74,30 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
 
     `input`: a batch of samples [batch, ...], of which only the shape counts, or the shape of one sample. `target`: the
     shape of one sample's output, and `classes` stands for (classes,); the default is the shape that the model gives.
+    `loss`: a word of the manifest, or a function of outputs [batch, *target] and `targets` that gives one number per
+    sample. `targets`, for such a function: a batch of targets [batch, ...], of which shape and dtype count and integers
+    are class labels; or the shape of one sample's numbers, by default that of its output. `output`: the name or number
+    of the one that counts, for a module that gives several.
     The module itself is not changed. `progress` is called with what is worked on, like "onnx step".
     Raises ProgramRefused when the model cannot be expressed for one of `engines`.
     """
     if classes is not None:
         target = (classes,)
     shape = tuple(input.shape[1:]) if isinstance(input, Tensor) else tuple(input)
-    source = make_source(module, name=name, input=shape, target=target, loss=loss, dtype=dtype)
+    word: Loss = "squared-error" if callable(loss) else loss
+    name = type(module).__name__ if name is None else name
+    module = module if output is None else choose_output(module, output)
+    source = make_source(
+        module,
+        name=name,
+        input=shape,
+        target=target,
+        loss=word,
+        own_loss=loss if callable(loss) else None,
+        own_targets=targets,
+        dtype=dtype,
+    )
+    _check_own_loss(source)
     _check_engines(source, engines)
     blobs = make_containers(source, engines, batch, progress)
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
@@ -104,6 +124,7 @@ def program_without_containers(source: TraceSource) -> Program:
     return Program(
         model=source.name,
         loss=source.loss,
+        own_loss=source.own_loss is not None,
         optimizer="sgd",
         schema=source.schema,
         input=source.input,
@@ -125,10 +146,13 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     target: Sequence[int] | None = None,
     loss: Loss = "cross-entropy",
     own_loss: LossFunction | None = None,
+    own_targets: Targets = None,
     dtype: str = "float32",
 ) -> TraceSource:
     """What the tracer works on: a private copy of the module, its shapes and its random numbers, all checked.
 
+    `own_targets`: as `targets` of `compile_program`. Cross-entropy of more than one row of logits per sample is that of
+    torch's own layout: the classes come first.
     Raises ProgramRefused for a model that cannot become a training program.
     """
     mine = private_copy(module, dtype)
@@ -144,9 +168,20 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         dtype=dtype,
     )
     found = _check_answers(source, None if target is None else tuple(target))
-    source = replace(source, target=found)
+    if own_loss is not None and loss == "squared-error":
+        word, shape = loss_of_targets(name, found, own_targets)
+        source = replace(source, target=found, loss=word, own_targets=shape)
+    else:
+        source = replace(source, target=found, loss=loss_of_output(loss, name, found))
     _check_constants(source)
     return replace(source, noise=count_random_numbers(source))
+
+
+def _check_own_loss(source: TraceSource) -> None:
+    if source.own_loss is not None:
+        *_, x, y = example_inputs(source, "evaluate", 3)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            check_own_loss(source.own_loss, source.module.eval()(x), y, labels=source.has_labels)
 
 
 def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -167,6 +202,7 @@ def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tup
             f"model {source.name!r} does not take samples of shape {source.input}: {first_sentence(wrong)}",
             hint="check the model's input shape",
         ) from wrong
+    refuse_several_outputs(source.name, out)
     if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
         told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ProgramRefused(
@@ -178,12 +214,6 @@ def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tup
         raise ProgramRefused(
             f"model {source.name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
             hint="give the shape of its output for one sample",
-        )
-    if source.loss == "cross-entropy" and len(target) > 1:
-        raise ProgramRefused(
-            f"model {source.name!r} gives {target} for one sample, and cross-entropy needs one row of logits",
-            hint="one label per token or pixel is another loss: let the model give one row of logits per sample, "
-            'or compile it with loss="squared-error" and targets of that shape',
         )
     if not float((out[1] - others[1]).abs().max()) <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(out.abs().max())):
         raise ProgramRefused(

@@ -17,23 +17,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from edge_client.protocol.program import Dimension, Function, Port
+from edge_client.protocol.program import IGNORED, Dimension, Function, Loss, Port, class_axis
 from edge_client.protocol.task import Schema
+from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, own_losses, per_sample_loss
 from export.compiler.random_ops import NoiseReader
 from export.compiler.sgd_step import SgdStep
 
-Loss = Literal["cross-entropy", "squared-error"]
-LossFunction = Callable[
-    [Tensor, Tensor], Tensor
-]  # outputs [batch, ...] and y of a batch -> its mean, or one per sample
 FlatTensors = tuple[Tensor, ...]
 Graph = Callable[..., FlatTensors]
+IGNORED_SHARE = 0.125  # of the example's positions
 SCALARS = ("lr", "momentum", "mu")
 
 
@@ -49,7 +46,8 @@ class TraceSource:
     loss: Loss
     dtype: str  # "float32" or "float64"
     noise: int = 0  # random numbers that a training pass draws per sample
-    own_loss: LossFunction | None = None  # in place of `loss`, which then only says what y is; for torch's own autograd
+    own_loss: LossFunction | None = None  # in place of `loss`, which then only says what y is
+    own_targets: tuple[int, ...] | None = None  # one sample's numbers for such a loss, where they are not as the output
 
     @property
     def params(self) -> list[str]:
@@ -64,6 +62,19 @@ class TraceSource:
         """The tensors that are not in the schema, by name; no step changes them."""
         moving = {t.name for t in self.schema.tensors}
         return {name: value for name, value in tensors_of(self.module).items() if name not in moving}
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the port y takes class labels as numbers; else it takes probabilities or numbers to predict."""
+        return self.loss in POSITION_LOSSES or (self.own_loss is not None and self.loss == "cross-entropy")
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        """One sample's part of the port y."""
+        if self.has_labels:
+            axis = class_axis(self.loss, self.target)
+            return self.target[:axis] + self.target[axis + 1 :]
+        return self.target if self.own_targets is None else self.own_targets
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Torch's shape of a parameter or buffer."""
@@ -112,11 +123,11 @@ def call_module(module: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tu
     return out, held
 
 
-def per_sample_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
-    """[batch]: cross-entropy against probabilities, or the squared error's mean over the targets of a sample."""
-    if loss == "cross-entropy":
-        return -(y * torch.log_softmax(out, -1)).sum(-1)
-    return ((out - y) ** 2).flatten(1).mean(1)
+def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
+    """[batch]: the source's loss of outputs [batch, *target] and the port y."""
+    if source.own_loss is not None:
+        return own_losses(source.own_loss, out, y, labels=source.has_labels)
+    return per_sample_loss(source.loss, out, y)
 
 
 def step_graph(source: TraceSource) -> Graph:
@@ -134,7 +145,7 @@ def step_graph(source: TraceSource) -> Graph:
         def objective(w: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             state = {**_named(fixed, iter(constants)), **w, **{name: value.clone() for name, value in b.items()}}
             out, after = call_module(module, state, x)
-            return (q * per_sample_loss(source.loss, out, y)).sum(), {name: after[name] for name in buffers}
+            return (q * sample_losses(source, out, y)).sum(), {name: after[name] for name in buffers}
 
         g, (loss, written) = grad_and_value(objective, has_aux=True)(w)
         new, v = SgdStep(lr=lr, momentum=momentum, mu=mu).step(w, velocity, g, linear, anchor)
@@ -150,7 +161,7 @@ def evaluate_graph(source: TraceSource) -> Graph:
     def evaluate(*flat: Tensor) -> FlatTensors:
         y = len(flat) - after - 1
         (out,) = infer(*flat[:y], *flat[y + 1 :])
-        return per_sample_loss(source.loss, out, flat[y]), out
+        return sample_losses(source, out, flat[y]), out
 
     return evaluate
 
@@ -204,7 +215,7 @@ def function_ports(source: TraceSource, function: str) -> Function:
 
     w, b = group("w", source.params), group("buffers", source.buffers)
     x, logits = port("x", ("batch", *source.input)), port("logits", ("batch", *source.target))
-    y = port("y", ("batch", *source.target))
+    y = port("y", ("batch", *source.y_shape))
     if function == "infer":
         return Function(inputs=(*w, *b, x), outputs=(logits,))
     if function == "evaluate":
@@ -240,7 +251,7 @@ def example_inputs(source: TraceSource, function: str, batch: int, seed: int = 0
             "velocity": lambda: normal(shape, 0.05),
             "linear": lambda: normal(shape, 0.05),
             "x": lambda: torch.randint(tokens, shape, generator=draw).to(dtype) if tokens else normal(shape, 1.0),
-            "y": lambda: torch.softmax(normal(shape, 1.0), -1),
+            "y": lambda: _example_targets(source, shape, draw),
             "q": lambda: torch.softmax(normal(shape, 1.0), -1),
             "noise": lambda: torch.rand(shape, generator=draw).to(dtype),  # multiples of 2^-24, as devices draw them
             "lr": lambda: torch.tensor(0.1, dtype=dtype),
@@ -250,6 +261,19 @@ def example_inputs(source: TraceSource, function: str, batch: int, seed: int = 0
         return draws[kind]()
 
     return [value(port) for port in function_ports(source, function).inputs]
+
+
+def _example_targets(source: TraceSource, shape: Sequence[int], draw: torch.Generator) -> Tensor:
+    """Labels, of which a loss per position sees some that are ignored; numbers from 0 to 1; or probabilities."""
+    dtype = getattr(torch, source.dtype)
+    if source.has_labels:
+        y = torch.randint(source.target[class_axis(source.loss, source.target)], list(shape), generator=draw)
+        if source.own_loss is None:
+            y = torch.where(torch.rand(list(shape), generator=draw) < IGNORED_SHARE, IGNORED, y)
+        return y.to(dtype)
+    if source.own_loss is not None:
+        return torch.rand(list(shape), generator=draw).to(dtype)
+    return torch.softmax(torch.randn(list(shape), generator=draw, dtype=dtype), -1)
 
 
 def vocabulary_size(module: nn.Module) -> int:

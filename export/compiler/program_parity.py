@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
+from export.compiler.losses.sample_losses import POSITION_LOSSES
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports, private_copy
 from export.compiler.random_ops import NoiseReader
 from export.containers.write_onnx import run_onnx
@@ -163,6 +165,12 @@ def _loaded(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> nn.
 
 
 def _loss(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
+    if source.own_loss is not None:
+        return source.own_loss(out, y.long() if source.has_labels else y)
+    if source.loss in POSITION_LOSSES:
+        scores = out if source.loss == "pixel-cross-entropy" else out.movedim(-1, 1)
+        each = nn.functional.cross_entropy(scores, y.long(), reduction="none", ignore_index=IGNORED)
+        return each.flatten(1).sum(1) / (y != IGNORED).flatten(1).sum(1).clamp(min=1)
     if source.loss == "cross-entropy":
         return nn.functional.cross_entropy(out, y, reduction="none")
     return (out - y).square().flatten(1).mean(1)

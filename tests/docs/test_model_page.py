@@ -38,6 +38,12 @@ def test_training_with_plain_onnxruntime_learns_and_needs_nothing_of_ours(reader
     assert set(imports) == {"json", "numpy", "onnxruntime"}
 
 
+def test_each_loss_of_the_page_falls_when_it_is_trained(reader: PageReader) -> None:
+    lines = [line.rsplit(maxsplit=3) for line in printed(reader, "losses.py").splitlines()]
+    assert [name.strip() for name, *_ in lines] == ["label smoothing", "BCE", "Huber", "Dice", "tokens"]
+    assert all(float(after) < float(before) for _, before, _, after in lines)
+
+
 def test_the_coordinators_configuration_and_factory_are_accepted(
     reader: PageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,7 +288,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone(
         (("--model", "readers_models:Net", "--classes", "4"), 5, "expected (2, 4)"),
         (("--model", "readers_models:Net", "--classes", "0"), 2, "--classes is missing"),
         (("--model", "readers_models:Net", "--target-shape", "3"), 2, "either --classes or --target-shape"),
-        (("--model", "readers_models:Net", "--classes", "0", "--target-shape", "3,4"), 2, "add --loss mse"),
+        (("--model", "readers_models:Net", "--classes", "0"), 2, "or --target-shape"),
         (("--model", "readers_models:Net", "--classes", "0", "--target-shape", "3,x"), 2, "--target-shape '3,x' is no"),
         (("--model", "readers_models:Net", "--no-onnx"), 2, "no format is left"),
         (("--model", "readers_models:Net", "--tolerance", "1"), 2, "--tolerance belongs to --check"),

@@ -122,6 +122,7 @@ def _ask(
         max_update_rms=context.config.update.max_rms,
         max_samples=max_samples,
         classes=prepared.program.classes,
+        positions=prepared.program.positions,
     )
     return PreparedTask(
         fields=fields,

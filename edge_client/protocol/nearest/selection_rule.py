@@ -40,7 +40,8 @@ class CenterChoice:
 
 def guessing_loss(program: Program) -> float:
     """The mean loss of a model that only guesses: a center with a higher loss does not fit a device's data."""
-    return math.log(program.classes) if program.loss == "cross-entropy" else math.sqrt(np.finfo(np.float32).max)
+    known = program.has_classes and not program.own_loss
+    return math.log(program.classes) if known else math.sqrt(np.finfo(np.float32).max)
 
 
 def choose_by_distance(

@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import I64, Array
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import Columns, as_array, device_folders, read_columns
@@ -227,7 +228,7 @@ def _inputs(x: Array) -> Array:
 
 
 def _labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | bool]]:
-    """-> classes [n] int64 or targets [n, ...] float32 of each part, and the values of classes that were no numbers."""
+    """-> classes int64 or targets [n, ...] float32 of each part, and the values of classes that were no numbers."""
     kinds = {y.dtype.kind for y in parts}
     if kinds == {"b"} and all(y.squeeze().ndim == 1 for y in parts):
         return [y.reshape(len(y)).astype(np.int64) for y in parts], (False, True)
@@ -235,8 +236,14 @@ def _labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | bool]]:
         if not all(np.isfinite(y).all() for y in parts):
             raise ConfigError("y holds NaN or infinity", hint="drop the samples without a target")
         return [(y[:, None] if y.ndim == 1 else y).astype(np.float32) for y in parts], ()
+    if kinds <= set("iu") and all(y.squeeze().ndim > 1 for y in parts):
+        if any(((y < 0) & (y != IGNORED)).any() for y in parts):
+            raise ConfigError("y holds classes below 0", hint=f"use numbers from 0, and {IGNORED} to leave one out")
+        return [y.astype(np.int64) for y in parts], ()
     if any(y.squeeze().ndim > 1 for y in parts):
-        raise ConfigError(f"labels are {list(parts[0].shape)}", hint="give one class for each sample, or float targets")
+        raise ConfigError(
+            f"labels are {list(parts[0].shape)}", hint="give one class for each sample, whole numbers, or float targets"
+        )
     flat = [y.reshape(len(y)) for y in parts]
     if kinds <= set("iu"):
         low = min(int(y.min()) for y in flat)

@@ -63,6 +63,7 @@ def cpu_recipe(model: Model, *, dtype: str = "float32") -> CpuRecipe:
         target=model.output,
         loss=model.loss,
         own_loss=model.own_loss,
+        own_targets=model.own_targets,
         dtype=dtype,
     )
     return CpuRecipe(source=source, program=program_without_containers(source))

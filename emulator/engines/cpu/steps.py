@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from edge_client.protocol.program import IGNORED
 from emulator.engines.cpu.flat import FlatModel
 from emulator.engines.cpu.recording import (
     allow_single_value_norm,
@@ -25,6 +26,7 @@ from emulator.engines.cpu.recording import (
     is_call,
     record_operators,
 )
+from export.compiler.losses.sample_losses import POSITION_LOSSES
 from export.compiler.program_functions import TraceSource, call_module
 from export.compiler.random_ops import NoiseReader
 
@@ -32,7 +34,7 @@ Step = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
-    """[batch] losses of outputs [batch, ...]; y [batch] int64 labels, or [batch, ...] probabilities or targets.
+    """[batch] losses of outputs [batch, ...]; y int64 labels, or [batch, ...] probabilities or targets.
 
     A loss of the user's own is asked for one sample at a time, so that it may give a batch's mean.
     """
@@ -41,6 +43,10 @@ def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
         return losses
     if source.loss == "cross-entropy":
         return F.cross_entropy(out, y, reduction="none")
+    if source.loss in POSITION_LOSSES:
+        scores = out if source.loss == "pixel-cross-entropy" else out.movedim(-1, 1)
+        each = F.cross_entropy(scores, y, reduction="none", ignore_index=IGNORED)
+        return each.flatten(1).sum(1) / (y != IGNORED).flatten(1).sum(1).clamp_min(1)
     return F.mse_loss(out, y, reduction="none").flatten(1).mean(1)
 
 

@@ -23,8 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from coordinator.models.registry import Model
 from edge_client.errors import RuntimeMissing
 from edge_client.protocol.task import Flat, TensorSpec
+from export.compiler.losses.sample_losses import per_sample_loss
 from export.compiler.program import make_source, program_without_containers
-from export.compiler.program_functions import per_sample_loss, tensor_places
+from export.compiler.program_functions import tensor_places
 from export.compiler.random_ops import NoiseReader
 
 

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from edge_client.data.dataset import Dataset
+from edge_client.engines.targets import port_targets
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, Flat
 from edge_client.training.learner import weighted_batches
 from edge_client.training.noise import step_noise
 from emulator.engines.gpu.memory import run_in_parts
 from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
-from emulator.engines.gpu.schedule import MAX_CPU_CLIENTS, MAX_CUDA_BATCHES, one_hot_targets
+from emulator.engines.gpu.schedule import MAX_CPU_CLIENTS, MAX_CUDA_BATCHES
 
 DrawnBatch = tuple[Array, Array, Mapping[str, Array]]  # samples' indices, their weights, and the step's random numbers
 MAX_CUDA_ROWS = 4096  # samples times models of one pass: many for a GPU, few enough for the caches of a CPU
@@ -54,7 +55,7 @@ class ProbeMixin:
 
         def some(first: int, last: int) -> tuple[Tensor, Tensor]:
             x = objective.tensor(data.x[first:last])
-            y = objective.tensor(one_hot_targets(data.y[first:last], program.classes))
+            y = objective.tensor(port_targets(program, data.y[first:last]))
             with use_exact_kernels(objective.device):
                 out = self._logits(w, b, x)
                 return vmap(objective.losses, in_dims=(0, None))(out, y).double().cpu(), out.cpu()
@@ -82,7 +83,7 @@ class ProbeMixin:
         """[n_params] float64 sum over these batches of the group."""
         objective = self.objective
         index, q = (np.stack(part) for part in list(zip(*group[first:last], strict=True))[:2])
-        y = one_hot_targets(data.y[index.ravel()], self.program.classes)
+        y = port_targets(self.program, data.y[index.ravel()])
         y = y.reshape(*index.shape, *y.shape[1:])
         noise = None
         if objective.source.noise:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from edge_client.data.dataset import Dataset
+from edge_client.engines.targets import port_targets
 from edge_client.protocol.task import I64
 from emulator.engines.gpu.objective import Objective
-from emulator.engines.gpu.schedule import one_hot_targets
 
 MAX_CPU_BYTES = 1 << 29  # bytes
 MAX_CUDA_SHARE = 0.25  # of the device's memory
@@ -69,8 +69,7 @@ class DeviceDataCache:
             self._drop(key)
 
     def _moved(self, data: Dataset) -> Pair:
-        classes = self._objective.program.classes
-        pair = self._objective.tensor(data.x), self._objective.tensor(one_hot_targets(data.y, classes))
+        pair = self._objective.tensor(data.x), self._objective.tensor(port_targets(self._objective.program, data.y))
         self._wait()  # other streams will read it
         return pair
 

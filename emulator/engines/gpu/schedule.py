@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_client.protocol.task import F64, I64, Array
+from edge_client.protocol.task import F64, I64
 from edge_client.training.learner import TrainingJob
 
 MAX_CPU_CLIENTS = 8  # more stacked clients exceed the caches of a CPU: measured with up to 100
@@ -76,11 +76,6 @@ def make_schedule(jobs: Sequence[TrainingJob]) -> Schedule:
                 q.append(jobs[i].weights[jobs[i].batches[k]] / batch)
         steps.append(ScheduledStep(active=active, buckets=tuple(buckets)))
     return Schedule(steps=tuple(steps), rows=np.concatenate(rows), q=np.concatenate(q), used=used)
-
-
-def one_hot_targets(y: Array, classes: int) -> Array:
-    """One-hot [n, classes] for class labels [n], the targets as they are otherwise."""
-    return np.eye(classes)[y] if np.issubdtype(y.dtype, np.integer) else y
 
 
 def clients_at_once(clients: int, *, per_client: int, free: int, most: int) -> int:

@@ -67,7 +67,7 @@ def random_passes(objective: Objective, *, clients: int, batch: int) -> StackedP
         w=flat("w"),
         b=flat("buffers"),
         x=flat("x").view(clients, batch, *source.input),
-        y=flat("y").view(clients, batch, *source.target),
+        y=flat("y").view(clients, batch, *source.y_shape),
         q=flat("q"),
         noise=flat("noise").view(clients, batch, source.noise),
     )

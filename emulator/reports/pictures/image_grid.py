@@ -71,7 +71,11 @@ def _is_image(data: Dataset) -> bool:
     shape = data.x.shape[1:]
     square = len(shape) == 3 and shape[0] in IMAGE_CHANNELS and shape[1] == shape[2] >= SMALLEST_SIDE  # noqa: PLR2004 - channels and two sides
     return (
-        square and len(data) > 0 and bool(np.issubdtype(data.y.dtype, np.integer)) and bool(np.isfinite(data.x).all())
+        square
+        and len(data) > 0
+        and data.y.ndim == 1
+        and bool(np.issubdtype(data.y.dtype, np.integer))
+        and bool(np.isfinite(data.x).all())
     )
 
 

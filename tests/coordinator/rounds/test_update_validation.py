@@ -198,6 +198,20 @@ def test_counts_add_up_to_the_claimed_samples() -> None:
     assert code_of(question(probe("votes")), stats(votes=np.array([3, 3])), n=10) == "rejected"
 
 
+def test_counts_of_samples_with_several_labels_add_up_to_the_same_and_to_no_more_than_all() -> None:
+    asked = question(probe("confusion"), classes=CLASSES, positions=4)
+    matrix = np.zeros((2, CLASSES, CLASSES), np.int64)
+    matrix[:, 0, 0] = 40
+    assert decode_reply(asked, stats(confusion=matrix), 10).confusion is not None
+    matrix[:, 0, 0] = 17  # the others are ignored
+    assert decode_reply(asked, stats(confusion=matrix), 10).confusion is not None
+    matrix[1, 0, 0] = 18
+    assert code_of(asked, stats(confusion=matrix)) == "rejected"
+    matrix[:, 0, 0] = 41
+    assert code_of(asked, stats(confusion=matrix)) == "bad_field"
+    assert code_of(replace(asked, positions=1), stats(confusion=matrix // 41 * 11)) == "bad_field"
+
+
 def test_a_prior_asks_for_one_confusion_matrix_of_the_mixture() -> None:
     one = np.zeros((1, CLASSES, CLASSES), np.int64)
     one[0, 1, 1] = 10

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from edge_client.data.dataset import Dataset, DeviceData, batches, load_folder
 from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.program import IGNORED
 
 
 def write(folder: Path, name: str, **arrays: np.ndarray) -> None:
@@ -74,6 +75,15 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
         (tmp_path / "train.npz").write_bytes(content)
         with pytest.raises(ConfigError, match="cannot use"):
             load_folder(tmp_path)
+
+
+def test_labels_per_position_may_leave_some_out_and_are_else_from_0() -> None:
+    x = np.zeros((2, 3), np.float32)
+    assert len(Dataset(x, np.array([[0, IGNORED, 2], [1, 1, 1]]))) == 2
+    with pytest.raises(ValueError, match="-100 to leave a position out"):
+        Dataset(x, np.array([[0, -1, 2], [1, 1, 1]]))
+    with pytest.raises(ValueError, match="one integer per sample, from 0"):
+        Dataset(x, np.array([0, IGNORED]))
 
 
 def test_targets_may_have_any_shape() -> None:

@@ -248,6 +248,48 @@ def test_a_metric_of_ones_own_is_a_column_of_the_history() -> None:
     assert "right" in repr(result)
 
 
+def pixels(layout: str) -> fc.Fleet:
+    """Three devices whose pixels' labels say whether the pixel is above zero; one in five has none."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 1, 4, 4)).astype(np.float32)
+    y = np.where(rng.random((60, 4, 4)) < 0.2, -100, x[:, 0] > 0)
+    if layout == "tokens":
+        x, y = x.reshape(60, 16, 1), y.reshape(60, 16)
+    return fc.fleet({f"d{i}": (x[20 * i : 20 * i + 20], y[20 * i : 20 * i + 20]) for i in range(3)})
+
+
+@pytest.mark.parametrize("layout", ["pixels", "tokens"])
+def test_a_label_for_each_position_is_learned_and_counted(layout: str) -> None:
+    model = nn.Conv2d(1, 2, 1) if layout == "pixels" else nn.Linear(1, 2)
+    method = fc.FedAvg(local_steps=10, learning_rate=0.5)
+    result = fc.simulate(method, fleet=pixels(layout), model=model, rounds=2)
+    assert result.history["accuracy"].iloc[-1] > 0.95
+    test = result.split.devices["d0"].test
+    assert test is not None
+    assert result.predict(test.x, center=0).shape == test.y.shape
+    stacked = fc.simulate(method, fleet=pixels(layout), model=model, rounds=2, engine="stacked")
+    np.testing.assert_allclose(stacked.run.state.centers, result.run.state.centers, atol=1e-4)  # float32's order
+
+
+def test_labels_for_each_position_need_a_model_with_a_row_of_outputs_for_each() -> None:
+    with pytest.raises(UsageError, match="no model of ours gives so many"):
+        fc.simulate(fc.FedAvg(), fleet=pixels("tokens"), rounds=1)
+    with pytest.raises(UsageError, match="whose labels are of shape"):
+        fc.simulate(fc.FedAvg(), fleet=pixels("tokens"), model=nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), rounds=1)
+
+
+def test_a_loss_of_ones_own_trains_in_a_devices_own_runtime_as_in_torch() -> None:
+    def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, labels, label_smoothing=0.1, reduction="none")
+
+    method = fc.FedAvg(local_steps=STEPS)
+    lean, onnx = (
+        fc.simulate(method, fleet=digits(), rounds=1, loss=smoothed, model=own_net, engine=name)
+        for name in ("lean", "onnx")
+    )
+    np.testing.assert_allclose(onnx.run.state.centers, lean.run.state.centers, atol=1e-5)  # float32's order
+
+
 def test_targets_that_are_no_classes_have_a_squared_error_and_predictions() -> None:
     fleet = fc.fleets.regression(devices=3)
     method = fc.FedAvg(local_steps=STEPS, learning_rate=0.01)

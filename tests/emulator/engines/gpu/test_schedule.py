@@ -16,7 +16,6 @@ from emulator.engines.gpu.schedule import (
     bytes_of,
     clients_at_once,
     make_schedule,
-    one_hot_targets,
     order_jobs,
 )
 from tests.support.reference_sgd import JobFacts, job_of
@@ -34,7 +33,7 @@ JOBS = st.lists(FACTS, min_size=1, max_size=6).map(lambda facts: [job_of(MODEL, 
 
 
 def held(job: TrainingJob, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return job.data.x[used], one_hot_targets(job.data.y[used], MODEL.classes)
+    return job.data.x[used], np.eye(MODEL.classes)[job.data.y[used]]
 
 
 def played(jobs: list[TrainingJob]) -> list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:

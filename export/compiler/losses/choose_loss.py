@@ -1,0 +1,88 @@
+"""Which loss a program has: where the classes of its outputs lie, and the checks of a loss of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edge_client.errors import FedcentersError, ProgramRefused
+from edge_client.protocol.program import Loss
+from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, loss_name, own_losses
+from export.diagnostics import first_sentence
+
+Targets = Tensor | Sequence[int] | None  # a batch of targets, of which shape and kind count; or a sample's shape
+
+
+def loss_of_output(loss: Loss, name: str, target: tuple[int, ...]) -> Loss:
+    """The loss of our own for one sample's output: torch's layout has the classes first. Raises ProgramRefused."""
+    if loss == "cross-entropy" and len(target) > 1:
+        return "pixel-cross-entropy"
+    if loss in POSITION_LOSSES and len(target) == 1:
+        raise ProgramRefused(
+            f"model {name!r} gives {target} for one sample, and {loss} needs one row of logits per position",
+            hint='use loss="cross-entropy" for one label per sample',
+        )
+    return loss
+
+
+def loss_of_targets(name: str, target: tuple[int, ...], targets: Targets) -> tuple[Loss, tuple[int, ...] | None]:
+    """For a loss of the user's: what y is, and the shape of a sample's numbers (None: labels, or as the output).
+
+    Raises ProgramRefused for labels that do not belong to the output.
+    """
+    if targets is None:
+        return "squared-error", None
+    shape = tuple(int(size) for size in (targets.shape[1:] if isinstance(targets, Tensor) else targets))
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        return "squared-error", shape
+    found = layout_of(target, shape)
+    if found is None:
+        raise ProgramRefused(
+            f"model {name!r} gives {target} for one sample, which has labels of shape {shape}: the output needs one "
+            "more axis, that of the classes, first or last",
+            hint="give targets as floating point numbers if they are no class labels",
+        )
+    return found, None
+
+
+def layout_of(target: Sequence[int], labels: Sequence[int]) -> Loss | None:
+    """The cross-entropy of an output [*target] and labels [*labels] of one sample; None where there is none.
+
+    Where the classes could be the first axis and the last, they are the first, as torch's own cross-entropy has them.
+    """
+    target, labels = tuple(target), tuple(labels)
+    if not labels:
+        return "cross-entropy" if len(target) == 1 else None
+    if target[1:] == labels:
+        return "pixel-cross-entropy"
+    return "token-cross-entropy" if target[:-1] == labels else None
+
+
+def check_own_loss(loss: LossFunction, out: Tensor, y: Tensor, *, labels: bool) -> None:
+    """Raise ProgramRefused for a loss of the user's that fails, mixes samples or gives no number for each sample.
+
+    `out` and `y` of a few samples, of the port's dtype; `labels`: whether y holds class labels.
+    """
+    try:
+        with torch.no_grad():
+            found, alone = (own_losses(loss, out[:n], y[:n], labels=labels) for n in (len(out), 1))
+    except FedcentersError:
+        raise
+    except Exception as wrong:
+        raise ProgramRefused(
+            f"loss {loss_name(loss)} fails for outputs {list(out.shape)} and targets {list(y.shape)}: "
+            f"{first_sentence(wrong)}",
+            hint="give a batch of your targets, as targets=y: without one they are numbers of the output's shape",
+        ) from wrong
+    if len(found) != len(out) or len(alone) != 1:
+        raise ProgramRefused(
+            f"loss {loss_name(loss)} gives {len(found)} numbers for {len(out)} samples",
+            hint="return one number per sample: [batch]",
+        )
+    if not torch.allclose(found[:1], alone, rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise ProgramRefused(
+            f"loss {loss_name(loss)} gives a sample another number in other company",
+            hint="compute each sample's number from its own outputs: no mean, sum or contrast over the batch",
+        )
