@@ -20,7 +20,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, ClientId, Schema
+from edge_client.protocol.task import Array, ClientId
 from edge_client.protocol.topics import check_cid, check_sha256
 from edge_client.toml_files import parse_toml
 from export.bundle.model_cards import center_facts
@@ -99,18 +99,18 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> li
         "samples": samples,
         "served": last["per_device"],
         "centers": None if "centers" not in last else last["centers"]["per_device"],
-        "labels": _labels(run, name, int(last["round"]), read_program(run).schema),
+        "labels": _labels(run, name, int(last["round"]), read_program(run)),
         "labels_of": "held-out samples",
     }
     return [center_facts(k, devices, **facts) for k, devices in enumerate(members)]
 
 
-def last_test(run: Path, name: str, schema: Schema) -> tuple[dict[ClientId, float], int]:
+def last_test(run: Path, name: str, program: Program) -> tuple[dict[ClientId, float], int]:
     """Device -> its mean loss in the last test, and the median number of held-out samples behind these, 0 of none."""
     last = last_round(run, name)
     losses = dict(last.get("loss_per_device", {}))
-    counted = _labels(run, name, int(last["round"]), schema)
-    samples = [sum(counted[cid]) for cid in losses if cid in counted]
+    counted = _labels(run, name, int(last["round"]), program)
+    samples = [-(-sum(counted[cid]) // program.positions) for cid in losses if cid in counted]
     return losses, int(median(samples)) if samples else 0
 
 
@@ -126,14 +126,14 @@ def last_round(run: Path, name: str) -> RoundRecord:
     raise ConfigError(f"{run} has no round of {name!r}", hint="let the run finish first")
 
 
-def _labels(run: Path, name: str, rounds: int, schema: Schema) -> dict[ClientId, list[int]]:
-    """Device -> the count of each class in its test samples, from the confusion matrices of the last test."""
+def _labels(run: Path, name: str, rounds: int, program: Program) -> dict[ClientId, list[int]]:
+    """Device -> how many labels of its test samples are of each class, from the confusion matrices of the last test."""
     with open_database(run) as db:
         rows = db.execute(_LAST_TEST, {"name": name, "rounds": rounds}).fetchall()
     labels = {}
     for cid, sha256, n in rows:
         data = (run / STORE_FOLDER / "updates" / check_cid(cid) / check_sha256(sha256)).read_bytes()
-        confusion = codecs.decode_stats(data, schema, n).confusion
+        confusion = codecs.decode_stats(data, program.schema, n, positions=program.positions).confusion
         if confusion is not None:
             labels[cid] = confusion[0].sum(axis=1).tolist()  # of any model; rows are true classes
     return labels

@@ -138,7 +138,7 @@ def _fit_router(served: RunResult, config: CoordinatorConfig, prepared: Compiled
 def _limits_of_last_test(served: RunResult, config: CoordinatorConfig, prepared: CompiledProgram) -> Router | None:
     """From devices that were tested with their own center as it is; None where these are too few."""
     state, strategy = served.state, served.strategy
-    losses, samples = last_test(config.folder, served.run.name, prepared.program.schema)
+    losses, samples = last_test(config.folder, served.run.name, prepared.program)
     if strategy.serving.get("buffers", "sent") != "sent":
         return None
     own = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_client.data.dataset import Dataset
+from edge_client.engines.targets import accuracy_of
 from edge_client.nearest import features
 from edge_client.nearest.choose_center import CenterSource
 from edge_client.protocol.task import Fit, Flat
@@ -40,4 +41,4 @@ def evaluate_model(learner: Learner, model: Flat, data: Dataset) -> tuple[float 
     """A model on labelled samples -> (accuracy, None for targets that are no classes; mean loss)."""
     losses, logits = learner.evaluate([model], data, batch=learner.fixed_batch or features.EVALUATION_BATCH)
     classes = np.issubdtype(data.y.dtype, np.integer)
-    return float((logits[0].argmax(axis=-1) == data.y).mean()) if classes else None, float(losses.mean())
+    return accuracy_of(logits[0], data.y) if classes else None, float(losses.mean())

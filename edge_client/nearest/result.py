@@ -14,7 +14,9 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.center_file import run_file
+from edge_client.engines.targets import accuracy_of, classes_last
 from edge_client.nearest.choose_center import Selection
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
 from edge_client.training.learner import log_softmax
 
@@ -130,17 +132,18 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
 
 
 def score(logits: Array, data: Dataset) -> tuple[float | None, float]:
-    """Logits [n, classes] and what is true -> (accuracy or None for targets that are no classes, mean loss)."""
+    """Outputs [n, ...] and what is true -> (accuracy or None for targets that are no classes, mean loss)."""
     if not np.issubdtype(data.y.dtype, np.integer):
         return None, float(np.square(logits - data.y).mean())
-    hits = logits.argmax(axis=-1) == data.y
-    return float(hits.mean()), float(-log_softmax(logits)[np.arange(len(data)), data.y].mean())
+    counted = data.y != IGNORED
+    truth, scores = data.y[counted], log_softmax(classes_last(logits, data.y))[counted]
+    return accuracy_of(logits, data.y), float(-scores[np.arange(len(truth)), truth].mean())
 
 
 def _counted(logits: Array, data: Dataset) -> dict[int, int]:
     if not np.issubdtype(data.y.dtype, np.integer):
         return {}
-    counts = np.bincount(logits.argmax(axis=-1))
+    counts = np.bincount(classes_last(logits, data.y).argmax(axis=-1).ravel())
     return {int(k): int(counts[k]) for k in np.flatnonzero(counts)}
 
 

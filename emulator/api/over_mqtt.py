@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
+    from export.compiler.losses.sample_losses import LossFunction
+
 
 @dataclass(kw_only=True)
 class MqttFederation:
@@ -38,6 +40,7 @@ class MqttFederation:
     model: nn.Module | Callable[[], nn.Module] | str | None
     fleet: Fleet
     out: Path
+    loss: LossFunction | None = None
     url: str = ""
     _open: ExitStack = field(default_factory=ExitStack, repr=False)
 
@@ -76,10 +79,11 @@ class MqttFederation:
         settings = method_settings(method)
         args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **options)
         own = None
-        if self.model is not None or not self.fleet.model:
+        if self.model is not None or self.loss is not None or not self.fleet.model:
             from emulator.api.models import own_model
 
-            own = own_model(self.model, self.fleet.cut(seed), loss=None, seed=seed)
+            model = self.model if self.model is not None else self.fleet.model or None
+            own = own_model(model, self.fleet.cut(seed), loss=self.loss, seed=seed)
         args, split = make_fleet(args if own is None else replace(args, model=own.name), self.fleet)
         found: list[Result] = []
 
@@ -103,6 +107,7 @@ def federation(
     *,
     model: nn.Module | Callable[[], nn.Module] | str | None = None,
     fleet: Fleet | None = None,
+    loss: LossFunction | None = None,
     out: str | Path = "runs",
 ) -> MqttFederation:
     """A fleet over MQTT on this machine: real clients in real time, in place of the virtual time of `fc.simulate`.
@@ -112,6 +117,7 @@ def federation(
             one that runs, as "mqtt://host:1883".
         model: as for `fc.simulate`.
         fleet: the devices, 200 at most. Default: `fc.fleets.digits()`.
+        loss: a function of outputs and targets that gives one number per sample; it is compiled into the program.
         out: the folder in which each run gets a folder: the coordinator's, which `bundle`, `report` and the dashboard
             read.
 
@@ -123,5 +129,5 @@ def federation(
     """
     fleet = fleets.digits() if fleet is None else fleet
     check_fleet(fleet)
-    check_own(out=out)
-    return MqttFederation(broker=broker, model=model, fleet=fleet, out=Path(out))
+    check_own(loss=loss, out=out)
+    return MqttFederation(broker=broker, model=model, fleet=fleet, out=Path(out), loss=loss)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from edge_client.engines.onnx import session as open_session
+from edge_client.engines.targets import accuracy_of
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array
 from export.bundle.run_source import LabelledSamples
@@ -86,8 +87,8 @@ def accuracy_by_device(logits: Array, samples: LabelledSamples) -> dict[str, flo
     """Device -> share of right answers; {} where labels or owners are unknown, or the targets are no classes."""
     if samples.y is None or not np.issubdtype(samples.y.dtype, np.integer):
         return {}
-    right = logits.argmax(axis=-1) == samples.y
-    return {str(name): float(right[samples.device == name].mean()) for name in np.unique(samples.device)}
+    owned = {str(name): samples.device == name for name in np.unique(samples.device)}
+    return {name: accuracy_of(logits[mine], samples.y[mine]) for name, mine in owned.items()}
 
 
 def latency_ms(run: Run, x: Array) -> float:

@@ -236,6 +236,13 @@ test("a program of an older compiler has no golden run", async () => {
   }
 });
 
+test("a loss that this page does not know is refused by its name", async () => {
+  for (const loss of ["own", "token-cross-entropy", "pixel-cross-entropy"]) {
+    const raw = JSON.stringify({ ...JSON.parse(VECTORS.golden.program), loss, targets: "cross-entropy" });
+    await assert.rejects(readProgram(bytes(raw)), (wrong) => wrong.code === "bad_program" && wrong.message.includes(`"${loss}"`));
+  }
+});
+
 test("topics are built and read as they stand", () => {
   const topics = new Topics("demo");
   const { label: short } = VECTORS.p;

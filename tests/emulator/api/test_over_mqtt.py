@@ -46,17 +46,64 @@ print(json.dumps({"same": same, "url": home.url, **facts}))
 """
 
 
+OWN_LOSS = """
+import json
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedcenters as fc
+
+
+def smoothed(outputs, labels):
+    each = nn.functional.cross_entropy(outputs, labels, label_smoothing=0.1, reduction="none")
+    return each.flatten(1).sum(1) / (labels != -100).flatten(1).sum(1)
+
+
+torch.manual_seed(0)
+rng = np.random.default_rng(0)
+x = rng.standard_normal((60, 1, 4, 4)).astype(np.float32)
+y = np.where(rng.random((60, 4, 4)) < 0.2, -100, x[:, 0] > 0)
+fleet = fc.fleet({f"d{i}": (x[20 * i : 20 * i + 20], y[20 * i : 20 * i + 20]) for i in range(3)})
+method, module = fc.FedAvg(local_steps=10, learning_rate=0.5), nn.Conv2d(1, 2, 1)
+with fc.federation("embedded", model=module, fleet=fleet, loss=smoothed) as home:
+    real = home.run(method, rounds=2, name="home")
+virtual, plain = (
+    fc.simulate(method, fleet=fleet, model=module, rounds=2, engine="onnx", loss=loss) for loss in (smoothed, None)
+)
+same = [bool((real.run.state.centers == run.run.state.centers).all()) for run in (virtual, plain)]
+print(json.dumps({"same": same, "accuracy": [real.history["accuracy"].tolist(), virtual.history["accuracy"].tolist()]}))
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_loss_of_ones_own_over_labels_for_each_pixel_ends_over_mqtt_where_it_ends_in_one_process(
+    tmp_path: Path,
+) -> None:
+    told = outcome_of(OWN_LOSS, tmp_path)
+    assert told["same"] == [True, False]
+    assert told["accuracy"][0] == told["accuracy"][1]
+    assert told["accuracy"][0][-1] > 0.95
+
+
+def outcome_of(text: str, folder: Path) -> dict[str, Any]:
+    """What a script prints last, run in a process of its own as a user does."""
+    script = folder / "mine.py"
+    script.write_text(text)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 @pytest.mark.timeout(400)
 def test_ones_own_module_ends_over_mqtt_where_it_ends_in_one_process(tmp_path: Path) -> None:
     """In a process of its own, as a user runs it: the embedded broker's library leaves sockets to the interpreter."""
-    script = tmp_path / "mine.py"
-    script.write_text(MINE)
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = outcome_of(MINE, tmp_path)
     assert told["same"] == [True] * 5
     assert (told["answered"], told["folder"]) == (1.0, "runs/home")
     assert (told["module"], told["url"]) == ("Sequential", "")
