@@ -97,10 +97,7 @@ def _compile(
     model = build_model(config.model.name, seed=config.seed)
     compiled = compile_program(
         model.module,
-        name=model.name,
-        input=model.input,
-        target=model.output,
-        loss=model.loss,
+        **model.program_facts,
         batch=config.model.batch_size,
         engines=tuple(engines),
         progress=progress,

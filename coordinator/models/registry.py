@@ -16,6 +16,7 @@ from torch import nn
 from coordinator.models import zoo
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import Loss, class_axis
+from export.compiler.losses.choose_loss import loss_of_output
 from export.compiler.losses.sample_losses import LossFunction
 from export.plugins import find_by_name
 
@@ -24,13 +25,16 @@ from export.plugins import find_by_name
 class ModelShape:
     """What a training program is compiled for: the shapes of one sample and of its output, and the loss.
 
-    `classes` is short for an output of (classes,).
+    `classes` is short for an output of (classes,). `own_loss`, a function of outputs and targets, replaces `loss`,
+    which then only says what y is; `own_targets` is the shape of a sample's numbers, where that is not the output's.
     """
 
     input: tuple[int, ...]
     classes: int = 0
     target: tuple[int, ...] = ()
     loss: Loss = "cross-entropy"
+    own_loss: LossFunction | None = None
+    own_targets: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if bool(self.classes) == bool(self.target):
@@ -46,16 +50,10 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ModelShape):
-    """A torch module with its name and shapes.
-
-    `own_loss` replaces `loss`, which then only says what y is; `own_targets` is the shape of a sample's numbers for it,
-    where that is not the output's.
-    """
+    """A torch module with its name and shapes."""
 
     name: str
     module: nn.Module
-    own_loss: LossFunction | None = None
-    own_targets: tuple[int, ...] | None = None
 
     @property
     def program_facts(self) -> dict[str, Any]:
@@ -65,7 +63,7 @@ class Model(ModelShape):
             return {**facts, "loss": self.loss}
         if self.loss == "squared-error":
             return {**facts, "loss": self.own_loss, "targets": self.own_targets}
-        axis = class_axis(self.loss, self.output)
+        axis = class_axis(loss_of_output(self.loss, self.name, self.output), self.output)
         labels = self.output[:axis] + self.output[axis + 1 :]
         return {**facts, "loss": self.own_loss, "targets": torch.zeros((1, *labels), dtype=torch.int64)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ def own_model(
     """
     if isinstance(model, str):
         ours = build_model(model, seed=seed)
-        return Model(**{**vars(ours), "own_loss": loss})
+        return ours if loss is None else replace(ours, own_loss=loss)
     one = next(iter(split.devices.values())).train
     shape, labels = tuple(one.x.shape[1:]), np.issubdtype(one.y.dtype, np.integer)
     parts = [y for local in split.devices.values() for y in (local.train.y, local.test.y if local.test else None)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from coordinator.models.registry import MODELS, ModelEntry, build_model
+from coordinator.models.registry import MODELS, Model, ModelEntry, build_model
 from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.program import Loss
+from export.compiler.program import compile_program
 
 
 def mine() -> ModelEntry:
@@ -18,6 +21,14 @@ def mine() -> ModelEntry:
 
 def rows() -> ModelEntry:
     return ModelEntry(make=lambda: nn.Linear(3, 2), input=(4, 3), target=(4, 2), loss="squared-error")
+
+
+def half(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * nn.functional.mse_loss(outputs[:, 0, 0], targets, reduction="none")
+
+
+def with_own_loss() -> ModelEntry:
+    return replace(rows(), own_loss=half, own_targets=())
 
 
 def no_entry() -> int:
@@ -85,6 +96,22 @@ def test_a_wrong_name_is_answered_with_a_hint(name: str, said: str) -> None:
 def test_a_users_model_may_have_targets_of_any_shape() -> None:
     model = build_model("tests.coordinator.models.test_registry:rows", seed=0)
     assert model.module(torch.zeros(5, *model.input)).shape == (5, *model.output)
+
+
+def test_a_users_model_may_bring_its_loss_which_becomes_the_programs() -> None:
+    model = build_model("tests.coordinator.models.test_registry:with_own_loss", seed=0)
+    made = compile_program(model.module, **model.program_facts, engines=("pt2",)).program
+    assert (made.own_loss, made.loss, made.target, made.truth) == (True, "squared-error", (4, 2), ())
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels"), [("cross-entropy", (2,)), ("pixel-cross-entropy", (2,)), ("token-cross-entropy", (4,))]
+)
+def test_labels_for_a_loss_of_the_users_have_the_outputs_shape_without_the_classes(
+    loss: Loss, labels: tuple[int, ...]
+) -> None:
+    model = Model(name="m", module=nn.Linear(3, 2), input=(4, 3), target=(4, 2), loss=loss, own_loss=half)
+    assert model.program_facts["targets"].shape == (1, *labels)
 
 
 @pytest.mark.parametrize("output", [{}, {"classes": 2, "target": (2,)}])

@@ -88,12 +88,6 @@ def test_a_device_trains_towards_targets_of_that_shape_and_refuses_others(grid: 
         run_fit(EngineLearner(engine, program), task, Dataset(x, data.y.reshape(32, 12)))
 
 
-def test_cross_entropy_wants_one_row_of_logits() -> None:
-    with pytest.raises(ProgramRefused, match=r"\(3, 4\) for one sample") as refused:
-        compile_small(nn.Sequential(nn.Linear(6, 12), nn.Unflatten(1, (3, 4))))
-    assert "flatten" not in str(refused.value)  # the sum over all 12 would be another loss
-
-
 def test_a_schema_has_parameters_then_buffers_and_no_integers() -> None:
     schema = schema_of(model("wecfl-cnn").module)
     assert "".join(t.role for t in schema.tensors) == "p" * 10 + "b" * 4
