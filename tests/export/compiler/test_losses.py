@@ -233,6 +233,13 @@ def test_a_loss_of_the_users_trains_as_in_torch(learner_of: Callable[..., Engine
     np.testing.assert_allclose(found, vector_of(net, made.program.schema), atol=CLOSE)
 
 
+@pytest.mark.parametrize("facts", [{}, {"loss": dice, "targets": torch.zeros(1, SIDE, SIDE, dtype=torch.int64)}])
+def test_the_other_runtimes_take_labels_for_each_position_too(facts: dict[str, Any]) -> None:
+    made = compile_program(PIXELS, (1, SIDE, SIDE), batch=4, engines=("litert", "pt2"), **facts)
+    assert made.program.positions == SIDE * SIDE
+    assert max(made.program.parity.values()) < CLOSE
+
+
 def test_an_older_device_refuses_a_loss_of_the_users_by_its_word() -> None:
     made = {**pixel_program().program.to_json(), "loss": "own", "targets": "another"}
     with pytest.raises(Malformed, match="targets"):
