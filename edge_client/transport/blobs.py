@@ -65,12 +65,12 @@ class StagedBlob:
     """A checked blob under another name, not yet durable. `publish_blobs` gives many of them their names."""
 
     def __init__(self, beside: Path, path: Path, size: int, descriptor: int) -> None:
-        self._beside, self._size, self._descriptor = beside, size, descriptor
+        self.beside, self._size, self._descriptor = beside, size, descriptor
         self.path = path
 
     def read(self) -> bytes:
         """The blob's bytes."""
-        return self._beside.read_bytes()[: self._size]
+        return self.beside.read_bytes()[: self._size]
 
     def sync(self) -> None:
         os.ftruncate(self._descriptor, self._size)
@@ -78,12 +78,12 @@ class StagedBlob:
 
     def rename(self) -> None:
         self.close()
-        self._beside.replace(self.path)
+        self.beside.replace(self.path)
 
     def discard(self) -> None:
         """Forget the blob. It stays where it has its name."""
         self.close()
-        self._beside.unlink(missing_ok=True)
+        self.beside.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self._descriptor >= 0:

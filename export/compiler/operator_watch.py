@@ -60,7 +60,7 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     if str(wrong).startswith(ONE_SIZE):
         raise ProgramRefused(
             f"model {source.name!r} is not the same for every batch size",
-            hint="let no size, branch or reshape depend on len(x); or leave out onnx and pt2: LiteRT takes one size",
+            hint="write x.shape[0], not len(x), which is a plain number; or compile for litert, which has one size",
         ) from wrong
     line = _line_of(wrong)
     raise ProgramRefused(

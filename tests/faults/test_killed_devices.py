@@ -29,7 +29,9 @@ class Power:
         self.steps, self._fatal, self._moment = 0, fatal, moment
         self.fed: Federation | None = None
         self._publish, self._write_at = blobs._publish, blobs._write_at
+        self._rename = blobs.StagedBlob.rename
         patch.setattr(blobs, "_publish", self.publish)
+        patch.setattr(blobs.StagedBlob, "rename", lambda staged: self.rename(staged))  # noqa: PLW0108 - a bound method would not get it
         patch.setattr(blobs, "_write_at", self.write_at)
 
     def publish(self, beside: Path, path: Path) -> None:
@@ -38,6 +40,14 @@ class Power:
             os.truncate(beside, beside.stat().st_size // 2)
             self._cut()
         self._publish(beside, path)
+        self._after()
+
+    def rename(self, staged: blobs.StagedBlob) -> None:
+        """As `publish`, of a blob whose blocks have all arrived."""
+        if self._now() and self._moment == "in the middle":
+            os.truncate(staged.beside, staged.beside.stat().st_size // 2)
+            self._cut()
+        self._rename(staged)
         self._after()
 
     def write_at(self, descriptor: int, data: bytes, offset: int) -> None:

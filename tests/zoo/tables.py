@@ -12,7 +12,7 @@ from tests.zoo.rows import ZooRow, table
 COLUMNS, STEPS, SIDE, CLASSES = 6, 16, 32, 3
 
 
-class Columns(nn.Module):
+class NumericColumns(nn.Module):
     """A table's model that takes numbers and categories apart; here all columns are numbers."""
 
     def __init__(self, body: nn.Module) -> None:
@@ -42,7 +42,7 @@ def rtdl(kind: str, **settings: Any) -> Callable[[], nn.Module]:  # noqa: ANN401
         import rtdl_revisiting_models
 
         made: nn.Module = getattr(rtdl_revisiting_models, kind)(**settings)
-        return Columns(made) if kind == "FTTransformer" else made
+        return NumericColumns(made) if kind == "FTTransformer" else made
 
     return make
 

@@ -87,13 +87,14 @@ def image_classifier(name: str, **settings: Any) -> Callable[[], nn.Module]:  # 
 TINY = {"dim": 32, "depth": 2, "heads": 2, "mlp_dim": 48}
 PLAIN = {"image_size": SIDE, "patch_size": 16, **TINY}
 WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "patch_size": 16}
+FIXED_SIZE = {"img_size": SIDE, "dynamic_img_size": False}  # else positions are resampled in every pass
 TIMM_TESTS = (
     *("byobnet", "convnext", "convnext2", "convnext3", "efficientnet", "efficientnet_evos", "efficientnet_gn"),
     *("efficientnet_ln", "mambaout", "nfnet", "resnet", "vit", "vit2", "vit3", "vit4", "vit_relpos"),
 )
 TIMM = {
     **{
-        f"test_{name}": timm_model(f"test_{name}", **({"img_size": SIDE} if name.startswith("vit") else {}))
+        f"test_{name}": timm_model(f"test_{name}", **(FIXED_SIZE if name.startswith("vit") else {}))
         for name in TIMM_TESTS
     },
     "deit_tiny": timm_model("deit_tiny_patch16_224", img_size=SIDE, depth=2),

@@ -25,7 +25,9 @@ VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.defa
 def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
     """The operators that `function` calls for tensors of these sizes and strides, whatever their values are."""
     with quiet_warnings(), torch.enable_grad(), allow_single_value_norm(), ForwardOverrides():
-        graph = make_fx(function, tracing_mode="fake")(*given).graph
+        recorded = make_fx(function, tracing_mode="fake")(*given)
+    graph = recorded.graph
+    _keep_constants(recorded)
     graph.set_codegen(fx.graph.CodeGen())  # plain positional arguments
     for node in graph.nodes:
         same = _same(node)
@@ -33,6 +35,25 @@ def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> f
             node.replace_all_uses_with(same)
     drop_unread(graph)
     return graph
+
+
+def _keep_constants(recorded: fx.GraphModule) -> None:
+    """Turn each tensor that the function made from numbers into a call, so that the graph needs no module around it."""
+    for node in list(recorded.graph.nodes):
+        value = getattr(recorded, node.target, None) if node.op == "get_attr" else None
+        if isinstance(value, Tensor):
+            with recorded.graph.inserting_before(node):
+                made = recorded.graph.call_function(_constant(value))
+            made.meta = node.meta
+            node.replace_all_uses_with(made)
+            recorded.graph.erase_node(node)
+
+
+def _constant(value: Tensor) -> Callable[[], Tensor]:
+    def constant() -> Tensor:
+        return value
+
+    return constant
 
 
 def allow_single_value_norm() -> AbstractContextManager[object]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from export.compiler.forward_overrides import ForwardOverrides
@@ -53,3 +53,20 @@ def test_a_traced_step_rectifies_only_what_the_pools_chose() -> None:
     assert isinstance(graph, torch.fx.GraphModule)
     relus = [n.meta["val"].shape for n in graph.graph.nodes if n.target is torch.ops.aten.relu.default]
     assert relus == [(2, 16, 14, 14), (2, 32, 7, 7)]
+
+
+class ChannelsLast(nn.Module):
+    """A norm over channels that lie last, then the mean of the image, as ConvNeXt has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.pool, self.head = nn.LayerNorm(4), nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.head(self.pool(h).flatten(1))  # type: ignore[no-any-return]
+
+
+def test_the_mean_of_an_image_whose_channels_lie_last_asks_for_no_strides() -> None:
+    passes = ForwardPasses(make_source(ChannelsLast(), input=(4, 5, 5)))
+    trace_function(passes, "step", batch=3, dynamic=True)  # refuses as_strided
