@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from edge_client.engines.base import UPDATED_ROLES
 from edge_client.errors import ProgramRefused
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import compile_program, make_source
@@ -32,7 +31,7 @@ from tests.zoo.report import write_report
 from tests.zoo.rows import ZooRow, rows
 
 TRACED, TRIED, STEPS = 4, 5, 3  # batch sizes, and steps of SGD
-LIMIT = 1e-4  # float64, but some libraries compute norms in float32; a wrong graph differs in the first digits
+LIMIT = 1e-6  # float64, but some libraries compute norms in float32; a wrong graph differs in the first digits
 LIMIT_S = 900  # for one row
 
 
@@ -99,39 +98,26 @@ def _traced(row: ZooRow, module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _differs(source: TraceSource, graph: FlatGraph, batch: int) -> float:
-    """The largest difference of a tensor from torch's after three steps, relative to its largest value."""
+    """The largest difference of a tensor from torch's in any of three steps, relative to its largest value.
+
+    Each step begins where torch's last one ended: some models make a million times more of a difference in three steps.
+    """
     ports = function_ports(source, "step")
-    ours = theirs = example_inputs(source, "step", batch, seed=1)
-    carried = {p.name: i for i, p in enumerate(ports.inputs) if p.name.partition("/")[0] in UPDATED_ROLES}
+    names = [p.name for p in ports.outputs]
+    given, worst = example_inputs(source, "step", batch, seed=1), 0.0
     for seed in range(STEPS):
-        fresh = example_inputs(source, "step", batch, seed=seed + 2)
-        ours, theirs = (
-            _next(ports, carried, fresh, given, answered)
-            for given, answered in (
-                (ours, lambda given: list(graph(*given))),
-                (theirs, lambda given: [torch.from_numpy(a) for a in torch_outputs(source, "step", given)]),
-            )
-        )
-    moved = [i for name, i in carried.items() if not name.startswith("velocity/")]
-    return max(float((ours[i] - theirs[i]).abs().max() / theirs[i].abs().max().clamp_min(1e-6)) for i in moved)
+        theirs = dict(zip(names, map(torch.from_numpy, torch_outputs(source, "step", given)), strict=True))
+        ours = dict(zip(names, graph(*given), strict=True))
+        off = [_difference(ours[name], theirs[name]) for name in names if not name.startswith("velocity/")]
+        worst = max(worst, *off)
+        following = example_inputs(source, "step", batch, seed=seed + 2)
+        given = [theirs.get(p.name, new) for p, new in zip(ports.inputs, following, strict=True)]
+    return worst
 
 
-def _next(
-    ports: Any,  # noqa: ANN401 - Function
-    carried: dict[str, int],
-    fresh: list[Tensor],
-    given: list[Tensor],
-    answered: Callable[[list[Tensor]], list[Tensor]],
-) -> list[Tensor]:
-    """The inputs of the step after this one: what it carries on, and new samples."""
-    found = dict(zip((p.name for p in ports.outputs), answered(given), strict=True))
-    same = {p.name: i for i, p in enumerate(ports.inputs) if p.name.startswith(("anchor/", "linear/"))}
-    following = list(fresh)
-    for name, i in carried.items():
-        following[i] = found[name].detach()
-    for i in same.values():
-        following[i] = given[i]
-    return following
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    found = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6))
+    return found if math.isfinite(found) else math.inf
 
 
 def _compiled(row: ZooRow, module: torch.nn.Module, engine: str) -> str:
