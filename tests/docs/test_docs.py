@@ -44,9 +44,6 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     },
     "CONTRIBUTING.md": {r"make .*|\.ci/run.*": MAKE},
     "docs/bring-your-own-data.md": {r".* --data DIR": DATA},
-    "docs/models.md": {
-        r"class Text\(nn\.Module\):": "part of a program; tests/zoo/texts.py runs it on transformers' models"
-    },
     "docs/flash-a-board.md": {
         r"sudo .*|systemctl .*|.* --ssh .*": "needs a board or its root; tests/edge_client/board flashes folders"
     },
