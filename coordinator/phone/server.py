@@ -16,6 +16,7 @@ from export.serve.listener import ConnectionSlots, open_listener
 from export.serve.uvicorn_settings import uvicorn_config
 
 MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 512, 64
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | None, key: Path | None) -> None:
@@ -36,7 +37,9 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     opened = open_listener(host, int(port), what="the phone's page", option="--listen", slots=slots)
     base = url or f"{'http' if certificate is None else 'https'}://{host}:{opened.getsockname()[1]}"
     link = join_links.phone_link(base)
-    sys.stderr.write(join_links.qr_terminal(link))
+    here = host in LOOPBACK and not url
+    where = "in a browser of this computer (phones need --listen 0.0.0.0 and --url)" if here else "on a phone"
+    sys.stderr.write(f"{join_links.qr_terminal(link)}open this link {where}:\n")
     sys.stdout.write(f"{link}\n")
     sys.stdout.flush()
     uvicorn.Server(settings).run(sockets=[opened])

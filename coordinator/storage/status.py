@@ -150,7 +150,7 @@ def _secure_in_words(secure: Mapping[str, Any] | None) -> list[str]:
 
 def _fleet_in_words(found: Mapping[str, Any]) -> str:
     """Who is connected, and who trains: not a phone before *Take part*, nor a device that only asks for a center."""
-    takes_part = f"{found['devices']} take part in the training"
+    takes_part = f"{found['devices']} {'took' if found['done'] else 'take'} part in the training"
     if found["phase"] == "stopped":
         return takes_part
     few = found["without_samples"]

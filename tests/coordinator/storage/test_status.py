@@ -142,6 +142,7 @@ def test_a_coordinator_that_stopped_and_one_that_was_killed_are_told_apart(tmp_p
     fed.world.end()
     folder = fed.config.folder
     assert status_lines(read_status(folder))[0] == "federation test, epoch 1: stopped, all runs are done"
+    assert any("took part in the training" in line for line in status_lines(read_status(folder)))
     assert [found["phase"] for found in follow_status(folder)] == ["stopped"]
     console = Console(record=True, width=120, file=io.StringIO())
     console.print(render_status(read_status(folder)))
