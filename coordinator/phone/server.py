@@ -12,11 +12,10 @@ from coordinator.identity import join_links
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
 from export.serve.http_gate import create_gated_app
-from export.serve.listener import ConnectionSlots, open_listener
+from export.serve.listener import ConnectionSlots, is_loopback, open_listener
 from export.serve.uvicorn_settings import uvicorn_config
 
 MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 512, 64
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | None, key: Path | None) -> None:
@@ -37,7 +36,7 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     opened = open_listener(host, int(port), what="the phone's page", option="--listen", slots=slots)
     base = url or f"{'http' if certificate is None else 'https'}://{host}:{opened.getsockname()[1]}"
     link = join_links.phone_link(base)
-    here = host in LOOPBACK and not url
+    here = is_loopback(host) and not url
     where = "in a browser of this computer (phones need --listen 0.0.0.0 and --url)" if here else "on a phone"
     sys.stderr.write(f"{join_links.qr_terminal(link)}open this link {where}:\n")
     sys.stdout.write(f"{link}\n")

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
-from export.compiler.operator_watch import refuse_operator, refuse_untraceable
+from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.program_functions import TraceSource, example_inputs
 from export.diagnostics import quiet_warnings
 
@@ -58,6 +58,7 @@ class ForwardPasses:
 
 
 def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -> nn.Module:
+    refuse_random(source)
     x = example_inputs(source, "infer", batch)[-1]
     shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
     try:

@@ -24,7 +24,8 @@ from export.compiler.random_ops import COVERED_OPERATORS
 from export.diagnostics import first_sentence
 
 TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
-BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py")  # of the compiler, called by a model's code
+# of the compiler, called by a model's code
+BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "label_losses.py")
 ONE_SIZE = "Constraints violated"  # how torch.export begins
 
 
@@ -112,7 +113,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's cla
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         name, layer = operator_name(func), self.stack[-1] if self.stack else "the model itself"
-        line = _users(_outwards(sys._getframe()))  # noqa: SLF001 - inspect's own way costs a hundred times as much
+        line = _users(_outwards(sys._getframe()))  # noqa: SLF001 - inspect.stack would read every source file
         layer += f" at {line}" if line else ""
         self.seen[name][layer] = None
         if name in COVERED_OPERATORS:

@@ -23,7 +23,7 @@ from edge_client.protocol.program import Port
 from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, UnsupportedOperator
 from export.compiler.decompositions.table import decompositions_for
 from export.compiler.forward_pass import MAX_BATCH, ForwardPasses, tracing_context
-from export.compiler.operator_watch import operator_name, refuse_operator, refuse_random, refuse_untraceable
+from export.compiler.operator_watch import operator_name, refuse_operator, refuse_untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, flat_graph, function_ports
 from export.diagnostics import quiet_warnings
 
@@ -34,7 +34,6 @@ def trace_function(passes: ForwardPasses, function: str, *, batch: int, dynamic:
     Raises ProgramRefused.
     """
     source = passes.source
-    refuse_random(source)
     staged = passes.staged(training=function == "step", batch=batch, dynamic=dynamic)
     inputs = function_ports(source, function).inputs
     constants = [value.clone() for value in staged.constants.values()]
