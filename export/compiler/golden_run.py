@@ -24,7 +24,7 @@ from edge_client.errors import ProgramRefused
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
-from export.compiler.program_functions import TraceSource, example_inputs, vocabulary_size
+from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, vocabulary_size
 from export.compiler.program_parity import torch_step
 
 BATCH = 8  # for engines that take any batch size
@@ -100,8 +100,9 @@ def _candidates(source: TraceSource, program: Program, batch: int) -> Iterator[G
 def _steps(source: TraceSource, batch: int) -> int:
     """The number of steps, fewer for a large model. Work is counted and not timed, so a program is reproducible."""
     count = FlopCounterMode(display=False)
+    detached = tensors_of(source.module)  # torch's counter takes a view of a weight that wants a gradient for a mistake
     with count, torch.no_grad():
-        source.module.eval()(example_inputs(source, "infer", 1)[-1])
+        call_module(source.module.eval(), detached, example_inputs(source, "infer", 1)[-1])
     work = 3 * batch * (count.get_total_flops() + 2 * source.schema.n_params)  # a backward pass costs twice a forward
     return max(STEPS_MIN, min(STEPS, int(WORK / max(1, work))))
 

@@ -1,0 +1,37 @@
+"""The golden run that the compiler computes with torch for a program."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from export.compiler.golden_run import golden_run
+from export.compiler.program import make_source, program_without_containers
+
+
+class FirstToken(nn.Module):
+    """One learned row in front of each sample, as FT-Transformer has it: a layer that gives a view of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.expand(len(x), -1, -1)
+
+
+class Classified(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mix, self.head = FirstToken(), nn.Linear(4, 4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([self.first(x), self.mix(x).unsqueeze(1)], 1)
+        return self.head(torch.tanh(both).flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_gives_a_view_of_its_weight_has_a_golden_run() -> None:
+    source = make_source(Classified(), input=(4,))
+    golden = golden_run(source, program_without_containers(source), fixed=None)
+    assert len(golden.losses) > 1
+    assert golden.losses[0] != golden.losses[-1]
