@@ -197,7 +197,7 @@ def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tup
                 network(samples[:2]),
                 network(samples),
             )  # three: of two samples batch norm leaves only the signs
-    except (RuntimeError, ValueError, TypeError, IndexError) as wrong:
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
         raise ProgramRefused(
             f"model {source.name!r} does not take samples of shape {source.input}: {first_sentence(wrong)}",
             hint="check the model's input shape",

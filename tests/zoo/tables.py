@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.zoo.rows import ZooRow, table
 
-COLUMNS, STEPS, SIDE, CLASSES = 6, 16, 32, 3
+COLUMNS, STEPS, SIDE, CLASSES = 6, 16, 64, 3
 
 
 class NumericColumns(nn.Module):

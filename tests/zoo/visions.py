@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.zoo.rows import ZooRow, table
 
-SIDE, CLASSES = 64, 3
+SIDE, LARGE, CLASSES = 64, 224, 3
 IMAGE = (3, SIDE, SIDE)
 
 
@@ -66,7 +66,7 @@ def pytorchcv_model(name: str) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         from pytorchcv.model_provider import get_model
 
-        made: nn.Module = get_model(name, num_classes=CLASSES, in_size=(SIDE, SIDE))
+        made: nn.Module = get_model(name, num_classes=CLASSES, in_size=(LARGE, LARGE))
         return made
 
     return make
@@ -88,15 +88,13 @@ TINY = {"dim": 32, "depth": 2, "heads": 2, "mlp_dim": 48}
 PLAIN = {"image_size": SIDE, "patch_size": 16, **TINY}
 WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "patch_size": 16}
 FIXED_SIZE = {"img_size": SIDE, "dynamic_img_size": False}  # else positions are resampled in every pass
+VIT_SETTINGS = {**dict.fromkeys(("vit", "vit2", "vit3", "vit4"), FIXED_SIZE), "vit_relpos": {"img_size": SIDE}}
 TIMM_TESTS = (
     *("byobnet", "convnext", "convnext2", "convnext3", "efficientnet", "efficientnet_evos", "efficientnet_gn"),
     *("efficientnet_ln", "mambaout", "nfnet", "resnet", "vit", "vit2", "vit3", "vit4", "vit_relpos"),
 )
 TIMM = {
-    **{
-        f"test_{name}": timm_model(f"test_{name}", **(FIXED_SIZE if name.startswith("vit") else {}))
-        for name in TIMM_TESTS
-    },
+    **{f"test_{name}": timm_model(f"test_{name}", **VIT_SETTINGS.get(name, {})) for name in TIMM_TESTS},
     "deit_tiny": timm_model("deit_tiny_patch16_224", img_size=SIDE, depth=2),
     "swin_tiny": timm_model(
         "swin_tiny_patch4_window7_224", img_size=SIDE, window_size=4, depths=(2, 2), num_heads=(2, 4), embed_dim=16
@@ -161,6 +159,6 @@ def rows() -> list[ZooRow]:
         *kept,
         *table("torchvision", IMAGE, TORCHVISION),
         *table("vit-pytorch", IMAGE, VIT_PYTORCH),
-        *table("pytorchcv", IMAGE, PYTORCHCV),
+        *table("pytorchcv", (3, LARGE, LARGE), PYTORCHCV),
         *table("transformers", IMAGE, IMAGES),
     ]

@@ -202,3 +202,16 @@ compile_program(nn.Linear(6, 3), name="mine", input=(6,), classes=3)
 """
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("", "")
+
+
+class OneHeight(nn.Linear):
+    """Checks its input by an assertion, as timm's models do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert(x.shape[1] == self.in_features, "another height")  # type: ignore[no-untyped-call]
+        return super().forward(x)
+
+
+def test_an_assertion_of_the_model_about_its_input_is_a_refusal() -> None:
+    with pytest.raises(ProgramRefused, match=r"does not take samples of shape .*another height"):
+        compile_program(OneHeight(5, 3), (4,), engines=("onnx",))
