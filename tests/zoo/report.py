@@ -19,7 +19,7 @@ def write_report(page: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def report(found: Mapping[str, Mapping[str, Any]]) -> str:
     """Counts, a row for each architecture that compiles, and one for each that is refused."""
-    made = {key: one for key, one in found.items() if one["verdict"] != "not made"}
+    made = {key: found[key] for key in sorted(found) if found[key]["verdict"] != "not made"}
     counts = Counter(one["verdict"] for one in made.values())
     passed = counts["matches"] + counts["fixed batch"]
     share = f"{passed} compile ({passed / max(1, len(made)):.0%})"
