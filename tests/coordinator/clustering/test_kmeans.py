@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
 from coordinator.clustering.gram import gram_matrix
-from coordinator.clustering.kmeans import hartigan, kmeans, lloyd, objective
+from coordinator.clustering.kmeans import hartigan, kmeans, lloyd, objective, spread_seeds
 from coordinator.rounds.metrics import ari
 from edge_client.protocol.task import F64, I64
 
@@ -108,6 +108,14 @@ def test_with_as_many_clusters_as_points_everyone_is_alone(n: int, k: int) -> No
 def test_equal_points_are_one_cluster_without_an_error() -> None:
     found = kmeans(gram_matrix(np.ones((6, 3))), 3, np.random.default_rng(0))
     assert found.objective == 0.0
+
+
+def test_seeds_are_different_points_and_no_more_than_there_are() -> None:
+    points = np.repeat([[0.0, 0.0], [3.0, 4.0]], 3, axis=0)
+    for seed in range(5):
+        seeds = spread_seeds(gram_matrix(points), 4, np.ones(6), np.random.default_rng(seed))
+        assert sorted(point // 3 for point in seeds) == [0, 1]
+        assert kmeans(gram_matrix(points), 4, np.random.default_rng(seed)).objective == 0.0
 
 
 def test_a_weight_counts_like_copies() -> None:

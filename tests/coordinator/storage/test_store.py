@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -164,3 +165,8 @@ def test_late_replies_are_shown_to_one_round_which_a_replay_shows_again(store: S
     assert again.late_updates.assign("run1", 3) == [other]
     assert again.late_updates.assign("run2", 3) == []
     assert again.exchanges.refusals("run1", 1) == {"a": "late", "b": "late"}
+
+
+def test_only_what_the_disk_refuses_is_told_as_a_full_disk(store: Store) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="no such table"), store.database.transaction():
+        store.database.execute("select * from nowhere")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_client.protocol.blocks import Manifest
 from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script
 
 
@@ -72,6 +73,24 @@ def test_a_new_boot_makes_the_device_announce_again_within_the_spread(stage: Dev
         assert len(stage.said("rdy")) == 2
 
     stage.play(script())
+
+
+def test_a_credit_of_before_the_new_boot_is_not_used_after_it(stage: DeviceStage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        assert Manifest.from_json(stage.last("rdy")["update"]).total > 2
+        stage.go()
+        stage.lead(2, spread_ms=4_000)
+        yield
+        assert len(stage.arrived) <= 1  # what was under way when the new boot was heard of
+        yield 4
+        stage.go()
+        yield
+
+    stage.play(script())
+    stage.uploaded()
 
 
 def test_an_old_task_that_comes_late_is_ignored(stage: DeviceStage) -> None:

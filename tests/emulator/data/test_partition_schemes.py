@@ -290,6 +290,23 @@ def test_a_device_of_several_users_has_all_samples_of_each() -> None:
         assert len(_all(local)) == np.isin(everything.user, list(mine)).sum()
 
 
+def test_a_user_with_fewer_samples_than_the_least_has_no_device() -> None:
+    user = np.repeat(np.arange(6), [3, 5, 8, 9, 20, 30])
+    part = RawSamples(x=np.zeros((len(user), 1)), y=np.arange(len(user)) % 2, user=user)
+    for least, able in ((2, 6), (5, 5), (8, 4), (9, 3), (31, 0)):
+        scheme = parse_scheme(f"by-user:least={least}")
+        if able:
+            assert len(scheme.split(DataSet(train=part), devices=0, seed=0).devices) == able
+        with pytest.raises(ConfigError, match=f"only {able} users have {least} samples"):
+            scheme.split(DataSet(train=part), devices=able + 1, seed=0)
+
+
+def test_every_device_of_a_dirichlet_cut_has_the_least() -> None:
+    for seed in range(3):
+        split = parse_scheme("dirichlet:alpha=0.3,least=40").split(DATA, devices=12, seed=seed)
+        assert min(len(local.train) for local in split.devices.values()) >= 40
+
+
 def _all(local: DeviceData) -> list[int]:
     return [int(v) for v in (*local.train.x[:, 0], *held(local, "test").x[:, 0])]
 
