@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from export.serve.http_gate import Refusal, RequestHead
+from export.serve.listener import is_loopback
 from export.serve.rate_limits import RateLimiter
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REQUESTS_PER_S, REQUESTS_BURST = 50.0, 200.0
 TOKEN_FAILURES_PER_S, TOKEN_FAILURES_BURST = 0.5, 10.0  # wrong tokens per address
 
@@ -31,8 +31,8 @@ class AccessControl:
         """None for a request that may be answered. The control token also gives the right to read."""
         if self.requests.wait_s(head.client, head.now_s) > 0:
             return Refusal(status=429, error="too many requests")
-        if self.read is None and head.host not in LOOPBACK:
-            return Refusal(status=421, error="this dashboard answers to 127.0.0.1 and localhost only")
+        if self.read is None and not is_loopback(head.host):
+            return Refusal(status=421, error="this dashboard answers to localhost and loopback addresses only")
         if head.method not in ("GET", "HEAD") and not head.is_same_origin:
             return Refusal(status=403, error="only the dashboard's own page may do that")
         steers = head.path.startswith("/api/control")

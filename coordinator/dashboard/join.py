@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.join_links import phone_link, qr_svg
 from coordinator.identity.signing_key import trusted_keys
+from export.serve.listener import is_loopback
 
 NEAREST_COMMAND = "fedcenters-edge nearest --config client.toml --json"
 # As `provision` names the files of a device's folder.
@@ -33,7 +35,7 @@ def join_info(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str,
         **(TLS_FILES if url.startswith(("mqtts://", "wss://")) else {}),
     }
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())  # such JSON is TOML, too
-    here = any(name in url for name in ("127.0.0.1", "localhost", "[::1]"))
+    here = is_loopback(urlsplit(url).hostname or "")
     return {"config": text, "command": NEAREST_COMMAND, "local": here, "phone": _phone(base) if phone else None}
 
 

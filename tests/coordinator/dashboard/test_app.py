@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +191,32 @@ def test_a_new_device_is_told_of_its_certificate_where_the_broker_speaks_tls(sch
     told = join_info(config(tmp_path, broker=f"{scheme}://127.0.0.1:8883"), "https://fleet.example", phone=False)
     files = ['ca = "ca.crt"', 'certificate = "device.crt"', 'key = "device.key"']
     assert [line in told["config"].splitlines() for line in files] == [scheme == "mqtts"] * 3
+
+
+@pytest.mark.parametrize(
+    ("broker", "local"),
+    [
+        ("mqtt://127.0.0.1:1883", True),
+        ("mqtt://127.0.0.2:1883", True),
+        ("mqtts://[::1]:8883", True),
+        ("mqtts://localhost.example:8883", False),
+        ("mqtts://home.example:8883", False),
+    ],
+)
+def test_only_a_broker_of_this_machine_is_called_one(broker: str, tmp_path: Path, *, local: bool) -> None:
+    told = join_info(config(tmp_path, broker=broker), "http://127.0.0.1:8080", phone=False)
+    assert told["local"] == local
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no address 127.0.0.2 before it is set up")
+def test_a_dashboard_on_any_loopback_address_answers_to_it(tmp_path: Path) -> None:
+    with serve_dashboard(tmp_path, dashboard="127.0.0.2:0") as site:
+        connection = http.client.HTTPConnection("127.0.0.2", site.port, timeout=20)
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        assert answer.status == 200
 
 
 def test_a_page_for_phones_is_offered_with_the_address_by_which_one_came(tmp_path: Path) -> None:
