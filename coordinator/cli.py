@@ -224,6 +224,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         "waiting": "waiting: {here} of {needed} devices",
         "compiling": "compiling the training program: {part}",
         "joined": "{device} joined: {engine}, {n} samples",
+        "offers": "{device} offers {n} samples for training",
         "serving": "all runs were done before; serving devices that ask for a center",
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
@@ -234,7 +235,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind not in words:
         return str(dict(event))
     if kind == "joined" and not event["n"]:
-        return f"{event['device']} is connected: {event['engine']}; it offers no samples for training"
+        return f"{event['device']} is connected: {event['engine']}; it is not in the training"
     return words[kind].format(**event) + TAKES_PART.get(event.get("takes_part", ""), "")
 
 

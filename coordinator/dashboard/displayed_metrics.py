@@ -49,7 +49,7 @@ class DashboardView:
         """Take in one event of metrics.jsonl; -> messages for open pages."""
         kind = event["event"]
         messages: Messages = []
-        if kind == "joined":
+        if kind in ("joined", "offers"):
             messages += self._add_devices([event["device"]])
             messages += self._describe({event["device"]: (event["engine"], event["n"])})
         elif kind == "round":

@@ -53,7 +53,7 @@ class Dispatcher:
         self._clock, self._sender, self._downloads, self._event_log = clock, sender, downloads, event_log
         self._newcomers = newcomers  # when a device takes part that is not enrolled (PROTOCOL.md, `coord`)
         self._leadership = Leadership(sender, store.states.enrolled)
-        self._enrolled = frozenset(store.states.enrolled())  # these devices joined before this start
+        self._trainers = set(store.states.enrolled())  # devices whose samples the log knows
         self._buckets: dict[ClientId, TokenBucket] = {}
         self._strangers = TokenBucket(REQUESTS_PER_S, REQUESTS_BURST)  # one bucket for all unknown devices
         self._handlers: Mapping[str, Callable[[Envelope], None]] = {
@@ -121,16 +121,23 @@ class Dispatcher:
             elif self._strangers.allow(self._clock.now_s()):
                 self._on_another_version(said, said.error)
             return
-        new = cid not in self.fleet.devices and cid not in self._enrolled
+        known = cid in self.fleet.devices
         if not self.fleet.update(cid, said.fields):
             return
-        device = self.fleet.devices[cid]
-        if new:
-            late = device.n > 0 and self._newcomers() != "now"  # without samples it only asks for a center
-            when = {"takes_part": self._newcomers()} if late else {}
-            self._event_log.write("joined", device=cid, engine=device.engine, n=device.n, **when)
-        if device.is_online:
+        self._log_device(cid, known=known)
+        if self.fleet.devices[cid].is_online:
             self.exchange.on_connected(cid)
+
+    def _log_device(self, cid: ClientId, *, known: bool) -> None:
+        """Log a device that is new, and one that has samples now: a phone joins without, and then takes part."""
+        device = self.fleet.devices[cid]
+        trains = device.n > 0  # a device without samples only asks for a center
+        if cid in self._trainers or (known and not trains):
+            return
+        if trains:
+            self._trainers.add(cid)
+        when = {"takes_part": self._newcomers()} if trains and self._newcomers() != "now" else {}
+        self._event_log.write("offers" if known else "joined", device=cid, engine=device.engine, n=device.n, **when)
 
     def _on_request(self, cid: ClientId, route: Route, payload: bytes) -> None:
         """Decode a request only if its sender's rate allows an answer."""

@@ -154,7 +154,7 @@ def _fleet_in_words(found: Mapping[str, Any]) -> str:
     if found["phase"] == "stopped":
         return takes_part
     few = found["without_samples"]
-    without = f" ({few} offer{'s' * (few == 1)} no samples for training)" if few else ""
+    without = f" ({few} not in the training)" if few else ""
     return f"{found['connected']} devices connected{without}, {takes_part}"
 
 

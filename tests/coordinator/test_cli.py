@@ -118,8 +118,21 @@ def test_a_round_on_masked_sums_says_what_the_coordinator_sees_and_why_there_was
     )
 
 
-def test_a_device_that_offers_no_samples_is_not_said_to_have_none() -> None:
-    """A phone before *Take part*, and a device that only asks for its center, may hold many."""
+def test_a_device_that_does_not_train_is_told_as_no_fault() -> None:
+    """A phone before *Take part*, and a device that only asks for its center, may hold many samples."""
     assert format_event({"event": "joined", "device": "web-0000", "engine": "onnx", "n": 0}) == (
-        "web-0000 is connected: onnx; it offers no samples for training"
+        "web-0000 is connected: onnx; it is not in the training"
     )
+
+
+@pytest.mark.parametrize(
+    ("when", "more"),
+    [
+        ({}, ""),
+        ({"takes_part": "next-round"}, "; it takes part from the next round"),
+        ({"takes_part": "no"}, "; training is over, and it can ask for a center"),
+    ],
+)
+def test_a_phone_that_takes_part_has_a_line_of_its_own(when: dict[str, str], more: str) -> None:
+    event = {"event": "offers", "device": "web-0000", "engine": "onnx", "n": 20, **when}
+    assert format_event(event) == f"web-0000 offers 20 samples for training{more}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.protocol import blocks, codecs
+from edge_client.protocol import blocks, codecs, messages
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import Reply
 from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS, Anything, Federation, Spy, program
@@ -105,6 +105,23 @@ def test_when_the_fleet_is_full_a_stranger_is_no_member(tmp_path: Path) -> None:
     fed.start_mute_device("d01")
     spy.say("d01", "get", sha256="ab" * 32, block=BLOCK, at=[[0, 1]])
     assert answers(fed, spy, "err", "d01")[0]["code"] == "not_member"
+
+
+def test_a_phone_that_takes_part_later_is_logged_once_with_its_samples(tmp_path: Path) -> None:
+    """It connects without samples first; after *Take part* it announces them, again at each new connection."""
+    fed = Federation.of(tmp_path, devices=2)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_mute_device("web-0000", n=0)
+    fed.start_mute_device("d00")
+    fed.world.run(lambda: {"web-0000", "d00"} <= {e.get("device") for e in fed.events})
+    for birth, cid, n in ((2, "web-0000", 20), (3, "web-0000", 24), (2, "d00", 0), (3, "d00", 40)):
+        fields = {"s": "on", "bd": birth, "caps": {"engine": "onnx", "n": n}}
+        spy.publish(TOPICS.state(cid), messages.write_message("st", ident=f"{cid}-{birth}", t_ms=0, **fields))
+    spy.say("web-0000", "get", sha256="ab" * 32, block=BLOCK, at=[[0, 1]])
+    answers(fed, spy, "err", "web-0000")  # by now the announcements before it have been read
+    told = [(e["event"], e["device"], e["n"]) for e in fed.events if e["event"] in ("joined", "offers")]
+    assert sorted(told) == [("joined", "d00", 40), ("joined", "web-0000", 0), ("offers", "web-0000", 20)]
 
 
 def test_another_devices_update_and_a_blob_that_never_was_look_the_same(fed: Federation, spy: Spy) -> None:

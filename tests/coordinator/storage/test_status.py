@@ -219,7 +219,7 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     }
     assert f"  d04: {said}; no other engine is left" in status_lines(found)
     assert found["devices"] == 4
-    counted = "6 devices connected (1 offers no samples for training), 4 take part in the training; "
+    counted = "6 devices connected (1 not in the training), 4 take part in the training; "
     assert counted in "\n".join(status_lines(found))
 
 
