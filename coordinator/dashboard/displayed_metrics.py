@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from coordinator.dashboard.device_states import DEVICE_STATES, device_states, late_devices
-from coordinator.dashboard.round_history import RunHistory
+from coordinator.dashboard.round_history import NO_CENTER, RunHistory
 from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from edge_client.protocol.task import ClientId
 
@@ -39,6 +39,7 @@ class DashboardView:
         self._state: list[int] = []
         self._heard: list[int] = []  # unix time in seconds; 0: not heard since the coordinator started
         self._refusals: list[int] = []
+        self._fetched: list[int] = []  # the center whose file a device took last; NO_CENTER for none
         self._refused: dict[ClientId, list[dict[str, Any]]] = {}
         self._late: frozenset[ClientId] = frozenset()
         self._closed: tuple[str, int, int] | None = None
@@ -54,6 +55,8 @@ class DashboardView:
             messages += self._describe({event["device"]: (event["engine"], event["n"])})
         elif kind == "round":
             messages += self._round(cast("RoundRecord", upgraded_record(event)))
+        elif kind == "served":
+            messages += self._fetch(event["device"], event["center"])
         else:
             messages += self._update_facts(event)
         if kind != "round":  # a round has a table and charts instead of a line in the log
@@ -73,6 +76,7 @@ class DashboardView:
             "unix_ms": status["unix_ms"],
             "connected": status["connected"],
             "bytes": status["bytes"],
+            "since_ms": status["since_ms"],
             "exchange": None if exchange is None else self._exchange(exchange, status["names"]),
         }
         messages = self._add_devices(status["presence"])
@@ -162,6 +166,15 @@ class DashboardView:
             self._engine[i], self._samples[i] = engine, n
         return [("fleet", {"facts": [list(facts) for facts in changed]})] if changed else []
 
+    def _fetch(self, cid: ClientId, center: int) -> Messages:
+        """Remember which center's file a device took."""
+        messages = self._add_devices([cid])
+        number = self.devices.get(cid)
+        if number is None or self._fetched[number] == center:
+            return messages
+        self._fetched[number] = center
+        return [*messages, ("fleet", {"fetched": [[number, center]]})]
+
     def _add_devices(self, cids: Iterable[ClientId]) -> Messages:
         """Give new devices an index, up to MAX_DEVICES."""
         new = [cid for cid in dict.fromkeys(cids) if cid not in self.devices]
@@ -173,6 +186,7 @@ class DashboardView:
             self._state.append(_NUMBER["away"])
             self._heard.append(0)
             self._refusals.append(0)
+            self._fetched.append(NO_CENTER)
         return [("fleet", {"new": new})] if new else []
 
     def _exchange(self, exchange: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -195,6 +209,7 @@ class DashboardView:
                 "state": self._state,
                 "heard": self._heard,
                 "refusals": self._refusals,
+                "fetched": self._fetched,
             },
             "runs": [{**self._newest(one), "lines": list(one.lines)} for one in self.histories.values()],
             "events": list(self.events),
@@ -218,6 +233,7 @@ class DashboardView:
             "engine": self._engine[number],
             "samples": self._samples[number],
             "state": DEVICE_STATES[self._state[number]],
+            "fetched": None if self._fetched[number] == NO_CENTER else self._fetched[number],
             "runs": {name: one.of_device(number) for name, one in self.histories.items()},
             "refused": self._refused.get(cid, []),
         }

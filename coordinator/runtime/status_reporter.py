@@ -35,6 +35,7 @@ class StatusReporter:
         self.working_on = ""  # the part of the program that is compiled now
         self._clock, self._store, self._sender, self._dispatcher = sender.clock, store, sender, dispatcher
         self._is_paused, self._observe = is_paused, observe
+        self._since_ms = sender.clock.unix_ms()  # the traffic is counted from here on
         self._observe_at_s = math.inf if observe is None else 0.0
 
     def tick(self, now_s: float) -> None:
@@ -66,6 +67,7 @@ class StatusReporter:
         live, fleet = self._dispatcher.exchange.live, self._dispatcher.fleet
         return {
             "unix_ms": self._clock.unix_ms(),
+            "since_ms": self._since_ms,
             "federation": self._sender.topics.federation,
             "epoch": self._sender.epoch,
             "working_on": self.working_on,

@@ -108,7 +108,7 @@ def _bytes_of(folder: Path) -> int:
 def status_lines(found: Mapping[str, Any]) -> list[str]:
     """The status as lines of text, the most important first."""
     out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
-    out.append(f"{_fleet_in_words(found)}; {_traffic(found['bytes'])}")
+    out.append(f"{_fleet_in_words(found)}; {_traffic(found['bytes'])}{_since(found)}")
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
         micro = (run["accuracy"] or {}).get("micro")
@@ -196,7 +196,8 @@ def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterato
 def _live(folder: Path) -> dict[str, Any]:
     """The content of status.json, or zeros where there is none; of a stopped coordinator nothing of its last moment."""
     moment: dict[str, Any] = {"connected": 0, "without_samples": 0, "exchange": None, "runtimes": {}}
-    nothing: dict[str, Any] = {"phase": "not started", "unix_ms": 0, "bytes": {"down": 0, "up": 0}, **moment}
+    nothing: dict[str, Any] = {"phase": "not started", "unix_ms": 0, "since_ms": 0, "bytes": {"down": 0, "up": 0}}
+    nothing |= moment
     try:
         left = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
         silent_s = max(0.0, time.time() - (folder / STATUS_FILE).stat().st_mtime)
@@ -251,6 +252,15 @@ def _doing(found: Mapping[str, Any]) -> str:
 
 def _traffic(count: Mapping[str, int]) -> str:
     return f"{size_in_words(count['down'])} down, {size_in_words(count['up'])} up"
+
+
+def _since(found: Mapping[str, Any]) -> str:
+    """From when on the traffic is counted: the clock time, with the date where that is another day's."""
+    if not found["since_ms"]:
+        return ""
+    start, now = (time.localtime(found[key] / 1000) for key in ("since_ms", "unix_ms"))
+    same_day = start[:3] == now[:3]
+    return f" since the coordinator's start at {time.strftime('%H:%M' if same_day else '%Y-%m-%d %H:%M', start)}"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 
 import { centerColour, cssColour, el, svg } from "./dom.js";
 
-const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 24, MAX_POINTS = 400;
+const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 24, MARK_WORDS = 16, MAX_POINTS = 400;
 const cursors = new WeakMap(); // the selected round, kept when the chart is redrawn
 
 function thin(list) {
@@ -21,7 +21,7 @@ function ticks(low, high, count) {
   return out;
 }
 
-// series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; the axis begins at `from` and ends at `to` at the latest
+// series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; a mark is at the highest value of all; the axis begins at `from` and ends at `to` at the latest
 export function lines(node, { series, label, format, axis = format, from = null, to = null, right = 58, empty }) {
   const drawn = series.map((one) => ({ ...one, values: thin(one.values) }));
   const points = drawn.flatMap((one) => one.values).filter(([, y]) => y !== null && y !== undefined);
@@ -32,7 +32,7 @@ export function lines(node, { series, label, format, axis = format, from = null,
   high = Math.min(to ?? Infinity, high + (high - low) * 0.08);
   if (from === null) low -= (high - low) * 0.05;
   if (high - low < 1e-9) { low -= Math.abs(low) * 0.1 || 0.1; high += Math.abs(high) * 0.1 || 0.1; }
-  const frame = drawFrame(node, rounds, low, high, axis, right);
+  const frame = drawFrame(node, rounds, low, high, axis, right, series.some(({ mark }) => mark) ? TOP + MARK_WORDS : TOP);
   if (!frame) return;
   for (const one of drawn) {
     let path = "", pen = "M";
@@ -50,11 +50,11 @@ export function lines(node, { series, label, format, axis = format, from = null,
   addReadout(node, frame, rounds, label, (x) => table.get(x).filter(([, y]) => y != null).map(([one, y]) => `${one.name} ${format(y)}`).join(", "));
 }
 
-function drawMark(frame, [round, words], y, colour) { // a ring at one round, with its words below
+function drawMark(frame, [round, words], y, colour) { // a ring at one round, with its words above, where no curve is
   if (y == null) return;
   const x = frame.x(round), left = x > frame.width / 2;
   frame.root.append(svg("circle", { class: "mark", cx: x, cy: frame.y(y), r: 6, stroke: colour }),
-    svg("text", { class: "mark-words", x: x + (left ? 6 : -6), y: frame.y(y) + 24, "text-anchor": left ? "end" : "start" }, words));
+    svg("text", { class: "mark-words", x: x + (left ? 6 : -6), y: frame.y(y) - 12, "text-anchor": left ? "end" : "start" }, words));
 }
 
 function endNames(frame, drawn, right) { // at the right end of each line, moved apart
@@ -97,12 +97,12 @@ function showEmpty(node, words) {
   node.replaceChildren(el("p", { class: "empty" }, words));
 }
 
-function drawFrame(node, rounds, low, high, format, right) {
+function drawFrame(node, rounds, low, high, format, right, top = TOP) {
   const { width, height } = node.getBoundingClientRect();
   if (!width) return null; // its section is folded
   const first = rounds[0], span = Math.max(1, rounds.at(-1) - first);
   const x = (round) => LEFT + ((width - LEFT - right) * (round - first)) / span;
-  const y = (value) => height - BOTTOM - ((height - TOP - BOTTOM) * (value - low)) / (high - low);
+  const y = (value) => height - BOTTOM - ((height - top - BOTTOM) * (value - low)) / (high - low);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
   for (const value of ticks(low, high, 4)) {
     root.append(svg("line", { class: "axis", x1: LEFT, x2: width - right, y1: y(value), y2: y(value) }));

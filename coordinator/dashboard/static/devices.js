@@ -6,9 +6,15 @@ import { clock, countStates, state } from "./state.js";
 const SHOWN = 60; // devices in the table; a search by name finds the others
 export const MAX_TILES = 48; // a larger fleet is drawn on a canvas
 
+const trainedAt = (i, run) => run?.centers[i] ?? -1;
+// A device that no round assigned may have fetched one of the published centers; they are those of one run.
+export const fetchedCenter = (i, run) => (trainedAt(i, run) < 0 && run && run.run === state.facts.served ? state.fleet.fetched[i] : -1);
+export const centerOf = (i, run) => Math.max(trainedAt(i, run), fetchedCenter(i, run));
+const centerWords = (i, run) => (centerOf(i, run) < 0 ? "no center" : `${fetchedCenter(i, run) < 0 ? "" : "fetched "}center ${centerOf(i, run)}`);
+
 const COLUMNS = [ // [key, title, value of device i in a run, first click sorts upwards]
   ["device", "Device", (i) => state.fleet.ids[i], true],
-  ["center", "Center", (i, run) => run?.centers[i] ?? -1, true],
+  ["center", "Center", centerOf, true],
   ["accuracy", "Accuracy", (i, run) => run?.accuracy[i] ?? null, true],
   ["loss", "Loss", (i, run) => run?.loss[i] ?? null, false],
   ["state", "State", (i) => state.states[state.fleet.state[i]], true],
@@ -45,8 +51,7 @@ const stateName = (i) => state.states[state.fleet.state[i]];
 const link = (id) => `#device/${encodeURIComponent(id)}`;
 
 export function words(i, run) { // one line about a device
-  const center = run?.centers[i] ?? -1;
-  const facts = [center < 0 ? "no center" : `center ${center}`, percent(run?.accuracy[i]), stateName(i), seen(i)];
+  const facts = [centerWords(i, run), percent(run?.accuracy[i]), stateName(i), seen(i)];
   return `${state.fleet.ids[i]}: ${facts.filter((fact) => fact && fact !== "–").join(", ")}`;
 }
 
@@ -58,8 +63,9 @@ export function tiles(run) {
   const rows = byId("tiles").children;
   order(run).forEach((i, at) => {
     const row = rows[at] ?? byId("tiles").appendChild(el("li", {}, el("a", {}, el("b", {}), el("span", {}), el("small", {}))));
-    const id = state.fleet.ids[i], center = run?.centers[i] ?? -1, name = stateName(i);
-    const shown = [id, center < 0 ? "no center" : `center ${center} · ${percent(run.accuracy[i])}`, [name, seen(i)].filter(Boolean).join(" · ")];
+    const id = state.fleet.ids[i], center = centerOf(i, run), name = stateName(i);
+    const tested = trainedAt(i, run) < 0 ? "" : ` · ${percent(run.accuracy[i])}`;
+    const shown = [id, `${centerWords(i, run)}${tested}`, [name, seen(i)].filter(Boolean).join(" · ")];
     if (row.dataset.now === shown.join("\n")) return;
     row.dataset.now = shown.join("\n");
     const tile = row.firstChild;
@@ -84,8 +90,8 @@ function emptyRow() {
 }
 
 function fillRow(row, i, run) { // only a row that changed: the table is redrawn twice a second
-  const id = state.fleet.ids[i], center = run?.centers[i] ?? -1, loss = run?.loss[i];
-  const texts = [id, center < 0 ? "–" : String(center), percent(run?.accuracy[i]), loss == null ? "–" : loss.toFixed(loss < 1 ? 3 : 2), stateName(i),
+  const id = state.fleet.ids[i], center = centerOf(i, run), loss = run?.loss[i];
+  const texts = [id, center < 0 ? "–" : fetchedCenter(i, run) < 0 ? String(center) : `${center}, fetched`, percent(run?.accuracy[i]), loss == null ? "–" : loss.toFixed(loss < 1 ? 3 : 2), stateName(i),
     seen(i).replace("seen ", "") || "–", String(state.fleet.refusals[i] || "–"), String(state.fleet.samples[i]), state.fleet.engine[i]];
   const now = texts.join("\n");
   if (row.dataset.now === now) return;

@@ -40,6 +40,11 @@ export function duration(s) { // of a run, in words
   return s < 3600 ? `${Math.floor(s / 60)} min ${Math.round(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
 }
 export const ago = (s) => (s < 2 ? "now" : s < 90 ? `${Math.round(s)} s ago` : s < 5400 ? `${Math.round(s / 60)} min ago` : s < 172800 ? `${Math.round(s / 3600)} h ago` : `${Math.round(s / 86400)} days ago`);
+export function moment(ms) { // the clock time, with the date on another day
+  const at = new Date(ms);
+  const day = at.toDateString() === new Date().toDateString() ? {} : { dateStyle: "short" };
+  return at.toLocaleString([], { ...day, timeStyle: "short", hourCycle: "h23" });
+}
 export function bytes(n) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (n >= size) return `${(n / size).toFixed(n >= 100 * size ? 0 : 1)} ${unit}`;
   return `${n} B`;

@@ -49,7 +49,7 @@ function drawFleet(run) {
   devices.legend(byId("fleet"));
   devices.tiles(run);
   overview.exchange();
-  if (state.fleet.ids.length > devices.MAX_TILES) fleet.draw(state.fleet, devices.order(run), state.states, (i) => run?.centers[i] ?? -1, (i) => devices.words(i, run));
+  if (state.fleet.ids.length > devices.MAX_TILES) fleet.draw(state.fleet, devices.order(run), state.states, (i) => devices.centerOf(i, run), (i) => devices.words(i, run));
 }
 
 function drawMap(run) {

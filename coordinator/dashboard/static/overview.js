@@ -1,7 +1,8 @@
 // The overview: key figures, charts and tables of the chosen run. Every number comes from state.js unchanged.
 
 import * as charts from "./charts.js";
-import { byId, bytes, centerColour, duration, el, percent, seconds, setText } from "./dom.js";
+import { fetchedCenter } from "./devices.js";
+import { byId, bytes, centerColour, duration, el, moment, percent, seconds, setText } from "./dom.js";
 import { bestSoFar, countReady, isDone, lastRound, runNamed, state, timing } from "./state.js";
 
 const REFERENCE = "fedavg"; // the method that learns one model for all
@@ -85,8 +86,9 @@ export function tiles(run, map) {
   setText("t-accuracy", percent(line?.accuracy.micro));
   byId("t-accuracy").dataset.value = line?.accuracy.micro ?? "";
   setText("t-accuracy-more", line ? scores(run, line) : "");
+  const fetched = state.fleet.ids.filter((_, i) => fetchedCenter(i, run) >= 0).length;
   setText("t-devices", String(state.fleet.ids.length));
-  setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`].filter(Boolean).join(", "));
+  setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`, fetched ? `${fetched} fetched one` : ""].filter(Boolean).join(", "));
   const k = line?.per_center.length;
   setText("t-centers", k === undefined ? "–" : `${k}`);
   const apart = map?.silhouette;
@@ -94,7 +96,7 @@ export function tiles(run, map) {
   byId("t-centers-more").dataset.value = apart ?? "";
   const traffic = state.now.bytes ?? { down: 0, up: 0 };
   setText("t-bytes", bytes(traffic.down + traffic.up));
-  setText("t-bytes-more", `${bytes(traffic.down)} down, ${bytes(traffic.up)} up`);
+  setText("t-bytes-more", `${bytes(traffic.down)} down, ${bytes(traffic.up)} up${state.now.since_ms ? ` since ${moment(state.now.since_ms)}` : ""}`);
 }
 
 // What a run on sums hides from the coordinator, and the newest round's sums that were not made.

@@ -42,7 +42,7 @@ export async function showDevice(id) {
   const node = byId("device");
   const about = await fetchJson(`api/device/${encodeURIComponent(id)}`);
   const back = el("a", { href: "#" }, "← Overview");
-  const parts = [back, el("div", { class: "device-head" }, el("h1", {}, about.id), el("span", { class: "pill" }, about.state), el("span", { class: "quiet" }, `${about.samples} training samples, ${about.engine || "engine unknown"}`))];
+  const parts = [back, el("div", { class: "device-head" }, el("h1", {}, about.id), el("span", { class: "pill" }, about.state), el("span", { class: "quiet" }, `${about.samples} training samples, ${about.engine || "engine unknown"}${about.fetched === null ? "" : `, fetched center ${about.fetched}`}`))];
   const cards = [], later = [];
   for (const [run, rounds] of Object.entries(about.runs)) {
     const at = rounds.at(-1)?.center ?? null;

@@ -2,7 +2,7 @@
 
 export const state = {
   now: { phase: "connecting", paused: false, connected: 0, exchange: null, bytes: { down: 0, up: 0 } },
-  facts: {}, states: [], fleet: { ids: [], engine: [], samples: [], state: [], heard: [], refusals: [] },
+  facts: {}, states: [], fleet: { ids: [], engine: [], samples: [], state: [], heard: [], refusals: [], fetched: [] },
   runs: [], events: [], maps: {}, grids: {}, alive: false,
 };
 
@@ -21,11 +21,11 @@ const handlers = {
     const { fleet } = state;
     for (const id of data.new ?? []) {
       fleet.ids.push(id);
-      for (const [key, value] of Object.entries({ engine: "", samples: 0, state: state.states.indexOf("away"), heard: 0, refusals: 0 })) fleet[key].push(value);
+      for (const [key, value] of Object.entries({ engine: "", samples: 0, state: state.states.indexOf("away"), heard: 0, refusals: 0, fetched: -1 })) fleet[key].push(value);
     }
     for (const [at, engine, samples] of data.facts ?? []) { fleet.engine[at] = engine; fleet.samples[at] = samples; }
     for (const [code, which] of data.states ?? []) for (const at of which) fleet.state[at] = code;
-    for (const key of ["heard", "refusals"]) for (const [at, value] of data[key] ?? []) fleet[key][at] = value;
+    for (const key of ["heard", "refusals", "fetched"]) for (const [at, value] of data[key] ?? []) fleet[key][at] = value;
   },
   round({ line, ...newest }) {
     let run = runNamed(newest.run);

@@ -67,6 +67,7 @@ def seen(**changes: Anything) -> dict[str, Any]:
         "unix_ms": 1,
         "connected": 2,
         "bytes": {"down": 1, "up": 2},
+        "since_ms": 1,
         "exchange": None,
         "presence": {"d0": "on", "d1": "sleep"},
         "heard": {},
@@ -126,6 +127,22 @@ def test_a_device_that_announces_more_samples_is_shown_with_them() -> None:
     assert ("fleet", {"facts": [[0, "onnx", 160]]}) in view.status(seen(devices={"d0": ("onnx", 160)}))
     assert view.snapshot()["fleet"]["samples"] == [160, 0]
     assert view.status(seen(devices={"d0": ("onnx", 160)})) == []
+
+
+def test_a_phone_that_takes_part_is_shown_with_its_samples_also_from_the_file() -> None:
+    events = [{**joined(0), "n": 0}, {**joined(0), "event": "offers", "n": 20}]
+    assert replay_events(map(json.dumps, events)).snapshot()["fleet"]["samples"] == [20]
+
+
+def test_a_device_that_fetched_a_center_is_shown_with_it() -> None:
+    view = DashboardView()
+    view.event({**joined(0), "n": 0})
+    served = {"event": "served", "device": "d0", "center": 1, "format": "onnx"}
+    assert ("fleet", {"fetched": [[0, 1]]}) in view.event(served)
+    view.event({**served, "device": "d1", "center": 0})  # one that was enrolled before has no `joined`
+    view.event(joined(2))
+    assert view.snapshot()["fleet"]["fetched"] == [1, 0, -1]
+    assert [about["fetched"] for cid in ("d0", "d1", "d2") if (about := view.device(cid))] == [1, 0, None]
 
 
 def test_the_open_exchange_is_counted_by_the_name_of_its_run() -> None:

@@ -111,6 +111,59 @@ def test_a_tile_has_the_colour_of_its_center_the_accuracy_and_when_it_was_seen(
     expect(page.get_by_role("heading", name="d3")).to_be_visible()
 
 
+def test_a_device_that_fetched_a_center_is_not_said_to_have_none(finished: DashboardSite, visit: Open) -> None:
+    """It never trained, so no round assigned it; the centers that are published are those of fesem."""
+    finished.hub.event({**joined(4), "n": 0})
+    finished.hub.event({**joined(5), "n": 0})
+    finished.hub.event({"event": "served", "device": "d4", "center": 1, "format": "onnx"})
+    page = visit(finished.link).page
+    tiles, shown = page.locator("#tiles a"), page.locator("#tiles a span")
+    expect(shown.nth(4)).to_have_text("fetched center 1")
+    expect(shown.nth(5)).to_have_text("no center")
+    colours = [tile.evaluate("node => getComputedStyle(node).backgroundColor") for tile in tiles.all()]
+    assert colours[4] == colours[3]  # d3 trained center 1
+    expect(page.locator("#t-devices-more")).to_contain_text("4 with a center, 1 fetched one")
+    page.get_by_role("button", name="fedavg").click()
+    expect(shown.nth(4)).to_have_text("no center")
+    tiles.nth(4).click()
+    expect(page.locator(".device-head")).to_contain_text("0 training samples, onnx, fetched center 1")
+
+
+NEAREST_TO_A_CURVE = """(words) => {
+  const box = words.getBBox();
+  const beside = (at, from, length) => Math.max(from - at, 0, at - from - length);
+  const far = ({ x, y }) => Math.hypot(beside(x, box.x, box.width), beside(y, box.y, box.height));
+  return Math.min(...[...document.querySelectorAll("#methods path.line")].flatMap((path) =>
+    Array.from({ length: 500 }, (_, i) => far(path.getPointAtLength((path.getTotalLength() * i) / 499)))));
+}"""
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+@pytest.mark.parametrize("best", [0.93, 1.0])
+def test_the_words_beside_the_best_round_are_free_of_the_curves(
+    tmp_path: Path, visit: Open, size: tuple[int, int], best: float
+) -> None:
+    with serve_dashboard(tmp_path) as site:
+        for run, shift in (("fesem", 0.0), ("fedavg", 0.05)):
+            for number, micro in enumerate([0.66, 0.84, 0.88, 0.84, 0.88, 0.86, 0.92, best, 0.86], 1):
+                accuracy = {"micro": micro - shift, "macro": 0.4}
+                site.hub.event({**round_event(number, [0], run=run), "method": run, "accuracy": accuracy})
+        page = visit(site.link, size=size, touch=size == PHONE).page
+        words = page.locator("#methods .mark-words")
+        expect(words).to_have_text(f"best so far {best:.1%}".replace("%", " %"))
+        assert words.evaluate(NEAREST_TO_A_CURVE) > 2.0  # a thick curve reaches 1.6 from its middle
+        box = words.evaluate("node => { const b = node.getBBox(); return [b.x, b.y]; }")
+        assert min(box) >= 0
+        page.close()
+
+
+def test_the_traffic_says_since_when_it_is_counted(finished: DashboardSite, visit: Open) -> None:
+    finished.hub.status(seen(since_ms=BEGAN_MS, unix_ms=BEGAN_MS + 90_000))
+    page = visit(finished.link).page
+    clock = page.evaluate("(ms) => new Date(ms).toTimeString().slice(0, 5)", BEGAN_MS)
+    expect(page.locator("#t-bytes-more")).to_have_text(re.compile(f"^1 B down, 2 B up since .*{clock}$"))
+
+
 def test_the_table_begins_with_the_worst_accuracy_and_sorts_by_any_column(site: DashboardSite, visit: Open) -> None:
     for refused in ("d1", "d2", "d2"):
         site.hub.event(round_event(5, [0, 0, 1, 1], refused={refused: "too large"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,22 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     assert found["devices"] == 4
     counted = "6 devices connected (1 not in the training), 4 take part in the training; "
     assert counted in "\n".join(status_lines(found))
+
+
+@pytest.mark.parametrize(("later_s", "said"), [(60, "%H:%M"), (86_400 * 2, "%Y-%m-%d %H:%M")])
+def test_the_traffic_is_that_since_the_coordinators_last_start(tmp_path: Path, later_s: int, said: str) -> None:
+    fed = Federation.of(tmp_path).play()
+    found = read_status(fed.config.folder)
+    assert 0 < found["since_ms"] <= found["unix_ms"]
+    since = time.strftime(said, time.localtime(found["since_ms"] / 1000))
+    found["unix_ms"] = found["since_ms"] + 1000 * later_s
+    assert f" up since the coordinator's start at {since}" in status_lines(found)[1]
+
+
+def test_before_the_first_start_there_is_no_time_of_it(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path).play()
+    (fed.config.folder / STATUS_FILE).unlink()
+    assert status_lines(read_status(fed.config.folder))[1].endswith("; 0 bytes down, 0 bytes up")
 
 
 def test_a_coordinator_that_stopped_in_a_round_shows_nothing_of_that_moment(tmp_path: Path) -> None:
