@@ -160,7 +160,7 @@ class MqttTransport:
         while not self._closing.is_set():
             began = time.monotonic()
             self._one_connection()
-            if self._hint and self._reason != told:  # `connect` has returned already
+            if self._hint and self._reason != told and self._settled.is_set():  # before, `connect` raises it
                 log.warning("%s: %s; %s", self._url, self._reason, self._hint)
                 told = self._reason
             failures = 0 if time.monotonic() - began > BACKOFF_RESET_S else failures + 1

@@ -160,7 +160,8 @@ def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) 
         hint = f"point `ca` at this federation's ca.crt{where}"
         return f"the broker's certificate is not from {named} {quoted}", hint
     if wrong.verify_code in (NAME_MISMATCH, ADDRESS_MISMATCH):
-        return f"the broker's certificate is for another name {quoted}", "dial the name that it was made for"
+        said = wrong.verify_message.partition(", ")[2].rstrip(".")  # OpenSSL's words: certificate is not valid for NAME
+        return f"the broker's {said}", "dial the name that it was made for"
     return f"the broker's certificate is refused {quoted}", "use the broker's own certificate, made by `provision`"
 
 
