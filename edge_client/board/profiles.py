@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from edge_client.errors import ConfigError, UsageError
 
 MIN_PYTHON = (3, 10)  # the oldest Python that the client runs on
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.13", "3.12", "3.11", "3.10")
 MACHINES = {"aarch64": 183, "x86_64": 62}  # e_machine of an ELF file
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardProfile:
-    """One kind of board. `python` is what its system usually has, `glibc` the newest that wheels may ask for."""
+    """One kind of board. `python` is what its newest system has, `glibc` the newest that wheels may ask for."""
 
     name: str
     title: str
@@ -68,12 +68,14 @@ BOARD_PROFILES: dict[str, BoardProfile] = {
         ),
         BoardProfile(
             name="raspberry-pi-5",
-            title="Raspberry Pi 5, 64-bit Raspberry Pi OS (Debian 12 or 13)",
+            title="Raspberry Pi 5, 64-bit Raspberry Pi OS (Debian 13 or 12)",
+            python="3.13",
             glibc=(2, 36),
         ),
         BoardProfile(
             name="raspberry-pi-4",
-            title="Raspberry Pi 4, 64-bit Raspberry Pi OS (Debian 12 or 13)",
+            title="Raspberry Pi 4, 64-bit Raspberry Pi OS (Debian 13 or 12)",
+            python="3.13",
             glibc=(2, 36),
             notes=("with 1 GB of memory choose --engine litert",),
         ),

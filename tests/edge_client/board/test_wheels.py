@@ -98,7 +98,7 @@ def test_a_wheel_whose_bytes_changed_in_the_cache_is_not_used(tmp_path: Path, mo
     from tests.support.flash_workstation import stocked
 
     cache = stocked(tmp_path / "cache", PI)
-    spec = WheelSpec(profile=PI, python="3.11", engines=("onnx",))
+    spec = WheelSpec(profile=PI, python=PI.python, engines=("onnx",))
     (good,) = wheels.fetch_wheels(spec, cache)
     wheel(good, numpy__init=b"evil")
     asked: list[tuple[str, ...]] = []
