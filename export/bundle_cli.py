@@ -303,6 +303,8 @@ def _print_written(out: Path, manifest: Mapping[str, Any]) -> None:
     print(json.dumps({**written, "bytes": sum(file["size"] for file in files)}))
 
 
+COLUMNS = "ms: the time of one sample; difference: the largest between an output (logit) of the file and torch's"
+ACCURACIES = "accuracy: of the median device, and in brackets of the device with the lowest"
 NO_SAMPLES = (
     "accuracy is not measured, because the bundle holds no samples: files were compared with torch on random inputs.\n"
     "--samples FILE.npz (x, and labels y) measures it; `reference` in coordinator.toml puts such a file's samples into "
@@ -313,7 +315,7 @@ NO_SAMPLES = (
 def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print(
         f"{'':4} {'center':>6} {'file':18} {'bytes':>10} {'ms':>8} {'difference':>10} "
-        f"{'samples':>7}  accuracy per device, in torch; here: median (least)"
+        f"{'samples':>7}  {'accuracy in torch':18}  accuracy of the file"
     )
     for r in rows:
         mark = "ok" if r["ok"] else "FAIL"
@@ -322,6 +324,9 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{r['difference']:>10.1e} {r['samples']:>7}  "
             f"{_format_accuracy(r)}"
         )
+    print(COLUMNS, file=sys.stderr)
+    if any(r["torch"] is not None for r in rows):
+        print(ACCURACIES, file=sys.stderr)
     if any(r["random_inputs"] for r in rows):
         print(NO_SAMPLES, file=sys.stderr)
 
@@ -329,7 +334,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 def _format_accuracy(row: Mapping[str, Any]) -> str:
     if row["torch"] is None:
         return f"not measured: {'random inputs' if row['random_inputs'] else 'samples without labels'}"
-    return f"{_format_measurement(row['torch'])}; {_format_measurement(row['accuracy'])}"
+    return f"{_format_measurement(row['torch']):18}  {_format_measurement(row['accuracy'])}"
 
 
 def _format_measurement(found: Mapping[str, float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,18 @@ def test_verify_prints_one_json_object(bundle: Path, capsys: pytest.CaptureFixtu
     told = json.loads(capsys.readouterr().out)
     assert told["ok"]
     assert len(told["files"]) == 2 * len(VARIANTS)
+
+
+def test_verify_names_its_columns_in_plain_words(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_export("verify", str(bundle)) == 0
+    told = capsys.readouterr()
+    heads, *lines = told.out.splitlines()
+    assert heads.endswith("  accuracy in torch   accuracy of the file")
+    for name in ("accuracy in torch", "accuracy of the file"):
+        place = heads.index(name)
+        assert all(re.match(r"\d+\.\d\d% \(\d+\.\d\d%\)", line[place:]) for line in lines)
+    assert "difference: the largest between an output (logit) of the file and torch's" in told.err
+    assert "accuracy: of the median device, and in brackets of the device with the lowest" in told.err
 
 
 def test_verify_takes_other_samples(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
