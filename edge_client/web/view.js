@@ -79,7 +79,7 @@ export class View {
       coordinator: () => {
         this.showLink(event.online ? "connected" : "coordinator away", event.online);
         this.showOffline(event.online ? "" : "The coordinator is away. Your samples are safe on this phone. Training goes on when it is back.");
-        if (event.online && event.state) this.showProgress(waitingFor(event.state), 0);
+        if (event.online && event.state) this.showProgress(waitingFor(event.state));
         if (event.online) this.over = AFTER_TRAINING.includes(event.state?.doing);
         this.showButtons();
       },
@@ -111,7 +111,7 @@ export class View {
       },
       refused: () => {
         const paused = event.code === "unavailable";
-        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${event.detail}`, 0);
+        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${event.detail}`);
       },
     }[event.what];
     say?.();
@@ -176,9 +176,11 @@ export class View {
     this.part("labels").hidden = name === "table" || !this.part("labels").querySelector("input");
   }
 
-  showProgress(text, share) {
+  /** What is done now; without a share of it there is no bar. */
+  showProgress(text, share = null) {
     this.part("doing").textContent = text;
-    this.part("progress").value = share;
+    this.part("progress").hidden = share === null;
+    this.part("progress").value = share ?? 0;
   }
 
   showLink(text, on) {
@@ -197,8 +199,8 @@ export class View {
   showRole({ participates, paused }) {
     this.role = { participates, paused };
     this.showButtons();
-    if (participates && paused) this.showProgress("Paused.", this.part("progress").value);
-    else if (participates && this.part("progress").value === 0) this.showProgress("Waiting for the coordinator.", 0);
+    if (participates && paused) this.showProgress("Paused.", this.part("progress").hidden ? null : this.part("progress").value);
+    else if (participates && this.part("progress").value === 0) this.showProgress("Waiting for the coordinator.");
   }
 
   /** Taking part and finding a center need samples and a connection; a phone that takes part may pause until training is over. */
@@ -226,7 +228,8 @@ export class View {
 
   /** What a visit found: {center, losses, fit, accuracy, n}. */
   showCenter({ center, losses, accuracy, fit, n, classify }) {
-    const fits = fit ? `It fits ${fit}.` : "Whether it fits your samples is not known.";
+    // The coordinator's answer says nothing of a fit where its run has learned no rule for it.
+    const fits = fit ? `It fits ${fit}.` : "Whether it fits your samples is not known: this run taught nothing to tell it by (a coordinator with teach-newcomers and three devices or more does).";
     const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} held-out samples.`;
     this.part("center").textContent =
       center === null ? "No center fits your samples." : `Center ${center} is nearest. ${fits}${right}`;

@@ -55,6 +55,10 @@ def test_files_and_drawings_become_samples() -> None:
     assert "# fail 0" in run_node("--test", Path(__file__).with_name("samples.test.mjs"))
 
 
+def test_the_page_shows_a_bar_for_work_only_and_says_why_a_fit_is_not_known() -> None:
+    assert "# fail 0" in run_node("--test", Path(__file__).with_name("view.test.mjs"))
+
+
 def test_javascript_masks_sums_with_the_bytes_that_python_is_held_to() -> None:
     said = run_node("--test", Path(__file__).with_name("secure.test.mjs"))
     passed = re.search(r"^# pass (\d+)$", said, re.MULTILINE)

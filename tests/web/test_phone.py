@@ -143,6 +143,8 @@ def find_center(opened: Visit) -> None:
     assert best == page.locator("#losses .best meter").evaluate("bar => bar.value") == 1  # the fullest bar is the best
     assert all(0 <= share < 1 for share in others)
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()  # there is nothing left to pause
+    text(page, "doing", "^Training is over")
+    expect(page.locator("#progress")).to_be_hidden()  # an empty bar would say that something is to come
     hits, n = map(int, re.findall(r"right for (\d+) of (\d+)", said)[0])
     assert n == (ON_PAPER + 1) // 5
     assert hits / n > 0.5  # guessing is 0.1; two rounds of forty steps reach about 0.9

@@ -1,0 +1,32 @@
+// The page's words about a center, on a page of plain objects.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { View } from "../../edge_client/web/view.js";
+
+function plainPage() {
+  const parts = {};
+  const make = () => ({ classList: { toggle() {} }, append() {}, replaceChildren() {}, setAttribute() {} });
+  return { parts, querySelectorAll: () => [], createElement: make, getElementById: (id) => (parts[id] ??= make()) };
+}
+
+const HOME = { center: 1, losses: [2.0, 0.5], accuracy: 0.75, n: 4, classify: null };
+
+test("a fit that is not known is told with the reason, and a known one without", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.showCenter(HOME);
+  assert.match(page.parts.center.textContent, /not known: this run taught nothing to tell it by \(a coordinator with teach-newcomers/);
+  view.showCenter({ ...HOME, fit: "well" });
+  assert.equal(page.parts.center.textContent, "Center 1 is nearest. It fits well. It is right for 3 of 4 held-out samples.");
+});
+
+test("a bar is shown only for work with a known share", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.tell({ what: "fetching", kind: "model", size: 10, done: 0.5 });
+  assert.deepEqual([page.parts.progress.hidden, page.parts.progress.value], [false, 0.5]);
+  view.tell({ what: "coordinator", online: true, state: { doing: "serve" } });
+  assert.equal(page.parts.progress.hidden, true);
+});
