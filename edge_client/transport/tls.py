@@ -160,8 +160,8 @@ def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) 
         hint = f"point `ca` at this federation's ca.crt{where}"
         return f"the broker's certificate is not from {named} {quoted}", hint
     if wrong.verify_code in (NAME_MISMATCH, ADDRESS_MISMATCH):
-        said = wrong.verify_message.partition(", ")[2].rstrip(".")  # OpenSSL's words: certificate is not valid for NAME
-        return f"the broker's {said}", "dial the name that it was made for"
+        name = wrong.verify_message.rpartition(" for ")[2].rstrip(".")  # it ends in: is not valid for 'NAME'.
+        return f"the broker's certificate is not valid for {name}", "dial the name that it was made for"
     return f"the broker's certificate is refused {quoted}", "use the broker's own certificate, made by `provision`"
 
 
