@@ -1,4 +1,4 @@
-"""An evaluation of which the server learns sums only: one confusion matrix of all devices, and their mean scores."""
+"""An evaluation of which the server learns sums only: the samples that are right, and mean scores."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from coordinator.rounds.metrics import FleetAverage, RoundReport, accuracy, f1
+from coordinator.rounds.metrics import FleetAverage, RoundReport
 from coordinator.rounds.sealed_round import COUNTS_KEY
 from coordinator.strategies.base import Exchange, Fleet, Replies, SealedSums, State, SumByCenter
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sum_plan import plan_of
-from edge_client.protocol.summed_task import MAX_BITS, SummedProbe, SumScale
+from edge_client.protocol.summed_task import MAX_BITS, SCORE_LEVELS, SummedProbe, SumScale
 from edge_client.protocol.task import ClientId
 
 
@@ -44,17 +44,15 @@ def sealed_evaluation(
         )
     replies = (yield SumByCenter(tasks, least=strategy.server.least_members)) if tasks else {}
     none, nothing = FleetAverage(micro=None, macro=None), (None,) * len(state.centers)
-    pooled, devices, f1_all = none, none, None
+    pooled, devices = none, none
     if isinstance(replies, SealedSums) and 0 in replies.sums:
-        words = scale.signed(replies.sums[0])
-        classes = round((len(words) - 3) ** 0.5)
-        matrix, scores, count = words[:-3].reshape(classes, classes), words[-3:-1] / scale.levels, int(words[-1])
-        pooled = FleetAverage(micro=accuracy(matrix), macro=float(scores[0] / count))
-        devices, f1_all = FleetAverage(micro=None, macro=float(scores[1] / count)), f1(matrix)
+        right, samples, accuracies, f1s, count = (float(word) for word in replies.sums[0])
+        pooled = FleetAverage(micro=right / samples, macro=accuracies / SCORE_LEVELS / count)
+        devices = FleetAverage(micro=None, macro=f1s / SCORE_LEVELS / count)
     return RoundReport(
         accuracy=pooled,
         f1_of_devices=devices,
-        f1_pooled=f1_all,
+        f1_pooled=None,
         per_device={},
         per_center=nothing,
         assignment=dict(sorted(state.assignment.items())),

@@ -67,9 +67,11 @@ def what_is_seen(strategy: Strategy) -> SecureRecord | None:
     """The field `secure` of a round's record; None for a method whose server is sent single updates."""
     if not isinstance(strategy, LocalSgd) or strategy.server.secure == "off":
         return None
-    server, soft = strategy.server, plan_of(strategy, {}).choose in SOFT
-    told = "" if server.secure == "updates+membership" or soft else ", and which center a device chose"
-    sees = f"sums of {server.least_members} or more devices{told}; no update, no loss, no figure of one device"
+    server, plan = strategy.server, plan_of(strategy, {})
+    hidden = server.secure == "updates+membership" or plan.choose in SOFT
+    told = "" if hidden else ", and which center a device chose"
+    update = "no update but what the first k-means tells of some" if plan.first == "k-means" else "no update"
+    sees = f"sums of {server.least_members} or more devices{told}; {update}, no loss, no figure of one device"
     return {"mode": server.secure, "least_members": server.least_members, "sees": sees}
 
 

@@ -274,7 +274,6 @@ class Server:
             meter=lambda: (self._clock.now_s(), session.sender.bytes_down, session.dispatcher.bytes_up),
             federation=self._config.federation,
             schema=prepared.program.schema,
-            classes=prepared.program.classes,
             initial=prepared.initial,
             look=look_of_a_device(prepared.program.loss, prepared.program.classes),
             devices=devices,

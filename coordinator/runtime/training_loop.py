@@ -84,7 +84,6 @@ class RunTrainer:
     meter: Meter
     federation: str
     schema: Schema
-    classes: int | None  # of the program
     initial: Flat
     look: frozenset[str]  # what every device is asked about the centers, where newcomers are taught
     devices: TrainingFleet
@@ -120,7 +119,6 @@ class RunTrainer:
             ask=lambda key, tasks: ask(key, tasks, None, False),  # noqa: FBT003 - as Ask says
             store=self.store,
             federation=self.federation,
-            classes=self.classes,
         )
 
         def ask_next(tasks: Exchange) -> Replies:

@@ -23,7 +23,7 @@ import numpy as np
 from edge_client.errors import Malformed
 from edge_client.protocol import task_codec
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.summed_task import SummedFit, SummedProbe, SumScale, Words
+from edge_client.protocol.summed_task import EVALUATION_WORDS, SummedFit, SummedProbe, SumScale, Words
 from edge_client.protocol.task import F64, Array, Fit, Flat, Probe
 
 Work = Fit | Probe  # a SummedFit or SummedProbe, but for stage "keep"
@@ -156,10 +156,10 @@ def decode_told(data: bytes, centers: int) -> Words:
     return words
 
 
-def words_of(work: Work, *, classes: int | None) -> int:
+def words_of(work: Work) -> int:
     """The number of words that a device adds for this work."""
     if isinstance(work, SummedProbe):
-        return (classes or 0) ** 2 + 3
+        return EVALUATION_WORDS
     if not isinstance(work, SummedFit):
         raise TypeError(f"{type(work).__name__} adds nothing")
     if work.stage == "choose":

@@ -29,6 +29,8 @@ Words = NDArray[np.uint32]
 CHOICES = ("only", "given", "loss", "nearest", "shares", "posterior")
 SOFT = frozenset({"shares", "posterior"})  # a device has a part in every center
 MIN_BITS, MAX_BITS = 16, 32
+SCORE_LEVELS = 1_000  # of an accuracy or F1
+EVALUATION_WORDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +127,12 @@ class SummedFit(Fit):
 class SummedProbe(Probe):
     """Evaluate the model that serves the device; the answer is words of 32 bits, to be summed.
 
-    [ confusion matrix C x C, its accuracy and its macro F1 times `levels`, 1 ]. `served` "asked": the task's models;
-    "center": the one of them that the device chose last, or `usual`; "mixture": all, weighted by its last choice.
+    [ samples that are right, samples, accuracy and macro F1 times SCORE_LEVELS and rounded at random, 1 ]. No count of
+    a label: it is the same in each evaluation, so the sums of two cohorts would tell those of a device that only one of
+    them has. Scores are coarse: from an exact sum of few fractions with known denominators each would follow.
+
+    `served` "asked": the task's models; "center": the one of them that the device chose last, or `usual`; "mixture":
+    all, weighted by its last choice.
     """
 
     served: Literal["asked", "center", "mixture"]

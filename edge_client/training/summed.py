@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import Malformed
-from edge_client.protocol.summed_task import SOFT, SummedFit, SummedProbe, Words
+from edge_client.protocol.summed_task import SCORE_LEVELS, SOFT, SummedFit, SummedProbe, Words
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
 from edge_client.training.fit_probe import run_probe
 from edge_client.training.learner import Learner
@@ -137,11 +137,13 @@ def clipped(difference: F64, clip: float) -> F64:
     return difference * (clip / length) if length > clip else difference
 
 
-def contribution(task: SummedFit, mine: TrainedChoice, noise: RandomStream) -> Reply:
-    """The words of the task's stage. The rounding follows from the task's seed, noise is drawn from `noise`."""
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(task.seed, spawn_key=(1,))))
+def contribution(task: SummedFit, mine: TrainedChoice, drawn: RandomStream) -> Reply:
+    """The words of the task's stage. The rounding and the noise are from `drawn`, which the server must not know.
+
+    A known rounding would tell which devices are in a sum, and more of the update of each than the sum does.
+    """
     if task.stage in ("count", "points"):
-        return Reply(n=1, words=_point_words(task, mine, rng))
+        return Reply(n=1, words=_point_words(task, mine, drawn))
     weights = mine.among(task.open)
     if task.stage == "choose":
         return Reply(n=1, words=task.scale.modulo(weights > 0))
@@ -151,23 +153,23 @@ def contribution(task: SummedFit, mine: TrainedChoice, noise: RandomStream) -> R
     blocks = []
     for k in task.open:
         model = mine.models[k if len(mine.models) > 1 else 0]
-        blocks.append(_block(task, model, task.centers[k], float(counts[k]) * task.share, rng, noise))
+        blocks.append(_block(task, model, task.centers[k], float(counts[k]) * task.share, drawn))
     return Reply(n=1, words=np.concatenate(blocks))
 
 
-def _block(task: SummedFit, model: Flat, center: Flat, share: float, rng: RandomStream, noise: RandomStream) -> Words:
+def _block(task: SummedFit, model: Flat, center: Flat, share: float, drawn: RandomStream) -> Words:
     scale, told = task.scale, np.zeros(2, dtype=np.uint32)
     moved: Words = np.zeros(len(center), dtype=np.uint32)
     if share > 0:
         apart = clipped(model.astype(np.float64) - center, scale.clip)
-        moved = scale.to_words(apart * (share / scale.clip), rng)
-        told = np.append(scale.to_words(np.array([share]), rng), np.uint32(1))
+        moved = scale.to_words(apart * (share / scale.clip), drawn)
+        told = np.append(scale.to_words(np.array([share]), drawn), np.uint32(1))
     if scale.noise:
-        moved = scale.modulo(with_noise(moved, scale.deviation, noise))
+        moved = scale.modulo(with_noise(moved, scale.deviation, drawn))
     return np.concatenate([moved, told])
 
 
-def _point_words(task: SummedFit, mine: TrainedChoice, rng: RandomStream) -> Words:
+def _point_words(task: SummedFit, mine: TrainedChoice, drawn: RandomStream) -> Words:
     """[restarts, K] counts, or for each centroid [difference, squared distance, 1]."""
     if task.points is None or task.points_open is None:
         raise Malformed("bad_task", "no centroids")
@@ -178,8 +180,8 @@ def _point_words(task: SummedFit, mine: TrainedChoice, rng: RandomStream) -> Wor
     labels = d2.argmin(axis=1)
     if task.dealt:
         lots = np.random.Generator(np.random.PCG64(np.random.SeedSequence(task.seed, spawn_key=(2,))))
-        drawn = lots.integers(k, size=runs)
-        labels = np.where(task.points_open[np.arange(runs), drawn], drawn, labels)
+        dealt = lots.integers(k, size=runs)
+        labels = np.where(task.points_open[np.arange(runs), dealt], dealt, labels)
     if task.stage == "count":
         counted: Words = np.eye(k, dtype=np.uint32)[labels].ravel()
         return counted
@@ -188,15 +190,20 @@ def _point_words(task: SummedFit, mine: TrainedChoice, rng: RandomStream) -> Wor
         if not task.points_open[r, label]:
             continue
         moved = clipped(apart[r, label], scale.clip) / scale.clip
-        out[r, label, :-1] = scale.to_words(np.append(moved, moved @ moved), rng)
+        out[r, label, :-1] = scale.to_words(np.append(moved, moved @ moved), drawn)
         out[r, label, -1] = 1
     return out.ravel()
 
 
 def evaluation_words(
-    learner: Learner, task: SummedProbe, local: DeviceData, *, own: Callable[[str], Flat | None]
+    learner: Learner,
+    task: SummedProbe,
+    local: DeviceData,
+    *,
+    own: Callable[[str], Flat | None],
+    drawn: RandomStream,
 ) -> Reply:
-    """The words of an evaluation: counts of the confusion matrix, its accuracy and F1, and one device."""
+    """The words of an evaluation: how many samples are right, how many there are, accuracy, F1, and one device."""
     choice = own(CHOICE_SLOT)
     models: Sequence[Flat | OwnModel] = task.models
     prior = task.prior
@@ -219,8 +226,8 @@ def evaluation_words(
     if reply.confusion is None:
         raise Malformed("bad_task", "an evaluation counts a confusion matrix")
     matrix = reply.confusion[0]
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(task.seed, spawn_key=(1,))))
     occurs = matrix.sum(axis=0) + matrix.sum(axis=1)
     f1 = np.mean(2 * np.diag(matrix)[occurs > 0] / occurs[occurs > 0])
-    scores = task.scale.to_words(np.array([np.trace(matrix) / matrix.sum(), f1]), rng)
-    return Reply(n=1, words=np.concatenate([task.scale.modulo(matrix.ravel()), scores, [1]]).astype(np.uint32))
+    right, total = np.trace(matrix), matrix.sum()
+    scores = np.floor(np.array([right / total, f1]) * SCORE_LEVELS + drawn.random(2))
+    return Reply(n=1, words=np.array([right, total, *scores, 1]).astype(np.uint32))

@@ -58,7 +58,7 @@ def add_words(
     """Carry one task out. `between` is called before each training step. Raises Malformed."""
     if isinstance(task, SummedProbe):
         own: Callable[[str], Flat | None] = lambda slot: memory.choice if slot == CHOICE_SLOT else memory.own(slot)  # noqa: E731
-        return SummedAnswer(words=_words(evaluation_words(learner, task, local, own=own).words))
+        return SummedAnswer(words=_words(evaluation_words(learner, task, local, own=own, drawn=secret_stream()).words))
     mine, kept = memory.trained, None
     if mine is None:
         mine, kept = _train(learner, task, local, memory, between)

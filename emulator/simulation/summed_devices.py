@@ -29,6 +29,11 @@ from edge_client.training.summed import (
 TrainAll = Callable[[Mapping[ClientId, Fit]], Mapping[ClientId, Reply | Malformed]]
 
 
+def emulated_secret(seed: int) -> np.random.Generator:
+    """In place of the secret numbers of a device: they follow from a seed, so that a run can be repeated."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1,))))
+
+
 @dataclass(kw_only=True)
 class SummedDevices:
     """The devices' trained models of this round by device and slot, over the emulator's stores.
@@ -98,7 +103,6 @@ class SummedDevices:
                 mine = self.trained[who, task.slot] = choose_after(task, mine.models, None, None)
             self.own[who, CHOICE_SLOT] = mine.among(task.open)
         try:
-            lots = np.random.Generator(np.random.PCG64(np.random.SeedSequence(task.seed, spawn_key=(3,))))
-            return contribution(task, mine, lots)
+            return contribution(task, mine, emulated_secret(task.seed))
         except Malformed as refusal:
             return refusal

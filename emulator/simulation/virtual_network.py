@@ -11,6 +11,7 @@ import hashlib
 import heapq
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,7 +44,7 @@ from emulator.simulation.attacks import Attack, no_attack
 from emulator.simulation.codec_channel import CodecChannel
 from emulator.simulation.device_profiles import DeviceProfile
 from emulator.simulation.spill import SpilledModels
-from emulator.simulation.summed_devices import SummedDevices
+from emulator.simulation.summed_devices import SummedDevices, emulated_secret
 
 Record = Mapping[str, Any]
 INLINE_BYTES = 2_048  # a smaller reply travels inside its message, without a credit
@@ -111,8 +112,9 @@ class EmulatedDevices:
         jobs: dict[ClientId, TrainingJob] = {}
         for who, task in tasks.items():
             if isinstance(task, SummedProbe):
-                own = partial(self._own, who)
-                found[who] = _result_or_refusal(partial(evaluation_words, self.learner, task, self.local[who], own=own))
+                drawn = emulated_secret(zlib.crc32(who.encode()))  # the tasks of all devices have one seed
+                how: dict[str, Any] = {"own": partial(self._own, who), "drawn": drawn}
+                found[who] = _result_or_refusal(partial(evaluation_words, self.learner, task, self.local[who], **how))
             elif isinstance(task, Probe):
                 found[who] = _result_or_refusal(partial(self._probed, who, task))
             elif isinstance(mine := _result_or_refusal(partial(self._job, who, task)), TrainingJob):

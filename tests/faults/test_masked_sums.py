@@ -26,15 +26,16 @@ from edge_client.protocol.secure.masks import Words, pack_words
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares
 from edge_client.runtime import task_runner
+from edge_client.training import summed_work
 from edge_client.training.summed_work import SummedAnswer, add_words
 from tests.support.memory_broker import MemoryBroker
-from tests.support.softmax_program import CLASSES, grouped_fleet
+from tests.support.softmax_program import grouped_fleet
 from tests.support.virtual_federation import TOPICS, Anything, Federation
 
 DEVICES = 6
 VICTIM = "d01"
 BITS = 24  # of the words of a round
-EVALUATED = CLASSES**2 + 3  # words of an evaluation, which have 32 bits
+EVALUATED = 5  # words of an evaluation, which have 32 bits
 
 
 def run_of(method: str = "fedavg", rounds: int = 2, **settings: Anything) -> RunConfig:
@@ -95,6 +96,7 @@ def check_exact(ledger: Ledger) -> None:
         ("ditto", "updates", 2 + 2 + 2),  # and the second fits, of which nothing is told
     ],
 )
+@pytest.mark.usefixtures("same_rounding")  # on it depends when k-means ends
 def test_the_coordinator_is_given_exactly_the_sum_of_the_words_of_the_devices(
     tmp_path: Path, ledger: Ledger, method: str, mode: str, sums: int
 ) -> None:
@@ -141,8 +143,14 @@ def small(folder: Path, seen: Stages, **changes: Anything) -> Federation:
     return Federation.of(folder, broker=MemoryBroker(tamper=seen), devices=DEVICES, **changes)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+@pytest.fixture
+def same_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices draw known numbers in place of secret ones, so that the bits of two trainings can be compared."""
+    monkeypatch.setattr(summed_work, "secret_stream", lambda: np.random.default_rng(0))
+
+
+@pytest.fixture
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, same_rounding: None) -> dict[str, bytes]:
     """The final states of a round that nothing disturbs."""
     fed = small(tmp_path_factory.mktemp("undisturbed"), Stages(VICTIM), runs=(run_of(rounds=1),))
     return fed.play().final_states()
@@ -228,13 +236,10 @@ def test_a_sum_of_too_few_devices_fails_closed_and_the_next_round_begins(tmp_pat
         fed.start_device(cid, grouped_fleet(DEVICES, 2)[cid])
     fed.complete()
     one, two = fed.rounds()
-    assert one["secure"]["failed"] == [
-        "4 devices uploaded; at least 5 must",
-        "4 devices sent shares that others hold; at least 5 must",
-    ]
+    assert one["secure"]["failed"] == ["4 devices uploaded; at least 5 must"]
     assert one["accuracy"] == {"micro": None, "macro": None}
     assert "failed" not in two["secure"]
-    assert [len(found.sums) for found in ledger.sums.values()] == [0, 0, 1, 1]
+    assert [len(found.sums) for found in ledger.sums.values()] == [0, 1, 1]  # unchanged models are not evaluated again
     check_exact(ledger)
 
 

@@ -129,7 +129,8 @@ def _words(name: str, changes: dict[str, Any], models: tuple[list[float], ...], 
     mine = TrainedChoice(models=np.array(models, np.float32), weights=np.array(how["weights"]), order=order)
     if not isinstance(work, SummedFit):
         raise TypeError(work)
-    found = contribution(work, mine, np.random.default_rng(0)).words
+    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(work.seed, spawn_key=(1,))))
+    found = contribution(work, mine, drawn).words
     return [] if found is None else found.tolist()
 
 

@@ -14,14 +14,16 @@ import * as keys from "../../edge_client/web/protocol/secure/keys.js";
 import { packWords, streamBytes } from "../../edge_client/web/protocol/secure/masks.js";
 import { isPossibleThreshold } from "../../edge_client/web/protocol/secure/parameters.js";
 import { readSumMessage, writeSumMessage } from "../../edge_client/web/protocol/secure/sum_messages.js";
+import { Pcg64 } from "../../edge_client/web/protocol/random.js";
 import { containerFunctions, initSlots, taskManifests, withoutUnneededInits } from "../../edge_client/web/protocol/task.js";
 import { decodePoints, readSummedFit, SumScale } from "../../edge_client/web/protocol/summed_task.js";
 import { argmax } from "../../edge_client/web/training/fit_probe.js";
 import { withNoise } from "../../edge_client/web/training/skellam.js";
-import { chooseNearest, confusionWords, contribution } from "../../edge_client/web/training/summed.js";
+import { chooseNearest, contribution, scoreWords } from "../../edge_client/web/training/summed.js";
 
 const RECORDED = JSON.parse(readFileSync(new URL("../golden/secure.json", import.meta.url), "utf8"));
 const { context: CONTEXT, derived: D, cohort: C } = RECORDED;
+const ROUNDING = 1; // spawn key of the task's seed, by which the recorded words are rounded
 const bytes = (text) => new TextEncoder().encode(text);
 const text = (data) => new TextDecoder().decode(data);
 const refused = (code) => (wrong) => wrong.name === "Malformed" && wrong.code === code;
@@ -244,7 +246,7 @@ for (const { task: name, sum, models, weights, order, words } of RECORDED.words)
     if (work.sum.points) vectors.set(work.sum.points.sha256, POINTS);
     const task = readSummedFit({ ...work, sum: { ...work.sum, ...sum } }, vectors);
     const mine = { models: models.map((model) => Float32Array.from(model)), weights, order };
-    assert.deepEqual([...contribution(task, mine)], words);
+    assert.deepEqual([...contribution(task, mine, new Pcg64(work.seed, ROUNDING))], words);
   });
 }
 
@@ -274,13 +276,21 @@ test("a scale whose sum could overflow, and centroids of another shape, are refu
   assert.throws(() => decodePoints(new Uint8Array(Float64Array.of(Number.NaN).buffer)), refused("not_finite"));
 });
 
-test("an evaluation tells its counts, accuracy, F1 and one device", () => {
-  const scale = new SumScale({ bits: 32, devices: 10, clip: 1 });
-  const words = confusionWords([[3, 1, 0], [0, 4, 0], [0, 0, 0]], scale, 7);
-  assert.deepEqual([...words.subarray(0, 9), words[11]], [3, 1, 0, 0, 4, 0, 0, 0, 0, 1]);
-  const [accuracy, f1] = words.subarray(9, 11);
-  assert.ok(Math.abs(accuracy - (7 / 8) * scale.levels) < 1);
-  assert.ok(Math.abs(f1 - ((6 / 7 + 8 / 9) / 2) * scale.levels) < 1); // a class that does not occur does not count
+test("an evaluation tells what is right of how many, accuracy, F1 and one device, and counts no label", () => {
+  const words = scoreWords([[3, 1, 0], [0, 4, 0], [0, 0, 0]]);
+  assert.deepEqual([...words.subarray(0, 2), words[4]], [7, 8, 1]);
+  const [accuracy, f1] = words.subarray(2, 4);
+  assert.ok(Math.abs(accuracy - (7 / 8) * 1000) < 1);
+  assert.ok(Math.abs(f1 - ((6 / 7 + 8 / 9) / 2) * 1000) < 1); // a class that does not occur does not count
+});
+
+test("two devices with the same task round by other numbers", async () => {
+  const { work } = await messages.readMessage(bytes(RECORDED.tasks.add), "t");
+  const centers = new Float32Array(64).fill(0);
+  const vectors = new Map(work.sum.centers.map(({ sha256 }) => [sha256, centers]));
+  const task = readSummedFit({ ...work, sum: { ...work.sum, open: [0, 1], share: 1, scale: { bits: 16, devices: 20, clip: 1 } } }, vectors);
+  const mine = { models: [new Float32Array(64).fill(1 / 3275.6)], weights: [0, 1], order: [1, 0] }; // half a level each
+  assert.notDeepEqual(contribution(task, mine), contribution(task, mine));
 });
 
 test("noise is added to each parameter of each block and to nothing else", async () => {

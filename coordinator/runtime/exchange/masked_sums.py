@@ -92,7 +92,6 @@ class MaskedSums:
     ask: Ask
     store: Store
     federation: str
-    classes: int | None
     failures: list[str] = field(default_factory=list)
 
     def sums(self, first: ExchangeKey, exchange: SumByCenter) -> Replies:
@@ -101,7 +100,7 @@ class MaskedSums:
         if not isinstance(work, SummedFit | SummedProbe):
             self.ask(_at(first, 2), {cid: _keep(task) for cid, task in exchange.items()})
             return SealedSums.unmasked({})
-        running = self._begin(first, exchange, words_of(work, classes=self.classes), work.scale.bits)
+        running = self._begin(first, exchange, words_of(work), work.scale.bits)
         messages: list[SecureCommand] = [command for _, commands in running.values() for command in commands]
         states = {group: state for group, (state, _) in running.items()}
         for number, (stage, awaited, event) in enumerate(_STAGES, 1):

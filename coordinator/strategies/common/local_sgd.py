@@ -15,7 +15,7 @@ from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_total
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.common.sum_plan import SumPlan, check_noisy, plan_of, single_updates
+from coordinator.strategies.common.sum_plan import SumPlan, check_hidden, check_noisy, plan_of, single_updates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Schema
 
@@ -79,6 +79,8 @@ class LocalSgd(MethodValue):
             plan = plan_of(self, {})  # refuses a method that needs single updates
             if self.server.privacy_noise:
                 check_noisy(self, plan)
+            if self.server.secure == "updates+membership":
+                check_hidden(self, plan)
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """The common model as the only center; no device has a center yet."""

@@ -86,6 +86,16 @@ def check_noisy(method: object, plan: SumPlan) -> None:
         )
 
 
+def check_hidden(method: object, plan: SumPlan) -> None:
+    """Refuse weights that tell which devices are in the sum of a center. Raises ConfigError."""
+    if plan.weigh == "samples" and plan.choose in ("loss", "nearest"):
+        raise ConfigError(
+            f"secure = updates+membership with {type(method).__name__}: it weighs devices by their samples, which are "
+            "known, and the sum of the weights of a center tells which devices are its own",
+            hint="use ifca, or fesem with weights = equal; or set secure = updates",
+        )
+
+
 def single_updates(method: object, why: str, hint: str = HINT) -> ConfigError:
     """The refusal of a method or a setting that needs the update of one device."""
     return ConfigError(f"secure with {type(method).__name__}: {why}, and the server would learn sums only", hint=hint)

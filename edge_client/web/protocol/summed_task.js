@@ -3,6 +3,7 @@
 import { Malformed } from "./errors.js";
 
 export const SOFT = ["shares", "posterior"]; // a device has a part in every center
+export const SCORE_LEVELS = 1_000; // of an accuracy or F1
 const DEVIATIONS = 12; // of the noise of a sum have room in a word
 
 const bad = (detail) => new Malformed("bad_task", detail);

@@ -4,8 +4,8 @@
 const WORDS = 16_384; // getRandomValues gives at most 64 KiB
 const FEW = 10; // below: by products of uniform numbers
 
-/** Uniform numbers between 0 and 1, without the ends. */
-class SecretNumbers {
+/** Uniform numbers between 0 and 1, without the ends, that no one else knows. */
+export class SecretNumbers {
   constructor() {
     this.words = new Uint32Array(WORDS);
     this.at = WORDS;
@@ -18,6 +18,10 @@ class SecretNumbers {
     }
     const [high, low] = [this.words[this.at++] >>> 5, this.words[this.at++] >>> 6];
     return (high * 2 ** 26 + low + 0.5) * 2 ** -53;
+  }
+
+  doubles(count) {
+    return Float64Array.from({ length: count }, () => this.next());
   }
 }
 

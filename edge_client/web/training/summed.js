@@ -4,13 +4,12 @@
 
 import { Malformed } from "../protocol/errors.js";
 import { Pcg64 } from "../protocol/random.js";
-import { compared, SOFT, SumScale } from "../protocol/summed_task.js";
+import { compared, SCORE_LEVELS, SOFT } from "../protocol/summed_task.js";
 import { argmax, runFit, runProbe } from "./fit_probe.js";
-import { withNoise } from "./skellam.js";
+import { SecretNumbers, withNoise } from "./skellam.js";
 
 const MIDDLE = "middle"; // stands for the hash of a model that was made here
-const ROUNDING = 1; // spawn keys of the task's seed
-const LOTS = 2;
+const LOTS = 2; // spawn key of the task's seed
 const QUANTITY = { loss: "loss", shares: "votes", posterior: "posterior" };
 
 const bad = (detail) => new Malformed("bad_task", detail);
@@ -139,9 +138,8 @@ function among({ weights, order }, open) {
   return alone(weights.length, order.find((k) => open.includes(k)));
 }
 
-/** The words of the task's part. The rounding follows from the task's seed, noise from nothing that was sent. */
-export function contribution(task, mine) {
-  const stream = new Pcg64(task.work.seed, ROUNDING);
+/** The words of the task's part. The rounding, which `stream` draws, and the noise follow from nothing that was sent. */
+export function contribution(task, mine, stream = new SecretNumbers()) {
   if (["count", "points"].includes(task.part)) return pointWords(task, mine, stream);
   const weights = among(mine, task.open);
   if (task.part === "choose") return Uint32Array.from(weights, (weight) => Number(weight > 0));
@@ -189,9 +187,9 @@ function pointWords(task, mine, stream) {
   return words;
 }
 
-/** The words of an evaluation: counts of the confusion matrix, its accuracy and F1, and one device. */
+/** The words of an evaluation: how many samples are right, how many there are, accuracy, F1, and one device. */
 export async function evaluationWords(learner, work, local, { choice, own }, given) {
-  const { served, usual, scale } = work.sum;
+  const { served, usual } = work.sum;
   let { models, prior } = work;
   if (served === "center") models = [models[choice ? argmax(choice) : usual]];
   if (served === "mixture") {
@@ -201,15 +199,16 @@ export async function evaluationWords(learner, work, local, { choice, own }, giv
   const probe = { ...work, models, prior, want: ["confusion"], label_totals: undefined };
   if (!models[0]) throw bad("no model serves this device");
   const { confusion: [matrix] } = await runProbe(learner, probe, local, { ...given, own });
-  return confusionWords(matrix, new SumScale(scale), work.seed);
+  return scoreWords(matrix);
 }
 
-/** [C][C] counts -> words. */
-export function confusionWords(matrix, scale, seed) {
-  const counts = matrix.flat();
+/** [C][C] counts -> words; none of them counts a label. */
+export function scoreWords(matrix, stream = new SecretNumbers()) {
   const diagonal = matrix.map((row, k) => row[k]);
   const occurs = matrix.map((row, k) => sum(row) + sum(matrix.map((other) => other[k])));
   const f1 = diagonal.map((hits, k) => (2 * hits) / occurs[k]).filter((_, k) => occurs[k] > 0);
-  const told = scale.toWords(Float64Array.of(sum(diagonal) / sum(counts), sum(f1) / f1.length), new Pcg64(seed, ROUNDING));
-  return Uint32Array.from([...counts, ...told, 1]);
+  const [right, total] = [sum(diagonal), sum(matrix.flat())];
+  const drawn = stream.doubles(2);
+  const scores = [right / total, sum(f1) / f1.length].map((score, i) => Math.floor(score * SCORE_LEVELS + drawn[i]));
+  return Uint32Array.from([right, total, ...scores, 1]);
 }

@@ -27,6 +27,7 @@ from tests.support.softmax_program import grouped_fleet, start_of
 LOCAL = grouped_fleet(12, 2)
 MODES = ("updates", "updates+membership")
 SUMMED = ("fedavg", "fedprox", "feddist", "feddws", "ditto", "pfedme", "fesem", "wecfl", "ifca", "hypcluster")
+WEIGHTED = ("wecfl", "hypcluster")  # their weights would tell the devices of a center
 SOFT_ONES = ("fedsoft", "fedem")
 SMALL: Mapping[str, Setting] = {"local-steps": 5, "learning-rate": 0.1, "batch-size": 1000, "secure-clip": 10.0}
 
@@ -65,8 +66,9 @@ def one_round(made: MethodWorld, watch: Watched) -> State:
     return drive(sealed_round(strategy, made.state, program.schema, made.devices.fleet, round_rng(0, 1)), watch.ask)
 
 
-@pytest.mark.parametrize("case", [*SUMMED, *SOFT_ONES])
-@pytest.mark.parametrize("secure", MODES)
+@pytest.mark.parametrize(
+    ("case", "secure"), [(c, s) for c in (*SUMMED, *SOFT_ONES) for s in MODES if c not in WEIGHTED or s == "updates"]
+)
 def test_a_run_on_sums_ends_with_the_centers_of_a_run_in_the_clear(case: str, secure: str) -> None:
     clear, sealed = trained(case, "off"), trained(case, secure)
     order = range(len(clear.state.centers))
@@ -77,7 +79,7 @@ def test_a_run_on_sums_ends_with_the_centers_of_a_run_in_the_clear(case: str, se
     np.testing.assert_allclose(sealed.state.centers[list(order)], clear.state.centers, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [*SUMMED, *SOFT_ONES])
+@pytest.mark.parametrize("case", [case for case in (*SUMMED, *SOFT_ONES) if case not in WEIGHTED])
 def test_the_server_is_sent_sums_of_at_least_five_devices_only(case: str) -> None:
     made = trained(case, "updates+membership", rounds=0)
     watch = Watched(made)
@@ -172,8 +174,9 @@ def test_an_evaluation_is_one_sum() -> None:
     assert other.per_device == {}
     assert other.per_center == (None, None)
     assert other.accuracy.micro == one.accuracy.micro
-    assert other.accuracy.macro == pytest.approx(one.accuracy.macro, abs=1e-6)  # 1.8e8 levels
-    assert other.f1_pooled == pytest.approx(one.f1_pooled, abs=1e-12)
+    assert other.accuracy.macro == pytest.approx(one.accuracy.macro, abs=1e-3)  # a score is off by one level at most
+    assert other.f1_of_devices.macro == pytest.approx(one.f1_of_devices.macro, abs=1e-3)
+    assert other.f1_pooled is None  # it needs counts of labels
 
 
 def test_each_other_method_is_refused_by_name() -> None:

@@ -27,9 +27,8 @@ def test_the_record_says_what_the_server_sees_and_bytes_are_those_of_the_words(s
     assert record["secure"]["sees"].startswith("sums of 5 or more devices")
     assert ("which center a device chose" in record["secure"]["sees"]) == (secure == "updates")
     assert record["per_device"] == {}
-    # The choice: 2 words. The sums: parameters, weight and count for each block. The evaluation: C x C + 3 of 32 bits.
-    classes = 4
-    words = 2 * 2 + 2 * blocks * (len(start_of()) + 2) + 4 * (classes**2 + 3)
+    # The choice: 2 words. The sums: parameters, weight and count for each block. The evaluation: 5 of 32 bits.
+    words = 2 * 2 + 2 * blocks * (len(start_of()) + 2) + 4 * 5
     assert record["bytes"]["up"] == len(LOCAL) * words
 
 
