@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.rounds.privacy_accounting import privacy_spent
 from coordinator.rounds.round import round_rng
-from coordinator.rounds.sealed_round import COUNTS_KEY, check_sealed, sealed_round
+from coordinator.rounds.sealed_round import COUNTS_KEY, check_sealed, sealed_round, what_is_seen
 from coordinator.strategies.base import Exchange, Replies, SealedSums, State, drive, learned
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -239,3 +239,10 @@ def trained_alone(local: Mapping[ClientId, DeviceData], who: list[ClientId]) -> 
     made.round()
     assert made.state.centers.shape[1] == len(start_of())
     return made.state.centers[0]
+
+
+@pytest.mark.parametrize("case", ["fesem", "wecfl", "ifca", "fedavg"])
+def test_a_record_says_whether_the_first_k_means_tells_single_updates(case: str) -> None:
+    seen = what_is_seen(build(case, {"e-step": "nearest", "secure": "updates"}))
+    assert seen is not None
+    assert ("what the first k-means tells of some" in seen["sees"]) == (case in ("fesem", "wecfl"))
