@@ -121,7 +121,7 @@ class SealedSums(dict[ClientId, Reply]):
         for who in sorted(replies):
             members.setdefault(exchange.groups.get(who, 0), []).append(who)
         self.members = {group: who for group, who in members.items() if len(who) >= exchange.least}
-        self.sums = {group: _sum([replies[c].words for c in who]) for group, who in self.members.items()}
+        self.sums = {group: _sum(replies[c].words for c in who) for group, who in self.members.items()}
 
     @classmethod
     def unmasked(cls, sums: Mapping[int, tuple[list[ClientId], Words]]) -> SealedSums:
@@ -137,12 +137,16 @@ def learned(exchange: Exchange, replies: Replies) -> Replies:
     return SealedSums(exchange, replies) if isinstance(exchange, SumByCenter) else replies
 
 
-def _sum(parts: list[Array | None]) -> Words:
+def _sum(parts: Iterable[Array | None]) -> Words:
     """Words modulo 2^32, and so modulo every lower power of two; the order does not matter."""
-    given = [words for words in parts if words is not None]
-    total = np.zeros(given[0].shape if given else 0, dtype=np.uint32)
-    for words in given:
-        total += words
+    total = np.zeros(0, dtype=np.uint32)
+    for words in parts:
+        if words is None:
+            continue
+        if total.size:
+            total += words
+        else:
+            total = words.astype(np.uint32)
     return total
 
 

@@ -68,7 +68,7 @@ class WorkerProcess:
         except (BrokenPipeError, ConnectionResetError):
             raise _worker_lost_error() from None
 
-    def receive(self) -> Any:  # noqa: ANN401 - a mapping of replies to a share, `ResolvedSpec` to an order
+    def receive(self) -> Any:  # noqa: ANN401 - a device and its reply, `ResolvedSpec` to an order
         """Wait for the answer. Raises the error that the worker met."""
         try:
             answer = self.pipe.recv()
@@ -130,37 +130,32 @@ class WorkerPool(EmulatedDevices):
         for worker in self.workers:
             worker.receive()
 
-    def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
-        """All workers run at once; each takes its devices in the order of the tasks."""
+    def each_answer(self, tasks: Exchange) -> Iterator[tuple[ClientId, Reply | str]]:
+        """All workers run at once, and wait where this process has not taken what they send."""
         uploads = {who: i for i, who in enumerate(c for c, t in tasks.items() if isinstance(t, Fit) and t.upload)}
         rows = SharedMatrix(len(uploads), self.program.schema.size) if uploads else None
         try:
-            found = self._found(tasks, uploads, rows)
+            self._share_out(tasks, uploads, rows)
+            for next_one in tasks:
+                who, reply = self.workers[self.home[next_one]].receive()
+                task = tasks[who]
+                if isinstance(task, Fit) and not isinstance(reply, str):
+                    self.own[who, task.slot] = UPDATE_IN_MATRIX
+                if rows is not None and who in uploads and isinstance(reply, Reply):
+                    reply = replace(reply, update=rows.matrix[uploads[who]])
+                yield who, reply
         finally:
             if rows is not None:
                 rows.close()
-        for who, task in tasks.items():
-            if isinstance(task, Fit) and not isinstance(found[who], str):
-                self.own[who, task.slot] = UPDATE_IN_MATRIX
-        return {who: found[who] for who in tasks}
 
-    def _found(
-        self, tasks: Exchange, uploads: Mapping[ClientId, int], rows: SharedMatrix | None
-    ) -> dict[ClientId, Reply | str]:
+    def _share_out(self, tasks: Exchange, uploads: Mapping[ClientId, int], rows: SharedMatrix | None) -> None:
         parts: list[dict[ClientId, Any]] = [{} for _ in self.workers]
         for who, task in tasks.items():
             parts[self.home[who]][who] = task
-        busy = [(worker, part) for worker, part in zip(self.workers, parts, strict=True) if part]
-        for worker, part in busy:
+        for worker, part in zip(self.workers, parts, strict=True):
             mine = {who: uploads[who] for who in part if who in uploads}
-            worker.send(WorkItem(tasks=part, rows=mine), rows if mine else None)
-        found: dict[ClientId, Reply | str] = {}
-        for worker, _ in busy:
-            found |= worker.receive()
-        for who, i in uploads.items():
-            if rows is not None and isinstance(reply := found[who], Reply):
-                found[who] = replace(reply, update=rows.matrix[i])
-        return found
+            if part:
+                worker.send(WorkItem(tasks=part, rows=mine), rows if mine else None)
 
 
 def start_forkserver() -> None:

@@ -91,7 +91,7 @@ class RayWorkerPool(EmulatedDevices):
     home: Mapping[ClientId, int] = field(repr=False)
     remote: Any = field(repr=False)
 
-    def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
+    def each_answer(self, tasks: Exchange) -> Iterator[tuple[ClientId, Reply | str]]:
         """All groups at once, on the machines with free CPUs."""
         shares: dict[int, dict[ClientId, Task]] = {}
         for who, task in tasks.items():
@@ -100,7 +100,7 @@ class RayWorkerPool(EmulatedDevices):
         found: dict[ClientId, Reply | str] = {}
         for done in _gathered(under_way):
             found |= self._entered(tasks, done)
-        return {who: found[who] for who in tasks}
+        return ((who, found[who]) for who in tasks)
 
     def _unit(self, tasks: Mapping[ClientId, Task]) -> GroupTask:
         keys = [(who, slot) for who, task in tasks.items() for slot in _slots(task)]

@@ -72,7 +72,8 @@ class StateTransfer:
 def run_worker(connection: Connection) -> None:
     """The loop of a worker. The first worker receives an `EngineSpec`, every worker a `WorkerSetup` and then work.
 
-    A `WorkItem` is answered with replies, a `StateTransfer` with an empty mapping; None opens a round without answer.
+    A `WorkItem` is answered with one message for each of its devices, a `StateTransfer` with
+    an empty mapping; None opens a round without answer.
     """
     devices: EmulatedDevices | None = None
     learner, new = None, True
@@ -95,8 +96,8 @@ def run_worker(connection: Connection) -> None:
                     connection.send({})
                 else:
                     with open_shared_matrix(connection) if share.rows else nullcontext() as put:
-                        left = _written(devices.answers(share.tasks), share.rows, put)
-                    connection.send(left)
+                        for given in devices.each_answer(share.tasks):
+                            connection.send(_written(given, share.rows, put))
                     if new:
                         trim_heap()
                         new = False
@@ -134,16 +135,14 @@ def open_recipe(recipe: bytes | None) -> Learner:
 
 
 def _written(
-    answers: Mapping[ClientId, Reply | str], rows: Mapping[ClientId, int], put: Callable[[int, Array], None] | None
-) -> dict[ClientId, Reply | str]:
-    """Write the updates into the matrix; -> the replies without them."""
-    left = dict(answers)
-    for who, i in rows.items():
-        reply = left[who]
-        if isinstance(reply, Reply) and reply.update is not None and put is not None:
-            put(i, reply.update)
-            left[who] = replace(reply, update=None)
-    return left
+    answer: tuple[ClientId, Reply | str], rows: Mapping[ClientId, int], put: Callable[[int, Array], None] | None
+) -> tuple[ClientId, Reply | str]:
+    """Write the update into the matrix; -> the answer without it."""
+    who, reply = answer
+    if who in rows and isinstance(reply, Reply) and reply.update is not None and put is not None:
+        put(rows[who], reply.update)
+        return who, replace(reply, update=None)
+    return answer
 
 
 def _read(path: Path) -> dict[ClientId, DeviceData]:

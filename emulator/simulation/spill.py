@@ -32,8 +32,8 @@ class SpilledModels(MutableMapping[Slot, Flat]):
     The mapping owns a vector that is stored in it. A vector that was in the file is returned as a new array.
     """
 
-    def __init__(self, memory: int = MAX_MEMORY_BYTES) -> None:
-        self._memory, self._held_bytes = memory, 0
+    def __init__(self, memory: int | None = None) -> None:
+        self._memory, self._held_bytes = MAX_MEMORY_BYTES if memory is None else memory, 0
         self._held: OrderedDict[Slot, Flat] = OrderedDict()
         self._stored: dict[Slot, _Place] = {}
         self._free: dict[int, list[int]] = {}  # free offsets in the file, by size in bytes

@@ -1,11 +1,12 @@
 """The sums' side of emulated devices: choices, fits and words, as edge_client/training/summed.py computes them.
 
-The devices of an exchange train together, so that an engine may batch them.
+The devices of an exchange train together, so that an engine may batch them: as many as have room in memory with their
+models. Trained models and words are kept as in spill.py, so memory does not grow with the devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -25,8 +26,11 @@ from edge_client.training.summed import (
     next_fit,
     plain_fits,
 )
+from emulator.simulation import spill
+from emulator.simulation.spill import Slot, SpilledModels
 
 TrainAll = Callable[[Mapping[ClientId, Fit]], Mapping[ClientId, Reply | Malformed]]
+NO_MODELS = np.empty((0, 0), np.float32)  # of a choice whose models are in `models`
 
 
 def emulated_secret(seed: int) -> np.random.Generator:
@@ -41,9 +45,15 @@ class SummedDevices:
     `own` are the devices' own models, `posterior` what their last probe left.
     """
 
-    own: MutableMapping[tuple[ClientId, str], Flat]
+    own: MutableMapping[Slot, Flat]
     posterior: dict[ClientId, Array]
-    trained: dict[tuple[ClientId, str], TrainedChoice] = field(default_factory=dict)
+    choices: dict[Slot, TrainedChoice] = field(default_factory=dict)
+    models: SpilledModels = field(default_factory=SpilledModels)  # [M * size] of each choice
+
+    def open_round(self) -> None:
+        """Forget what was trained in the last round."""
+        self.choices.clear()
+        self.models.clear()
 
     def answers(
         self,
@@ -51,27 +61,41 @@ class SummedDevices:
         local: Mapping[ClientId, DeviceData],
         tasks: Mapping[ClientId, SummedFit],
         train: TrainAll,
+    ) -> Iterator[tuple[ClientId, Reply | Malformed]]:
+        """The words of each device, or its refusal, one at a time; `train` carries plain fits out."""
+        for part in _with_room(tasks):
+            refused = self._train(learner, local, part, train)
+            for who, task in part.items():
+                yield who, refused[who] if who in refused else self._words(who, task)
+
+    def _train(
+        self,
+        learner: Learner,
+        local: Mapping[ClientId, DeviceData],
+        tasks: Mapping[ClientId, SummedFit],
+        train: TrainAll,
     ) -> dict[ClientId, Reply | Malformed]:
-        """The words of each device, or its refusal; `train` carries plain fits out."""
-        found: dict[ClientId, Reply | Malformed] = {}
+        """Let those devices train that have not in this round; -> the refusals."""
+        refused: dict[ClientId, Reply | Malformed] = {}
         scores: dict[ClientId, F64 | None] = {}
         fits: dict[ClientId, list[Fit]] = {}
         for who, task in tasks.items():
-            if (who, task.slot) in self.trained:
+            if (who, task.slot) in self.choices:
                 continue
             last, keep = self.own.get((who, CHOICE_SLOT)), partial(self.posterior.__setitem__, who)
             try:
                 scores[who] = choose_before(learner, task, local[who], last, keep)
                 fits[who] = [replace(fit, upload=True) for fit in plain_fits(task, scores[who], last)]
             except Malformed as refusal:
-                found[who] = refusal
-        for who, models in self._trained(tasks, fits, train, found).items():
+                refused[who] = refusal
+        for who, models in self._trained(tasks, fits, train, refused).items():
             task, last = tasks[who], self.own.get((who, CHOICE_SLOT))
-            self.trained[who, task.slot] = choose_after(task, models, scores[who], last)
-        for who, task in tasks.items():
-            if who not in found:
-                found[who] = self._words(who, task)
-        return found
+            self.models[who, task.slot] = models.ravel()
+            self._keep(who, task, choose_after(task, models, scores[who], last))
+        return refused
+
+    def _keep(self, who: ClientId, task: SummedFit, mine: TrainedChoice) -> None:
+        self.choices[who, task.slot] = replace(mine, models=NO_MODELS)
 
     def _trained(
         self,
@@ -97,12 +121,27 @@ class SummedDevices:
         return {who: np.stack(found) for who, found in models.items() if who not in refused}
 
     def _words(self, who: ClientId, task: SummedFit) -> Reply | Malformed:
-        mine = self.trained[who, task.slot]
+        models = self.models[who, task.slot].reshape(-1, task.centers.shape[1])
+        mine = replace(self.choices[who, task.slot], models=models)
         if task.stage in ("choose", "add") and task.choose != "given":
             if task.points is not None and task.stage == "choose":
-                mine = self.trained[who, task.slot] = choose_after(task, mine.models, None, None)
+                mine = choose_after(task, models, None, None)
+                self._keep(who, task, mine)
             self.own[who, CHOICE_SLOT] = mine.among(task.open)
         try:
             return contribution(task, mine, emulated_secret(task.seed))
         except Malformed as refusal:
             return refusal
+
+
+def _with_room(tasks: Mapping[ClientId, SummedFit]) -> Iterator[Mapping[ClientId, SummedFit]]:
+    """The tasks in their order, so many at a time that the models of their devices have room in memory."""
+    part, room = dict[ClientId, SummedFit](), 0
+    for who, task in tasks.items():
+        part[who] = task
+        room += task.centers.nbytes if task.choose == "posterior" else task.centers[0].nbytes
+        if room >= spill.MAX_MEMORY_BYTES:
+            yield part
+            part, room = {}, 0
+    if part:
+        yield part

@@ -12,8 +12,8 @@ import heapq
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,10 +30,11 @@ from coordinator.rounds.update_validation import (
     update_moves,
     validate_reply,
 )
-from coordinator.strategies.base import Exchange, Fleet, Replies, learned, notify_reply
+from coordinator.strategies.base import Exchange, Fleet, Replies, StoredReplies, learned, notify_reply
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.program import Program
+from edge_client.protocol.secure.masks import packed_size
 from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
 from edge_client.training.fit_probe import fit_result, make_job, run_probe
@@ -47,6 +48,7 @@ from emulator.simulation.spill import SpilledModels
 from emulator.simulation.summed_devices import SummedDevices, emulated_secret
 
 Record = Mapping[str, Any]
+WORDS = "words"  # the slot of a device's words among those of an exchange
 INLINE_BYTES = 2_048  # a smaller reply travels inside its message, without a credit
 
 
@@ -89,25 +91,33 @@ class EmulatedDevices:
     def open_round(self) -> None:
         """Discard the posteriors that the probes of the last round left for its fits."""
         self.posterior.clear()
-        self.sums.trained.clear()
+        self.sums.open_round()
 
     def answer(self, who: ClientId, task: Task) -> Reply:
         """Carry the task out as the real client does. Raises Malformed with the code of a refusal."""
-        outcome = self._outcomes({who: task})[who]
+        ((_, outcome),) = self._each({who: task})
         if isinstance(outcome, Malformed):
             raise outcome
         return outcome
 
     def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
         """Each device's reply, or the code of its refusal."""
-        outcomes = self._outcomes(tasks)
-        return {c: o.code if isinstance(o := outcomes[c], Malformed) else o for c in tasks}
+        found = dict(self.each_answer(tasks))
+        return {who: found[who] for who in tasks}
+
+    def each_answer(self, tasks: Exchange) -> Iterator[tuple[ClientId, Reply | str]]:
+        """`answers` one at a time, in any order: the words of a device for a sum are made when it is its turn."""
+        return ((who, o.code if isinstance(o, Malformed) else o) for who, o in self._each(tasks))
+
+    def _each(self, tasks: Exchange) -> Iterator[tuple[ClientId, Reply | Malformed]]:
+        sums = {who: task for who, task in tasks.items() if isinstance(task, SummedFit)}
+        yield from self.sums.answers(self.learner, self.local, sums, self._outcomes)
+        rest = {who: task for who, task in tasks.items() if who not in sums}
+        found = self._outcomes(rest)
+        yield from ((who, found[who]) for who in rest)
 
     def _outcomes(self, tasks: Exchange) -> dict[ClientId, Reply | Malformed]:
         """The learner gets all fits at once, so that it may batch them over devices."""
-        if sums := {who: task for who, task in tasks.items() if isinstance(task, SummedFit)}:
-            rest = {who: task for who, task in tasks.items() if who not in sums}
-            return self.sums.answers(self.learner, self.local, sums, self._outcomes) | self._outcomes(rest)
         found: dict[ClientId, Reply | Malformed] = {}
         jobs: dict[ClientId, TrainingJob] = {}
         for who, task in tasks.items():
@@ -281,10 +291,13 @@ class VirtualNetwork:
         self.bytes_up += size
         return self.reachable_s(who, self.now_s) + self._profiles[who].up_s(size)
 
-    def run_tasks(self, tasks: Exchange) -> Mapping[ClientId, AdmittedReply | str]:
-        """The devices' replies as the server decodes them, or the codes of refusals by the device or by the server."""
+    def run_tasks(self, tasks: Exchange, words: SpilledModels) -> Mapping[ClientId, AdmittedReply | str]:
+        """The devices' replies as the server decodes them, or the codes of refusals by the device or by the server.
+
+        The words of a sum are put into `words`, and are not in the reply.
+        """
         self.local_steps += sum(task.steps for task in tasks.values() if isinstance(task, Fit))
-        return {who: self._sent(who, tasks[who], said) for who, said in self._devices.answers(tasks).items()}
+        return {who: self._sent(who, tasks[who], said, words) for who, said in self._devices.each_answer(tasks)}
 
     def accepted_devices(self, keys: frozenset[ClientId], sent: Mapping[ClientId, AdmittedReply]) -> list[ClientId]:
         """The devices whose replies an exchange closes with, sorted; devices with outlier updates are left out."""
@@ -293,14 +306,16 @@ class VirtualNetwork:
         self.refused |= refused
         return sorted(keys - refused.keys())
 
-    def _sent(self, who: ClientId, task: Task, said: Reply | str) -> AdmittedReply | str:
+    def _sent(self, who: ClientId, task: Task, said: Reply | str, words: SpilledModels) -> AdmittedReply | str:
         if isinstance(said, str):
             self.refused[who] = said
             return said
         if isinstance(task, SummedFit | SummedProbe):
-            words = Reply(n=said.n, words=said.words)
-            size = 0 if words.words is None else -(-words.words.size * task.scale.bits // 8)
-            return AdmittedReply(reply=words, size=size, digest=_digest(words), moves={})
+            if said.words is None:
+                raise TypeError(f"the answer of {who} has no words")
+            words[who, WORDS] = said.words
+            size = packed_size(said.words.size, task.scale.bits)
+            return AdmittedReply(reply=Reply(n=said.n), size=size, digest=_digest(said), moves={})
         try:
             reply, size = self.wire.send(who, task, self._lie(who, task, said), self._round)
             question = ReplySpec(
@@ -342,12 +357,13 @@ class _VirtualExchange:
         self._answers: dict[ClientId, AdmittedReply] = {}
         self._uploading: set[ClientId] = set()
         self._keys: list[ClientId] | None = None
+        self._words = SpilledModels()
         ends_s = {who: network.send(who, exchange[who], opened) for who in sorted(exchange)}
         # A device that is still training when the exchange closes does not answer.
         in_time = {who: s for who, s in ends_s.items() if s < opened.closes_at_s}
         for who, end_s in in_time.items():
             self._plan(network.reachable_s(who, end_s), who)
-        self._worked = network.run_tasks({who: exchange[who] for who in in_time})
+        self._worked = network.run_tasks({who: exchange[who] for who in in_time}, self._words)
         self._happens(exchange_rules.Tick())  # an exchange without tasks closes at once
 
     def until_closed(self) -> Replies:
@@ -359,7 +375,10 @@ class _VirtualExchange:
                 self._network.now_s, _, event = heapq.heappop(self._due)
                 if told := self._finished(event) if isinstance(event, str) else event:
                     self._happens(told)
-        return {c: self._answers[c].reply for c in self._keys}
+        replies = {c: self._answers[c].reply for c in self._keys}
+        if not len(self._words):
+            return replies
+        return StoredReplies(replies, lambda c: replace(replies[c], words=self._words.get((c, WORDS))), {})
 
     def _plan(self, at_s: float, event: exchange_rules.Event | ClientId) -> None:
         heapq.heappush(self._due, (at_s, next(self._order), event))
