@@ -8,7 +8,8 @@
 
 The groups of an exchange are summed apart, stage by stage together. The state of a sum (rounds/secure_sum.py) is
 computed from the closed exchanges, which are stored, and from the prekeys that it took; so a replay needs nothing else.
-A device that misses a stage has dropped out. A sum that cannot be unmasked ends without a result.
+A device that misses a stage has dropped out. A sum that cannot be unmasked, or that shows a device which did not keep
+to its task (possible_sums.py), ends without a result.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coordinator.rounds.possible_sums import why_impossible
 from coordinator.rounds.sealed_round import is_sealed
 from coordinator.rounds.secure_sum import (
     MaskedVectorStored,
@@ -52,7 +54,7 @@ from edge_client.protocol.secure.sum_messages import (
     SumForm,
     read_upload,
 )
-from edge_client.protocol.sum_codec import KEPT, decode_told, words_of
+from edge_client.protocol.sum_codec import KEPT, Work, decode_told, words_of
 from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import ClientId, Fit, Probe, Reply
 
@@ -117,7 +119,7 @@ class MaskedSums:
                 states[group], commands = _advanced(state, [*events, StageDeadline(awaited)])
                 messages += commands
                 self.failures += [command.reason for command in commands if isinstance(command, SumFailed)]
-        return SealedSums.unmasked(self._unmasked(first, states, messages))
+        return SealedSums.unmasked(self._unmasked(first, states, messages, work))
 
     def _begin(
         self, first: ExchangeKey, exchange: SumByCenter, words: int, bits: int
@@ -190,9 +192,12 @@ class MaskedSums:
         return self.store.updates(cid).read(self.store.exchanges.replies(key)[cid].sha256)
 
     def _unmasked(
-        self, first: ExchangeKey, states: Mapping[int, SecureSum], commands: list[SecureCommand]
+        self, first: ExchangeKey, states: Mapping[int, SecureSum], commands: list[SecureCommand], work: Work
     ) -> dict[int, tuple[list[ClientId], Words]]:
-        """The sums of those groups that can be unmasked: one vector of each group in memory, and one upload."""
+        """The sums of those groups that can be unmasked: one vector of each group in memory, and one upload.
+
+        A sum that no devices can give which keep to the task is left out.
+        """
         sums, key = {}, _at(first, 2)
         ready = [command for command in commands if isinstance(command, SumReady)]
         hashes = {cid: reply.sha256 for cid, reply in self.store.exchanges.replies(key).items()} if ready else {}
@@ -204,7 +209,10 @@ class MaskedSums:
                 packed = read_upload(data, roster=state.roster, words=form.words, bits=form.bits)
                 add_packed_into(total, packed, form.bits)
             unmask_into(state, one, total)
-            sums[group] = (list(one.survivors), total)
+            if reason := why_impossible(work, total, len(one.survivors)):
+                self.failures.append(reason)
+            else:
+                sums[group] = (list(one.survivors), total)
         return sums
 
 

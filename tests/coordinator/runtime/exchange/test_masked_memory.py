@@ -15,8 +15,8 @@ from coordinator.strategies.base import SealedSums, SumByCenter
 from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.sum_codec import Work
 from edge_client.protocol.summed_task import SummedFit, SumScale
-from tests.support.played_sums import PlayedSums
 from tests.support.secure_cohort import cids
+from tests.support.stored_cohort import StoredCohort
 
 SIZE = 200_000
 FEW, MANY = 12, 48
@@ -38,7 +38,7 @@ def words_of(cid: str, _: Work) -> Words:
 def summed(folder: Path, devices: int, dropped: list[str]) -> tuple[SealedSums, int]:
     """The sums of two centers, and the most bytes that coordinator and devices held meanwhile."""
     with closing(Store(folder)) as store:
-        played = PlayedSums(store, words_of, silent={"add": dropped})
+        played = StoredCohort(store, words_of, silent={"add": dropped})
         groups = {cid: i % 2 for i, cid in enumerate(cids(devices))}
         works = [work(devices, center) for center in range(2)]
         exchange = SumByCenter({cid: works[groups[cid]] for cid in groups}, least=5, groups=groups)

@@ -40,7 +40,7 @@ def stage_answer(sums: DeviceSums, task: AskedStage, key: ExchangeKey, words_of:
 
 
 @dataclass
-class PlayedSums:
+class StoredCohort:
     """The devices of a federation, whose words are `words_of`; those in `silent` do not answer that stage."""
 
     store: Store

@@ -1,0 +1,91 @@
+"""Whether a sum is one that devices can give which keep to the rules; the bounds hold for every sum of their words.
+
+Masks hide a single device's words, and so a wrong one is seen in the sum only. With V the sum of the weights and m
+devices, the sum of a block's parameters is at most V long, but for what rounding adds, less than 1 for each word and
+device, and noise. So whatever some devices add, a center moves by hardly more than `clip`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from edge_client.protocol.sum_codec import Work
+from edge_client.protocol.summed_task import SOFT, SummedFit, SummedProbe, SumScale, Words
+from edge_client.protocol.task import I64
+
+NOISE_TAIL = 12  # deviations; a normal deviate is beyond them with a probability of 1e-31
+
+
+def why_impossible(work: Work, words: Words, devices: int) -> str | None:
+    """Why no `devices` devices that do this work give this sum; None where they can."""
+    if not isinstance(work, SummedFit | SummedProbe):
+        return None
+    numbers = work.scale.signed(words)
+    if isinstance(work, SummedProbe):
+        wrong = _wrong_evaluation(numbers, work.scale, devices)
+    elif work.stage == "choose":
+        wrong = _wrong_counts(numbers, devices, every=True)
+    elif work.stage == "add" or work.points is None:
+        wrong = _wrong_blocks(work, numbers, devices)
+    else:
+        wrong = _wrong_points(work, numbers.reshape(*work.points.shape[:2], -1), devices)
+    return None if wrong is None else f"{wrong}: at least one of {devices} devices did not keep to its task"
+
+
+def _wrong_counts(counts: I64, devices: int, *, every: bool) -> str | None:
+    total = int(counts.sum())
+    if (counts < 0).any() or total > devices or (every and total < devices):
+        return f"{total} devices are counted"
+    return None
+
+
+def _wrong_blocks(work: SummedFit, numbers: I64, devices: int) -> str | None:
+    scale, blocks = work.scale, numbers.reshape(len(work.open), -1)
+    counts, weights = blocks[:, -1], blocks[:, -2]
+    for count in counts if work.choose in SOFT else [counts.sum()]:
+        if wrong := _wrong_counts(np.atleast_1d(count), devices, every=work.choose not in SOFT):
+            return wrong
+    if (counts < 0).any() or (weights < 0).any() or (weights > counts * (scale.levels + 1)).any():
+        return f"the weights are {weights.max()} of {scale.levels} a device"
+    for block, weight, count in zip(blocks, weights, counts, strict=True):
+        if wrong := _too_long(block[:-2], int(weight + count), scale, int(count), devices):
+            return wrong
+    return None
+
+
+def _too_long(moved: I64, most: int, scale: SumScale, summed: int, devices: int) -> str | None:
+    """`most` is the greatest length of the sum without rounding, `summed` the devices whose words are rounded."""
+    width = math.sqrt(moved.size)
+    noise = scale.deviation * math.sqrt(devices) * (width + NOISE_TAIL)
+    length = float(np.linalg.norm(moved.astype(np.float64)))
+    if length > most + summed * width + noise + 1:
+        return f"the differences are {length / max(most, 1):.3g} times as long as the weights allow"
+    return None
+
+
+def _wrong_points(work: SummedFit, sums: I64, devices: int) -> str | None:
+    """[restarts, K, 1], or [restarts, K, columns + 2]."""
+    levels = work.scale.levels
+    for run in sums:
+        counts = run[:, -1]
+        if wrong := _wrong_counts(counts, devices, every=work.stage == "count"):
+            return wrong
+        if work.stage == "count":
+            continue
+        if (run[:, -2] < 0).any() or (run[:, -2] > counts * (levels + 1)).any():
+            return "the squared lengths are out of their range"
+        for block, count in zip(run, counts, strict=True):
+            if wrong := _too_long(block[:-2], int(count) * levels, work.scale, int(count), 0):
+                return wrong
+    return None
+
+
+def _wrong_evaluation(numbers: I64, scale: SumScale, devices: int) -> str | None:
+    if wrong := _wrong_counts(numbers[-1:], devices, every=True):
+        return wrong
+    scores = numbers[-3:-1]
+    if (numbers[:-3] < 0).any() or (scores < 0).any() or (scores > devices * (scale.levels + 1)).any():
+        return "the scores of the tests are out of their range"
+    return None
