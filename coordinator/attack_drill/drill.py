@@ -9,10 +9,11 @@ from pathlib import Path
 
 from coordinator.artifacts.signed_program import prepare_program
 from coordinator.attack_drill import tiny_program
-from coordinator.attack_drill.findings import NO_SUMS, Attack, Copy, Finding, Seen
+from coordinator.attack_drill.findings import NO_SINGLE, NO_SUMS, Attack, Copy, Finding, Seen
 from coordinator.attack_drill.loopback_copy import (
     FEDERATION,
     FLEET,
+    SUM_FLEET,
     Installation,
     installation,
     loopback_copy,
@@ -21,6 +22,7 @@ from coordinator.attack_drill.message_attacks import MESSAGE_ATTACKS
 from coordinator.attack_drill.page_attacks import PAGE_ATTACKS, pages_copy
 from coordinator.attack_drill.played_round import RoundsCopy
 from coordinator.attack_drill.round_attacks import ROUND_ATTACKS
+from coordinator.attack_drill.sum_attacks import SUM_ATTACKS
 from coordinator.attack_drill.transfer_attacks import TRANSFER_ATTACKS
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import BundleConfig, DashboardConfig, TlsConfig, WebConfig
@@ -30,6 +32,7 @@ from coordinator.local_broker import find_mosquitto
 from coordinator.storage.privacy_noise_key import open_noise_key
 from coordinator.storage.store import Store
 from edge_client.errors import FedcentersError, RuntimeMissing
+from edge_client.protocol.secure.parameters import LEAST_COHORT
 
 BLOCK = 4_096  # so that updates of small models have several blocks
 MIN_DEADLINE_S = 120.0  # an idle credit returns after 30 s
@@ -45,9 +48,8 @@ def run_drill(
     """Play all attacks, one after another; each finding is also told at once, and by `tell` what takes long.
 
     Of `config` the copy has the model, the method of the served run, and the limits; without one, a tiny model and
-    FedAvg. Where that run adds masked updates nothing is played in rounds: those attacks are on single updates, so each
-    would be said to have held. Raises RuntimeMissing without mosquitto, ConfigError for a method or model that cannot
-    be had.
+    FedAvg, with `secure` and without. Where that run adds masked updates, those are attacked in its rounds, else single
+    ones. Raises RuntimeMissing without mosquitto, ConfigError for a method or model that cannot be had.
     """
     program = find_mosquitto()
     if program is None:
@@ -60,23 +62,32 @@ def run_drill(
             say(finding)
             found.append(finding)
 
-    def untried(attack: Attack[RoundsCopy]) -> Attack[None]:
-        return Attack(tried=attack.tried, bound=attack.bound, where=attack.where, play=lambda _: NO_SUMS)
-
     with tempfile.TemporaryDirectory(prefix="attack-drill-") as name, installation(Path(name), program) as site:
-        copied = copied_config(config or tiny_program.config(site.folder), site)
-        sums = copied.runs[0].settings.get("secure", "off") != "off"
-        prepared = None if sums else prepare_rounds(site, copied, tiny=config is None, tell=tell)
-        with loopback_copy(site, copied) as here:
+        given = copied_config(config or tiny_program.config(site.folder), site)
+        single, sums = None if _is_summed(given) else given, given if _is_summed(given) else None
+        if config is None:
+            sums = copied_config(tiny_program.config(site.folder, secure="updates"), site)
+        with loopback_copy(site, given) as here:
             play(MESSAGE_ATTACKS, here)
-        with pages_copy(site, copied) as pages:
+        with pages_copy(site, given) as pages:
             play(PAGE_ATTACKS, pages)
-        in_rounds = (*ROUND_ATTACKS, *TRANSFER_ATTACKS)
-        if prepared is None:
-            play([untried(attack) for attack in in_rounds], None)
-        else:
-            play(in_rounds, prepared)
+        for attacks, played, why in (
+            ((*ROUND_ATTACKS, *TRANSFER_ATTACKS), single, NO_SINGLE),
+            (SUM_ATTACKS, sums, NO_SUMS),
+        ):
+            if played is None:
+                play([_untried(attack, why) for attack in attacks], None)
+            elif attacks:
+                play(attacks, prepare_rounds(site, played, tiny=config is None, tell=tell))
     return found
+
+
+def _is_summed(config: CoordinatorConfig) -> bool:
+    return bool(config.runs[0].settings.get("secure", "off") != "off")
+
+
+def _untried(attack: Attack[RoundsCopy], why: Seen) -> Attack[None]:
+    return Attack(tried=attack.tried, bound=attack.bound, where=attack.where, play=lambda _: why)
 
 
 def _seen(attack: Attack[Copy], here: Copy) -> Seen:
@@ -91,11 +102,13 @@ def _seen(attack: Attack[Copy], here: Copy) -> Seen:
 def copied_config(config: CoordinatorConfig, site: Installation) -> CoordinatorConfig:
     """What a copy plays of a configuration: one round of the served run, with this site's broker and keys.
 
-    Every device is asked and waited for, and nothing is exported.
+    Every device is asked and waited for, and nothing is exported. A sum is of as few devices as there may be.
     """
     run = next(run for run in config.runs if run.name == config.served_run)
-    settings = {key: 1.0 if key == "fraction-train" else value for key, value in run.settings.items()}
-    credentials, fleet = site.credentials(COORDINATOR_CLIENT_ID), len(FLEET) + 1
+    settings = dict(run.settings) | {key: 1.0 for key in ("fraction-train",) if key in run.settings}
+    settings |= {key: LEAST_COHORT for key in ("least-members",) if key in settings}
+    summed = settings.get("secure", "off") != "off"
+    credentials, fleet = site.credentials(COORDINATOR_CLIENT_ID), len(SUM_FLEET if summed else FLEET) + 1
     return replace(
         config,
         federation=FEDERATION,
@@ -132,11 +145,12 @@ def prepare_rounds(
     site: Installation, config: CoordinatorConfig, *, tiny: bool, tell: Callable[[str], None]
 ) -> RoundsCopy:
     """The store with which every round begins: the program of the model, compiled unless it is the `tiny` one."""
-    folder = site.folder / "prepared"
+    summed = _is_summed(config)
+    folder = site.folder / ("sums" if summed else "prepared")
     store = Store(folder)
     try:
         if tiny:
-            tiny_program.put(store)
+            tiny_program.put(store, tiny_program.PLAIN if summed else tiny_program.SCHEMA)
         key = open_signing_key(config.signing_key_folder)
         made = prepare_program(
             config, store, key, config.model.engines, progress=lambda part: tell(f"compiling {part}")
@@ -144,4 +158,5 @@ def prepare_rounds(
         open_noise_key(folder)  # so that rounds of a method with noise can be compared
     finally:
         store.close()
-    return RoundsCopy(site=site, config=config, program=made.program, prepared=folder)
+    others = SUM_FLEET if summed else FLEET
+    return RoundsCopy(site=site, config=config, program=made.program, prepared=folder, others=others)

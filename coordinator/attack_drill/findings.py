@@ -12,6 +12,7 @@ Copy = TypeVar("Copy")
 ACCESS, EPOCHS, LIMITS = "docs/security.md", "PROTOCOL.md, section 10", "PROTOCOL.md, section 14"
 ROUNDS = EPOCHS
 TRANSFER, UPDATES = "PROTOCOL.md, section 9", "docs/hostile-devices.md"
+SUMS = "PROTOCOL.md, section 21"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Seen:
 
 
 NO_UPDATES = Seen(held=None, words="this method asks for no update in its first round")
-NO_SUMS = Seen(held=None, words="this run adds masked updates; docs/privacy.md says what holds of sums")
+NO_SINGLE = Seen(held=None, words="this run adds masked updates, and no single one is sent")
+NO_SUMS = Seen(held=None, words="this run makes no masked sums (`secure`)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from edge_client.transport.tls import Credentials
 
 FEDERATION, HOSTILE = "drill", "hostile"
 FLEET = ("honest", "honest-2", "honest-3", "honest-4")
+SUM_FLEET = (*FLEET, "honest-5", "honest-6")  # of a masked sum two may drop out, and five remain
 HONEST, HONEST_SAMPLES = FLEET[0], 40
 TOPICS = Topics(FEDERATION)
 PATIENCE_S, REFUSAL_S = 20.0, 3.0
@@ -170,7 +171,7 @@ def installation(folder: Path, program: str) -> Iterator[Installation]:
     plan = ProvisionPlan(federation=FEDERATION, hosts=("localhost", "127.0.0.1"), port=free_port())
     work = Provisioner(folder=folder / "keys", plan=plan, now=dt.datetime.now(dt.timezone.utc))
     work.write_infrastructure()
-    for cid in (HOSTILE, *FLEET):
+    for cid in (HOSTILE, *SUM_FLEET):
         work.add_device(cid)
     conf = work.folder / "broker" / "mosquitto.conf"
     # Started by root it would become another user, who cannot read these keys.

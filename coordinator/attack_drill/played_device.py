@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordinator.attack_drill.loopback_copy import HONEST_SAMPLES, PATIENCE_S, TOPICS, BrokerClient
@@ -17,6 +17,7 @@ from coordinator.attack_drill.plausible_replies import (
     plausible_delta,
     plausible_statistics,
 )
+from coordinator.attack_drill.played_sums import PlayedSums
 from edge_client.errors import NetworkError
 from edge_client.protocol import blocks, codecs, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
@@ -34,8 +35,10 @@ class PlayedDevice:
     it waited for something else, `blocks` counts the blocks that it was sent.
     """
 
-    def __init__(self, link: BrokerClient, program: Program, *, block: int) -> None:
+    def __init__(self, link: BrokerClient, program: Program, read: Callable[[str], bytes], *, block: int) -> None:
         self.name, self.link, self.program = link.name, link, program
+        self.sums = PlayedSums(link.name, program, read)
+        self.refuses: frozenset[str] = frozenset()  # stages of sums
         self.block, self.blocks, self._count = block, 0, 0
         self._offered: dict[str, tuple[Manifest, bytes]] = {}
         self.told: list[tuple[str, str]] = []
@@ -76,6 +79,8 @@ class PlayedDevice:
 
     def answer(self, task: Mapping[str, Any], *, n: int = HONEST_SAMPLES, wrong_tests: int = 0) -> Manifest:
         """Announce an answer such as training would give, or a test of so many samples that are all wrong."""
+        if task["job"] == "sum":
+            return self.offer(task, self.sums.answer(task))
         if is_update(task):
             delta = plausible_delta(task, self.name, self.program)
             return self.offer(task, encoded_delta(task, delta, self.program), n=n)
@@ -86,12 +91,18 @@ class PlayedDevice:
         return self.offer(task, codecs.encode_stats(said, self.program.schema), n=n)
 
     def offer(self, task: Mapping[str, Any], data: bytes, *, n: int = HONEST_SAMPLES, attempt: int = 0) -> Manifest:
-        """Announce any bytes as the answer; `send` sends them."""
-        what = "delta" if is_update(task) else "stats"
+        """Announce any bytes as the answer; `send` sends them. Those of a sum count as one sample."""
+        summed = task["job"] == "sum"
+        what = "masked" if summed else "delta" if is_update(task) else "stats"
         manifest = manifest_of(data, what, block=self.block)
         self._offered[manifest.sha256] = (manifest, data)
-        self._ready(task, manifest, n=n, attempt=attempt)
+        self._ready(task, manifest, n=1 if summed else n, attempt=attempt)
         return manifest
+
+    def refuse(self, task: Mapping[str, Any], code: str = "unavailable") -> None:
+        """Refuse a task, so that the coordinator does not wait for it."""
+        key = {name: task[name] for name in ("run", "round", "exchange")}
+        self.say("nack", re=task["id"], code=code, **key)
 
     def announce(self, task: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
         """Announce an update of which there is only this manifest; -> the coordinator's answer."""

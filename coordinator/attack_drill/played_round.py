@@ -95,7 +95,7 @@ class PlayedRound:
                 yield said
 
     def tasks_in_time(self, step_s: float) -> Iterator[dict[str, Any] | None]:
-        """As `tasks`, of a device that answers none; None for each `step_s` that passes once all others have answered.
+        """As `tasks`; None for each `step_s` that passes once all others have answered.
 
         Raises NetworkError.
         """
@@ -104,7 +104,9 @@ class PlayedRound:
             if time.monotonic() > until_s:
                 raise NetworkError("the others do not answer", hint="run the drill again")
             said = self.hostile.aside.popleft() if self.hostile.aside else self.hostile.hear()
-            if said is not None and said["k"] == "task" and _place(said) != _place(task):
+            if said is not None and said["k"] == "go":
+                self.hostile.send(said)
+            elif said is not None and said["k"] == "task" and _place(said) != _place(task):
                 task, until_s = said, time.monotonic() + PATIENCE_S
                 yield task
             elif task and len(self.taken(task)) == len(self.honest):
@@ -116,11 +118,6 @@ class PlayedRound:
     def taken(self, task: Mapping[str, Any]) -> set[str]:
         """The honest devices whose answer in the same exchange was taken."""
         return self._taken[_place(task)]
-
-    def refuse(self, task: Mapping[str, Any]) -> None:
-        """The hostile device refuses a task, so that the coordinator does not wait for it."""
-        key = {name: task[name] for name in ("run", "round", "exchange")}
-        self.hostile.say("nack", re=task["id"], code="unavailable", **key)
 
     def pass_time(self, seconds: float) -> None:
         """Set the coordinator's clock forward, and wait until it has dealt with that and all that we sent."""
@@ -137,7 +134,7 @@ class PlayedRound:
         asked = self.hostile.say("get", sha256=SHA256, block=4096, at=[[0, 1]])
         while not self._over.is_set() and time.monotonic() < until_s:
             said = self.hostile.hear() or {"k": "nothing"}
-            if said["k"] == "task":
+            if said["k"] in ("task", "go"):
                 self.hostile.aside.append(said)
             elif said["k"] == "err" and said.get("re") == asked:
                 return True
@@ -195,7 +192,10 @@ class PlayedRound:
                 continue
             if said["k"] == "task":
                 self.may_answer.wait()
-                device.answer(said)
+                if said.get("stage") in device.refuses:
+                    device.refuse(said)
+                else:
+                    device.answer(said)
             elif said["k"] == "go":
                 device.send(said)
             elif said["k"] == "ack" and said["status"] in ("ok", "dup"):
@@ -214,11 +214,12 @@ class RoundsCopy:
     config: CoordinatorConfig
     program: Program
     prepared: Path
+    others: tuple[str, ...] = FLEET
 
     @property
     def most(self) -> int:
         """The samples that count of one device in training."""
-        return max_samples([HONEST_SAMPLES] * len(FLEET), self.config.fleet.max_samples_ratio)
+        return max_samples([HONEST_SAMPLES] * len(self.others), self.config.fleet.max_samples_ratio)
 
     @contextmanager
     def round(
@@ -242,8 +243,8 @@ class RoundsCopy:
                 transfer=replace(self.config.transfer, **transfer),
             )
             store = stack.enter_context(closing(Store(folder / "store")))
-            links = [self.site.connect(name, stack) for name in (HOSTILE, *FLEET)]
-            fleet = [PlayedDevice(link, self.program, block=config.transfer.block) for link in links]
+            links = [self.site.connect(name, stack) for name in (HOSTILE, *self.others)]
+            fleet = [PlayedDevice(link, self.program, store.blobs.read, block=config.transfer.block) for link in links]
             for device in fleet:
                 samples = n if device.name == HOSTILE else HONEST_SAMPLES
                 there = presence(samples, config.model.engines[0])

@@ -37,7 +37,7 @@ def _repeated_block(rounds: RoundsCopy) -> Seen:
                     played.pass_time(STEP_S)
                     passed_s += STEP_S
                 served = len(played.taken(task))
-            played.refuse(task)
+            played.hostile.refuse(task)
         played.end()
     return Seen(served == others, f"{served} of {others} others uploaded within {passed_s:.0f} s")
 
@@ -48,7 +48,7 @@ def _ever_new_hashes(rounds: RoundsCopy) -> Seen:
         for task in played.tasks():
             if is_update(task) and not left:
                 left.append(_announce_many(task, played))
-            played.refuse(task)
+            played.hostile.refuse(task)
         played.end()
         left.append(played.partial_files())
     if len(left) == 1:
@@ -76,7 +76,7 @@ def _huge_upload(rounds: RoundsCopy) -> Seen:
             if is_update(task) and not answers:
                 huge = Manifest(sha256="ab" * 32, size=HUGE, block=1 << 20, kind="delta")
                 answers.append(played.hostile.announce(task, huge).get("code", "no error"))
-            played.refuse(task)
+            played.hostile.refuse(task)
         played.end()
     return Seen(answers == ["too_big"], f"answered with {answers[0]}") if answers else NO_UPDATES
 
@@ -93,7 +93,7 @@ def _unread_blocks(rounds: RoundsCopy) -> Seen:
                     played.hostile.say("get", sha256=model.sha256, block=model.block, at=[[0, asked]])
                     played.pass_time(ASK_S)
                 served = played.hostile.blocks
-            played.refuse(task)
+            played.hostile.refuse(task)
         played.end()
     if not asked:
         return Seen(held=None, words="this method sends no model in its first round")

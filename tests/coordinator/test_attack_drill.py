@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,20 @@ from coordinator.attack_drill import drill
 from coordinator.attack_drill.message_attacks import MESSAGE_ATTACKS
 from coordinator.attack_drill.page_attacks import PAGE_ATTACKS
 from coordinator.attack_drill.round_attacks import ROUND_ATTACKS
+from coordinator.attack_drill.sum_attacks import SUM_ATTACKS
 from coordinator.attack_drill.transfer_attacks import TRANSFER_ATTACKS
-from coordinator.rounds import exchange_rules
+from coordinator.rounds import exchange_rules, secure_recovery
+from coordinator.rounds.update_validation import AskedStage
 from edge_client.errors import FedcentersError
+from edge_client.protocol.secure import device_stages, device_sums
+from edge_client.protocol.secure.device_sums import DeviceSums
+from edge_client.protocol.secure.sum_messages import MAX_SUM_MESSAGE_BYTES, UPLOAD_HEADER, DealtShares, SumRoster
+from edge_client.protocol.task import Reply
 
+ON_A_DEVICE = ("ask a device for both kinds of share", "send a device an old roster", "use a device's prekey twice")
 Only = Callable[..., None]  # of what is tried
-ALL = (*MESSAGE_ATTACKS, *PAGE_ATTACKS, *ROUND_ATTACKS, *TRANSFER_ATTACKS)
+IN_ROUNDS = (*ROUND_ATTACKS, *TRANSFER_ATTACKS)
+ALL = (*MESSAGE_ATTACKS, *PAGE_ATTACKS, *IN_ROUNDS, *SUM_ATTACKS)
 
 
 @pytest.fixture
@@ -32,7 +41,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Only:
     """Lets the drill play these attacks only."""
 
     def choose(*tried: str) -> None:
-        for name in ("MESSAGE_ATTACKS", "PAGE_ATTACKS", "ROUND_ATTACKS", "TRANSFER_ATTACKS"):
+        for name in ("MESSAGE_ATTACKS", "PAGE_ATTACKS", "ROUND_ATTACKS", "TRANSFER_ATTACKS", "SUM_ATTACKS"):
             monkeypatch.setattr(drill, name, [a for a in getattr(drill, name) if a.tried in tried])
 
     return choose
@@ -136,19 +145,78 @@ def test_the_copy_has_a_users_own_model_method_and_limits(tmp_path: Path, only: 
 
 
 @pytest.mark.broker
-def test_of_a_run_on_masked_sums_no_bound_of_a_round_is_said_to_hold(tmp_path: Path, only: Only) -> None:
+def test_each_bound_of_a_masked_sum_that_is_taken_away_is_named(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
+    masked, summed = "coordinator.runtime.exchange.masked_sums", "coordinator.rounds.secure_sum"
+    lenient = lambda *_: DealtShares.from_bytes(_[-1])  # noqa: E731 - used twice
+    missing = secure_recovery.missing_shares
+
+    def offer(newest: int) -> AskedStage:
+        return AskedStage(stage="prekeys", after=newest, decode=lambda _: Reply(n=1), max_bytes=MAX_SUM_MESSAGE_BYTES)
+
+    def none_may_drop_out(*args: Any, **sets: Any) -> tuple[str, ...]:  # noqa: ANN401
+        return tuple(sets["dropped"]) or missing(*args, **sets)
+
+    monkeypatch.setattr(f"{masked}.why_impossible", lambda *_: None)
+    monkeypatch.setattr(f"{summed}.checked_reveal", lambda *_, **__: True)
+    monkeypatch.setattr(f"{masked}.checked_shares", lenient)
+    monkeypatch.setattr(f"{summed}.checked_shares", lenient)
+    monkeypatch.setattr(f"{masked}.read_upload", lambda data, **_: data[UPLOAD_HEADER.size :])
+    monkeypatch.setattr(f"{masked}._offer", offer)
+    monkeypatch.setattr(f"{summed}.missing_shares", none_may_drop_out)
+    wanted = [tried for tried in names(SUM_ATTACKS) if tried not in ON_A_DEVICE]
+    only(*wanted)
+    assert play()[0] == [(tried, False) for tried in wanted]
+
+
+@pytest.mark.broker
+def test_each_bound_of_a_device_in_a_masked_sum_that_is_taken_away_is_named(
+    monkeypatch: pytest.MonkeyPatch, only: Only
+) -> None:
+    kept, shown = device_sums._on_roster, device_stages.show
+
+    def keeps_its_root(state: DeviceSums, roster: SumRoster) -> tuple[DeviceSums, bytes]:
+        after, dealt = kept(state, roster)
+        return replace(after, roots=state.roots), dealt
+
+    def forgets_what_it_showed(state: DeviceSums, message: bytes, key: device_stages.Place) -> tuple[DeviceSums, bytes]:
+        _, answer = shown(state, message, key)
+        return state, answer
+
+    monkeypatch.setattr(device_sums, "_on_roster", keeps_its_root)
+    monkeypatch.setattr(device_stages, "show", forgets_what_it_showed)
+    only(*ON_A_DEVICE)
+    assert play()[0] == [(tried, False) for tried in ON_A_DEVICE]
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(("method", "secure"), [("fesem", "updates"), ("ifca", "updates+membership")])
+def test_of_a_run_on_masked_sums_those_are_attacked_and_single_updates_are_not(
+    tmp_path: Path, only: Only, method: str, secure: str
+) -> None:
     path = tmp_path / "coordinator.toml"
     path.write_text(
         'federation = "mine"\nbroker = "mqtts://broker.example"\nfolder = "run"\n'
         '[model]\nname = "linear-regression"\n'
-        '[[runs]]\nmethod = "fesem"\nname = "sums"\nnum-rounds = 9\nclusters = 2\nsecure = "updates"\n'
+        f'[[runs]]\nmethod = "{method}"\nname = "sums"\nnum-rounds = 9\nclusters = 2\nsecure = "{secure}"\n'
+        "least-members = 20\n"
     )
-    in_rounds = names((*ROUND_ATTACKS, *TRANSFER_ATTACKS))
-    only("announce 2^40 samples", *in_rounds)
-    assert play(str(path)) == ([("announce 2^40 samples", True), *((tried, None) for tried in in_rounds)], 0)
-    told = CliRunner().invoke(cli.app, ["attack-drill", str(path)]).stdout
-    assert f"1 of 1 bounds held, {len(in_rounds)} attacks had no aim" in told
-    assert "this run adds masked updates; docs/privacy.md says what holds of sums" in told
+    in_sums = ["add masked words of garbage", "show shares that lie", "deal shares and never upload"]
+    only("announce 2^40 samples", *names(IN_ROUNDS), *in_sums)
+    untried = [(tried, None) for tried in names(IN_ROUNDS)]
+    assert play(str(path)) == ([("announce 2^40 samples", True), *untried, *((tried, True) for tried in in_sums)], 0)
+
+
+@pytest.mark.broker
+def test_of_a_run_in_the_clear_no_bound_of_sums_is_said_to_hold(tmp_path: Path, only: Only) -> None:
+    path = tmp_path / "coordinator.toml"
+    path.write_text(
+        'federation = "mine"\nbroker = "mqtts://broker.example"\nfolder = "run"\n'
+        'model = { name = "linear-regression" }\nruns = [{ method = "fedavg", num-rounds = 9 }]\n'
+    )
+    only("announce 2^40 samples", *names(SUM_ATTACKS))
+    found = CliRunner().invoke(cli.app, ["attack-drill", str(path)])
+    assert (found.exit_code, f"1 of 1 bounds held, {len(SUM_ATTACKS)} attacks had no aim" in found.stdout) == (0, True)
+    assert "this run makes no masked sums" in found.stdout
 
 
 def test_without_mosquitto_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

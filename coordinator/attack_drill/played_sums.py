@@ -1,0 +1,96 @@
+"""What a device of a drill answers in masked sums: its words are drawn, all else is a device's own code.
+
+The files of a task are read from the coordinator's folder; how they travel is played elsewhere.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coordinator.attack_drill.loopback_copy import FEDERATION
+from coordinator.attack_drill.plausible_replies import MOVE
+from edge_client.protocol import codecs, sum_codec
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.program import Program
+from edge_client.protocol.secure import device_stages
+from edge_client.protocol.secure.device_sums import DeviceSums
+from edge_client.protocol.secure.masks import Words
+from edge_client.protocol.summed_task import SOFT, SummedFit, SummedProbe
+from edge_client.protocol.task import Flat
+from edge_client.training.summed import TrainedChoice, contribution
+
+Change = Callable[[Words], Words]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedOnce:
+    """A stage as a device was asked it: its state before, the coordinator's message, and the task's place."""
+
+    sums: DeviceSums
+    message: bytes
+    place: device_stages.Place
+
+
+@dataclass
+class PlayedSums:
+    """A device's part in masked sums. `asked` has the last task of each stage, `shown` all places of "show"."""
+
+    cid: str
+    program: Program
+    read: Callable[[str], bytes]  # a blob by its hash
+    sums: DeviceSums = field(init=False)
+    asked: dict[str, AskedOnce] = field(default_factory=dict)
+    shown: list[device_stages.Place] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sums = DeviceSums(federation=FEDERATION, cid=self.cid)
+
+    def answer(self, task: Mapping[str, Any], change: Change = np.asarray) -> bytes:
+        """The answer of an honest device, but for `change` of its words."""
+        stage, place = task["stage"], (task["run"], task["round"], task["exchange"])
+        message = self.read(Manifest.from_json(task["message"]).sha256) if "message" in task else b""
+        self.asked[stage] = AskedOnce(sums=self.sums, message=message, place=place)
+        work = sum_codec.read_work(task, self._vector) if "work" in task else None
+        data = sum_codec.KEPT
+        if stage == "prekeys":
+            random = secrets.token_bytes(device_stages.RANDOM_BYTES)
+            self.sums, data = device_stages.offer_prekeys(self.sums, random, task.get("after", -1))
+        elif stage == "shares":
+            self.sums, data = device_stages.deal(self.sums, message, place)
+        elif stage == "show":
+            self.shown.append(place)
+            self.sums, data = device_stages.show(self.sums, message, place)
+        elif isinstance(work, SummedFit | SummedProbe):
+            words = change(self._words(work))
+            if stage == "tell":
+                return sum_codec.encode_told(words)
+            self.sums, data = device_stages.mask(self.sums, message, place, work.scale, words)
+        return data
+
+    def _vector(self, manifest: Manifest) -> Flat:
+        data = self.read(manifest.sha256)
+        if manifest.kind == "points":
+            return sum_codec.decode_points(data)
+        return codecs.decode_vector(data, self.program.schema, kind=manifest.kind)
+
+    def _words(self, work: SummedFit | SummedProbe) -> Words:
+        """Of a device that moved each parameter of its first center by MOVE, and is right in half of its tests."""
+        if isinstance(work, SummedProbe):
+            right = np.ones(2, np.int64) * (work.scale.levels // 2)
+            matrix = np.ones((self.program.classes, self.program.classes), np.int64)
+            return work.scale.modulo(np.concatenate([matrix.ravel(), right, [1]]))
+        k, soft = len(work.centers), work.choose in SOFT
+        models = work.centers + MOVE
+        chosen = 0 if work.group is None else work.group
+        mine = TrainedChoice(
+            models=models if work.choose == "posterior" else models[chosen : chosen + 1],
+            weights=np.full(k, 1 / k) if soft else np.eye(k)[chosen],
+            order=None if soft else np.roll(np.arange(k), -chosen),
+        )
+        words = contribution(work, mine, np.random.default_rng(0)).words
+        return np.zeros(0, np.uint32) if words is None else words.astype(np.uint32)
