@@ -1,110 +1,117 @@
-"""Bench: one masked sum with 30 % of the devices dropped: CPU seconds, bytes and memory of both sides.
+"""Bench: a round of FedAvg on masked sums, in the clear, and by Flower's SecAgg+: bytes, CPU seconds, memory.
 
-    python -m tests.benches.secure_sums 50 200 1000
+    python -m tests.benches.secure_sums                              all cells of ours, masked and clear
+    python -m tests.benches.secure_sums --flower --devices 50 200    masked cells of ours and of Flower, in turn
 
-All devices deal and answer for real. Uploads are random words of the right size, because their sum costs the same;
-tests/coordinator/rounds/test_secure_sum.py has the sums. Words have 32 bits. Memory is the peak of what is allocated
-in a step, by tracemalloc; the coordinator's messages are counted apart.
+Each cell has a process of its own, of at most 8 minutes (--limit). 30 % of the devices drop out after they have dealt
+their shares; in the clear they do not answer. Words have 32 bits. secure_cell.py and peers/flower_secagg.py say what is
+measured; Flower is given our number of neighbours and our threshold. Estimates are those of masks alone.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
 import sys
-import time
-import tracemalloc
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass
 
-import numpy as np
+from coordinator.strategies.common.sum_plan import SECURE_MODES
+from edge_client.protocol.secure.parameters import sum_parameters
+from tests.benches.peer import PeerMissing, environment, python_of
+from tests.benches.secure_cell import DROPPED_PERCENT, CellCost
 
-from coordinator.rounds.secure_sum import MaskedVectorStored, StageDeadline, SumReady, unmask_into
-from edge_client.protocol.secure.device_sums import RelayArrived, RosterArrived, VectorReady
-from edge_client.protocol.secure.masks import add_packed_into
-from edge_client.protocol.secure.sum_messages import SumForm, read_upload
-from tests.support.secure_cohort import SecureCohort, cids
-
-SIZES = {"29k": 29_000, "1.15M": 1_150_000}
-MB = 1e6
-TRACED = 200  # devices up to which the memory is traced, which makes the step several times slower
-
-T = TypeVar("T")
+CLEAR, MASKED = SECURE_MODES[:2]
+STREAM_GBS = 4.5  # of AES in counter mode on one core, in the estimates
+MAX_OFF = 1e-4  # words of 32 bits round each parameter by a part of 5e-5, for a center of length 107
+TITLES = (
+    "devices", "parameters", "side", "up, KB", "down, KB", "device, s", "device, MB", "coordinator, s",
+    "coordinator, MB", "estimate: device, s", "coordinator, s", "masks, GB",
+)  # fmt: skip
 
 
-def cpu_seconds(step: Callable[[], T]) -> tuple[T, float]:
-    """What `step` gives, and its CPU seconds."""
-    start = time.process_time()
-    return step(), time.process_time() - start
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What follows from the graph: the masks of one device and those that the coordinator takes off, at STREAM_GBS."""
+
+    device_s: float
+    coordinator_s: float
+    coordinator_gb: float
 
 
-def peak_mb(step: Callable[[], object]) -> float:
-    """The most MB that `step` held beyond what was there."""
-    tracemalloc.start()
-    step()
-    peak = tracemalloc.get_traced_memory()[1] / MB
-    tracemalloc.stop()
-    return peak
-
-
-def measure(devices: int, words: int) -> str:
-    """One row: a device's and the coordinator's cost of a sum of `devices` vectors of `words` words."""
-    form = SumForm(federation="demo", run="r1", round=0, exchange=0, words=words, bits=32)
-    cohort = SecureCohort.of(devices, form)
-    kept = cids(devices)[: devices - 3 * devices // 10]
-    first = kept[0]
-    _, dealing = cpu_seconds(lambda: cohort.on_device(first, RosterArrived(cohort.sent["roster"][first])))
-    cohort.deal()
-    vector = np.random.default_rng(0).integers(0, 2**32, words, np.uint32)
-    _, opening = cpu_seconds(lambda: cohort.on_device(first, RelayArrived(cohort.sent["relay"][first])))
-    ready_vector = VectorReady(cohort.server.roster, vector)
-    blob, masking = cpu_seconds(lambda: cohort.on_device(first, ready_vector))
-    device_peak = peak_mb(lambda: cohort.on_device(first, ready_vector))
-    masked(cohort, kept, blob)
-    cohort.reveal()
-    ready = cohort.outcome
-    if not isinstance(ready, SumReady):
-        raise TypeError(ready)
-    total = np.zeros(words, np.uint32)
-
-    def unmask() -> None:
-        for _ in kept:
-            packed = read_upload(blob, roster=cohort.server.roster, words=words, bits=32)
-            add_packed_into(total, packed, 32)
-        unmask_into(cohort.server, ready, total)
-
-    _, unmasking = cpu_seconds(unmask)
-    server_peak = f"{peak_mb(unmask):.1f}" if devices <= TRACED else "-"
-    sent = [cohort.sent[kind][first] for kind in ("roster", "relay", "unmask")]
-    state = cohort.server
-    answers = [state.dealt[first].to_bytes(), state.revealed[first].to_bytes()]
-    keys = sum(map(len, [*sent, *answers])) / 1e3
-    return (
-        f"{devices:>6} {words:>9} {state.parameters.neighbours:>4} {state.parameters.threshold:>4} {keys:>8.1f} "
-        f"{len(blob) / MB:>7.2f} {dealing:>7.3f} {opening:>7.3f} {masking:>7.3f} {device_peak:>8.1f} "
-        f"{unmasking:>9.2f} {server_peak:>9}"
+def estimate(devices: int, size: int) -> Estimate:
+    """Each device masks with itself and its k neighbours; the dropped ones' masks are taken off one by one."""
+    k, kept = sum_parameters(devices).neighbours, 1 - DROPPED_PERCENT / 100
+    streams, word_gb = devices * kept + devices * (1 - kept) * kept * k, 4 * size / 1e9
+    return Estimate(
+        device_s=(k + 1) * word_gb / STREAM_GBS,
+        coordinator_s=streams * word_gb / STREAM_GBS,
+        coordinator_gb=streams * word_gb,
     )
 
 
-def masked(cohort: SecureCohort, kept: list[str], blob: bytes) -> None:
-    """Every kept device has uploaded `blob`; that it masked nothing itself is the one thing that is not real."""
-    for cid in kept:
-        cohort.on_device(cid, RelayArrived(cohort.sent["relay"][cid]))
-        state = cohort.devices[cid]
-        name = cohort.server.roster
-        cohort.devices[cid] = replace(state, sums={name: replace(state.sums[name], upload="stored")})
-        cohort.uploads[cid] = blob
-        cohort.tell_server(MaskedVectorStored(cid))
-    cohort.tell_server(StageDeadline("uploads"))
+def command(devices: int, size: int, side: str) -> list[str]:
+    """How a cell is played. Raises PeerMissing."""
+    if side != "Flower":
+        return [sys.executable, "-m", "tests.benches.secure_cell", str(devices), str(size), side]
+    made = sum_parameters(devices)
+    numbers = (devices, size, devices * DROPPED_PERCENT // 100, made.neighbours, made.threshold)
+    return [str(python_of("flower")), "-m", "tests.benches.peers.flower_secagg", *map(str, numbers)]
+
+
+def play(devices: int, size: int, side: str, limit_s: float) -> CellCost | str:
+    """What a cell took, or why it cannot be told."""
+    try:
+        done = subprocess.run(
+            command(devices, size, side), env=environment(), check=True, capture_output=True, text=True, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        return f"not run to its end within {limit_s:.0f} s"
+    except subprocess.CalledProcessError as wrong:
+        last = [line for line in wrong.stderr.splitlines() if line.strip()][-1:]
+        return f"exit code {wrong.returncode}: {' '.join(last)}"
+    except PeerMissing as missing:
+        return str(missing)
+    cost = CellCost(**json.loads(done.stdout.splitlines()[-1]))
+    return cost if cost.off < MAX_OFF else f"the mean is {cost.off:.2g} off"
+
+
+def row(devices: int, size: int, side: str, found: list[CellCost | str]) -> str:
+    """A line of the table, of the medians."""
+    known = [cost for cost in found if isinstance(cost, CellCost)]
+    name = f"| {devices:,} | {size:,} | {side} |"
+    if not known:
+        return f"{name} {found[-1]} |\n"
+    middle = {key: statistics.median(vars(cost)[key] for cost in known) for key in vars(known[0])}
+    planned = estimate(devices, size) if side == MASKED else None
+    last = "|||" if planned is None else (
+        f" {planned.device_s:.3f} | {planned.coordinator_s:.1f} | {planned.coordinator_gb:.1f} |"
+    )  # fmt: skip
+    return (
+        f"{name} {middle['up'] / 1e3:,.1f} | {middle['down'] / 1e3:,.1f} | {middle['device_s']:.3f} | "
+        f"{middle['device_mb']:.0f} | {middle['coordinator_s']:.2f} | {middle['coordinator_mb']:.0f} |{last}\n"
+    )
 
 
 def main() -> None:
-    """Print one row for each cohort and size."""
-    header = "devices     words    k    t  keys,kB  up,MB  deal,s  open,s  mask,s  dev,MB  unmask,s  coord,MB"
-    sys.stdout.write(header + "\n")
-    for devices in [int(arg) for arg in sys.argv[1:]] or [50, 200, 1000]:
-        for words in SIZES.values():
-            sys.stdout.write(measure(devices, words) + "\n")
-            sys.stdout.flush()
+    """Print one row for each cell."""
+    ask = argparse.ArgumentParser()
+    ask.add_argument("--devices", type=int, nargs="+", default=[50, 200, 1_000])
+    ask.add_argument("--parameters", type=int, nargs="+", default=[29_000, 1_150_000])
+    ask.add_argument("--flower", action="store_true")
+    ask.add_argument("--repeats", type=int, default=1)
+    ask.add_argument("--limit", type=float, default=480.0)
+    asked = ask.parse_args()
+    sys.stdout.write(f"| {' | '.join(TITLES)} |\n")
+    for devices, size in itertools.product(asked.devices, asked.parameters):
+        found: dict[str, list[CellCost | str]] = {MASKED: [], "Flower" if asked.flower else CLEAR: []}
+        for _, side in itertools.product(range(asked.repeats), found):
+            found[side].append(play(devices, size, side, asked.limit))
+        for side, costs in found.items():
+            sys.stdout.write(row(devices, size, side, costs))
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
