@@ -20,7 +20,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.secure import device_stages
 from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.secure.masks import Words
-from edge_client.protocol.summed_task import SOFT, SummedFit, SummedProbe
+from edge_client.protocol.summed_task import SCORE_LEVELS, SOFT, SummedFit, SummedProbe
 from edge_client.protocol.task import Flat
 from edge_client.training.summed import TrainedChoice, contribution
 
@@ -81,9 +81,8 @@ class PlayedSums:
     def _words(self, work: SummedFit | SummedProbe) -> Words:
         """Of a device that moved each parameter of its first center by MOVE, and is right in half of its tests."""
         if isinstance(work, SummedProbe):
-            right = np.ones(2, np.int64) * (work.scale.levels // 2)
-            matrix = np.ones((self.program.classes, self.program.classes), np.int64)
-            return work.scale.modulo(np.concatenate([matrix.ravel(), right, [1]]))
+            half = SCORE_LEVELS // 2
+            return np.array([1, 2, half, half, 1], np.uint32)
         k, soft = len(work.centers), work.choose in SOFT
         models = work.centers + MOVE
         chosen = 0 if work.group is None else work.group
