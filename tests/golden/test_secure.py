@@ -23,7 +23,7 @@ from edge_client.protocol.sum_codec import read_work
 from edge_client.protocol.summed_task import SummedFit, SumScale
 from edge_client.training.summed import TrainedChoice, contribution
 from tests.support.secure_cohort import SecureCohort, cids, root_of, vector_of
-from tests.support.sum_tasks import STAGES, get, job, refused, task_message
+from tests.support.sum_tasks import STAGES, get, job, named_vectors, refused, task_message
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "secure.json").read_text(encoding="utf-8"))
 FORM = SumForm(federation="demo", run="r1", round=3, exchange=1, words=5, bits=20)
@@ -163,6 +163,7 @@ def built() -> dict[str, Any]:
         "form": {"words": FORM.words, "bits": FORM.bits},
         "cohort": cohort(),
         "refused": REFUSED,
+        "vectors": named_vectors(),
         "tasks": {name: task_message(job(name)).decode() for name in STAGES},
         "refused_jobs": refused(),
         "words": words(),

@@ -58,12 +58,23 @@ def put(flat: Flat, kind: str) -> Manifest:
     return manifest_of(blob_of(flat, kind), kind)
 
 
-def get(manifest: Manifest) -> Flat:
-    """What a device would have fetched. Raises Malformed for anything else."""
+def known_vectors() -> dict[str, Flat]:
+    """The centers and the centroids that the tasks name, by the sha256 in their manifests."""
     known: dict[str, Flat] = {put(row, "model").sha256: row for row in CENTERS}
     means = STAGES["add, k-means"].work
     if isinstance(means, SummedFit) and means.points is not None:
         known[put(means.points, "points").sha256] = means.points.ravel()
+    return known
+
+
+def named_vectors() -> dict[str, list[float]]:
+    """The same for other languages: the numbers that a device would have read from those blobs."""
+    return {name: vector.tolist() for name, vector in known_vectors().items()}
+
+
+def get(manifest: Manifest) -> Flat:
+    """What a device would have fetched. Raises Malformed for anything else."""
+    known = known_vectors()
     if manifest.sha256 not in known:
         raise Malformed("unreachable", "no such blob")
     return known[manifest.sha256]

@@ -1,0 +1,99 @@
+"""A client in Go that was written from PROTOCOL.md: it reads the golden vectors and takes part beside Python's."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.second_federation import SOURCE, Federation, build
+
+GOLDEN = SOURCE.parent / "golden"
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("second-client"))
+
+
+def test_the_golden_vectors_hold_in_go(program: Path) -> None:
+    done = subprocess.run([program, "golden", GOLDEN], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "golden vectors hold" in done.stdout
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("method", [{"method": "fedavg"}, {"method": "fesem", "clusters": 2}])
+def test_every_result_of_the_second_client_counts(program: Path, tmp_path: Path, method: dict[str, Any]) -> None:
+    """In the default codec i8, whose residual is carried from round to round; uploads have several blocks."""
+    home = Federation(tmp_path, program)
+    home.run(**method, num_rounds=ROUNDS)
+    taken = [line["what"] for line in home.said("ack") if line["status"] == "ok"]
+    assert taken == ["delta", "stats"] * ROUNDS
+    assert [line.get("refused", {}) for line in home.rounds()] == [{}] * ROUNDS
+    assert all("dev-0" in line["per_device"] for line in home.rounds())
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_the_centers_are_those_of_a_fleet_of_python_clients(program: Path, tmp_path: Path) -> None:
+    centers = []
+    for seat, who in (("go", program), ("python", None)):
+        (tmp_path / seat).mkdir()
+        home = Federation(tmp_path / seat, who, top={"codec": "f32"})
+        home.run(method="fesem", clusters=2, num_rounds=2)
+        centers.append(home.centers("fesem"))
+    np.testing.assert_allclose(centers[0], centers[1], atol=1e-5)
+
+
+@pytest.mark.broker
+def test_a_killed_second_client_goes_on_from_its_state(program: Path, tmp_path: Path) -> None:
+    def kill(home: Federation) -> None:
+        home.wait(lambda: len(home.said("ack")) > 2)  # in round 2
+        process = home.processes.pop()
+        process.kill()
+        process.wait()
+        home.second()
+
+    home = Federation(tmp_path, program)
+    home.run(kill, method="fedavg", num_rounds=ROUNDS)
+    assert "dev-0" in home.rounds()[-1]["per_device"]
+    assert len(home.said("golden run")) == 2
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("mode", "method"),
+    [
+        ("updates", {"method": "fedavg"}),
+        pytest.param("updates+membership", {"method": "fesem", "clusters": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_masked_sums_with_the_second_client_are_those_of_python(
+    program: Path, tmp_path: Path, mode: str, method: dict[str, Any]
+) -> None:
+    """No sum of fewer than five devices is made, and each center has five, so that none is made without dev-0."""
+    centers, failed = [], []
+    for seat, who in (("go", program), ("python", None)):
+        (tmp_path / seat).mkdir()
+        home = Federation(tmp_path / seat, who, devices=10 if "clusters" in method else 5)
+        home.run(**method, num_rounds=2, secure=mode, least_members=5)
+        centers.append(home.centers(str(method["method"])))
+        failed += [line["secure"].get("failed") for line in home.rounds()]
+    assert not any(failed)
+    np.testing.assert_allclose(centers[0], centers[1], atol=1e-5)
+
+
+@pytest.mark.broker
+def test_a_sum_goes_on_without_a_second_client_that_left_after_its_shares(program: Path, tmp_path: Path) -> None:
+    """Its masks in the others' uploads are taken off with the shares that it dealt."""
+    home = Federation(tmp_path, program, devices=7, deadline=5, top={"quorum": 0.5})
+    home.run(method="fedavg", num_rounds=2, secure="updates", options="-quit-at add")
+    assert [line["what"] for line in home.said("ack")] == ["masked", "masked"]  # prekeys and shares
+    first = home.rounds()[0]
+    assert not first["secure"].get("failed")
+    assert np.abs(home.centers("fedavg")).max() < 10

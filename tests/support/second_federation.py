@@ -1,0 +1,184 @@
+"""A federation of real processes over mosquitto in which one seat is taken by the client in Go of tests/second_client.
+
+`Federation.run` starts a broker, `fedcenters-coordinator serve`, `fedcenters-edge join` for the devices in Python, and
+the second client for device dev-0. The model is a user's own: one linear layer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from coordinator.local_broker import start_broker
+from coordinator.storage.run_reader import last_state
+
+SOURCE = Path(__file__).parents[1] / "second_client"
+DEBIAN = Path("/usr/share/gocode")  # where apt puts Go libraries
+PACKAGES = "golang-go golang-github-eclipse-paho.mqtt.golang-dev golang-golang-x-crypto-dev"
+COMMANDS = Path(sys.executable).parent
+PATIENCE_S = 120.0
+SIDE = 16  # pixels; the linear model has 2,570 numbers, more than one block of 4,096 bytes
+
+LINEAR = f"""\
+from torch import nn
+from coordinator.models.registry import ModelEntry
+
+
+def factory():
+    make = lambda: nn.Sequential(nn.Flatten(), nn.Linear({SIDE * SIDE}, 10))
+    return ModelEntry(make=make, input=(1, {SIDE}, {SIDE}), classes=10)
+"""
+COORDINATOR = """\
+federation = "home"
+broker = "{url}"
+folder = "run"
+min-devices = {devices}
+deadline-s = {deadline}
+block = 4096
+exit-when-done = true
+formats = []
+{top}
+[model]
+name = "linear:factory"
+engines = ["onnx"]
+[[runs]]
+{run}
+"""
+CLIENT = """\
+federation = "home"
+device-id = "{cid}"
+broker = "{url}"
+data = "data"
+state = "state"
+signing-keys = ["{key}"]
+"""
+
+
+def build(folder: Path) -> Path:
+    """The second client's program. Skips where Debian's Go and its libraries are not installed."""
+    go = shutil.which("go")
+    if go is None or not (DEBIAN / "src/github.com/eclipse/paho.mqtt.golang").exists():
+        pytest.skip(f"Go and its MQTT library are not installed (apt install {PACKAGES})")
+    program = folder / "second-client"
+    environment = {**os.environ, "GO111MODULE": "off", "GOPATH": str(DEBIAN), "GOCACHE": str(folder / "go-cache")}
+    subprocess.run([go, "build", "-o", str(program), "."], cwd=SOURCE, env=environment, check=True)
+    return program
+
+
+def toml(fields: dict[str, Any]) -> str:
+    return "\n".join(f"{name.replace('_', '-')} = {json.dumps(value)}" for name, value in fields.items())
+
+
+@dataclass
+class Federation:
+    """One run of `devices` devices, the odd ones with other labels; device dev-0 is `program`, or Python's without."""
+
+    folder: Path
+    program: Path | None
+    devices: int = 5
+    deadline: int = 60
+    top: dict[str, Any] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    url: str = ""
+    key: str = ""
+
+    def run(self, meanwhile: Callable[[Federation], None] = lambda _: None, *, options: str = "", **run: Any) -> None:  # noqa: ANN401 - settings of a run
+        """Until the coordinator has ended in good order."""
+        broker = start_broker(self.folder / "broker", "mosquitto")
+        try:
+            self.url = broker.url
+            coordinator = self._coordinator(run)
+            self._devices(options.split())
+            meanwhile(self)
+            assert coordinator.wait(PATIENCE_S) == 0, self.log("coordinator")
+        finally:
+            for process in self.processes:
+                process.send_signal(signal.SIGTERM)
+            for process in self.processes:
+                process.wait(PATIENCE_S)
+            broker.stop()
+
+    def _coordinator(self, run: dict[str, Any]) -> subprocess.Popen[bytes]:
+        (self.folder / "linear.py").write_text(LINEAR)
+        text = COORDINATOR.format(
+            url=self.url, devices=self.devices, deadline=self.deadline, top=toml(self.top), run=toml(run)
+        )
+        (self.folder / "coordinator.toml").write_text(text)
+        process = self.start("coordinator", COMMANDS / "fedcenters-coordinator", "serve", "coordinator.toml")
+        pinned = self.folder / "run" / "signing.pub"
+        self.wait(pinned.exists)
+        self.key = pinned.read_text().strip()
+        return process
+
+    def _devices(self, options: list[str]) -> None:
+        x, y = load_digits(return_X_y=True)
+        order = np.random.default_rng(0).permutation(len(x))
+        x, y = np.kron(x[order].reshape(-1, 1, 8, 8) / 16, np.ones((1, 1, 2, 2))).astype(np.float32), y[order]
+        configurations: list[Path | str] = []
+        for i in range(self.devices):
+            mine, labels = x[i :: self.devices], (9 - y if i % 2 else y)[i :: self.devices]
+            home, cut = self.folder / f"dev-{i}", len(mine) * 4 // 5
+            (home / "data").mkdir(parents=True)
+            for name, part in (("train", slice(cut)), ("test", slice(cut, None))):
+                if i == 0 and self.program:
+                    table = np.hstack([mine[part].reshape(-1, SIDE * SIDE), labels[part, None]])
+                    np.savetxt(home / f"{name}.csv", table, fmt="%.9g", delimiter=",")
+                else:
+                    np.savez(home / "data" / f"{name}.npz", x=mine[part], y=labels[part])
+            if i or not self.program:
+                text = CLIENT.format(cid=f"dev-{i}", url=self.url, key=self.key)
+                (home / "client.toml").write_text(text)
+                configurations += ["--config", home / "client.toml"]
+        self.start("python", COMMANDS / "fedcenters-edge", "join", *configurations)
+        if self.program:
+            self.second(*options)
+
+    def second(self, *options: str) -> subprocess.Popen[bytes]:
+        """The second client; started again it goes on from its state folder."""
+        assert self.program is not None
+        home, broker = self.folder / "dev-0", self.url.replace("mqtt://", "tcp://")
+        files: list[Path | str] = ["-train", home / "train.csv", "-test", home / "test.csv", "-state", home / "state"]
+        whose = ["-federation", "home", "-cid", "dev-0", "-broker", broker, "-signing-keys", self.key]
+        return self.start("second", self.program, "join", *whose, *files, *options)
+
+    def start(self, name: str, *command: Path | str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(list(map(str, command)), cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
+        self.processes.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def wait(self, found: Callable[[], bool]) -> None:
+        """Until `found`, or until a process has died that was not to."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not found():
+            assert time.monotonic() < until_s, [path.read_text()[-2000:] for path in self.folder.glob("*.log")]
+            time.sleep(0.02)
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        """The second client's lines of one kind."""
+        lines = [json.loads(line) for line in self.log("second").splitlines() if line.endswith("}")]
+        return [line for line in lines if line["event"] == event]
+
+    def rounds(self) -> list[dict[str, Any]]:
+        lines = map(json.loads, (self.folder / "run" / "metrics.jsonl").read_text().splitlines())
+        return [line for line in lines if line["event"] == "round"]
+
+    def centers(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """[K, size] after the last round."""
+        return np.asarray(last_state(self.folder / "run", name)[0].centers)
