@@ -24,9 +24,21 @@ from edge_client.transport.clock import Clock
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+PACKET_ROOM_BYTES = 512  # of a packet, beside the block: its header and topic
 MAX_WAIT_S = 1.0  # the longest wait of the event loop
 MAX_UNSYNCED_S = 0.1  # an update waits so long for others, while messages come without a pause
 MAX_LATE_S = 10.0  # a wait that ends later than that was interrupted; a busy machine is less late
+
+
+def lost_broker(reason: str, block: int) -> str:
+    """What is said of a connection that the broker cut, and what to do where connecting again does not help."""
+    if "too large" not in reason.lower():
+        return f"the broker is gone ({reason}); connecting again"
+    least = block + PACKET_ROOM_BYTES
+    return (
+        f"the broker is gone ({reason}): it does not take a block. Set its max_packet_size to {least} or more, "
+        "or `block` in the coordinator's file to less; connecting again"
+    )
 
 
 class ServerStopped(Exception):
@@ -146,7 +158,7 @@ class EventLoop:
         elif isinstance(event, Connected):
             self._on_connected()
         elif isinstance(event, Disconnected):
-            log.warning("the broker is gone (%s); connecting again", event.reason)
+            log.warning("%s", lost_broker(event.reason, self.sender.block))
         return event is not None
 
     def _on_connected(self) -> None:

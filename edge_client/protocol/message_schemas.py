@@ -167,17 +167,17 @@ _PROBE: FieldTable = required(
     label_totals=list_of(or_null(list_of(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
     step=manifest("container"),
 )
-_SCALE: FieldTable = required(bits=integer(16, 32), devices=integer(1, 100_000), clip=positive()) | optional(
+SCALE_TABLE: FieldTable = required(bits=integer(16, 32), devices=integer(1, 100_000), clip=positive()) | optional(
     noise=number(0.0, 1e6)
 )
-_ADDED: dict[str, FieldTable] = {  # `sum` of a sum's work, by the work's job
+SUM_TABLES: dict[str, FieldTable] = {  # `sum` of a sum's work, by the work's job
     "fit": required(
         part=one_of("choose", "add", "count", "points"),
         choose=one_of("only", "given", "loss", "nearest", "shares", "posterior"),
         centers=list_of(_MODEL, 1, MAX_MODELS),
         open=list_of(integer(0, MAX_MODELS - 1), 1, MAX_MODELS),
         share=number(0.0, 1.0),
-        scale=record(_SCALE),
+        scale=record(SCALE_TABLE),
     )
     | optional(
         group=integer(0, MAX_MODELS - 1),
@@ -192,7 +192,7 @@ _ADDED: dict[str, FieldTable] = {  # `sum` of a sum's work, by the work's job
         move=number(),
     ),
     "probe": required(
-        served=one_of("asked", "center", "mixture"), usual=integer(0, MAX_MODELS - 1), scale=record(_SCALE)
+        served=one_of("asked", "center", "mixture"), usual=integer(0, MAX_MODELS - 1), scale=record(SCALE_TABLE)
     ),
 }
 
@@ -202,7 +202,7 @@ def _work(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
     job = value.get("job") if isinstance(value, Mapping) else None
     if job not in ("fit", "probe"):
         raise field_error(name, value, "an object with job fit or probe")
-    fields: dict[str, Any] = record(_JOBS[job] | required(job=one_of(job)) | optional(sum=record(_ADDED[job])))(
+    fields: dict[str, Any] = record(_JOBS[job] | required(job=one_of(job)) | optional(sum=record(SUM_TABLES[job])))(
         value, name
     )
     return fields

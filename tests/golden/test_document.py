@@ -43,6 +43,13 @@ def test_every_field_of_a_kind_is_in_its_paragraph(kind: str) -> None:
     assert sorted(fields - words(text) - (KEY if "KEY" in text else set())) == []
 
 
+@pytest.mark.parametrize("job", ["fit", "probe"])
+def test_every_field_of_a_sum_is_in_its_section(job: str) -> None:
+    fields = set(message_schemas.SUM_TABLES[job]) | set(message_schemas.SCALE_TABLE)
+    choices = {"only", "given", "loss", "nearest", "shares", "posterior", "asked", "center", "mixture"}
+    assert sorted((fields | choices | set(message_schemas.SUM_STAGES)) - words(SECTIONS["21"])) == []
+
+
 def test_fields_of_every_message_are_listed() -> None:
     assert {"v", "k", *message_schemas.COMMON_FIELDS, *message_schemas.EPOCH_FIELDS} <= words(MESSAGES)
 

@@ -5,7 +5,6 @@
 package main
 
 import (
-	"crypto/tls"
 	"encoding/csv"
 	"flag"
 	"math/rand"
@@ -30,6 +29,9 @@ func main() {
 	flags.StringVar(&c.broker, "broker", "tcp://127.0.0.1:1883", "")
 	flags.StringVar(&c.folder, "state", "", "folder of the files that survive a restart")
 	flags.StringVar(&c.quitAt, "quit-at", "", "for tests: end when this stage of a sum, or job, is asked for")
+	who := identity{}
+	flags.StringVar(&who.folder, "identity", "", "folder with ca.crt, and device.crt and device.key or a token")
+	flags.StringVar(&who.enrolURL, "enrol-url", "", "where a token becomes a certificate")
 	keys := flags.String("signing-keys", "", "public keys in hex, with commas")
 	train := flags.String("train", "", "CSV file: a sample a line, its label last")
 	test := flags.String("test", "", "the same, held-out")
@@ -40,6 +42,11 @@ func main() {
 		panic(err)
 	}
 	c.load()
+	if who.folder != "" {
+		who.federation, who.cid = c.federation, c.cid
+		who.enrol()
+		c.tls = who.config()
+	}
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	c.run(stop)
@@ -75,5 +82,3 @@ func readSamples(path string) (s samples) {
 	}
 	return
 }
-
-var _ *tls.Config

@@ -26,7 +26,7 @@ const (
 	fitFields   = "init?:manifest=model linear?:manifest=linear lr:positive momentum:positive mu:positive steps:1..1000000 batch:1..65536 seed:int rows?:rows slot?:slot upload?:bool buffers?:sent|own"
 	probeFields = "models:list want:list prior?:list split?:train|test batch:1..65536 seed:int limit?:1..2147483648 buffers?:sent|own|batch label_totals?:list step?:manifest=container"
 	sumFields   = "stage:prekeys|shares|add|show|tell|keep after?:int message?:manifest=sum work?:object step?:manifest=container"
-	ofFit       = "part:choose|add|count|points choose:only|given|loss|nearest|shares|posterior centers:list open:list share:positive scale:object noise?:positive group?:0..15 compare?:list points?:manifest=points points_open?:list dealt?:bool hysteresis?:positive sigma?:positive move?:positive refresh?:bool repeats?:1..1000000"
+	ofFit       = "part:choose|add|count|points choose:only|given|loss|nearest|shares|posterior centers:list open:list share:positive scale:object group?:0..15 compare?:list points?:manifest=points points_open?:list dealt?:bool hysteresis?:positive sigma?:positive move?:positive refresh?:bool repeats?:1..1000000"
 	ofProbe     = "served:asked|center|mixture usual?:0..15 scale:object"
 	ofScale     = "bits:16..32 devices:1..100000 clip:positive noise?:positive"
 )

@@ -126,10 +126,12 @@ func numbers(value any) (out []float64) {
 }
 
 // checkModel refuses a program whose step this client cannot be: it has code for a matrix [classes, inputs] and a bias [classes].
-func (p *program) checkModel() {
+func (p *program) checkModel(engine string) {
 	shape := readShape(p.raw["input"])
 	p.inputs = product(shape)
 	target := readShape(p.raw["target"])
+	batches, _ := p.raw["batch"].(object)
+	need(batches[engine] == "any", "bad_program", "this client takes batches of any size")
 	linear := len(p.schema) == 2 && len(p.schema[0].shape) == 2 && len(p.schema[1].shape) == 1 && len(target) == 1
 	need(linear && p.raw["loss"] == "cross-entropy" && p.raw["optimizer"] == "sgd", "bad_program", "this client computes softmax regression only")
 	p.classes = target[0]

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.second_federation import SOURCE, Federation, build
+from tests.support.second_federation import PATIENCE_S, SOURCE, Federation, GuardedFederation, build
 
 GOLDEN = SOURCE.parent / "golden"
 ROUNDS = 5
+LEFT = 7  # the exit code of `-quit-at`
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +98,27 @@ def test_a_sum_goes_on_without_a_second_client_that_left_after_its_shares(progra
     first = home.rounds()[0]
     assert not first["secure"].get("failed")
     assert np.abs(home.centers("fedavg")).max() < 10
+
+
+@pytest.mark.broker
+def test_a_second_client_that_is_started_again_after_its_shares_is_in_the_sum(program: Path, tmp_path: Path) -> None:
+    """Five devices are the least, so without its keys from disk there would be no sum."""
+
+    def restart(home: Federation) -> None:
+        process = home.processes.pop()
+        assert process.wait(PATIENCE_S) == LEFT
+        home.second()
+
+    home = Federation(tmp_path, program, devices=5)
+    home.run(restart, method="fedavg", num_rounds=1, secure="updates", options="-quit-at add")
+    assert not home.rounds()[0]["secure"].get("failed")
+    assert [line["job"] for line in home.said("task")][:4] == ["prekeys", "shares", "add", "add"]
+
+
+@pytest.mark.broker
+def test_a_token_becomes_a_certificate_with_which_the_second_client_trains(program: Path, tmp_path: Path) -> None:
+    home = GuardedFederation(tmp_path, program, devices=1)
+    home.run(method="fedavg", num_rounds=1)
+    assert [line["status"] for line in home.said("ack")] == ["ok", "ok"]
+    assert {path.name for path in home.identity.iterdir()} >= {"device.crt", "device.key"}
+    assert not (home.identity / "token").exists()

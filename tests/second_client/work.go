@@ -64,7 +64,7 @@ func (w *work) program(task object, function string) *program {
 		listed, _ := p.containers[function].(object)
 		need(listed["sha256"] == task["container"].(object)["sha256"], "bad_program", "the program does not list the task's container for %s", function)
 	}
-	p.checkModel()
+	p.checkModel(w.engine)
 	need(p.golden != nil, "no_engine", "a program without a golden run: this client could not show that its step is the program's")
 	if w.passed != p.sha {
 		tolerance, _ := number(p.golden["tolerance"])

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from coordinator.local_broker import start_broker
+from coordinator.local_broker import free_port, start_broker
 from coordinator.storage.run_reader import last_state
+from tests.support.guarded_broker import run_mosquitto
 
 SOURCE = Path(__file__).parents[1] / "second_client"
 DEBIAN = Path("/usr/share/gocode")  # where apt puts Go libraries
@@ -97,19 +99,23 @@ class Federation:
 
     def run(self, meanwhile: Callable[[Federation], None] = lambda _: None, *, options: str = "", **run: Any) -> None:  # noqa: ANN401 - settings of a run
         """Until the coordinator has ended in good order."""
-        broker = start_broker(self.folder / "broker", "mosquitto")
-        try:
-            self.url = broker.url
-            coordinator = self._coordinator(run)
-            self._devices(options.split())
-            meanwhile(self)
-            assert coordinator.wait(PATIENCE_S) == 0, self.log("coordinator")
-        finally:
-            for process in self.processes:
-                process.send_signal(signal.SIGTERM)
-            for process in self.processes:
-                process.wait(PATIENCE_S)
-            broker.stop()
+        with self.broker() as self.url:
+            try:
+                coordinator = self._coordinator(run)
+                self._devices(options.split())
+                meanwhile(self)
+                assert coordinator.wait(PATIENCE_S) == 0, self.log("coordinator")
+            finally:
+                for process in self.processes:
+                    process.send_signal(signal.SIGTERM)
+                for process in self.processes:
+                    process.wait(PATIENCE_S)
+
+    @contextmanager
+    def broker(self) -> Iterator[str]:
+        """The address of a mosquitto that anybody may use."""
+        with start_broker(self.folder / "broker", "mosquitto") as broker:
+            yield broker.url
 
     def _coordinator(self, run: dict[str, Any]) -> subprocess.Popen[bytes]:
         (self.folder / "linear.py").write_text(LINEAR)
@@ -118,10 +124,13 @@ class Federation:
         )
         (self.folder / "coordinator.toml").write_text(text)
         process = self.start("coordinator", COMMANDS / "fedcenters-coordinator", "serve", "coordinator.toml")
-        pinned = self.folder / "run" / "signing.pub"
-        self.wait(pinned.exists)
-        self.key = pinned.read_text().strip()
+        self.wait(self.pinned.exists)
+        self.key = self.pinned.read_text().strip()
         return process
+
+    @property
+    def pinned(self) -> Path:
+        return self.folder / "run" / "signing.pub"
 
     def _devices(self, options: list[str]) -> None:
         x, y = load_digits(return_X_y=True)
@@ -142,14 +151,15 @@ class Federation:
                 text = CLIENT.format(cid=f"dev-{i}", url=self.url, key=self.key)
                 (home / "client.toml").write_text(text)
                 configurations += ["--config", home / "client.toml"]
-        self.start("python", COMMANDS / "fedcenters-edge", "join", *configurations)
+        if configurations:
+            self.start("python", COMMANDS / "fedcenters-edge", "join", *configurations)
         if self.program:
             self.second(*options)
 
     def second(self, *options: str) -> subprocess.Popen[bytes]:
         """The second client; started again it goes on from its state folder."""
         assert self.program is not None
-        home, broker = self.folder / "dev-0", self.url.replace("mqtt://", "tcp://")
+        home, broker = self.folder / "dev-0", self.url.replace("mqtts://", "ssl://").replace("mqtt://", "tcp://")
         files: list[Path | str] = ["-train", home / "train.csv", "-test", home / "test.csv", "-state", home / "state"]
         whose = ["-federation", "home", "-cid", "dev-0", "-broker", broker, "-signing-keys", self.key]
         return self.start("second", self.program, "join", *whose, *files, *options)
@@ -182,3 +192,41 @@ class Federation:
     def centers(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """[K, size] after the last round."""
         return np.asarray(last_state(self.folder / "run", name)[0].centers)
+
+
+@dataclass
+class GuardedFederation(Federation):
+    """The same with what `provision` writes: TLS, the access list, and a one-time token for dev-0."""
+
+    enrol_url: str = ""
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys"
+
+    @property
+    def identity(self) -> Path:
+        return self.keys / "devices" / "dev-0"
+
+    @property
+    def pinned(self) -> Path:
+        return self.keys / "coordinator" / "signing.pub"
+
+    @contextmanager
+    def broker(self) -> Iterator[str]:
+        port, enrol = free_port(), free_port()
+        self.enrol_url = f"https://127.0.0.1:{enrol}"
+        where = ["--host", "127.0.0.1", "--port", str(port), "--enrol-port", str(enrol)]
+        command = COMMANDS / "fedcenters-coordinator"
+        whose = ["--federation", "home", "--token", "dev-0"]
+        subprocess.run([command, "provision", self.keys, *whose, *where], check=True, capture_output=True)
+        mine = self.keys / "coordinator"
+        paths = {"ca": "ca.crt", "certificate": "coordinator.crt", "key": "coordinator.key"}
+        self.top = {name: str(mine / file) for name, file in paths.items()} | {"signing_folder": str(mine)}
+        with run_mosquitto(self.keys / "broker" / "mosquitto.conf", port):
+            self.start("enrol", command, "enrol", "keys", "--listen", "127.0.0.1")
+            self.wait(lambda: "tokens become certificates" in self.log("enrol"))
+            yield f"mqtts://127.0.0.1:{port}"
+
+    def second(self, *options: str) -> subprocess.Popen[bytes]:
+        return super().second("-identity", str(self.identity), "-enrol-url", self.enrol_url, *options)

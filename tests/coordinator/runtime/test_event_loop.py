@@ -1,0 +1,37 @@
+"""What the coordinator's loop says of a lost connection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.local_broker import MOSQUITTO_CONF, free_port
+from coordinator.runtime.event_loop import lost_broker
+from edge_client.transport.base import Disconnected
+from edge_client.transport.mqtt import MqttTransport
+from tests.support.guarded_broker import run_mosquitto
+
+PATIENCE_S = 60
+
+
+@pytest.mark.broker
+def test_a_broker_that_takes_no_block_is_told_with_the_packet_that_it_must_take(tmp_path: Path) -> None:
+    port = free_port()
+    text = MOSQUITTO_CONF.format(port=port, web="").replace("max_packet_size 1114112", "max_packet_size 9000")
+    (tmp_path / "mosquitto.conf").write_text(text)
+    with run_mosquitto(tmp_path / "mosquitto.conf", port):
+        transport = MqttTransport(f"mqtt://127.0.0.1:{port}", "home.coordinator.0")
+        transport.connect()
+        transport.publish("fc/v1/home/dn/dev-1/b/0123456789abcdef/0", bytes(12_288))
+        events = (transport.receive(PATIENCE_S) for _ in range(2))
+        reason = next(event.reason for event in events if isinstance(event, Disconnected))
+        transport.close()
+    assert lost_broker(reason, 12_288) == (
+        f"the broker is gone ({reason}): it does not take a block. Set its max_packet_size to 12800 or more, "
+        "or `block` in the coordinator's file to less; connecting again"
+    )
+
+
+def test_another_loss_is_told_by_its_reason() -> None:
+    assert lost_broker("Connection reset", 65_536) == "the broker is gone (Connection reset); connecting again"
