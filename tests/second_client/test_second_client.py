@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.second_federation import PATIENCE_S, SOURCE, Federation, GuardedFederation, build
+from tests.support.mixed_cohort import PATIENCE_S, SOURCE, GuardedCohort, MixedCohort, build
 
 GOLDEN = SOURCE.parent / "golden"
 ROUNDS = 5
 LEFT = 7  # the exit code of `-quit-at`
+pytestmark = pytest.mark.timeout(1_300)  # two runs of PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def test_the_golden_vectors_hold_in_go(program: Path) -> None:
 @pytest.mark.parametrize("method", [{"method": "fedavg"}, {"method": "fesem", "clusters": 2}])
 def test_every_result_of_the_second_client_counts(program: Path, tmp_path: Path, method: dict[str, Any]) -> None:
     """In the default codec i8, whose residual is carried from round to round; uploads have several blocks."""
-    home = Federation(tmp_path, program)
+    home = MixedCohort(tmp_path, program)
     home.run(**method, num_rounds=ROUNDS)
     taken = [line["what"] for line in home.said("ack") if line["status"] == "ok"]
     assert taken == ["delta", "stats"] * ROUNDS
@@ -45,7 +46,7 @@ def test_the_centers_are_those_of_a_fleet_of_python_clients(program: Path, tmp_p
     centers = []
     for seat, who in (("go", program), ("python", None)):
         (tmp_path / seat).mkdir()
-        home = Federation(tmp_path / seat, who, top={"codec": "f32"})
+        home = MixedCohort(tmp_path / seat, who, top={"codec": "f32"})
         home.run(method="fesem", clusters=2, num_rounds=2)
         centers.append(home.centers("fesem"))
     np.testing.assert_allclose(centers[0], centers[1], atol=1e-5)
@@ -53,14 +54,14 @@ def test_the_centers_are_those_of_a_fleet_of_python_clients(program: Path, tmp_p
 
 @pytest.mark.broker
 def test_a_killed_second_client_goes_on_from_its_state(program: Path, tmp_path: Path) -> None:
-    def kill(home: Federation) -> None:
+    def kill(home: MixedCohort) -> None:
         home.wait(lambda: len(home.said("ack")) > 2)  # in round 2
         process = home.processes.pop()
         process.kill()
         process.wait()
         home.second()
 
-    home = Federation(tmp_path, program)
+    home = MixedCohort(tmp_path, program)
     home.run(kill, method="fedavg", num_rounds=ROUNDS)
     assert "dev-0" in home.rounds()[-1]["per_device"]
     assert len(home.said("golden run")) == 2
@@ -81,7 +82,7 @@ def test_masked_sums_with_the_second_client_are_those_of_python(
     centers, failed = [], []
     for seat, who in (("go", program), ("python", None)):
         (tmp_path / seat).mkdir()
-        home = Federation(tmp_path / seat, who, devices=10 if "clusters" in method else 5)
+        home = MixedCohort(tmp_path / seat, who, devices=10 if "clusters" in method else 5)
         home.run(**method, num_rounds=2, secure=mode, least_members=5)
         centers.append(home.centers(str(method["method"])))
         failed += [line["secure"].get("failed") for line in home.rounds()]
@@ -92,7 +93,7 @@ def test_masked_sums_with_the_second_client_are_those_of_python(
 @pytest.mark.broker
 def test_a_sum_goes_on_without_a_second_client_that_left_after_its_shares(program: Path, tmp_path: Path) -> None:
     """Its masks in the others' uploads are taken off with the shares that it dealt."""
-    home = Federation(tmp_path, program, devices=7, deadline=5, top={"quorum": 0.5})
+    home = MixedCohort(tmp_path, program, devices=7, deadline=5, top={"quorum": 0.5})
     home.run(method="fedavg", num_rounds=2, secure="updates", options="-quit-at add")
     assert [line["what"] for line in home.said("ack")] == ["masked", "masked"]  # prekeys and shares
     first = home.rounds()[0]
@@ -104,12 +105,12 @@ def test_a_sum_goes_on_without_a_second_client_that_left_after_its_shares(progra
 def test_a_second_client_that_is_started_again_after_its_shares_is_in_the_sum(program: Path, tmp_path: Path) -> None:
     """Five devices are the least, so without its keys from disk there would be no sum."""
 
-    def restart(home: Federation) -> None:
+    def restart(home: MixedCohort) -> None:
         process = home.processes.pop()
         assert process.wait(PATIENCE_S) == LEFT
         home.second()
 
-    home = Federation(tmp_path, program, devices=5)
+    home = MixedCohort(tmp_path, program, devices=5)
     home.run(restart, method="fedavg", num_rounds=1, secure="updates", options="-quit-at add")
     assert not home.rounds()[0]["secure"].get("failed")
     assert [line["job"] for line in home.said("task")][:4] == ["prekeys", "shares", "add", "add"]
@@ -117,7 +118,7 @@ def test_a_second_client_that_is_started_again_after_its_shares_is_in_the_sum(pr
 
 @pytest.mark.broker
 def test_a_token_becomes_a_certificate_with_which_the_second_client_trains(program: Path, tmp_path: Path) -> None:
-    home = GuardedFederation(tmp_path, program, devices=1)
+    home = GuardedCohort(tmp_path, program, devices=1)
     home.run(method="fedavg", num_rounds=1)
     assert [line["status"] for line in home.said("ack")] == ["ok", "ok"]
     assert {path.name for path in home.identity.iterdir()} >= {"device.crt", "device.key"}

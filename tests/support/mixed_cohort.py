@@ -1,6 +1,6 @@
-"""A federation of real processes over mosquitto in which one seat is taken by the client in Go of tests/second_client.
+"""A cohort of real processes over mosquitto in which one seat is taken by the client in Go of tests/second_client.
 
-`Federation.run` starts a broker, `fedcenters-coordinator serve`, `fedcenters-edge join` for the devices in Python, and
+`MixedCohort.run` starts a broker, `fedcenters-coordinator serve`, `fedcenters-edge join` for the devices in Python, and
 the second client for device dev-0. The model is a user's own: one linear layer.
 """
 
@@ -31,7 +31,7 @@ SOURCE = Path(__file__).parents[1] / "second_client"
 DEBIAN = Path("/usr/share/gocode")  # where apt puts Go libraries
 PACKAGES = "golang-go golang-github-eclipse-paho.mqtt.golang-dev golang-golang-x-crypto-dev"
 COMMANDS = Path(sys.executable).parent
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0  # a run of ten processes on a machine that others use, too
 SIDE = 16  # pixels; the linear model has 2,570 numbers, more than one block of 4,096 bytes
 
 LINEAR = f"""\
@@ -85,7 +85,7 @@ def toml(fields: dict[str, Any]) -> str:
 
 
 @dataclass
-class Federation:
+class MixedCohort:
     """One run of `devices` devices, the odd ones with other labels; device dev-0 is `program`, or Python's without."""
 
     folder: Path
@@ -97,7 +97,7 @@ class Federation:
     url: str = ""
     key: str = ""
 
-    def run(self, meanwhile: Callable[[Federation], None] = lambda _: None, *, options: str = "", **run: Any) -> None:  # noqa: ANN401 - settings of a run
+    def run(self, meanwhile: Callable[[MixedCohort], None] = lambda _: None, *, options: str = "", **run: Any) -> None:  # noqa: ANN401 - settings of a run
         """Until the coordinator has ended in good order."""
         with self.broker() as self.url:
             try:
@@ -195,7 +195,7 @@ class Federation:
 
 
 @dataclass
-class GuardedFederation(Federation):
+class GuardedCohort(MixedCohort):
     """The same with what `provision` writes: TLS, the access list, and a one-time token for dev-0."""
 
     enrol_url: str = ""
