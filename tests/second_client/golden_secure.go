@@ -88,7 +88,9 @@ func (v *vectors) words(of object) {
 		for name, value := range line["sum"].(object) {
 			sum[name] = value
 		}
-		c := &contribution{task: task, sum: sum, scale: newScale(sum["scale"].(object), task["seed"])}
+		recorded := newPCG64(uint64(task["seed"].(int64)), 1)
+		draw := func() float64 { return float64(recorded.uint64()>>11) / (1 << 53) }
+		c := &contribution{task: task, sum: sum, scale: newScale(sum["scale"].(object), draw)}
 		known := of["vectors"].(object)
 		for _, one := range list(sum["centers"]) {
 			c.centers = append(c.centers, numbers(known[readManifest(one).sha]))
@@ -119,6 +121,6 @@ func (v *vectors) words(of object) {
 	}
 	for _, value := range list(of["scales"]) {
 		line := value.(object)
-		v.same("levels", int(newScale(line, int64(0)).levels), line["levels"])
+		v.same("levels", int(newScale(line, secretNumber).levels), line["levels"])
 	}
 }

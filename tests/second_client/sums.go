@@ -140,22 +140,29 @@ func (w *work) offer(disk memory, change func(func(*memory))) []byte {
 type scale struct {
 	levels, clip float64
 	mask         uint32
-	rounding     *pcg64
+	draw         func() float64 // of [0, 1), for roundings
 }
 
-func newScale(fields object, seed any) scale {
+// secretNumber is one of [0, 1) that nobody else can tell: roundings and scores are drawn from it.
+func secretNumber() float64 {
+	var drawn [8]byte
+	_, err := rand.Read(drawn[:])
+	need(err == nil, "internal", "no random numbers: %v", err)
+	return float64(binary.LittleEndian.Uint64(drawn[:])>>11) / (1 << 53)
+}
+
+func newScale(fields object, draw func() float64) scale {
 	bits, count := fields["bits"].(int64), fields["devices"].(int64)
 	clip, _ := number(fields["clip"])
 	noise, _ := number(fields["noise"])
 	room := count + int64(math.Ceil(12*noise*math.Sqrt(float64(count))))
 	levels := (int64(1)<<(bits-1) - 1) / room
 	need(levels >= 1, "bad_task", "a sum of %d devices overflows", count)
-	return scale{float64(levels), clip, uint32(1<<bits - 1), newPCG64(uint64(seed.(int64)), 1)}
+	return scale{float64(levels), clip, uint32(1<<bits - 1), draw}
 }
 
 func (s scale) word(value float64) uint32 {
-	u := float64(s.rounding.uint64()>>11) / (1 << 53)
-	return uint32(int64(math.Floor(math.Max(-1, math.Min(1, value))*s.levels+u))) & s.mask
+	return uint32(int64(math.Floor(math.Max(-1, math.Min(1, value))*s.levels+s.draw()))) & s.mask
 }
 
 func (w *work) words(task object, disk memory) []uint32 {
@@ -169,7 +176,7 @@ func (w *work) words(task object, disk memory) []uint32 {
 	if task["job"] == "probe" {
 		return w.evaluationWords(task, sum, last)
 	}
-	c := &contribution{task: task, sum: sum, scale: newScale(sum["scale"].(object), task["seed"])}
+	c := &contribution{task: task, sum: sum, scale: newScale(sum["scale"].(object), secretNumber)}
 	for _, one := range list(sum["centers"]) {
 		vector, _ := w.vector(one, "model")
 		c.centers = append(c.centers, vector)
