@@ -40,6 +40,7 @@ PORTS = {"mqtt": 1883, "mqtts": 8883}
 KEEPALIVE_S = 60
 BACKOFF_RESET_S = 60.0  # a connection that lasted this long resets the back-off
 MAX_BACKOFF_S = 120.0
+MAX_DOUBLINGS = 10  # more than MAX_BACKOFF_S; a float overflows at 1,024
 MIN_BACKOFF_S = 0.5  # the caller of `connect` waits for the first connection
 FLUSH_TIMEOUT_S = 5.0
 FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
@@ -74,6 +75,11 @@ def check_encrypted(url: str, *, insecure: bool) -> None:
             f"{url} is not encrypted: everything can be read and changed on the way",
             hint=f"use mqtts://{host}:{PORTS['mqtts']} with certificates (docs/security.md), or type --insecure",
         )
+
+
+def longest_wait_s(failures: int, longest_s: float = MAX_BACKOFF_S) -> float:
+    """The longest time before the next attempt, after so many in a row that failed; a broker may be away for days."""
+    return min(longest_s, 2.0 ** min(failures, MAX_DOUBLINGS))
 
 
 class MqttTransport:
@@ -165,7 +171,7 @@ class MqttTransport:
                 told = self._reason
             failures = 0 if time.monotonic() - began > BACKOFF_RESET_S else failures + 1
             longest = MAX_BACKOFF_S if self._was_connected.is_set() else MIN_BACKOFF_S
-            self._closing.wait(self._jitter(0.0, min(longest, 2.0**failures)))
+            self._closing.wait(self._jitter(0.0, longest_wait_s(failures, longest)))
 
     def _one_connection(self) -> None:
         """Live through one connection, from the first attempt to its end."""

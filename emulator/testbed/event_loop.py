@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edge_client.transport.base import Connected, Disconnected, Event, Message, Will
-from edge_client.transport.mqtt import BACKOFF_RESET_S, PahoSession, parse_url
+from edge_client.transport.mqtt import BACKOFF_RESET_S, PahoSession, longest_wait_s, parse_url
 
 if TYPE_CHECKING:
     from edge_client.runtime.session import ClientLoop
@@ -32,7 +32,6 @@ KEEPALIVE_CHECK_S = 1.0  # how often each connection's keepalive is looked at
 MAX_TURN_S = 0.02  # of stepping lives, then the sockets are served
 MAX_STEPS_PER_TURN = 16  # of one life in a turn: a window of blocks
 MAX_SLEEP_S = 0.5  # the longest sleep of the selector
-MAX_BACKOFF_S = 120.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -215,7 +214,7 @@ class ClientEventLoop:
         if not transport.closing:
             stable = up_s is not None and now_s - up_s > BACKOFF_RESET_S
             transport.failures = 0 if stable else transport.failures + 1
-            self.dial(transport, self.jitter(0.0, min(MAX_BACKOFF_S, 2.0**transport.failures)))
+            self.dial(transport, self.jitter(0.0, longest_wait_s(transport.failures)))
 
     def _serve(self, transport: LoopTransport, mask: int) -> None:
         session = transport.session

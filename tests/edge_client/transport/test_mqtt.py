@@ -7,7 +7,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +66,24 @@ def listening(answer: bytes) -> Iterator[str]:
 )
 def test_addresses_are_read(url: str, parsed: tuple[str, int, bool]) -> None:
     assert parse_url(url) == parsed
+
+
+def test_a_broker_that_was_away_for_a_day_is_found_again(tmp_path: Path, free_port: int) -> None:
+    """At about a minute for each, 1,024 failed attempts are seventeen hours; 2.0 ** 1024 is no float."""
+    attempts = 0
+    with ExitStack() as stack:
+
+        def jitter(_low: float, _high: float) -> float:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1_100:
+                stack.enter_context(start_broker(tmp_path, "embedded", port=free_port))
+            return 0.0
+
+        transport = MqttTransport(f"mqtt://127.0.0.1:{free_port}", "patient", connect_timeout_s=60.0, jitter=jitter)
+        transport.connect()
+        assert attempts >= 1_100
+        transport.close()
 
 
 @pytest.mark.parametrize("url", ["", "host:1883", "http://host", "mqtt://", "mqtt://host:x", "mqtt://host/path"])
