@@ -164,6 +164,7 @@ class EventLoop:
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""
         self.sender.subscribe()
+        self.sender.link += 1  # devices that came meanwhile announce themselves again
         self.sender.publish_record(online=True)
         self.dispatcher.catalog.publish_again()
         if self.dispatcher.exchange.live is not None:

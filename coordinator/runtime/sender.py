@@ -38,6 +38,7 @@ class CoordinatorSender:
     trusted: tuple[bytes, ...] = ()  # public keys of which one has signed every record of this federation
     signature: Mapping[str, str] = field(default_factory=dict)  # `key` and `sig` of epoch and boot
     state: Mapping[str, Any] | None = None  # what the federation does now (announcer.py)
+    link: int = 0  # how many connections to the broker there were
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
 
@@ -94,6 +95,7 @@ class CoordinatorSender:
             "src": list(SOURCES),
             "release": self.release,
             "state": self.state if online else None,
+            "link": self.link,
             **self.signature,
         }
         return self._write("coord", fields)

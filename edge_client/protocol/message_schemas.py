@@ -247,6 +247,7 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
             | optional(key=matching(r"[0-9a-f]{16}"), sig=matching(r"[0-9a-f]{128}"))
         ),
         state=_STATE,
+        link=_COUNT,
         key=matching(r"[0-9a-f]{16}"),
         sig=matching(r"[0-9a-f]{128}"),
     ),

@@ -138,8 +138,8 @@ class Topics:
         return f"{self.federation}.{check_cid(cid)}"
 
     def device_filters(self, cid: str) -> tuple[str, ...]:
-        """What a device subscribes to."""
-        return (self._topic("bc", "+"), self._topic("dn", check_cid(cid), "#"))
+        """What a device subscribes to: records by name, since some brokers bring no retained message for a pattern."""
+        return (self.coord(), self.catalog(), self._topic("dn", check_cid(cid), "#"))
 
     def coordinator_filters(self, shards: int = 1) -> tuple[str, ...]:
         """What a coordinator that serves all `shards` subscribes to."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class Client:
         updates: SelfUpdater | None = None,
         tell: Tell = lambda _: None,
     ) -> None:
-        self.config, self._local, self._clock = config, local, clock
+        self.config, self._local, self._clock, self._rng = config, local, clock, rng
         self._watchdog, self._samples = watchdog or Watchdog({}), samples
         self._round: tuple[str, int] | None = None  # run and round of the last task
         self._updates = updates or SelfUpdater(None)
@@ -83,6 +84,8 @@ class Client:
         self._runner = TaskRunner(config, session.cache, local, open_engine, GoldenResults(config.state / FILE, check))
         self._task: ActiveTask | None = None
         self._boot: str | None = None  # of the coordinator's process
+        self._link: tuple[str, int] | None = None  # its process and connection that this device is known to
+        self._announce_at_s = inf  # when to announce this device again
         self._online = True  # whether the coordinator is
         self._federation: Mapping[str, Any] = {}  # what the federation does, as the coordinator said last
         self._tell_at_s: float | None = None  # when to tell that it trains without this device; None: nothing to tell
@@ -123,9 +126,9 @@ class Client:
     def _wait_s(self) -> float:
         if self._task is not None:
             return 0.0
-        until_s = MAX_IDLE_S if self._tell_at_s is None else max(0.0, self._tell_at_s - self._clock.now_s())
+        until_s = min(self._announce_at_s, inf if self._tell_at_s is None else self._tell_at_s)
         wait_s = self._uploader.wait_s()
-        return min(MAX_IDLE_S, until_s) if wait_s is None else min(MAX_IDLE_S, until_s, wait_s)
+        return min(MAX_IDLE_S, max(0.0, until_s - self._clock.now_s()), inf if wait_s is None else wait_s)
 
     def _take(self, event: Event | None) -> None:
         self._watchdog.notify_alive(self._clock.now_s())
@@ -137,6 +140,9 @@ class Client:
         elif isinstance(event, Disconnected):
             self._tell({"event": "lost", "reason": event.reason})
             self._uploader.link_lost()
+        if self._clock.now_s() >= self._announce_at_s:
+            self._announce_at_s = inf
+            self._session.announce()
 
     def _work(self, task: ActiveTask) -> ClientLoop:
         """From a task to its announced result, or to a `nack` that says why there is none."""
@@ -224,11 +230,22 @@ class Client:
         if self._boot not in (None, message["boot"]):
             self._uploader.coordinator_restarted(message["spread_ms"] / 1000)
         self._boot = message["boot"]
+        self._note_link(message)
         self._tell_of_federation(message)
         if message["online"] and self._session.failure is None:
             self._updates.confirm()
         release = message.get("release")
         self._release = release if release is not None and self._updates.wanted(release["version"]) else None
+
+    def _note_link(self, message: Mapping[str, Any]) -> None:
+        """Announce this device to a connection of the coordinator that is newer than the device's own.
+
+        A broker may not bring it the presence that it retains: some do so for names only, and by node of a cluster.
+        """
+        link = (message["boot"], message.get("link", 0))
+        if self._session.is_live and message["online"] and link != self._link:
+            self._announce_at_s = self._clock.now_s() + self._rng.uniform(0.0, message["spread_ms"] / 1000)
+        self._link = link
 
     def _on_task(self, message: Mapping[str, Any]) -> None:
         """Begin a new task; one that is done is announced again, one that is running or older is not begun again."""

@@ -60,6 +60,7 @@ class Session:
         self.downloads = Downloader(self.cache, self.sender.request_blocks)
         self.stopping = threading.Event()
         self.failure: ProtocolError | None = None
+        self.is_live = False  # whether the message at hand was sent just now; else the broker had it
 
     def close(self) -> None:
         """Leave: a presence message "off", then a clean disconnection."""
@@ -100,6 +101,7 @@ class Session:
 
     def _on_message(self, event: Message) -> None:
         takes_tasks = "task" in self._handlers
+        self.is_live = not event.retained
         try:
             route = self._topics.parse(event.topic)
             if route.kind == "b" and route.label is not None and route.index is not None:

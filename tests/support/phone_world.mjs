@@ -83,7 +83,7 @@ export class World {
       for (let i = first; i < first + count; i += 1) {
         this.served.push(`${hash.slice(0, 8)}/${i}`);
         const message = packBlock(data.subarray(...bodyRange(manifest, i)), i, totalOf(manifest));
-        this.link.emit("message", TOPICS.downBlock(CID, hash.slice(0, 16), i), message);
+        this.link.emit("message", TOPICS.downBlock(CID, hash.slice(0, 16), i), message, { retain: false });
       }
     }
   }
@@ -102,17 +102,17 @@ export class World {
   say(kind, fields) {
     this.count += 1;
     const id = `c-${this.count}`;
-    this.link.emit("message", TOPICS.down(CID), writeMessage(kind, { id, t: 0, epoch: this.epoch, ...fields }));
+    this.link.emit("message", TOPICS.down(CID), writeMessage(kind, { id, t: 0, epoch: this.epoch, ...fields }), { retain: false });
     return id;
   }
 
-  /** The retained record of a coordinator, signed; `changes` replace some of its fields. */
-  async lead(epoch, changes = {}) {
+  /** The record of a coordinator, signed; `changes` replace some of its fields. `retain`: the broker had it. */
+  async lead(epoch, changes = {}, retain = false) {
     const boot = epoch.toString(16).padStart(16, "0");
     const sig = sign(null, signedText(FEDERATION, { kind: "coord", sha256: boot, size: epoch }), SECRET).toString("hex");
     const about = { online: true, proto: [1], spread_ms: 0, block: BLOCK, window: 16, src: ["mqtt"] };
     const fields = { boot, ...about, key: "56475aa75463474c", sig, ...changes };
-    this.link.emit("message", TOPICS.coord(), writeMessage("coord", { id: `c-${epoch}`, t: 0, epoch, ...fields }));
+    this.link.emit("message", TOPICS.coord(), writeMessage("coord", { id: `c-${epoch}`, t: 0, epoch, ...fields }), { retain });
   }
 
   async blob(data, kind, signed = false) {

@@ -126,7 +126,7 @@ test("what is not signed, not listed, or of an old coordinator is refused before
     const from = world.said.length;
     const fields = { ...good, ...changes, round: round + 1 };
     const id = `x-${round}`;
-    world.link.emit("message", TOPICS.down(CID), canonicalJson({ v: 1, k: "task", id, t: 0, epoch: 1, ...fields }));
+    world.link.emit("message", TOPICS.down(CID), canonicalJson({ v: 1, k: "task", id, t: 0, epoch: 1, ...fields }), { retain: false });
     const nack = await world.heard((m) => m.k === "nack" || m.k === "rdy", from);
     assert.deepEqual([nack.k, nack.code, nack.re], ["nack", code, id]);
     const fetched = world.said.slice(from).filter((m) => m.k === "get").map((m) => m.sha256);
@@ -146,6 +146,22 @@ test("what is not signed, not listed, or of an old coordinator is refused before
   const late = await world.heard((m) => m.k === "nack" && m.re === re);
   assert.equal(late.code, "old_epoch");
   await leave();
+});
+
+test("a phone announces itself again to each connection of the coordinator that is newer than its own", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { leave } = await phone(world, store);
+  const births = () => world.said.filter((m) => m.k === "st" && m.s === "on").length;
+  await world.lead(5, { link: 1 }, true);
+  await world.lead(5, { link: 1 });
+  await world.lead(5, { link: 2 });
+  await world.heard(() => births() === 2);
+  await world.lead(5, { link: 2 });
+  await world.lead(5, { link: 3, online: false });
+  await world.lead(6, { link: 1 });
+  await world.heard(() => births() >= 3);
+  await leave();
+  assert.equal(births(), 3);
 });
 
 test("a blob whose hash is wrong is fetched once more, then refused; nothing of it stays", async () => {

@@ -142,7 +142,7 @@ export const MESSAGE_TABLES = {
       boot: matching("[0-9a-f]{16}"), online: boolean, proto: listOf(integer(1, 255), 1, 16), spread_ms: COUNT,
       block: blockSize, window: WINDOW, src: listOf(matching("bcast|mqtt|https://[!-~]{1,256}"), 0, 8),
     }),
-    ...optional({ release: RELEASE, state: STATE, key: matching("[0-9a-f]{16}"), sig: matching("[0-9a-f]{128}") }),
+    ...optional({ release: RELEASE, state: STATE, link: COUNT, key: matching("[0-9a-f]{16}"), sig: matching("[0-9a-f]{128}") }),
   },
   cat: required({ ver: COUNT, catalog: manifest("catalog") }),
   st: { ...required({ s: oneOf("on", "off", "sleep", "lost"), bd: U32 }), ...optional({ sw: text(64), caps: CAPS }) },

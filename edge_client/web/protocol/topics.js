@@ -89,9 +89,9 @@ export class Topics {
     return `${this.federation}.${checkName("cid", cid)}`;
   }
 
-  /** What a device subscribes to. */
+  /** What a device subscribes to: records by name, since some brokers bring no retained message for a pattern. */
   deviceFilters(cid) {
-    return [`${this.root}/bc/+`, `${this.root}/dn/${checkName("cid", cid)}/#`];
+    return [`${this.root}/bc/coord`, `${this.root}/bc/cat`, `${this.root}/dn/${checkName("cid", cid)}/#`];
   }
 
   /** A topic of this federation -> {kind, cid, label, shard, index}; Malformed for any other text. */

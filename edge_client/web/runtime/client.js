@@ -25,9 +25,9 @@ const SOFTWARE = "fedcenters-web";
 
 /** One device. `join` is {federation, broker, keys}, `device` {id, username, password}; `local()` gives {train, test}. */
 export class Client {
-  static async open({ join, device, store, ort, mqtt, local, tell, now = () => performance.now() }) {
+  static async open({ join, device, store, ort, mqtt, local, tell, now = () => performance.now(), random = Math.random }) {
     const client = new Client();
-    Object.assign(client, { join, device, store, ort, local, tell, now });
+    Object.assign(client, { join, device, store, ort, local, tell, now, random });
     client.topics = new Topics(join.federation);
     client.blobs = new Blobs(store);
     client.state = await State.open(store, join.federation, device.id);
@@ -58,6 +58,8 @@ export class Client {
     this.pointer = null; // the last `cat`
     this.answer = null; // the last answer to a `near`
     this.boot = null;
+    this.link = null; // the coordinator's process and connection that this device is known to
+    this.announceAt = Infinity;
     this.block = DEFAULT_BLOCK_BYTES;
     this.paused = true; // until its owner says that it takes part
     this.participates = false;
@@ -121,11 +123,18 @@ export class Client {
   // -- events
 
   waitMs() {
-    return this.task !== null || this.centerRequest !== null || this.stopping ? 0 : this.uploader.waitMs();
+    if (this.task !== null || this.centerRequest !== null || this.stopping) return 0;
+    return Math.min(this.uploader.waitMs(), Math.max(0, this.announceAt - this.now()));
   }
 
   async handle(event) {
-    if (event === undefined) return;
+    if (event !== undefined) await this.take(event);
+    if (this.now() < this.announceAt) return;
+    this.announceAt = Infinity;
+    await this.announceSamples();
+  }
+
+  async take(event) {
     if (event.kind === "message") {
       await this.onMessage(event);
     } else if (event.kind === "connected") {
@@ -141,7 +150,7 @@ export class Client {
     }
   }
 
-  async onMessage({ topic, payload }) {
+  async onMessage({ topic, payload, retained }) {
     let route;
     let message;
     try {
@@ -157,6 +166,7 @@ export class Client {
       return;
     }
     if (await this.isCurrent(message)) {
+      if (message.k === "coord") this.noteLink(message, retained);
       await this.dispatch(message);
     } else if (route.kind === "t") {
       const detail = `epoch ${message.epoch}; ${this.state.epoch} was seen before`;
@@ -213,6 +223,13 @@ export class Client {
       default:
         return this.onError(message);
     }
+  }
+
+  /** Announce this device to a connection of the coordinator that is newer than the device's own. */
+  noteLink({ boot, link = 0, online, spread_ms }, retained) {
+    const now = `${boot} ${link}`;
+    if (!retained && online && now !== this.link) this.announceAt = this.now() + this.random() * spread_ms;
+    this.link = now;
   }
 
   onCoord(message) {

@@ -1,5 +1,5 @@
 // MQTT over WebSockets: one connection after another, each with a birth of its own in its will. What comes is handed to
-// `onEvent` as {kind: "connected" | "lost" | "message", topic, payload}. The only file that knows MQTT.js.
+// `onEvent` as {kind: "connected" | "lost" | "message", topic, payload, retained}. The only file that knows MQTT.js.
 
 const KEEPALIVE_S = 60;
 const CONNECT_MS = 20_000;
@@ -45,7 +45,7 @@ export class Transport {
         else this.onEvent({ kind: "connected" });
       });
     });
-    client.on("message", (name, data) => this.onEvent({ kind: "message", topic: name, payload: new Uint8Array(data) }));
+    client.on("message", (topic, data, { retain: retained }) => this.onEvent({ kind: "message", topic, payload: new Uint8Array(data), retained }));
     client.on("error", (error) => {
       wrong = error;
       client.end(true);

@@ -100,8 +100,8 @@ def test_runs_are_lower_case_and_short() -> None:
         check_run("R-1")
 
 
-def test_filters_are_the_fewest_that_cover_a_role() -> None:
-    assert DEMO.device_filters("dev-1") == ("fc/v1/demo/bc/+", "fc/v1/demo/dn/dev-1/#")
+def test_filters_are_the_fewest_that_cover_a_role_with_what_is_retained_for_devices_by_name() -> None:
+    assert DEMO.device_filters("dev-1") == ("fc/v1/demo/bc/coord", "fc/v1/demo/bc/cat", "fc/v1/demo/dn/dev-1/#")
     assert DEMO.coordinator_filters(2) == (
         "fc/v1/demo/st/+",
         "fc/v1/demo/rq/+",

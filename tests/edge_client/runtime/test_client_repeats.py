@@ -93,6 +93,30 @@ def test_a_credit_of_before_the_new_boot_is_not_used_after_it(stage: DeviceStage
     stage.uploaded()
 
 
+def test_a_device_announces_itself_again_to_each_connection_of_the_coordinator_that_is_newer_than_its_own(
+    stage: DeviceStage,
+) -> None:
+    def script() -> Script:
+        yield
+        stage.lead(1, link=1)
+        yield
+        assert len(stage.said("st")) == 2
+        stage.lead(1, link=1, state={"doing": "serve", "newcomers": "no"})
+        yield
+        assert len(stage.said("st")) == 2
+        stage.lead(1, link=2, spread_ms=4_000)
+        yield 4
+        assert len(stage.said("st")) == 3
+
+    stage.play(script())
+
+
+def test_to_a_coordinator_that_was_there_before_it_announces_itself_once(stage: DeviceStage) -> None:
+    stage.lead(1, link=1)
+    stage.play_turns(lambda: None, lambda: None)
+    assert [message["s"] for message in stage.said("st")] == ["on", "off"]
+
+
 def test_an_old_task_that_comes_late_is_ignored(stage: DeviceStage) -> None:
     stage.play_turns(lambda: stage.ask(stage.fit(), round_=2), lambda: stage.ask(stage.fit(), round_=1))
     assert [m["round"] for m in stage.said("rdy")] == [2]
