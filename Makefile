@@ -15,7 +15,7 @@ PEER_PYTHON ?= python3.11
 # without .pyc files each of the several hundred processes of a test run compiles what it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet soak kills architectures hostile codecs models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures hostile codecs models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -74,6 +74,9 @@ bench-scale: $(STAMP) ## memory and seconds of a round of 1,000 devices, before 
 
 bench-fleet: $(STAMP) ## 1,000 devices that upload 1.15 MB each, then 5,000 small ones, over mosquitto; some minutes on an idle machine
 	$(BIN)/python -m tests.benches.fleet
+
+brokers: $(STAMP) ## what the protocol needs of a broker, over each that is installed: mosquitto, embedded, and by hand nats-server, rabbitmq-server
+	$(BIN)/pytest -rs tests/conformance/test_brokers.py
 
 soak: $(STAMP)   ## two hours of 300 devices, a fifth of them cut off at any time: memory of every process, and whether anything is lost; needs mosquitto
 	$(BIN)/python -m tests.benches.soak

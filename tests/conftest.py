@@ -52,6 +52,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # What CI does not install, and where it is tested instead. Any other skip fails in CI.
 SKIPS_IN_CI = (
     "make readers",
+    "make brokers",
     "comes with flwr-datasets",
     "Lightning",
     "CUDA",

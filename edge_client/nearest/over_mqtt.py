@@ -180,7 +180,8 @@ class NearestClient:
         if self.clock.now_s() >= self._until_s:
             raise NetworkError(
                 f"the coordinator did not send {what} within {VISIT_TIMEOUT_S:.0f} s",
-                hint="it publishes its centers when training is done; ask again then",
+                hint="it publishes its centers when training is done; ask again then. In a cluster of "
+                "brokers that keeps retained messages by node (RabbitMQ), dial the coordinator's node",
             )
 
     def _pump(self, timeout_s: float) -> None:

@@ -2,75 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
 from queue import Queue
 
 import pytest
 
-from edge_client.transport.base import Connected, Disconnected, Event, Message, Transport, Will, WillSource
-from edge_client.transport.mqtt import MqttTransport
+from edge_client.transport.base import Connected, Disconnected, Event, Message, Will
 from tests.support.memory_broker import MemoryBroker
-
-PATIENCE_S = 10.0
-_settled = count()
-
-
-class Net:
-    """Makes transports of one broker, and breaks their links as a broker or a dead process would."""
-
-    def __init__(self, make: Callable[[str, WillSource], Transport], break_link: Callable[[str], None]) -> None:
-        self._make, self.break_link = make, break_link
-        self._made: list[Transport] = []
-
-    def join(self, name: str, will: WillSource = None) -> Transport:
-        transport = self._make(name, will)
-        self._made.append(transport)
-        transport.connect()
-        assert next_event(transport) == Connected()
-        return transport
-
-    def close(self) -> None:
-        for transport in self._made:
-            transport.close()
-
-
-def next_event(transport: Transport) -> Event | None:
-    return transport.receive(PATIENCE_S)
-
-
-def next_message(transport: Transport) -> Message:
-    event = next_event(transport)
-    assert isinstance(event, Message), event
-    return event
-
-
-def settle(transport: Transport) -> None:
-    """Return once the broker has handled everything that this client sent. What arrives meanwhile is a mistake."""
-    topic = f"settle/{next(_settled)}"
-    transport.subscribe(topic)
-    transport.publish(topic, b".")
-    assert next_message(transport).topic == topic
-
-
-def over_mqtt(url: str) -> Net:
-    transports: dict[str, MqttTransport] = {}
-
-    def make(name: str, will: WillSource) -> Transport:
-        transports[name] = MqttTransport(url, name, will=will, jitter=lambda _low, _high: 0.05)
-        return transports[name]
-
-    def break_link(name: str) -> None:
-        session = transports[name]._session
-        assert session is not None
-        link = session.paho.socket()
-        assert link is not None
-        assert isinstance(link, socket.socket)
-        link.shutdown(socket.SHUT_RDWR)  # both directions, as when a process dies or a cable is pulled
-
-    return Net(make, break_link)
+from tests.support.nets import PATIENCE_S, Net, next_event, next_message, over_mqtt, settle
 
 
 @pytest.fixture(params=["memory", "amqtt", pytest.param("mosquitto", marks=pytest.mark.broker)])
@@ -103,8 +43,7 @@ def test_a_message_reaches_every_matching_subscription_with_its_bytes_unchanged(
 
 def test_messages_on_one_topic_arrive_in_the_order_sent(net: Net) -> None:
     receiver, sender = net.join("receiver"), net.join("sender")
-    receiver.subscribe("fc/t")
-    settle(receiver)
+    settle(receiver, "fc/t")
     for number in range(100):
         sender.publish("fc/t", str(number).encode())
     assert [int(next_message(receiver).payload) for _ in range(100)] == list(range(100))
@@ -121,15 +60,13 @@ def test_a_retained_message_is_delivered_on_subscribing_until_it_is_deleted(net:
     assert next_message(early).payload == b""
     settle(sender)
     late = net.join("late")
-    late.subscribe("fc/+")
-    settle(late)
+    settle(late, "fc/+")
     assert late.receive(0) is None
 
 
 def test_what_is_published_live_is_not_marked_retained(net: Net) -> None:
     receiver, sender = net.join("receiver"), net.join("sender")
-    receiver.subscribe("fc/r")
-    settle(receiver)
+    settle(receiver, "fc/r")
     sender.publish("fc/r", b"now", retain=True)
     assert next_message(receiver) == Message("fc/r", b"now", retained=False)
 
@@ -145,23 +82,20 @@ def test_more_filters_than_one_subscribe_packet_takes_all_work(net: Net) -> None
 
 def test_a_broken_link_is_reported_once_and_mends_itself_with_a_clean_session(net: Net) -> None:
     receiver, sender = net.join("receiver"), net.join("sender")
-    receiver.subscribe("fc/t")
-    settle(receiver)
+    settle(receiver, "fc/t")
     net.break_link("receiver")
     assert isinstance(next_event(receiver), Disconnected)
     assert next_event(receiver) == Connected()
     sender.publish("fc/t", b"nobody listens")
     settle(sender)
-    receiver.subscribe("fc/t")
-    settle(receiver)
+    settle(receiver, "fc/t")
     sender.publish("fc/t", b"heard")
     assert next_message(receiver).payload == b"heard"
 
 
 def test_the_will_of_a_broken_link_is_published_retained(net: Net) -> None:
     watcher = net.join("watcher")
-    watcher.subscribe("fc/st")
-    settle(watcher)
+    settle(watcher, "fc/st")
     net.join("device", will=Will("fc/st", b"lost"))
     net.break_link("device")
     assert next_message(watcher).payload == b"lost"
@@ -173,8 +107,7 @@ def test_the_will_of_a_broken_link_is_published_retained(net: Net) -> None:
 def test_each_connection_carries_the_will_of_that_moment(net: Net) -> None:
     births = iter(range(100))
     watcher = net.join("watcher")
-    watcher.subscribe("fc/st")
-    settle(watcher)
+    settle(watcher, "fc/st")
     device = net.join("device", will=lambda: Will("fc/st", str(next(births)).encode()))
     wills = []
     for _ in range(2):
@@ -187,8 +120,7 @@ def test_each_connection_carries_the_will_of_that_moment(net: Net) -> None:
 
 def test_closing_sends_what_was_published_and_no_will(net: Net) -> None:
     watcher = net.join("watcher")
-    watcher.subscribe("fc/#")
-    settle(watcher)
+    settle(watcher, "fc/#")
     leaver = net.join("leaver", will=Will("fc/st", b"lost"))
     for number in range(50):
         leaver.publish("fc/last", str(number).encode())

@@ -58,13 +58,14 @@ class FleetScene:
 
     def __post_init__(self) -> None:
         self.work = self.folder.with_name(self.folder.name + "-work")
+        self.work.mkdir(parents=True, exist_ok=True)
         self._tail = FileTail(self.folder / "metrics.jsonl")
 
     def start_coordinator(self, *, engines: tuple[str, ...] = ("onnx",), **more: Any) -> ChildProcess:  # noqa: ANN401 - TOML values
         """Start it, or start it again. It finds its program compiled; `more` are keys of its file, or replace them."""
         config = self.work / "coordinator.toml"
         if not config.exists():
-            self.folder.mkdir(parents=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             facts: dict[str, Any] = {"broker": self.broker, "devices": DEVICES, "runs": self.runs, "seed": SEED}
             stage.write_coordinator(config, self.folder, engines=engines, **(facts | more))
             made = compiled(stage.DEMO_MODEL, engines=engines)
