@@ -76,7 +76,7 @@ bench-fleet: $(STAMP) ## 1,000 devices that upload 1.15 MB each, then 5,000 smal
 	$(BIN)/python -m tests.benches.fleet
 
 brokers: $(STAMP) ## what the protocol needs of a broker, over each that is installed: mosquitto, embedded, and by hand nats-server, rabbitmq-server
-	$(BIN)/pytest -rs tests/conformance/test_brokers.py
+	$(BIN)/pytest -rs tests/conformance/test_brokers.py tests/conformance/test_guarded_brokers.py
 
 soak: $(STAMP)   ## two hours of 300 devices, a fifth of them cut off at any time: memory of every process, and whether anything is lost; needs mosquitto
 	$(BIN)/python -m tests.benches.soak

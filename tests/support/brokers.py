@@ -122,11 +122,16 @@ def installed_version(name: str) -> str | None:
     return found[1] if found else "of unknown version"
 
 
+def skip_unless_installed(name: str) -> None:
+    """Skip, in CI too, where it does not install this kind."""
+    if installed_version(name) is None:
+        pytest.skip(f"{name} is not installed ({KINDS[name].install}); {BY_HAND}")
+
+
 @contextmanager
 def running(name: str, folder: Path) -> Iterator[Nodes]:
     """A broker of this kind, killed at the end. Skips where it is not installed."""
-    if installed_version(name) is None:
-        pytest.skip(f"{name} is not installed ({KINDS[name].install}); {BY_HAND}")
+    skip_unless_installed(name)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if name == "nats":
@@ -217,41 +222,51 @@ def _nats(folder: Path, stack: contextlib.ExitStack) -> Nodes:
 
 
 def _rabbitmq(folder: Path, count: int, stack: contextlib.ExitStack) -> Nodes:
-    """Nodes of one cluster. They find one another through an epmd of their own."""
-    epmd_port, ports = free_port(), [free_port() for _ in range(count)]
-    epmd = Daemon(["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"], folder / "epmd.log", epmd_port)
-    stack.callback(epmd.kill)
-    epmd.start()
+    """Nodes of one cluster."""
+    epmd_port, ports = start_epmd(folder, stack), [free_port() for _ in range(count)]
     names = [f"fc{i}-{port}@localhost" for i, port in enumerate(ports)]
     peers = [f"cluster_formation.classic_config.nodes.{i} = {name}\n" for i, name in enumerate(names)]
     made = []
     for name, port in zip(names, ports, strict=True):
-        home = folder / name
-        home.mkdir()
-        (home / "rabbitmq.conf").write_text(RABBITMQ_CONF.format(port=port, peers="".join(peers)))
-        (home / "plugins").write_text("[rabbitmq_mqtt].\n")
-        cookie = home / ".erlang.cookie"
-        cookie.write_text(f"fedcenters-{epmd_port}")
-        cookie.chmod(0o600)
-        environment = {
-            "HOME": str(home),
-            "ERL_EPMD_PORT": str(epmd_port),
-            "RABBITMQ_NODENAME": name,
-            "RABBITMQ_DIST_PORT": str(free_port()),
-            "RABBITMQ_MNESIA_BASE": str(home / "mnesia"),
-            "RABBITMQ_LOG_BASE": str(home / "log"),
-            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
-            "RABBITMQ_CONF_ENV_FILE": os.devnull,
-            "RABBITMQ_ALLOW_INPUT": "true",  # no shell between this process and Erlang's
-            "RABBITMQ_SERVER_START_ARGS": "-noinput",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
-        }
-        node = Daemon([str(find_program("rabbitmq-server"))], home / "node.log", port, "completed with", environment)
-        stack.callback(node.kill)
-        made.append(node)
+        conf = RABBITMQ_CONF.format(port=port, peers="".join(peers))
+        made.append(rabbitmq_node(folder / name, name, port, conf, epmd_port))
+        stack.callback(made[-1].kill)
     for node in made:
         node.begin()
     for node in made:
         node.wait()
     return Nodes([f"mqtt://127.0.0.1:{port}" for port in ports], made[0].kill, made[0].start)
+
+
+def start_epmd(folder: Path, stack: contextlib.ExitStack) -> int:
+    """The port of a name server through which Erlang's nodes find one another; one of our own, which ends with us."""
+    port = free_port()
+    epmd = Daemon(["epmd", "-port", str(port), "-address", "127.0.0.1"], folder / "epmd.log", port)
+    stack.callback(epmd.kill)
+    epmd.start()
+    return port
+
+
+def rabbitmq_node(home: Path, name: str, port: int, conf: str, epmd_port: int) -> Daemon:
+    """A node that has everything in `home`."""
+    home.mkdir()
+    (home / "rabbitmq.conf").write_text(conf)
+    (home / "plugins").write_text("[rabbitmq_mqtt, rabbitmq_auth_mechanism_ssl].\n")
+    cookie = home / ".erlang.cookie"
+    cookie.write_text(f"fedcenters-{epmd_port}")
+    cookie.chmod(0o600)
+    environment = {
+        "HOME": str(home),
+        "ERL_EPMD_PORT": str(epmd_port),
+        "RABBITMQ_NODENAME": name,
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_MNESIA_BASE": str(home / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(home / "log"),
+        "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        "RABBITMQ_CONF_ENV_FILE": os.devnull,
+        "RABBITMQ_ALLOW_INPUT": "true",  # no shell between this process and Erlang's
+        "RABBITMQ_SERVER_START_ARGS": "-noinput",
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
+    }
+    return Daemon([str(find_program("rabbitmq-server"))], home / "node.log", port, "completed with", environment)
