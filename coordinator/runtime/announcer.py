@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordinator.artifacts.finished_run import make_strategy
@@ -12,13 +12,17 @@ from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import takes_newcomers
 
 INTERVAL_S = 1.0  # the shortest time between two records that differ in a number only
+RECORDS_PER_S = 250.0  # of such, to all devices together: each of them receives every record, and checks its signature
 
 
 class StateAnnouncer:
-    """Publishes the record when its state has changed; changes of a number are gathered for a second."""
+    """Publishes the record when its state has changed; changes of a number are gathered, the longer the more `devices`.
 
-    def __init__(self, sender: CoordinatorSender) -> None:
-        self._sender, self._clock, self._due_s = sender, sender.clock, 0.0
+    While n devices come, each would otherwise receive a record for every second that the others take.
+    """
+
+    def __init__(self, sender: CoordinatorSender, devices: Callable[[], int] = lambda: 0) -> None:
+        self._sender, self._clock, self._due_s, self._devices = sender, sender.clock, 0.0, devices
         self._wanted: Mapping[str, Any] | None = None
 
     @property
@@ -37,7 +41,7 @@ class StateAnnouncer:
         """Publish what is due."""
         now_s = self._clock.now_s()
         if self._wanted != self._sender.state and now_s >= self._due_s:
-            self._sender.state, self._due_s = self._wanted, now_s + INTERVAL_S
+            self._sender.state, self._due_s = self._wanted, now_s + max(INTERVAL_S, self._devices() / RECORDS_PER_S)
             self._sender.publish_record(online=True)
 
 

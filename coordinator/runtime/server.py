@@ -160,7 +160,8 @@ class Server:
             trusted=trusted,
             signature=self._key.sign_record(boot, epoch, config.federation),
         )
-        announcer = StateAnnouncer(sender)
+        fleet = FleetPresence(config.fleet.max_devices)
+        announcer = StateAnnouncer(sender, lambda: len(fleet.devices))
         downloads = BlockServer(store.blobs, sender, config.transfer.in_flight_bytes)
         if release is not None:
             downloads.share([release["file"]])
@@ -169,7 +170,7 @@ class Server:
             store=store,
             sender=sender,
             downloads=downloads,
-            fleet=FleetPresence(config.fleet.max_devices),
+            fleet=fleet,
             event_log=self._event_log,
             newcomers=lambda: announcer.state.get("newcomers", "now"),
         )
