@@ -5,6 +5,7 @@ Presence is a hint only: deadlines decide whether an exchange waits for a device
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,6 +45,7 @@ class FleetPresence:
     limit: int
     devices: dict[ClientId, DevicePresence] = field(default_factory=dict)
     rejected: int = 0
+    kinds: Counter[tuple[str, bool]] = field(default_factory=Counter)  # who is online with samples: engine, able
     heard: dict[ClientId, int] = field(default_factory=dict)  # unix time in ms of the last message of each device
 
     def update(self, cid: ClientId, message: Mapping[str, Any]) -> bool:
@@ -59,6 +61,9 @@ class FleetPresence:
         else:
             heard = replace(known, state=message["s"])
         self.devices[cid] = heard
+        for device, change in ((known, -1), (heard, 1)):
+            if device is not None and device.is_online and device.n > 0:
+                self.kinds[device.engine, device.able] += change
         return heard != known
 
     def mark_heard(self, cid: ClientId, unix_ms: int) -> None:
@@ -76,6 +81,11 @@ class FleetPresence:
         """Why devices do not use some of their runtimes, for at most MAX_REPORTED_REFUSALS devices."""
         told = {cid: device for cid, device in sorted(self.devices.items()) if device.refused}
         return {cid: _refusal(told[cid]) for cid in list(told)[:MAX_REPORTED_REFUSALS]}
+
+    def count_ready(self, engines: Collection[str]) -> tuple[int, int]:
+        """How many devices are ready, and how many have another engine. It does not go over the fleet."""
+        ready = sum(count for (engine, able), count in self.kinds.items() if able and engine in engines)
+        return ready, sum(count for (engine, _), count in self.kinds.items() if engine not in engines)
 
     def ready(self, engines: Collection[str]) -> dict[ClientId, DevicePresence]:
         """The devices that can train now: online, with samples and a correct engine that the program is for."""

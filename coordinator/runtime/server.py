@@ -245,7 +245,7 @@ class Server:
 
         def enough() -> bool:
             nonlocal told
-            here = len(devices.ready())
+            here = devices.count_ready()
             if here != told:
                 told = here
                 session.status.announcer.set("gather", "now", here=here, needed=fleet.min_devices)

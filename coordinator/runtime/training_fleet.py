@@ -38,6 +38,7 @@ class TrainingFleet:
         self._max_samples_ratio = max_samples_ratio
         self._store, self._presence, self._event_log = store, presence, event_log
         self._named: set[ClientId] = set()  # devices of which `left-out` was logged
+        self._others = 0  # devices with another engine, when they were last looked at
 
     @property
     def fleet(self) -> Fleet:
@@ -52,6 +53,14 @@ class TrainingFleet:
                 why = f"the program is not for {device.engine}; it is for {', '.join(self.engines)}"
                 self._event_log.write("left-out", device=cid, why=why)
         return self._presence.ready(self.engines)
+
+    def count_ready(self) -> int:
+        """How many can train now. It is asked after each message, and goes over the fleet for a left-out one only."""
+        here, others = self._presence.count_ready(self.engines)
+        if others != self._others:
+            self._others = others
+            self.ready()
+        return here
 
     def compile_program(self) -> None:
         """Compile the program for each engine that is asked for: of members, and of devices that are ready now."""

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.runtime.presence import FleetPresence, TokenBucket
+from coordinator.runtime.presence import DevicePresence, FleetPresence, TokenBucket
 
 
 def born(bd: int, *, engine: str = "onnx", n: int = 10) -> dict[str, Any]:
@@ -67,3 +68,38 @@ def test_a_refusal_is_told_once_until_something_was_allowed() -> None:
     assert pace.allow(2.0)
     assert not pace.allow(2.0)
     assert pace.first_refusal()
+
+
+class Unlooked(dict[str, DevicePresence]):
+    """A fleet that cannot be gone over."""
+
+    def _refuse(self) -> NoReturn:
+        pytest.fail("the whole fleet was looked at")
+
+    __iter__ = items = values = keys = _refuse
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.sampled_from(("on", "off", "lost")),
+            st.integers(1, 3),
+            st.sampled_from(("onnx", "litert")),
+            st.integers(0, 1),
+            st.booleans(),
+        )
+    )
+)
+def test_ready_devices_are_counted_without_going_over_the_fleet(
+    said: list[tuple[str, str, int, str, int, bool]],
+) -> None:
+    fleet = FleetPresence(limit=2)
+    for cid, state, birth, engine, n, able in said:
+        refused = [] if able else [{"engine": engine, "runtime": "r", "difference": 1.0}]
+        caps = {"caps": {"engine": engine, "n": n, "refused": refused}} if state == "on" else {}
+        fleet.update(cid, {"s": state, "bd": birth, **caps})
+    ready = len(fleet.ready(["onnx"]))
+    others = sum(d.is_online and d.n > 0 and d.engine != "onnx" for d in fleet.devices.values())
+    fleet.devices = Unlooked(fleet.devices)
+    assert fleet.count_ready(["onnx"]) == (ready, others)
