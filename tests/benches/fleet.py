@@ -2,17 +2,19 @@
 
     uploads   1,000 devices, each sends and fetches 1.15 MB: the coordinator above idle, and mosquitto's peak
     many      5,000 devices, each a small task: who is connected, who has answered, how long it took
+    crowd     20,000 devices in three processes, as above, until all have trained; the broker needs as many open files
 
 The coordinator, the broker and the fleet are the real programs in processes of their own. The training program is
 compiled before, by another process, so that idle is a coordinator without torch. Devices keep their state in memory
-(/dev/shm), the coordinator its run in --folder. Memory is resident memory, looked at every 50 ms. Progress goes to
-stderr, figures to stdout; nothing is asserted.
+(/dev/shm), the coordinator its run in --folder. Memory is resident memory, looked at every 50 ms; `cpu_s` is the
+processor time of each. Progress goes to stderr, figures to stdout; nothing is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -28,7 +30,7 @@ import psutil
 
 from coordinator.local_broker import start_broker, terminate_process
 from coordinator.storage.status import read_status
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, UsageError
 from emulator.console import ConsoleProgress
 from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
 from emulator.testbed.testbed_files import write_toml
@@ -52,10 +54,12 @@ with closing(Store(config.folder / STORE_FOLDER)) as store:
     prepare_program(config, store, open_signing_key(config.signing_key_folder), config.model.engines)
 """
 MB = 10**6
+SPARE_FILES = 100  # of the broker, beside one for each device
 EXCHANGES = ("training", "testing")  # of a round of FedAvg
 BENCHES: dict[str, dict[str, Any]] = {
     "uploads": {"devices": 1_000, "model": "tests.benches.fleet:wide", "workers": 1},
     "many": {"devices": 5_000, "model": "digits-mlp", "workers": 1},
+    "crowd": {"devices": 20_000, "model": "digits-mlp", "workers": 3, "ends": "trained"},
 }
 
 
@@ -99,7 +103,7 @@ class Watcher:
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bench", nargs="*", default=list(BENCHES), help=f"some of {', '.join(BENCHES)}")
+    parser.add_argument("bench", nargs="*", default=["uploads", "many"], help=f"some of {', '.join(BENCHES)}")
     parser.add_argument("--devices", type=int, help="another number of devices")
     parser.add_argument("--workers", type=int, help="processes of the fleet")
     parser.add_argument("--broker", default="mosquitto", choices=("mosquitto", "embedded"))
@@ -107,6 +111,7 @@ def main() -> None:
     asked = parser.parse_args()
     for name in asked.bench:
         wanted = BENCHES[name] | {k: v for k in ("devices", "workers") if (v := getattr(asked, k)) is not None}
+        allow_files(wanted["devices"] + SPARE_FILES)
         folder = Path(tempfile.mkdtemp(prefix="bench-fleet-", dir=asked.folder))
         try:
             found = measured(folder, broker=asked.broker, progress=ConsoleProgress(), **wanted)
@@ -115,10 +120,17 @@ def main() -> None:
         sys.stdout.write(json.dumps({"bench": name, **wanted, "broker": asked.broker, **found}, indent=1) + "\n")
 
 
-def measured(
-    folder: Path, *, devices: int, model: str, workers: int, broker: str, progress: ConsoleProgress
+def measured(  # noqa: PLR0913 - what a bench is made of
+    folder: Path,
+    *,
+    devices: int,
+    model: str,
+    workers: int,
+    broker: str,
+    progress: ConsoleProgress,
+    ends: str = "tested",
 ) -> dict[str, Any]:
-    """One run of one round, with everything that is there to see."""
+    """One run of one round, with everything that is there to see. `ends`: the moment at which it is left."""
     with start_broker(folder / "broker", broker) as own, DeferredSignals() as signals:
         config = folder / "coordinator.toml"
         write_toml(config, _config(folder, own.url, devices, model))
@@ -131,7 +143,7 @@ def measured(
             arguments = (str(config), "--devices", str(devices), "--workers", str(workers), "--json")
             began_s = time.monotonic()
             fleet = children.python("fleet", "-m", "emulator.cli", "fleet", *arguments)
-            return _watched(folder, children, coordinator, fleet, own.pid, devices, began_s, progress)
+            return _watched(folder, children, coordinator, fleet, own.pid, devices, began_s, progress, ends)
 
 
 def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
@@ -143,12 +155,14 @@ def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
     devices: int,
     began_s: float,
     progress: ConsoleProgress,
+    ends: str,
 ) -> dict[str, Any]:
     pids = {"coordinator": coordinator.process.pid} | ({} if broker is None else {"broker": broker})
     watcher = Watcher(pids, lambda: phase_of(folder))
     thread = threading.Thread(target=watcher.look, daemon=True)
     thread.start()
-    moments: dict[str, float] = {}
+    moments: dict[str, dict[str, Any]] = {}
+    everyone = {**pids, "fleet": fleet.process.pid}
     fleet_mb = 0.0  # the most
 
     def looked(name: str, done: Callable[[Mapping[str, Any]], bool]) -> None:
@@ -160,26 +174,32 @@ def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
             return done(read_status(folder / "run"))
 
         until(happened, children)
-        moments[name] = round(time.monotonic() - began_s, 1)
-        progress.say(f"{name} after {moments[name]} s")
+        moments[name] = {
+            "s": round(time.monotonic() - began_s, 1),
+            "cpu_s": {who: round(processor_s(pid), 1) for who, pid in everyone.items()},
+            "mb": {who: round(resident_mb(pid)) for who, pid in everyone.items()},
+        }
+        progress.say(f"{name}: {moments[name]}")
 
     looked("connected", lambda found: found["connected"] >= devices)
     looked("trained", lambda found: answers(found) >= devices or bool(found["runs"][0]["round"]))
-    looked("tested", lambda found: bool(found["runs"][0]["round"]))
+    if ends == "tested":
+        looked("tested", lambda found: bool(found["runs"][0]["round"]))
     found = read_status(folder / "run")
     terminate_process(fleet.process, timeout_s=120)  # thousands say goodbye, and their folders go
     watcher.over.set()
     thread.join()
     run = found["runs"][0]
     return {
-        "seconds": moments,
-        "answered": sum(1 for _ in json.loads(last_round(folder))["per_device"]),
+        "moments": moments,
+        "answered": len(json.loads(last_round(folder))["per_device"]) if ends == "tested" else answers(found),
         "refused": len(run["refused"]),
         "late": len(run["late"]),
         "bytes": run["bytes"],
         "coordinator_mb": {phase: round(mb) for (who, phase), mb in watcher.peaks.items() if who == "coordinator"},
         "broker_mb": {phase: round(mb) for (who, phase), mb in watcher.peaks.items() if who == "broker"},
         "fleet_mb": round(fleet_mb),
+        "load": psutil.getloadavg()[1],
     }
 
 
@@ -189,8 +209,9 @@ def _config(folder: Path, broker: str, devices: int, model: str) -> dict[str, An
         "broker": broker,
         "folder": str(folder / "run"),
         "min-devices": devices,
-        "start-timeout-s": 1800,
-        "deadline-s": 1800,
+        "max-devices": devices,
+        "start-timeout-s": 3600,
+        "deadline-s": 3600,
         "formats": [],
         "codec": "f32",
         "model": {"name": model, "engines": ["onnx"]},
@@ -234,6 +255,24 @@ def resident_mb(pid: int) -> float:
         return float(sum(process.memory_info().rss for process in family)) / MB
     except psutil.NoSuchProcess:
         return 0.0
+
+
+def processor_s(pid: int) -> float:
+    """Seconds of CPU of a process and all that it started."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return float(sum(sum(process.cpu_times()[:2]) for process in family))
+
+
+def allow_files(needed: int) -> None:
+    """Let this process and the broker that it starts have so many open files. Raises UsageError."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard, needed), max(hard, needed)))
+    except ValueError as refused:
+        raise UsageError(
+            f"the broker needs {needed} open files, a process of this machine may have {hard}",
+            hint=f"raise the limit (ulimit -Hn {needed}), or pass --devices {hard - SPARE_FILES}",
+        ) from refused
 
 
 def until(happened: Callable[[], bool], children: ChildProcesses) -> None:
