@@ -49,7 +49,7 @@ class StoredCohort:
     devices: dict[ClientId, DeviceSums] = field(default_factory=dict)
 
     def masked_sums(self) -> MaskedSums:
-        return MaskedSums(ask=self.ask, store=self.store, federation=FEDERATION, classes=None)
+        return MaskedSums(ask=self.ask, store=self.store, federation=FEDERATION)
 
     def ask(self, key: ExchangeKey, tasks: NetworkExchange) -> list[ClientId]:
         """Each answer is checked and stored before the next device begins."""
