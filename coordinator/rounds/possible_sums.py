@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from edge_client.protocol.sum_codec import Work
-from edge_client.protocol.summed_task import SOFT, SummedFit, SummedProbe, SumScale, Words
+from edge_client.protocol.summed_task import SCORE_LEVELS, SOFT, SummedFit, SummedProbe, SumScale, Words
 from edge_client.protocol.task import I64
 
 NOISE_TAIL = 12  # deviations; a normal deviate is beyond them with a probability of 1e-31
@@ -24,7 +24,7 @@ def why_impossible(work: Work, words: Words, devices: int) -> str | None:
         return None
     numbers = work.scale.signed(words)
     if isinstance(work, SummedProbe):
-        wrong = _wrong_evaluation(numbers, work.scale, devices)
+        wrong = _wrong_evaluation(numbers, devices)
     elif work.stage == "choose":
         wrong = _wrong_counts(numbers, devices, every=True)
     elif work.stage == "add" or work.points is None:
@@ -82,10 +82,13 @@ def _wrong_points(work: SummedFit, sums: I64, devices: int) -> str | None:
     return None
 
 
-def _wrong_evaluation(numbers: I64, scale: SumScale, devices: int) -> str | None:
+def _wrong_evaluation(numbers: I64, devices: int) -> str | None:
+    """Of right answers, samples, accuracy, F1 and devices."""
     if wrong := _wrong_counts(numbers[-1:], devices, every=True):
         return wrong
-    scores = numbers[-3:-1]
-    if (numbers[:-3] < 0).any() or (scores < 0).any() or (scores > devices * (scale.levels + 1)).any():
+    right, samples, *scores, _ = numbers.tolist()
+    if not 0 <= right <= samples:
+        return f"{right} of {samples} samples are right"
+    if not all(0 <= score <= devices * SCORE_LEVELS for score in scores):
         return "the scores of the tests are out of their range"
     return None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation.summed_centers import centers_of_sums
 from coordinator.rounds.possible_sums import why_impossible
-from edge_client.protocol.summed_task import SummedFit, SummedProbe, SumScale, Words
+from edge_client.protocol.summed_task import SCORE_LEVELS, SummedFit, SummedProbe, SumScale, Words
 from edge_client.protocol.task import Array
 from edge_client.training.summed import TrainedChoice, contribution
 
@@ -109,10 +109,9 @@ def test_an_evaluation_counts_each_device_once_and_no_score_above_one() -> None:
         models=[CENTERS[0]], want=frozenset({"confusion"}), split="test", batch=8, seed=0, served="asked", usual=0,
         scale=SumScale(bits=32, devices=6, clip=1.0),
     )  # fmt: skip
-    scores = 5 * asked.scale.levels
-    right = np.array([10, 2, 0, 8, scores, scores, 6], dtype=np.uint32)
+    right = np.array([10, 12, 5 * SCORE_LEVELS, 6 * SCORE_LEVELS, 6], dtype=np.uint32)
     assert why_impossible(asked, right, 6) is None
-    for place, value in ((6, 5), (6, 7), (4, 7 * asked.scale.levels), (1, 2**32 - 1)):
+    for place, value in ((4, 5), (4, 7), (3, 6 * SCORE_LEVELS + 1), (2, 2**32 - 1), (0, 13), (0, 2**32 - 1)):
         wrong = right.copy()
         wrong[place] = value
         assert why_impossible(asked, wrong, 6)
