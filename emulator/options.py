@@ -152,6 +152,30 @@ class SimulateArgs:
             fingerprint=True,
         ),
     )
+    concurrency: int | None = field(
+        default=None,
+        metadata=_row(
+            "No device is waited for: so many train at once, each from the newest centers. Default: rounds.",
+            panel=DEVICES,
+            low=1,
+            fingerprint=True,
+        ),
+    )
+    buffer: int | None = field(
+        default=None,
+        metadata=_row(
+            "With --concurrency: updates that make new centers. Default: 10.", panel=DEVICES, low=1, fingerprint=True
+        ),
+    )
+    max_staleness: int | None = field(
+        default=None,
+        metadata=_row(
+            "With --concurrency: versions after which a task is stopped. Default: 20.",
+            panel=DEVICES,
+            low=0,
+            fingerprint=True,
+        ),
+    )
     evaluate_every: int = field(
         default=1, metadata=_row("Rounds from one test to the next; the last has one.", panel=RESULT, low=1)
     )

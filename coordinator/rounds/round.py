@@ -82,13 +82,20 @@ def run_round(  # noqa: PLR0913 - a round has these
         # The same centers again would have the same answers: two sums of them tell those of a device that one lacks.
         asked = cohort if (after.centers != state.centers).any() else []
         return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch))
+    return after, (yield from evaluate_round(strategy, after, schema, cohort, batch=batch, last=round == of))
+
+
+def evaluate_round(
+    strategy: Strategy, after: State, schema: Schema, cohort: Sequence[ClientId], *, batch: int, last: bool
+) -> Generator[Exchange, Replies, RoundReport]:
+    """The devices of `cohort` evaluate what they would be served; after the `last` round also the centers as such."""
     replies = (yield {c: serving_probe(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
     losses = {c: float(r.losses[0]) for c, r in sorted(replies.items()) if r.losses is not None}
     report = make_report(matrices, after.assignment, n_centers=len(after.centers), losses=losses)
-    if round == of:
+    if last:
         report = replace(report, centers=(yield from _measure_centers(strategy, after, schema, cohort, batch)))
-    return after, report
+    return report
 
 
 def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:

@@ -72,6 +72,26 @@ class SecureRecord(_Seen, total=False):
     failed: Sequence[str]
 
 
+class StalenessRecord(TypedDict):
+    """Of the updates that counted in a round; the mean is None where none did."""
+
+    mean: float | None
+    most: int
+
+
+class AsynchronousRecord(TypedDict):
+    """A round that waited for no device: updates that counted, tasks that were stopped or expired.
+
+    `versions` has the versions of each center since the run's first such round.
+    """
+
+    versions: Sequence[int]
+    counted: int
+    stale: int
+    expired: int
+    staleness: StalenessRecord
+
+
 class _Measured(TypedDict):
     """The fields of every record. `assignment` maps devices to centers; `per_center[k]` is None without a device."""
 
@@ -103,6 +123,7 @@ class RoundRecord(_Measured, total=False):
     privacy: PrivacyRecord  # a method with noise
     secure: SecureRecord  # a method that works on sums of devices
     metrics: Mapping[str, MetricRecord]  # of the user's own, by name
+    asynchronous: AsynchronousRecord  # a round that waited for no device
 
 
 def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields

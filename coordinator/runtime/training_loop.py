@@ -6,15 +6,15 @@ exchange and returns its replies.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
+from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, round_record
@@ -33,7 +33,6 @@ from coordinator.strategies.base import (
     Fleet,
     Replies,
     RepliesWithLate,
-    RequireAll,
     State,
     StoredReplies,
     Strategy,
@@ -42,7 +41,6 @@ from coordinator.strategies.base import (
     takes_newcomers,
     uses_late,
 )
-from coordinator.strategies.registry import method_settings
 from edge_client.protocol import codecs
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
@@ -59,18 +57,6 @@ def train_runs(config: CoordinatorConfig, trainer: RunTrainer, ask: Ask) -> list
         return outcomes
     asked = [o.run.name == config.served_run and not is_sealed(o.strategy) for o in outcomes]
     return [trainer.measure_centers(o, ask) if one else o for o, one in zip(outcomes, asked, strict=True)]
-
-
-def with_over_selection(strategy: Strategy, share: float, fleet: int) -> tuple[Strategy, int | None]:
-    """-> the method with a cohort `share` times as large, and how many replies are wanted.
-
-    Without over-selection (`share` = 1) the second value is None: the replies of the whole cohort.
-    """
-    if share == 1:
-        return strategy, None
-    fraction = float(method_settings(strategy)["fraction-train"])
-    more = cast("Strategy", replace(cast("Any", strategy), fraction_train=min(1.0, share * fraction)))
-    return more, math.ceil(fraction * fleet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +113,8 @@ class RunTrainer:
             if isinstance(tasks, SumByCenter):
                 exchange += STAGES - 1
                 return masked.sums(ExchangeKey(run_id, number, exchange - STAGES + 1), tasks)
-            test = _is_test(tasks)
-            goal = None if test or isinstance(tasks, RequireAll) else wanted
+            test = is_test(tasks)
+            goal = None if needs_all(tasks) else wanted
             replies = ask(ExchangeKey(run_id, number, exchange), told_choices(tasks), goal, keeps and not test)
             return RepliesWithLate(replies, late) if late and exchange == 0 else replies
 
@@ -200,8 +186,3 @@ class RunTrainer:
             return Reply(n=n[cid], update=start + delta)
 
         return StoredReplies(newest, read, {"update": n})
-
-
-def _is_test(tasks: Exchange) -> bool:
-    """Whether the exchange only evaluates on held-out samples; such an exchange waits for all devices."""
-    return any(isinstance(task, Probe) and task.split == "test" for task in tasks.values())

@@ -26,6 +26,7 @@ from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
 from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import most_points, recall_points, remember_points
+from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
@@ -33,7 +34,7 @@ from coordinator.strategies.common.setting_checks import check_choice, check_ran
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Schema
+from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Reply, Schema
 
 E_STEPS = ("nearest", "k-means")
 CLIENT_WEIGHTS = ("equal", "samples")
@@ -90,6 +91,19 @@ class FeSEM(LocalSgd):
             served="center",
         )
 
+    def asynchronous_plan(self, fleet: Fleet) -> AsynchronousPlan:
+        """Each update goes to the nearest of the newest centers. Raises ConfigError for k-means in every round."""
+        if self.e_step != "nearest":
+            why = "the Gram matrix of k-means is that of a whole round"
+            raise whole_rounds(f"e-step {self.e_step}", why, "set e-step = nearest, or leave out concurrency")
+        return AsynchronousPlan(
+            choose="nearest",
+            weigh=self.weights,
+            pulls=self._pulls(fleet),
+            distances=self._distances,
+            hysteresis=self.hysteresis,
+        )
+
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, then E and M. A device without a center trains from the common start, without a pull."""
         mus, cohort = self._pulls(fleet), sample_cohort(fleet, self.fraction_train, rng)
@@ -141,6 +155,15 @@ class FeSEM(LocalSgd):
 
     def _m_step(self, centers: Array, updates: ClientUpdates, R: F64, a: F64, schema: Schema) -> Array:
         return self.server.aggregate(centers, updates, R, a, schema)
+
+    def _distances(self, state: State, schema: Schema, vector: Flat) -> F64:
+        """Squared distances [K] of one model to the centers, as the E-step of a round measures them."""
+        watch = StreamingDistances(
+            self._points(state.centers, state, schema), point=partial(self._point, state, schema)
+        )
+        watch.add_reply("", Reply(n=1, update=vector))
+        d2: F64 = watch.squared_distances([""], {})[0]
+        return d2
 
     def _watch(
         self, state: State, schema: Schema, fleet: Fleet, asked: list[ClientId]

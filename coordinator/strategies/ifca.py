@@ -17,6 +17,7 @@ import numpy as np
 from coordinator.aggregation.centers import one_hot
 from coordinator.strategies.base import Fleet, Round, State
 from coordinator.strategies.common.assignment import choose_by_loss
+from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
@@ -41,6 +42,10 @@ class IFCA(MultiStartSgd):
             raise single_updates(self, "start k-means compares the devices' updates", "set start = groups")
         first = "groups" if self.start == "groups" else "none"
         return SumPlan(choose="loss", weigh=self.weights, first=first, served="center")
+
+    def asynchronous_plan(self, fleet: Fleet) -> AsynchronousPlan:  # noqa: ARG002 - the interface's
+        """Each device tells its losses at the newest centers, and trains the one that fits it best."""
+        return AsynchronousPlan(choose="loss", weigh=self.weights)
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""

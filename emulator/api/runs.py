@@ -40,6 +40,9 @@ class RunOptions(TypedDict, total=False):
     profiles: Path | None
     codec: str
     hostile: str
+    concurrency: int | None
+    buffer: int | None
+    max_staleness: int | None
     evaluate_every: int
     fraction_evaluate: float
     checkpoint_every: int
@@ -98,7 +101,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
             before add rounds.
         progress: show a bar. Default: in a terminal and in a notebook.
         **options: the command line's other options, with underscores: `engine`, `ray`, `profiles`, `codec`, `hostile`,
-            `evaluate_every`, `fraction_evaluate`, `checkpoint_every`, `loggers`.
+            `concurrency`, `buffer`, `max_staleness`, `evaluate_every`, `fraction_evaluate`, `checkpoint_every`,
+            `loggers`.
 
     Raises:
         UsageError, ConfigError: an option, a model or samples that cannot work; the message says what to write instead.

@@ -12,8 +12,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.rounds.asynchronous import Rules
+from coordinator.rounds.asynchronous_options import check_asynchronous
+from coordinator.rounds.metrics import RoundReport
+from coordinator.rounds.over_selection import with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
-from coordinator.rounds.round import INITIAL_ROUND, round_rng, run_round
+from coordinator.rounds.round import INITIAL_ROUND, evaluate_round, round_rng, run_round
 from coordinator.rounds.round_record import RoundRecord, round_record
 from coordinator.rounds.sealed_round import check_sealed, what_is_seen
 from coordinator.strategies.base import Fleet, State, Strategy, drive
@@ -25,6 +29,7 @@ from emulator.run.live_run import LiveRun
 from emulator.run.own_metrics import measure_own
 from emulator.run.settings import RunSettings
 from emulator.run.summary import clustering_scores
+from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.device_profiles import draw_profiles
 from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
@@ -82,11 +87,13 @@ def open_run(
     strategy = with_noise_key(strategy, schema, lambda: key)
     check_sealed(strategy, schema, fleet)
     kind = getattr(strategy, "representation", DEFAULT_REPRESENTATION)
+    network = _make_network(devices, fleet, settings)
     live = LiveRun(
         strategy=strategy,
         devices=devices,
         fleet=fleet,
-        network=_make_network(devices, fleet, settings),
+        network=network,
+        asynchronous=_without_rounds(strategy, network, fleet, schema, settings),
         recorder=RunRecorder(fleet, schema, rounds=settings.rounds, kind=kind),
     )
     if before := checkpoints.latest() if checkpoints else None:
@@ -136,23 +143,47 @@ def _make_network(devices: EmulatedDevices, fleet: Fleet, settings: RunSettings)
     )
 
 
+def _without_rounds(
+    strategy: Strategy, network: VirtualNetwork, fleet: Fleet, schema: Schema, settings: RunSettings
+) -> AsynchronousNetwork | None:
+    """What plays a run that waits for no device. Raises ConfigError for a method that needs whole rounds."""
+    if settings.asynchronous is None:
+        return None
+    rules = Rules(
+        strategy=check_asynchronous(strategy, fleet),
+        options=settings.asynchronous,
+        schema=schema,
+        fleet=fleet,
+        seed=settings.seed,
+        max_update_ratio=settings.max_update_ratio,
+    )
+    return AsynchronousNetwork(network, rules, deadline_s=settings.deadline_s)
+
+
+def _play(live: LiveRun, settings: RunSettings, number: int) -> tuple[State, RoundReport]:
+    """The state after round `number` and what its evaluation found."""
+    strategy, schema, fleet, network = live.strategy, live.devices.program.schema, live.fleet, live.network
+    which: dict[str, Any] = {"round": number, "of": settings.rounds}
+    rng = round_rng(settings.seed, number)
+    if live.asynchronous and not live.asynchronous.needs_round(live.state):
+        state = live.asynchronous.play(live.state, number)
+        cohort, last = settings.evaluation.cohort(fleet, rng, **which), number == settings.rounds
+        exchanges = evaluate_round(strategy, state, schema, cohort, batch=settings.batch, last=last)
+        return state, drive(exchanges, network.ask_beside)
+    asking, network.wanted = with_over_selection(strategy, settings.over_select, len(fleet))
+    evaluation: dict[str, Any] = {"batch": settings.batch, "evaluation": settings.evaluation}
+    return drive(
+        run_round(asking, live.state, schema, fleet, rng, **evaluation, **which),
+        live.recorder.record_exchanges(network.ask, number, live.state),
+    )
+
+
 def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State, RoundRecord]:
     """-> the state after round `number`, and the round's record."""
-    strategy, state, network, recorder = live.strategy, live.state, live.network, live.recorder
+    strategy, network = live.strategy, live.network
     network.open_round(number)
-    which: dict[str, Any] = {"round": number, "of": settings.rounds}
-    exchanges = run_round(
-        strategy,
-        state,
-        live.devices.program.schema,
-        live.fleet,
-        round_rng(settings.seed, number),
-        batch=settings.batch,
-        evaluation=settings.evaluation,
-        **which,
-    )
-    state, report = drive(exchanges, recorder.record_exchanges(network.ask, number, state))
-    recorder.record_round_end(number, state)
+    state, report = _play(live, settings, number)
+    live.recorder.record_round_end(number, state)
     method = method_name(strategy)
     record = round_record(
         report,
@@ -162,10 +193,13 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
         bytes_up=network.bytes_up,
         seconds=network.now_s - network.opened_s,
         local_steps=network.local_steps,
-        **which,
+        round=number,
+        of=settings.rounds,
     )
     if settings.metrics and (number == settings.rounds or number % settings.evaluation.every == 0):
         record["metrics"] = measure_own(settings.metrics, strategy, state, live.devices, settings.batch)
+    if live.asynchronous:
+        record["asynchronous"] = live.asynchronous.record()
     record["answered"] = network.answered / network.asked if network.asked else None
     if privacy := privacy_spent(strategy, state):
         record["privacy"] = privacy

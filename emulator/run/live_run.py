@@ -10,6 +10,7 @@ import numpy as np
 from coordinator.strategies.base import Fleet, State, Strategy
 from emulator.reports.pictures.recorder import RunRecorder
 from emulator.simulation import checkpoint
+from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
 from emulator.simulation.spill import SpilledRecords
 from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
@@ -19,7 +20,7 @@ from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
 class LiveRun:
     """`fleet` has the number of samples of each device; `records` and `real_seconds` have an entry for each round.
 
-    `state` is that after the last round.
+    `state` is that after the last round. `asynchronous` plays the rounds of a run that waits for no device.
     """
 
     strategy: Strategy
@@ -27,6 +28,7 @@ class LiveRun:
     fleet: Fleet
     network: VirtualNetwork
     recorder: RunRecorder
+    asynchronous: AsynchronousNetwork | None = None
     state: State = field(default_factory=lambda: State(centers=np.empty((0, 0))))
     records: SpilledRecords = field(default_factory=SpilledRecords)
     real_seconds: list[float] = field(default_factory=list)
@@ -34,7 +36,9 @@ class LiveRun:
     def save(self, checkpoints: Checkpoints, number: int) -> None:
         """Write the checkpoint after round `number`."""
         lost = checkpoint.begin_checkpoint(checkpoints.folder) / "lost"
-        network = self.network.to_json(lost)
+        network = dict(self.network.to_json(lost))
+        if self.asynchronous:
+            network["asynchronous"] = self.asynchronous.to_json(lost.with_name("under-way"))
         self.recorder.keep(lost.with_name("heard"))
         if self.devices.asks_own:
             self.devices.keep(lost.with_name("own"))
@@ -48,6 +52,8 @@ class LiveRun:
         for record in checkpoint.checkpoint_records(folder):
             self.records.append(record)
         self.network.recall(before.network, folder / "lost")
+        if self.asynchronous:
+            self.asynchronous.recall(before.network["asynchronous"], before.state, folder / "under-way")
         self.recorder.recall(folder / "heard")
         if (folder / "own").is_dir():
             self.devices.recall(folder / "own")

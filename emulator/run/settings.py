@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.rounds.asynchronous_options import Asynchronous
 from coordinator.rounds.round import EVERY_ROUND, EvaluationPlan
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO
 from emulator.run.own_metrics import Metric
@@ -17,12 +18,18 @@ DEADLINE_S = 600.0  # virtual seconds of an exchange
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """`batch` is the batch size of the engine, `profiles` the kinds of devices, `channel` makes the run's codec."""
+    """`batch` is the batch size of the engine, `profiles` the kinds of devices, `channel` makes the run's codec.
+
+    `over_select`: a cohort that is so many times as large is asked, and the first replies count. `asynchronous`: no
+    device is waited for.
+    """
 
     rounds: int
     seed: int
     batch: int
     deadline_s: float = DEADLINE_S
+    over_select: float = 1.0
+    asynchronous: Asynchronous | None = None
     profiles: Sequence[DeviceProfile] = DEVICE_PROFILES
     evaluation: EvaluationPlan = EVERY_ROUND
     channel: ChannelFactory = CodecChannel

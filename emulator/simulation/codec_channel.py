@@ -77,6 +77,17 @@ class CodecChannel:
         self._since = {(who, center): at for who, center, at in since}
         checkpoint.load_models(folder, {who for who, _ in self._since}, self._lost)
 
+    def keep_open(self, folder: Path) -> list[tuple[ClientId, str, int]]:
+        """The same for updates that have not counted yet: they are under way between two rounds."""
+        checkpoint.save_models(folder, "open", {slot: lost for slot, lost, _ in self._open.values()})
+        return [(*slot, at) for slot, _, at in self._open.values()]
+
+    def recall_open(self, folder: Path, under_way: Iterable[tuple[ClientId, str, int]]) -> None:
+        found: dict[tuple[ClientId, str], Flat] = {}
+        slots = {(who, center): at for who, center, at in under_way}
+        checkpoint.load_models(folder, {who for who, _ in slots}, found)
+        self._open = {slot[0]: (slot, found[slot], at) for slot, at in slots.items()}
+
 
 ChannelFactory = Callable[[Schema], CodecChannel]
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from coordinator.rounds import exchange_rules
+from coordinator.rounds.over_selection import needs_all
 from coordinator.rounds.update_validation import (
     MAX_UPDATE_RATIO,
     MAX_UPDATE_RMS,
@@ -201,7 +202,8 @@ class VirtualNetwork:
     """Delivers exchanges to the devices in virtual time. `ask` is the driver of a round's generator of exchanges.
 
     `seed` draws when devices are away and which tasks they drop. Updates travel over `channel` and pass the server's
-    checks; `refused` maps a device whose update failed a check to the reason.
+    checks; `refused` maps a device whose update failed a check to the reason. `wanted` replies close an exchange that
+    does not need all; None: those of every device.
     Raises ConfigError where an exchange would never end.
     """
 
@@ -228,6 +230,7 @@ class VirtualNetwork:
         self._positions = devices.program.positions
         self._lie, self._ratio, self._scales = attack, max_update_ratio, dict[str, float]()
         self.refused: dict[ClientId, str] = {}
+        self.wanted: int | None = None
         self._round, self._number = 0, itertools.count()
         self.now_s = self.opened_s = 0.0
         self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
@@ -264,10 +267,18 @@ class VirtualNetwork:
             quorum=1,
             now_s=self.now_s,
             deadline_s=self._deadline_s,
+            goal=None if needs_all(exchange) else self.wanted,
         )
         replies = _VirtualExchange(self, exchange, opened).until_closed()
         self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
         return learned(exchange, replies)
+
+    def ask_beside(self, exchange: Exchange) -> Replies:
+        """`ask`, but beside the training: it takes none of the run's time."""
+        before_s = self.now_s
+        replies = self.ask(exchange)
+        self.now_s = before_s
+        return replies
 
     def send(self, who: ClientId, task: Task, opened: exchange_rules.OpenExchange) -> float:
         """Deliver a task once the device is reachable; -> when the device finishes, infinity if it never does."""

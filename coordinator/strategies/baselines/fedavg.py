@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.strategies.base import Fleet, Replies, Round, ServedModels, State
+from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.sum_plan import SumPlan
@@ -31,6 +32,10 @@ class FedAvg(LocalSgd):
     def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - the interface's
         """Every device adds to the one center."""
         return SumPlan(choose="only")
+
+    def asynchronous_plan(self, fleet: Fleet) -> AsynchronousPlan:  # noqa: ARG002 - the interface's
+        """Every update moves the one center."""
+        return AsynchronousPlan(choose="only")
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:  # noqa: ARG002 - all devices get the same
         return ((1.0, state.centers[0]),)

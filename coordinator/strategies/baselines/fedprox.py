@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.strategies.base import Fleet
 from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.sum_plan import SumPlan
 from edge_client.protocol.task import Fit, Flat
@@ -25,6 +26,10 @@ class FedProx(FedAvg):
     def sum_plan(self, fleet: Fleet) -> SumPlan:
         """The same with the pull."""
         return replace(super().sum_plan(fleet), pulls=dict.fromkeys(fleet, self.mu))
+
+    def asynchronous_plan(self, fleet: Fleet) -> AsynchronousPlan:
+        """The same with the pull."""
+        return replace(super().asynchronous_plan(fleet), pulls=dict.fromkeys(fleet, self.mu))
 
     def _task(self, center: Flat, seed: int) -> Fit:
         return self.fit(start=center, seed=seed, anchor=center, mu=self.mu, center=0)

@@ -11,6 +11,7 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet, ServedModels, ServingOptions, State
 from coordinator.strategies.common.assignment import serving_center
+from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_totals_of
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
@@ -89,6 +90,10 @@ class LocalSgd(MethodValue):
     def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - methods use it
         """How the method works on sums of devices (`secure`). Raises ConfigError: this one needs single updates."""
         raise single_updates(self, "it compares the devices' updates on the server")
+
+    def asynchronous_plan(self, fleet: Fleet) -> AsynchronousPlan:  # noqa: ARG002 - methods use it
+        """How the method works without rounds. Raises ConfigError: this one needs the replies of a whole round."""
+        raise whole_rounds(type(self).__name__, "it compares the replies of a whole round")
 
     @property
     def clusters_together(self) -> bool:

@@ -17,6 +17,7 @@ from edge_client.protocol.summed_task import SOFT
 from edge_client.protocol.task import ClientId
 
 SECURE_MODES = ("off", "updates", "updates+membership")
+PLANS = ("sum_plan", "asynchronous_plan")  # the functions by which a method says how it works elsewhere
 HINT = "use fesem, ifca, hypcluster, fedem, fedsoft, fedavg, fedprox, ditto or pfedme; or set secure = off"
 
 
@@ -63,15 +64,18 @@ class HasSumPlan(Protocol):
 
 def plan_of(method: HasSumPlan, fleet: Fleet) -> SumPlan:
     """The plan of a method. Raises ConfigError for one that needs single updates, and says why."""
-    kinds = type(method).__mro__
-    stated = next(i for i, kind in enumerate(kinds) if "sum_plan" in vars(kind))
-    own = [
-        n for kind in kinds[:stated] for n, part in vars(kind).items() if isfunction(part) and not n.startswith("__")
-    ]
-    if own:  # the plan is that of a method with other parts
+    if own := own_parts(method, "sum_plan"):  # the plan is that of a method with other parts
         raise single_updates(method, f"its `{own[0]}` works on the devices' single updates")
     plan: SumPlan = method.sum_plan(fleet)
     return plan
+
+
+def own_parts(method: object, plan: str) -> list[str]:
+    """The functions of a class that are newer than its function `plan`, which does not know them; `round` first."""
+    kinds = type(method).__mro__
+    stated = next(i for i, kind in enumerate(kinds) if plan in vars(kind))
+    named = [n for kind in kinds[:stated] for n, part in vars(kind).items() if isfunction(part)]
+    return sorted((n for n in named if not n.startswith("__") and n not in PLANS), key=lambda n: n != "round")
 
 
 def check_noisy(method: object, plan: SumPlan) -> None:

@@ -1,0 +1,55 @@
+"""The options of a run that waits for no device, and which methods can be played so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.strategies.base import Fleet, Strategy
+from coordinator.strategies.common.asynchronous_plan import whole_rounds
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.sum_plan import own_parts
+
+DEFAULT_BUFFER, DEFAULT_STALENESS = 10, 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchronous:
+    """How many devices train at once, how many updates fill the buffers, and how old a center may become meanwhile."""
+
+    concurrency: int
+    buffer: int = DEFAULT_BUFFER
+    max_staleness: int = DEFAULT_STALENESS
+
+    def __post_init__(self) -> None:
+        check_range("concurrency", self.concurrency, low=1)
+        check_range("buffer", self.buffer, low=1)
+        check_range("max-staleness", self.max_staleness, low=0)
+
+
+def check_asynchronous(strategy: Strategy, fleet: Fleet) -> LocalSgd:
+    """The method, which can work without rounds. Raises ConfigError with the reason for any other."""
+    name = type(strategy).__name__
+    if not isinstance(strategy, LocalSgd):
+        raise whole_rounds(name, "it is no method of local SGD")
+    server = strategy.server
+    if own := own_parts(strategy, "asynchronous_plan"):
+        raise whole_rounds(name, f"its `{own[0]}` works on whole rounds")
+    strategy.asynchronous_plan(fleet)
+    if server.secure != "off":
+        why = "a masked sum is one of devices that are asked together"
+        raise whole_rounds(f"secure {server.secure}", why, "set secure = off, or leave out concurrency")
+    if server.privacy_noise:
+        why = "noise is accounted for by rounds, and a fast device is in more versions than a slow one"
+        raise whole_rounds("privacy-noise", why, "set privacy-noise = 0, or leave out concurrency")
+    if server.reduce != "mean":
+        why = "a robust rule counts on an honest majority of a round, and a buffer has the fastest devices"
+        hint = "set reduce = mean, for which max-update-ratio still refuses outliers; or leave out concurrency"
+        raise whole_rounds(f"reduce {server.reduce}", why, hint)
+    if strategy.label_prior != "model":
+        hint = "set label-prior = model, or leave out concurrency"
+        raise whole_rounds(f"label-prior {strategy.label_prior}", "label counts are asked of a whole round", hint)
+    if strategy.fraction_train < 1:
+        why = "no cohort is drawn: concurrency says how many devices train at once"
+        raise whole_rounds(f"fraction-train {strategy.fraction_train:g}", why, "leave one of them out")
+    return strategy

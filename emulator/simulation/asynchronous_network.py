@@ -1,0 +1,283 @@
+"""Devices in virtual time that nobody waits for: drives the state machine of coordinator/rounds/asynchronous.py.
+
+Devices take virtual seconds by their profiles, as in virtual_network.py, whose devices, channel, checks and counters
+these are. A device that is away gets no task; one that leaves while it works reports when it is back. A task without an
+answer after `deadline_s` is taken back. What happens at the same moment has all happened before tasks are handed out.
+A device that refused a task, or let it expire, gets no other in this round.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.rounds import asynchronous, exchange_rules
+from coordinator.rounds.asynchronous import Buffered, Handed, Rules, Taken, Training
+from coordinator.rounds.round_record import AsynchronousRecord
+from coordinator.strategies.base import State
+from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
+from emulator.simulation import checkpoint
+from emulator.simulation.virtual_network import AdmittedReply, VirtualNetwork
+
+DONE, ARRIVED, EXPIRED = "done", "arrived", "expired"
+Due = tuple[float, int, str, ClientId, int]  # when, in which order, what, the device, the number of its task
+
+
+@dataclass(kw_only=True)
+class Work:
+    """A task on its device: its SGD steps, from when until when it takes, and the reply once it was computed here."""
+
+    task: Task | None  # None: computed before the run was interrupted, or never
+    steps: int
+    begins_s: float
+    ends_s: float
+    sent: AdmittedReply | str | None = None
+
+
+@dataclass(kw_only=True)
+class RoundCounts:
+    """What happened to the tasks of one round."""
+
+    staleness: list[int] = field(default_factory=list)  # of each update that counted
+    stale: int = 0
+    expired: int = 0
+
+
+class AsynchronousNetwork:
+    """Plays the rounds of one run; what is under way at the end of a round goes on in the next."""
+
+    def __init__(self, network: VirtualNetwork, rules: Rules, *, deadline_s: float) -> None:
+        self.network, self.rules, self._deadline_s = network, rules, deadline_s
+        self._training: Training | None = None
+        self._work: dict[ClientId, Work] = {}
+        self._due: list[Due] = []
+        self._order = itertools.count()
+        self._failed: set[ClientId] = set()
+        self._counts, self._round = RoundCounts(), 0
+
+    def needs_round(self, state: State) -> bool:
+        """Whether the next round is one that waits for its devices: the method's centers are not apart yet."""
+        return self._training is None and self.rules.plan.needs_round(state)
+
+    def play(self, state: State, number: int) -> State:
+        """Round `number`, which begins with `state`; it ends when as many updates have come as fill the buffers."""
+        training = asynchronous.begin_training(state) if self._training is None else self._training
+        self._round, self._failed, self._counts = number, set(), RoundCounts()
+        wanted = asynchronous.round_target(self.rules)
+        while len(self._counts.staleness) < wanted:
+            if self._due_s > self.network.now_s:  # all of this moment has happened
+                training = self._hand_out(training)
+            next_s = min(self._due_s, self._next_return_s(training))
+            if next_s == math.inf:
+                break  # nobody is at work, and nobody may be given a task
+            self.network.now_s = next_s
+            if self._due_s == next_s:
+                training = self._happens(training)
+        self._training = training
+        return self._served(training.state)
+
+    def record(self) -> AsynchronousRecord:
+        """What happened in the last round, and where the centers are."""
+        staleness = self._counts.staleness
+        versions = self._training.versions if self._training else ()
+        return {
+            "versions": list(versions),
+            "counted": len(staleness),
+            "stale": self._counts.stale,
+            "expired": self._counts.expired,
+            "staleness": {"mean": float(np.mean(staleness)) if staleness else None, "most": max(staleness, default=0)},
+        }
+
+    @property
+    def _due_s(self) -> float:
+        return self._due[0][0] if self._due else math.inf
+
+    def _served(self, state: State) -> State:
+        if self.rules.plan.choose != "only":
+            return state
+        return replace(state, assignment=dict.fromkeys(sorted(self.rules.fleet), 0))
+
+    def _hand_out(self, training: Training) -> Training:
+        training, tasks, made = asynchronous.hand_out(training, self.rules, self._round, self._is_present)
+        for taken in made:
+            self._note(taken)
+        for who, task in tasks.items():
+            self._send(who, task, training.at_work[who].number)
+        return training
+
+    def _is_present(self, who: ClientId) -> bool:
+        return who not in self._failed and self.network.reachable_s(who, self.network.now_s) <= self.network.now_s
+
+    def _next_return_s(self, training: Training) -> float:
+        """When the next device that may be given a task comes back, if there is room for it."""
+        if len(training.at_work) >= self.rules.options.concurrency:
+            return math.inf
+        busy, now_s = training.at_work.keys() | training.buffered | self._failed, self.network.now_s
+        returns = (self.network.reachable_s(who, now_s) for who in self.rules.fleet if who not in busy)
+        return min((at_s for at_s in returns if at_s > now_s), default=math.inf)
+
+    def _send(self, who: ClientId, task: Task, number: int) -> None:
+        now_s = self.network.now_s
+        opened = exchange_rules.open_exchange(
+            run="simulation",
+            round=self._round,
+            number=number,
+            asked=[who],
+            quorum=0,
+            now_s=now_s,
+            deadline_s=self._deadline_s,
+        )
+        before = self.network.local_steps
+        ends_s = self.network.send(who, task, opened)
+        self.network.local_steps = before  # counted when the work ends
+        steps = task.steps if isinstance(task, Fit) else 0
+        self._work[who] = Work(task=task, steps=steps, begins_s=now_s, ends_s=ends_s)
+        if ends_s < math.inf:
+            self._plan(self.network.reachable_s(who, ends_s), DONE, who, number)
+        if self._deadline_s < math.inf:
+            self._plan(now_s + self._deadline_s, EXPIRED, who, number)
+
+    def _plan(self, at_s: float, what: str, who: ClientId, number: int) -> None:
+        heapq.heappush(self._due, (at_s, next(self._order), what, who, number))
+
+    def _happens(self, training: Training) -> Training:
+        _, _, what, who, number = heapq.heappop(self._due)
+        handed = training.at_work.get(who)
+        if handed is None or handed.number != number:
+            return training  # its task was stopped
+        if what == EXPIRED:
+            self._counts.expired += 1
+            self._failed.add(who)
+            self._ends(who)
+            return asynchronous.release(training, who)
+        sent = self._reply(who)
+        if isinstance(sent, str):
+            self._failed.add(who)
+            self._ends(who)
+            return asynchronous.release(training, who)
+        if what == DONE:
+            self._plan(self.network.upload_ends_s(who, sent.size), ARRIVED, who, number)
+            return training
+        return self._arrived(training, who, sent)
+
+    def _arrived(self, training: Training, who: ClientId, sent: AdmittedReply) -> Training:
+        self._ends(who)
+        self.network.answered += 1
+        training, taken = asynchronous.take(training, self.rules, who, sent.reply, sent.moves)
+        if taken.task is not None:
+            self._send(who, taken.task, training.at_work[who].number)
+        elif taken.what == "counted":
+            self._counts.staleness.append(taken.staleness)
+            self.network.wire.mark_counted(who)
+        self._counts.stale += taken.what == "stale"
+        self._note(taken)
+        return training
+
+    def _note(self, taken: Taken) -> None:
+        """The devices whose tasks were stopped are free, and have worked for a while."""
+        self.network.refused |= taken.refused
+        self._counts.stale += len(taken.stopped)
+        for who in taken.stopped:
+            self._ends(who)
+
+    def _ends(self, who: ClientId) -> None:
+        """The device does not work on its task any more; its steps so far are counted."""
+        work = self._work.pop(who)
+        self.network.asked += 1
+        if math.isfinite(work.ends_s):  # a device that dropped out is not known to have worked
+            took_s, so_far_s = work.ends_s - work.begins_s, self.network.now_s - work.begins_s
+            self.network.local_steps += work.steps if so_far_s >= took_s else int(so_far_s / took_s * work.steps)
+
+    def _reply(self, who: ClientId) -> AdmittedReply | str:
+        """The device's reply. Everything that is at work is computed together, so that engines may batch it."""
+        if self._work[who].sent is None:
+            self._compute()
+        sent = self._work[who].sent
+        if sent is None:
+            raise ValueError(f"{who} has no reply")
+        return sent
+
+    def _compute(self) -> None:
+        before = self.network.local_steps
+        todo = {
+            who: work.task
+            for who, work in sorted(self._work.items())
+            if work.task is not None and work.sent is None and work.ends_s < math.inf
+        }
+        for who, sent in self.network.run_tasks(todo).items():
+            self._work[who].sent = sent
+        self.network.local_steps = before
+
+    def to_json(self, folder: Path) -> dict[str, Any]:
+        """The state between rounds as JSON types; models and updates are written into `folder`."""
+        training = self._training
+        if training is None:
+            return {}
+        self._compute()
+        vectors: dict[tuple[ClientId, str], Flat] = {}
+        for k, buffer in enumerate(training.buffers):
+            vectors |= {(who, f"row-{k}"): entry.row for who, entry in buffer.items()}
+        for who, handed in training.at_work.items():
+            found = self._work[who].sent
+            reply = found.reply if isinstance(found, AdmittedReply) else Reply(n=0)
+            parts = {"start": handed.start, "update": reply.update, "losses": reply.losses}
+            vectors |= {(who, name): value for name, value in parts.items() if value is not None}
+        checkpoint.save_models(folder, "under-way", vectors)
+        return {
+            "versions": training.versions,
+            "handed": training.handed,
+            "scales": training.scales,
+            "buffers": [{who: _plain(entry, "row") for who, entry in buffer.items()} for buffer in training.buffers],
+            "at_work": {who: _plain(handed, "start") for who, handed in training.at_work.items()},
+            "work": {who: _plain(work, "task", "sent") | {"sent": _told(work)} for who, work in self._work.items()},
+            "due": sorted(self._due),
+            "open": self.network.wire.keep_open(folder),
+        }
+
+    def recall(self, facts: Mapping[str, Any], state: State, folder: Path) -> None:
+        """Go on where `to_json` was called, with the `state` after that round."""
+        if not facts:
+            return
+        found: dict[tuple[ClientId, str], Flat] = {}
+        checkpoint.load_models(folder, set(facts["at_work"]).union(*facts["buffers"]), found)
+        buffers = [
+            {who: Buffered(row=found[who, f"row-{k}"], **entry) for who, entry in buffer.items()}
+            for k, buffer in enumerate(facts["buffers"])
+        ]
+        at_work = {who: Handed(start=found.get((who, "start")), **handed) for who, handed in facts["at_work"].items()}
+        self._training = Training(
+            state=state,
+            versions=tuple(facts["versions"]),
+            buffers=tuple(buffers),
+            at_work=at_work,
+            handed=facts["handed"],
+            scales=facts["scales"],
+        )
+        for who, work in facts["work"].items():
+            sent = work.pop("sent")
+            if isinstance(sent, dict):
+                vectors = {name: found.get((who, name)) for name in ("update", "losses")}
+                sent = AdmittedReply(reply=Reply(n=sent.pop("n"), **vectors), **sent)
+            self._work[who] = Work(task=None, sent=sent, **work)
+        self._due = [tuple(due) for due in facts["due"]]  # sorted, and so a heap
+        self._order = itertools.count(1 + max((due[1] for due in self._due), default=-1))
+        self.network.wire.recall_open(folder, facts["open"])
+
+
+def _plain(value: Any, *without: str) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
+    """The fields of a dataclass as JSON types."""
+    return {f.name: getattr(value, f.name) for f in fields(value) if f.name not in without}
+
+
+def _told(work: Work) -> Any:  # noqa: ANN401 - JSON types
+    sent = work.sent
+    if not isinstance(sent, AdmittedReply):
+        return sent
+    return {"n": sent.reply.n, "size": sent.size, "digest": sent.digest, "moves": sent.moves}
