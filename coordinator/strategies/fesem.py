@@ -24,9 +24,9 @@ from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
+from coordinator.strategies.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import most_points, recall_points, remember_points
-from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.aggregation.centers import one_hot
+from coordinator.strategies.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.base import Fleet, Round, State
 from coordinator.strategies.common.assignment import choose_by_loss
-from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.rounds.asynchronous import Rules
-from coordinator.rounds.asynchronous_options import check_asynchronous
+from coordinator.rounds.asynchronous.options import check_asynchronous
+from coordinator.rounds.asynchronous.training import Rules
 from coordinator.rounds.metrics import RoundReport
 from coordinator.rounds.over_selection import with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key

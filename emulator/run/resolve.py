@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.rounds.asynchronous_options import DEFAULT_BUFFER, DEFAULT_STALENESS, Asynchronous, check_asynchronous
+from coordinator.rounds.asynchronous.options import DEFAULT_BUFFER, DEFAULT_STALENESS, Asynchronous, check_asynchronous
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sealed_round import is_sealed
 from coordinator.strategies.base import Strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.rounds.asynchronous_options import Asynchronous
+from coordinator.rounds.asynchronous.options import Asynchronous
 from coordinator.rounds.round import EVERY_ROUND, EvaluationPlan
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO
 from emulator.run.own_metrics import Metric

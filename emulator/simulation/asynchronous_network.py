@@ -1,4 +1,4 @@
-"""Devices in virtual time that nobody waits for: drives the state machine of coordinator/rounds/asynchronous.py.
+"""Devices in virtual time that nobody waits for: drives the state machine of rounds/asynchronous/training.py.
 
 Devices take virtual seconds by their profiles, as in virtual_network.py, whose devices, channel, checks and counters
 these are. A device that is away gets no task; one that leaves while it works reports when it is back. A task without an
@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.rounds import asynchronous, exchange_rules
-from coordinator.rounds.asynchronous import Buffered, Handed, Rules, Taken, Training
+from coordinator.rounds import exchange_rules
+from coordinator.rounds.asynchronous import training as machine
+from coordinator.rounds.asynchronous.training import Buffered, Handed, Rules, Taken, Training
 from coordinator.rounds.round_record import AsynchronousRecord
 from coordinator.strategies.base import State
 from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
@@ -31,7 +32,7 @@ Due = tuple[float, int, str, ClientId, int]  # when, in which order, what, the d
 
 
 @dataclass(kw_only=True)
-class Work:
+class TaskUnderWay:
     """A task on its device: its SGD steps, from when until when it takes, and the reply once it was computed here."""
 
     task: Task | None  # None: computed before the run was interrupted, or never
@@ -56,7 +57,7 @@ class AsynchronousNetwork:
     def __init__(self, network: VirtualNetwork, rules: Rules, *, deadline_s: float) -> None:
         self.network, self.rules, self._deadline_s = network, rules, deadline_s
         self._training: Training | None = None
-        self._work: dict[ClientId, Work] = {}
+        self._work: dict[ClientId, TaskUnderWay] = {}
         self._due: list[Due] = []
         self._order = itertools.count()
         self._failed: set[ClientId] = set()
@@ -68,9 +69,9 @@ class AsynchronousNetwork:
 
     def play(self, state: State, number: int) -> State:
         """Round `number`, which begins with `state`; it ends when as many updates have come as fill the buffers."""
-        training = asynchronous.begin_training(state) if self._training is None else self._training
+        training = machine.begin_training(state) if self._training is None else self._training
         self._round, self._failed, self._counts = number, set(), RoundCounts()
-        wanted = asynchronous.round_target(self.rules)
+        wanted = machine.round_target(self.rules)
         while len(self._counts.staleness) < wanted:
             if self._due_s > self.network.now_s:  # all of this moment has happened
                 training = self._hand_out(training)
@@ -105,7 +106,7 @@ class AsynchronousNetwork:
         return replace(state, assignment=dict.fromkeys(sorted(self.rules.fleet), 0))
 
     def _hand_out(self, training: Training) -> Training:
-        training, tasks, made = asynchronous.hand_out(training, self.rules, self._round, self._is_present)
+        training, tasks, made = machine.hand_out(training, self.rules, self._round, self._is_present)
         for taken in made:
             self._note(taken)
         for who, task in tasks.items():
@@ -138,7 +139,7 @@ class AsynchronousNetwork:
         ends_s = self.network.send(who, task, opened)
         self.network.local_steps = before  # counted when the work ends
         steps = task.steps if isinstance(task, Fit) else 0
-        self._work[who] = Work(task=task, steps=steps, begins_s=now_s, ends_s=ends_s)
+        self._work[who] = TaskUnderWay(task=task, steps=steps, begins_s=now_s, ends_s=ends_s)
         if ends_s < math.inf:
             self._plan(self.network.reachable_s(who, ends_s), DONE, who, number)
         if self._deadline_s < math.inf:
@@ -156,12 +157,12 @@ class AsynchronousNetwork:
             self._counts.expired += 1
             self._failed.add(who)
             self._ends(who)
-            return asynchronous.release(training, who)
+            return machine.release(training, who)
         sent = self._reply(who)
         if isinstance(sent, str):
             self._failed.add(who)
             self._ends(who)
-            return asynchronous.release(training, who)
+            return machine.release(training, who)
         if what == DONE:
             self._plan(self.network.upload_ends_s(who, sent.size), ARRIVED, who, number)
             return training
@@ -170,7 +171,7 @@ class AsynchronousNetwork:
     def _arrived(self, training: Training, who: ClientId, sent: AdmittedReply) -> Training:
         self._ends(who)
         self.network.answered += 1
-        training, taken = asynchronous.take(training, self.rules, who, sent.reply, sent.moves)
+        training, taken = machine.take(training, self.rules, who, sent.reply, sent.moves)
         if taken.task is not None:
             self._send(who, taken.task, training.at_work[who].number)
         elif taken.what == "counted":
@@ -265,7 +266,7 @@ class AsynchronousNetwork:
             if isinstance(sent, dict):
                 vectors = {name: found.get((who, name)) for name in ("update", "losses")}
                 sent = AdmittedReply(reply=Reply(n=sent.pop("n"), **vectors), **sent)
-            self._work[who] = Work(task=None, sent=sent, **work)
+            self._work[who] = TaskUnderWay(task=None, sent=sent, **work)
         self._due = [tuple(due) for due in facts["due"]]  # sorted, and so a heap
         self._order = itertools.count(1 + max((due[1] for due in self._due), default=-1))
         self.network.wire.recall_open(folder, facts["open"])
@@ -276,7 +277,7 @@ def _plain(value: Any, *without: str) -> dict[str, Any]:  # noqa: ANN401 - a dat
     return {f.name: getattr(value, f.name) for f in fields(value) if f.name not in without}
 
 
-def _told(work: Work) -> Any:  # noqa: ANN401 - JSON types
+def _told(work: TaskUnderWay) -> Any:  # noqa: ANN401 - JSON types
     sent = work.sent
     if not isinstance(sent, AdmittedReply):
         return sent

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from coordinator.strategies.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.base import Fleet, ServedModels, ServingOptions, State
 from coordinator.strategies.common.assignment import serving_center
-from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_totals_of
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.rounds.asynchronous_options import Asynchronous
+from coordinator.rounds.asynchronous.options import Asynchronous
 from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.rounds.asynchronous import (
+from coordinator.rounds.asynchronous.options import Asynchronous, check_asynchronous
+from coordinator.rounds.asynchronous.training import (
     Rules,
     Taken,
     Training,
@@ -24,7 +25,6 @@ from coordinator.rounds.asynchronous import (
     staleness_weight,
     take,
 )
-from coordinator.rounds.asynchronous_options import Asynchronous, check_asynchronous
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import METHODS, make_method
 from edge_client.errors import ConfigError

@@ -1,6 +1,6 @@
 """How a method works without rounds: what one device trains, and which center its update moves.
 
-A method states its `asynchronous_plan`, and coordinator/rounds/asynchronous.py carries it out. A method without a plan
+A method states its `asynchronous_plan`, and coordinator/rounds/asynchronous/ carries it out. A method without a plan
 needs the replies of a whole round, and is refused with `concurrency`. A round that a method needs once, at its
 beginning (the first clusters of FeSEM, the starts of IFCA), is played as a round.
 """

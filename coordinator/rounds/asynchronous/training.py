@@ -30,12 +30,12 @@ from functools import cached_property
 import numpy as np
 
 from coordinator.aggregation.rows import Rows
-from coordinator.rounds.asynchronous_options import Asynchronous
+from coordinator.rounds.asynchronous.options import Asynchronous
 from coordinator.rounds.round import round_rng
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, outliers
+from coordinator.strategies.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.base import Fleet, State
 from coordinator.strategies.common.assignment import choose_by_loss
-from coordinator.strategies.common.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import apply_momentum
 from coordinator.strategies.common.sampling import TaskSeeds

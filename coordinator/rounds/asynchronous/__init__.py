@@ -1,0 +1,1 @@
+"""Runs that wait for no device: their options, and the state machine with a buffer for each center."""
