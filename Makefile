@@ -93,6 +93,9 @@ mutants: $(STAMP) ## small faults in the code, drawn by a seed: which does no te
 hostile: $(STAMP) ## honest devices' accuracy while others attack, with every reduce; about ten minutes of CPU
 	$(BIN)/python -m tests.figures.attacks
 
+asynchronous: $(STAMP) ## time and bytes to an accuracy without rounds, beside rounds and over-selection; needs FEDCENTERS_DATA, about a quarter of an hour of CPU
+	$(BIN)/python -m tests.figures.asynchronous
+
 codecs: $(STAMP) ## accuracy and bytes of each codec; needs FEDCENTERS_DATA
 	$(BIN)/python -m tests.figures.codecs
 

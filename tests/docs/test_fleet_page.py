@@ -13,7 +13,7 @@ TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
 
 
 def test_each_command_runs_as_it_stands(reader: PageReader) -> None:
-    assert len(reader.printed) == 3
+    assert len(reader.printed) == 4
     assert [command for command, text in reader.printed.items() if "4 rounds" not in text] == []
 
 

@@ -32,7 +32,7 @@ def test_a_checkpoint_is_bound_to_what_decides_the_numbers() -> None:
         "profiles",
         "codec",
     }
-    decides |= {"hostile"}
+    decides |= {"hostile", "concurrency", "buffer", "max-staleness"}
     table = resolved_table(SimulateArgs(devices=4, workers=2), {"learning-rate": 0.1})
     assert {key for key, row in OPTIONS.items() if row.fingerprint} == decides
     assert fingerprint(table) == {key: table[key] for key in table.keys() & {*decides, "learning-rate"}}
