@@ -61,7 +61,7 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
     around = _CenterMeans(inputs, at, len(run.centers))
     about = InputSketch(seed=SEED, width=width, centers=around.points())
     rounds, after = None, None
-    if by_round:
+    if by_round and run.method.task_optimiser is None:  # the guide has no words for another optimiser
         rounds = _local_round(run, np.zeros((len(run.centers), sketch.UPDATE_SKETCH_SIZE)))
         went = [features.sketch_local_round(run.learner, run.start, run.devices[c].train, rounds) for c in members]
         after = _CenterMeans(np.stack(went), at, len(run.centers), unit=True)

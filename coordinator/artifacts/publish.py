@@ -156,8 +156,8 @@ def _limits_of_last_test(served: RunResult, config: CoordinatorConfig, prepared:
 
 def _local_round(served: RunResult, prepared: CompiledProgram) -> LocalRound | None:
     method, start = served.strategy, prepared.initial
-    if not isinstance(method, LocalSgd):
-        return None
+    if not isinstance(method, LocalSgd) or method.task_optimiser is not None:
+        return None  # the guide has no words for another optimiser
     kind, schema = getattr(method, "representation", "all"), prepared.program.schema
     return LocalRound(
         representation=kind,

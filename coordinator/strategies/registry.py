@@ -120,7 +120,7 @@ def method_settings(strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any 
 
 
 def setting_types(method: Any) -> dict[str, str]:  # noqa: ANN401 - a dataclass or an object of one
-    """The settings that a user may give, in kebab-case, with their types "int", "float" or "str"."""
+    """The settings that a user may give, in kebab-case, with their types "int", "float", "str" or "bool"."""
     found, groups = dict[str, str](), _groups(method)
     for f in fields(method):
         if f.name in groups:
@@ -138,6 +138,10 @@ def _groups(method: Any) -> dict[str, Any]:  # noqa: ANN401
 def _read(key: str, value: Setting, kind: str) -> Setting:
     """The value in the setting's own type; a text is parsed, a number never becomes a text, and no digit is dropped."""
     wrong = ConfigError(f"{key} is {value!r}", hint=f"use {KINDS[kind][1]}")
+    if kind == "bool":
+        if value not in ("true", "false") and not isinstance(value, bool):
+            raise wrong
+        return value in (True, "true")
     try:
         read: Setting = _TYPES[kind](value)
     except (ValueError, OverflowError, TypeError):

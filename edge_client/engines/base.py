@@ -4,14 +4,18 @@ Feeds and results carry the manifest's names, in torch's layout (PROTOCOL.md, pr
 `w/<parameter>`, `buffers/<buffer>` and `velocity/<parameter>`, which each step moves, and `anchor/<parameter>`,
 `linear/<parameter>`, `lr`, `momentum` and `mu`, which stay. Every other input is fresh with each step: `x`, `y`, `q`.
 Scalars are 0-d arrays of the program's float dtype.
+
+With a `Rule` a step only tells the gradient (its `lr` and `momentum` are zero, so its velocity is the gradient of the
+whole objective), and the rule moves the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -23,6 +27,7 @@ ENGINES = ("onnx", "litert", "pt2")
 DEVICES = ("auto", "cpu", "cuda", "tensorrt")
 UPDATED_ROLES = ("w", "buffers", "velocity")  # the names up to a slash
 FIXED_ROLES = ("anchor", "linear", "lr", "momentum", "mu")
+Rule = Callable[[Any, Any], None]  # moves weights [n_params] in place by their gradient; training/optimiser.py
 
 
 class LocalUpdate(Protocol):
@@ -44,10 +49,11 @@ class Engine(Protocol):
     place: str  # where it computes: "cpu", "cuda" or "tensorrt"
     fixed_batch: int | None  # None: any batch size from 1
 
-    def update(self, feeds: Tensors) -> LocalUpdate:
+    def update(self, feeds: Tensors, rule: Rule | None = None) -> LocalUpdate:
         """Begin a local update. One at a time: the one before it is over.
 
-        The caller leaves the arrays as they are for as long as the update lasts.
+        The caller leaves the arrays as they are for as long as the update lasts. With a `rule` the feeds' `lr` and
+        `momentum` are zero, and what `read` gives as velocity has no meaning.
         """
         ...
 
@@ -61,6 +67,25 @@ def run_step(engine: Engine, feeds: Tensors) -> dict[str, Array]:
     update = engine.update(feeds)
     loss = update.step(feeds)
     return update.read() | {"loss": np.asarray(loss)}
+
+
+class FlatPorts:
+    """One array [n_params] for all ports of a role, and a view of it for each of them, by the parameter's name."""
+
+    def __init__(self, function: Function, role: str) -> None:
+        ports = [port for port in function.inputs if port.name.partition("/")[0] == role]
+        sizes = [math.prod(int(d) for d in port.shape) for port in ports]
+        self.flat = np.zeros(sum(sizes), dtype=ports[0].dtype)
+        parts = np.split(self.flat, np.cumsum(sizes)[:-1])
+        self.views = {
+            port.name.partition("/")[2]: part.reshape(tuple(int(d) for d in port.shape))
+            for port, part in zip(ports, parts, strict=True)
+        }
+
+    def fill(self, values: Mapping[str, Array]) -> None:
+        """Copy one array per parameter."""
+        for name, view in self.views.items():
+            np.copyto(view, values[name])
 
 
 def ports_by_role(function: Function) -> tuple[tuple[Port, ...], tuple[Port, ...], tuple[Port, ...]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import ports_by_role
+from edge_client.engines.base import FlatPorts, Rule, ports_by_role
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
@@ -53,8 +53,10 @@ class LitertEngine:
         self._functions, self._files, self._threads = program.functions, files, threads
         self._held: tuple[str, Any] = ("", None)
 
-    def update(self, feeds: Tensors) -> LitertUpdate:
-        return LitertUpdate(self.open("step"), self._functions["step"], feeds)
+    def update(self, feeds: Tensors, rule: Rule | None = None) -> LitertUpdate:
+        if rule is None:
+            return LitertUpdate(self.open("step"), self._functions["step"], feeds)
+        return LitertRuledUpdate(self.open("step"), self._functions["step"], feeds, rule)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         run, function = self.open("evaluate").get_signature_runner("evaluate"), self._functions["evaluate"]
@@ -98,6 +100,28 @@ class LitertUpdate:
     def _write(self, ports: Iterable[Port], feeds: Tensors) -> None:
         for port in ports:
             self._interpreter.set_tensor(self._inputs[port.name], feeds[port.name])
+
+
+class LitertRuledUpdate(LitertUpdate):
+    """The weights are one array of the host's, which the rule moves; a step reads a copy and gives gradients."""
+
+    def __init__(self, interpreter: Any, function: Function, feeds: Tensors, rule: Rule) -> None:  # noqa: ANN401 - no types there
+        super().__init__(interpreter, function, feeds)
+        self._rule, self._w, self._g = rule, FlatPorts(function, "w"), FlatPorts(function, "velocity")
+        self._w.fill({name: feeds[f"w/{name}"] for name in self._w.views})
+        self._gradients = {name: self._moved[f"velocity/{name}"][1] for name in self._g.views}
+        self._moved = {name: places for name, places in self._moved.items() if name.startswith("buffers/")}
+
+    def step(self, feeds: Tensors) -> float:
+        loss = super().step(feeds)
+        self._g.fill({name: self._interpreter.tensor(out)() for name, out in self._gradients.items()})
+        self._rule(self._w.flat, self._g.flat)
+        for name, view in self._w.views.items():
+            self._interpreter.set_tensor(self._inputs[f"w/{name}"], view)
+        return loss
+
+    def read(self) -> dict[str, Array]:
+        return super().read() | {f"w/{name}": view.copy() for name, view in self._w.views.items()}
 
 
 def _places(interpreter: Any, name: str, function: Function) -> tuple[dict[str, int], dict[str, int]]:  # noqa: ANN401

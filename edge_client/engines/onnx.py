@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import ports_by_role
+from edge_client.engines.base import FlatPorts, Rule, ports_by_role
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
@@ -46,8 +46,10 @@ class OnnxEngine:
         for name, session in sessions.items():
             _agree(session, program.functions[name])
 
-    def update(self, feeds: Tensors) -> OnnxUpdate:
-        return OnnxUpdate(self._sessions["step"], self._functions["step"], feeds)
+    def update(self, feeds: Tensors, rule: Rule | None = None) -> OnnxUpdate:
+        if rule is None:
+            return OnnxUpdate(self._sessions["step"], self._functions["step"], feeds)
+        return OnnxRuledUpdate(self._sessions["step"], self._functions["step"], feeds, rule)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         session, function = self._sessions["evaluate"], self._functions["evaluate"]
@@ -92,8 +94,52 @@ class OnnxUpdate:
             binding.bind_ortvalue_input(name, value)
         # By position: ONNX allows no output with an input's name.
         for port, output in zip(function.outputs, self._session.get_outputs(), strict=True):
-            binding.bind_ortvalue_output(output.name, self._loss if port.name == "loss" else write[port.name])
+            if port.name == "loss" or port.name in write:
+                binding.bind_ortvalue_output(output.name, self._loss if port.name == "loss" else write[port.name])
         return binding
+
+
+class OnnxRuledUpdate(OnnxUpdate):
+    """The weights are one array of the host's, which steps read in place and the rule moves.
+
+    Gradients are written into another one; what the step itself makes of the weights is not fetched.
+    """
+
+    def __init__(self, session: Any, function: Function, feeds: Tensors, rule: Rule) -> None:  # noqa: ANN401 - no types there
+        ort, self._place = runtime(), _place(session)
+        self._session, self._rule = session, rule
+        self._w, self._g = FlatPorts(function, "w"), FlatPorts(function, "velocity")
+        self._w.fill({name: feeds[f"w/{name}"] for name in self._w.views})
+        moved, kept, self._fresh = ports_by_role(function)
+        now, then = (
+            {port.name: _room(port, self._place) for port in moved if port.name.startswith("buffers/")}
+            for _ in range(2)
+        )
+        for name, value in now.items():
+            value.update_inplace(np.asarray(feeds[name], order="C"))
+        zero = [port for port in moved if port.name.startswith("velocity/")]
+        self._lent = {port.name: np.asarray(feeds[port.name], order="C") for port in (*zero, *kept)}
+        still = {n: ort.OrtValue.ortvalue_from_numpy(array, self._place, 0) for n, array in self._lent.items()}
+        self._weights = {n: ort.OrtValue.ortvalue_from_numpy(v, self._place, 0) for n, v in self._w.views.items()}
+        still |= {f"w/{name}": value for name, value in self._weights.items()}
+        gradients = {
+            f"velocity/{n}": ort.OrtValue.ortvalue_from_numpy(view, "cpu", 0) for n, view in self._g.views.items()
+        }
+        self._loss = _room(next(port for port in function.outputs if port.name == "loss"), "cpu")
+        self._next = (self._bound(function, still | now, gradients | then), then)
+        self._after = (self._bound(function, still | then, gradients | now), now)
+        self._now = now
+
+    def step(self, feeds: Tensors) -> float:
+        loss = super().step(feeds)
+        self._rule(self._w.flat, self._g.flat)
+        if self._place != "cpu":  # there the session holds a copy
+            for name, value in self._weights.items():
+                value.update_inplace(self._w.views[name])
+        return loss
+
+    def read(self) -> dict[str, Array]:
+        return super().read() | {f"w/{name}": view.copy() for name, view in self._w.views.items()}
 
 
 def runtime() -> Any:  # noqa: ANN401 - onnxruntime has no types

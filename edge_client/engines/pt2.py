@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import ports_by_role
+from edge_client.engines.base import FlatPorts, Rule, ports_by_role
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
@@ -48,8 +48,10 @@ class Pt2Engine:
         self.place = place
         self._calls = {name: _Call(graph, program.functions[name], place) for name, graph in graphs.items()}
 
-    def update(self, feeds: Tensors) -> Pt2Update:
-        return Pt2Update(self._calls["step"], feeds)
+    def update(self, feeds: Tensors, rule: Rule | None = None) -> Pt2Update:
+        return (
+            Pt2Update(self._calls["step"], feeds) if rule is None else Pt2RuledUpdate(self._calls["step"], feeds, rule)
+        )
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         call = self._calls["evaluate"]
@@ -74,17 +76,47 @@ class Pt2Update:
         return {name: np.array(self._held[name].numpy(force=True)) for name in self._moved}
 
 
+class Pt2RuledUpdate(Pt2Update):
+    """The weights are one tensor on the device, which the rule moves; the graph reads views of it."""
+
+    def __init__(self, call: _Call, feeds: Tensors, rule: Rule) -> None:
+        import torch
+
+        super().__init__(call, feeds)
+        self._rule, given, gradient = rule, FlatPorts(call.function, "w"), FlatPorts(call.function, "velocity")
+        given.fill({name: feeds[f"w/{name}"] for name in given.views})
+        self._w, self._g = (torch.tensor(ports.flat, device=call.place) for ports in (given, gradient))
+        self._names, sizes = list(given.views), [view.size for view in given.views.values()]
+        self._gradients = torch.split(self._g, sizes)
+        weights = zip(given.views.items(), torch.split(self._w, sizes), strict=True)
+        self._held |= {f"w/{name}": part.view(view.shape) for (name, view), part in weights}
+        self._moved = [name for name in self._moved if name.startswith("buffers/")]
+
+    def step(self, feeds: Tensors) -> float:
+        results = self._call(self._held | self._call.tensors(self._fresh, feeds))
+        for name, into in zip(self._names, self._gradients, strict=True):
+            into.copy_(results[f"velocity/{name}"].reshape(-1))
+        self._held |= {name: results[name] for name in self._moved}
+        on_host = self._call.place == "cpu"  # numpy's views of the same memory: parts of them stay in the cache
+        self._rule(*((t.numpy() for t in (self._w, self._g)) if on_host else (self._w, self._g)))
+        return float(results["loss"])
+
+    def read(self) -> dict[str, Array]:
+        weights = {name: value for name, value in self._held.items() if name.startswith("w/")}
+        return super().read() | {name: np.array(value.numpy(force=True)) for name, value in weights.items()}
+
+
 class _Call:
     """A graph and the manifest's function that it implements."""
 
     def __init__(self, graph: Any, function: Function, place: str) -> None:  # noqa: ANN401 - a generated module
-        self.function, self._graph, self._place = function, graph, place
+        self.function, self._graph, self.place = function, graph, place
 
     def tensors(self, ports: Iterable[Port], feeds: Tensors) -> dict[str, Any]:
         """On the device. torch.tensor copies: a graph may give an input back unchanged, and feeds are the caller's."""
         import torch
 
-        return {port.name: torch.tensor(np.asarray(feeds[port.name]), device=self._place) for port in ports}
+        return {port.name: torch.tensor(np.asarray(feeds[port.name]), device=self.place) for port in ports}
 
     def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         import torch

@@ -29,6 +29,8 @@ from edge_client.protocol.task import (
     MAX_LABEL_TOTALS,
     MAX_MODELS,
     MAX_STEPS,
+    OPTIMISERS,
+    OPTION_RANGES,
     PROBE_BUFFERS,
     PROBE_QUANTITIES,
     SLOT_PATTERN,
@@ -43,6 +45,7 @@ from edge_client.protocol.validators import (
     manifest,
     map_of,
     matching,
+    named,
     number,
     one_of,
     optional,
@@ -137,15 +140,23 @@ _STATS = manifest("stats")
 COMMON_FIELDS: FieldTable = required(id=_IDENT, t=_COUNT)
 EPOCH_FIELDS: FieldTable = required(epoch=_COUNT)
 
+
+_OPTIMISER = named(
+    {
+        name: {option: number(*OPTION_RANGES[option]) if option in OPTION_RANGES else boolean for option in options}
+        for name, options in OPTIMISERS.items()
+    }
+)
 _FIT: FieldTable = required(
     start=word_or("own", _MODEL),
     lr=number(),
-    momentum=number(),
     mu=number(),
     steps=integer(1, 1_000_000),
     batch=integer(1, 65_536),
     seed=_COUNT,
 ) | optional(
+    momentum=number(),  # of the step's own SGD; exactly one of the two, see _fit_contradiction
+    optimiser=_OPTIMISER,
     init=_MODEL,
     anchor=word_or("start", _MODEL),
     linear=manifest("linear"),
@@ -370,6 +381,10 @@ def _fit_contradiction(task: Mapping[str, Any]) -> str | None:
     anchor, base = task.get("anchor"), task.get("reply", {}).get("base")
     if task["mu"] > 0 and anchor is None:
         return "mu > 0 needs an anchor"
+    if ("momentum" in task) == ("optimiser" in task):
+        return "a fit has a momentum or an optimiser"
+    if task.get("optimiser", {}).get("nesterov") and not task["optimiser"]["momentum"]:
+        return "nesterov needs a momentum above 0"
     if task["start"] == "own" and "start" in (anchor, base):
         return "the server does not hold the model that start: own names"
     if base == "anchor" and anchor is None:

@@ -38,6 +38,20 @@ MAX_BATCH = 65_536
 MAX_MODELS = 16  # candidates in one probe
 MAX_LABEL_TOTALS = 512  # numbers in one probe, of all candidates: a message has 8 KiB
 SLOT_PATTERN = "[a-z0-9-]{1,32}"  # names one of the models that a device keeps
+OPTIMISERS: Mapping[str, tuple[str, ...]] = {  # name -> its options
+    "sgd": ("momentum", "nesterov", "weight_decay", "clip_norm"),
+    "adam": ("beta1", "beta2", "eps", "weight_decay", "clip_norm"),
+    "adamw": ("beta1", "beta2", "eps", "weight_decay", "clip_norm"),
+}
+MAX_BETA = 0.999999  # float32 still tells it from 1
+OPTION_RANGES: Mapping[str, tuple[float, float]] = {
+    "momentum": (0.0, 1.0),
+    "beta1": (0.0, MAX_BETA),
+    "beta2": (0.0, MAX_BETA),
+    "eps": (1e-16, 1.0),
+    "weight_decay": (0.0, math.inf),
+    "clip_norm": (0.0, math.inf),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +151,49 @@ def _named(slot: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Optimiser:
+    """What moves the weights in place of plain SGD with momentum (training/optimiser.py has the rules).
+
+    `name` is one of OPTIMISERS; options of other names keep their defaults. `clip_norm` 0: gradients are not clipped.
+
+    >>> Optimiser(name="adam").to_json()["beta2"]
+    0.999
+    """
+
+    name: str
+    momentum: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMISERS:
+            raise ValueError(f"optimiser must be one of {', '.join(OPTIMISERS)}, got {self.name!r:.40}")
+        for option, (low, high) in OPTION_RANGES.items():
+            value = getattr(self, option)
+            if not (math.isfinite(value) and low <= value <= high):
+                raise ValueError(f"{option} must be a number from {low:g} to {high:g}, got {value}")
+        if self.name != "sgd" and (self.momentum or self.nesterov):
+            raise ValueError(f"momentum and nesterov are options of sgd, not of {self.name}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+
+    def to_json(self) -> dict[str, Any]:
+        """`name` and every option of that name."""
+        values = {option: getattr(self, option) for option in OPTIMISERS[self.name]}
+        return {"name": self.name} | {k: v if isinstance(v, bool) else float(v) for k, v in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fit:
     """Minimise (1/n) sum_j q_j loss(w; x_j, y_j) + <linear, w> + (mu/2) ||w - anchor||^2 from `start`.
 
     `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
-    step is SGD with momentum; velocity starts at zero. `rows` is "ones", or "posterior:m": q is candidate m's share of
+    step is SGD with momentum; velocity starts at zero. An `optimiser` takes its place, and has its own momentum; what
+    it keeps from step to step starts at zero as well. `rows` is "ones", or "posterior:m": q is candidate m's share of
     each sample, as the last probe of this round left it on the device. Batches follow `seed`. The device keeps the
     trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
     `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one. `center` numbers
@@ -161,6 +213,7 @@ class Fit:
     linear: Flat | None = None
     mu: float = 0.0
     momentum: float = 0.0
+    optimiser: Optimiser | None = None
     rows: str = "ones"
     slot: str = "main"
     upload: bool = True
@@ -175,6 +228,8 @@ class Fit:
             raise ValueError(f"steps must be 1 to {MAX_STEPS}, got {self.steps}")
         if self.mu > 0 and self.anchor is None:
             raise ValueError("mu > 0 needs an anchor")
+        if self.optimiser is not None and self.momentum:
+            raise ValueError("the momentum of a fit with an optimiser is the optimiser's")
         _named(self.slot)
         if self.rows != "ones" and not self.rows.removeprefix("posterior:").isdecimal():
             raise ValueError(f"rows must be 'ones' or 'posterior:m', got {self.rows!r}")

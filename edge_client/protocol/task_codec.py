@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.task import OWN_MODEL, Fit, Flat, OwnModel, Probe
+from edge_client.protocol.task import OWN_MODEL, Fit, Flat, Optimiser, OwnModel, Probe
 
 PutVector = Callable[[Flat, str], Manifest]  # (vector, "model" or "linear") -> the manifest of its stored blob
 GetVector = Callable[[Manifest], Flat]  # manifest of a fetched blob -> decoded vector [schema.size]
@@ -27,7 +27,7 @@ def task_fields(task: Fit | Probe, put: PutVector) -> dict[str, Any]:
         "job": "fit",
         "start": OWN_MODEL if isinstance(task.start, str) else put(task.start, "model").to_json(),
         "lr": float(task.lr),
-        "momentum": float(task.momentum),
+        **({"momentum": float(task.momentum)} if task.optimiser is None else {"optimiser": task.optimiser.to_json()}),
         "mu": float(task.mu),
         "steps": int(task.steps),
         "batch": int(task.batch),
@@ -143,6 +143,7 @@ def _fit(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Fit:
         init=named("init"),
         anchor=named("anchor"),
         linear=named("linear"),
+        optimiser=Optimiser(**message["optimiser"]) if "optimiser" in message else None,
         **{name: message[name] for name in FIT_PLAIN_FIELDS if name in message},
     )
 

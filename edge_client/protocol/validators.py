@@ -132,6 +132,21 @@ def record(table: FieldTable) -> Check:
     return check
 
 
+def named(tables: Mapping[str, Mapping[str, Check]]) -> Check:
+    """An object with exactly the fields of the table that its `name` picks, all of them required."""
+
+    def check(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
+        word = value.get("name") if isinstance(value, Mapping) else None
+        if not isinstance(word, str) or word not in tables:
+            raise field_error(f"{name}.name", word, f"one of {', '.join(tables)}")
+        if unknown := sorted(set(value) - set(tables[word]) - {"name"}):
+            raise field_error(name, unknown[0], f"the fields {', '.join(tables[word])} of {word}")
+        found: dict[str, Any] = record(required(**tables[word]))(value, name)
+        return found | {"name": word}
+
+    return check
+
+
 def manifest(*kinds: str) -> Check:
     """A manifest of one of `kinds`, as JSON or as `Manifest`; the result is JSON."""
 

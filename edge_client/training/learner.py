@@ -20,6 +20,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, Schema, Tensors
 from edge_client.training.noise import step_noise
+from edge_client.training.optimiser import rule_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class EngineLearner:
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         program = self.program
         for job in jobs:
-            update = self.engine.update(_kept(program, job.task, job.start))
+            update = self.engine.update(_kept(program, job.task, job.start), rule_of(job.task))
             losses = []
             for k, index in enumerate(job.batches):
                 between()
@@ -138,13 +139,17 @@ def weighted_batches(program: Program, n: int, batch: int, *, fixed: int | None)
 
 
 def _kept(program: Program, task: Fit, start: Flat) -> dict[str, Array]:
-    """The state of an update between its steps. Velocity starts at zero; an absent anchor has no effect (mu = 0)."""
+    """The state of an update between its steps. Velocity starts at zero; an absent anchor has no effect (mu = 0).
+
+    For an optimiser of the task's the step itself moves nothing, and its velocity is the gradient.
+    """
     zero = np.zeros(program.schema.size)
     feeds = _model(program, start)
     for prefix, vector in (("velocity", None), ("anchor", task.anchor), ("linear", task.linear)):
         feeds |= _named(program, prefix, zero if vector is None else vector, role="p")
-    for name in ("lr", "momentum", "mu"):
-        feeds[name] = np.asarray(getattr(task, name), dtype=program.dtype)
+    lr = task.lr if task.optimiser is None else 0.0
+    for name, value in (("lr", lr), ("momentum", task.momentum), ("mu", task.mu)):
+        feeds[name] = np.asarray(value, dtype=program.dtype)
     return feeds
 
 

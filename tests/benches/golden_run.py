@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.models.registry import MODELS, build_model
-from edge_client.engines.base import ENGINES, FIXED_ROLES, Engine, LocalUpdate, open_engine
+from edge_client.engines.base import ENGINES, FIXED_ROLES, Engine, LocalUpdate, Rule, open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.protocol.task import Array, Tensors
 from export.compiler.program import compile_program
@@ -35,9 +35,9 @@ class Without:
         self.name, self.place, self.fixed_batch = engine.name, engine.place, engine.fixed_batch
         self._engine, self._group = engine, group
 
-    def update(self, feeds: Tensors) -> LocalUpdate:
+    def update(self, feeds: Tensors, rule: Rule | None = None) -> LocalUpdate:
         gone = {n: np.zeros_like(a) for n, a in feeds.items() if n.partition("/")[0] == self._group}
-        return self._engine.update({**feeds, **gone})
+        return self._engine.update({**feeds, **gone}, rule)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         return self._engine.evaluate(feeds)

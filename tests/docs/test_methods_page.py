@@ -15,7 +15,10 @@ from tests.support.softmax_program import grouped_fleet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 LOCAL = grouped_fleet(6, 2, n=20)
-COMMON = {name: str(value) for name, value in method_settings(LocalSgd()).items()}
+COMMON = {
+    name: str(value).lower() if isinstance(value, bool) else str(value)  # as users write it
+    for name, value in method_settings(LocalSgd()).items()
+}
 
 
 def table(heading: str) -> dict[str, list[str]]:

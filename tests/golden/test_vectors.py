@@ -20,7 +20,8 @@ from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.nearest.input_moments import moments_of
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Reply, Schema, TensorSpec
+from edge_client.protocol.task import Optimiser, Reply, Schema, TensorSpec
+from edge_client.training.optimiser import Rule
 
 HERE = Path(__file__).parent
 VECTORS: dict[str, Any] = json.loads((HERE / "vectors.json").read_text(encoding="utf-8"))
@@ -272,6 +273,19 @@ def test_the_inputs_of_a_golden_run_are_drawn_as_recorded(engine: str, name: str
         assert run.start["w/fc.weight"].ravel().tolist() == VECTORS["golden"]["weight"]
         assert run.steps[-1]["y"].argmax(axis=1).tolist() == VECTORS["golden"]["labels"]
         assert run.signs["w/fc.weight"].ravel().tolist() == VECTORS["golden"]["signs"]
+
+
+@pytest.mark.parametrize("row", range(len(VECTORS["optimisers"]["rows"])))
+def test_optimisers_move_weights_as_recorded(row: int) -> None:
+    """The recorded weights are those of torch.optim, in float64."""
+    given = VECTORS["optimisers"]
+    written, wanted = given["rows"][row]
+    optimiser = Optimiser(**written)
+    assert optimiser.to_json() == written
+    rule, w = Rule(optimiser, given["lr"]), np.array(given["start"])
+    for k in range(given["steps"]):
+        rule(w, (7 * (4 * k + np.arange(4)) % 11 - 5) / 8)
+    assert w == pytest.approx(wanted, abs=1e-9)
 
 
 def test_a_guide_is_read_and_written_as_it_stands() -> None:

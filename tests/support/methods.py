@@ -23,10 +23,13 @@ COUNTS = ("clusters", "components", "runs")  # what methods call the number of t
 VARIANTS = (  # settings under which a method takes other ways
     "cfl warm-up=0",
     "fedsoft select=2",
+    "feddane optimiser=adam learning-rate=0.05",
     "fesem e-step=k-means",
+    "fesem optimiser=adamw weight-decay=0.1 learning-rate=0.05",
     "flhc warm-up=0",
     "ifca start=k-means",
     "ifca start=redraw",
+    "pfedme optimiser=adam learning-rate=0.05",
     "wecfl server-momentum=0.5",
 )
 CASES = (*sorted(METHODS), *VARIANTS)

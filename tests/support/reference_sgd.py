@@ -1,4 +1,4 @@
-"""The usual training loop, in float64: one client after the other, one batch after the other, torch's own SGD.
+"""The usual training loop, in float64: one client after the other, one batch after the other, torch's own optimisers.
 
 What the fast engines must equal. The objective is spelled out as in `Fit` (edge_client/protocol/task.py), term by term.
 """
@@ -71,7 +71,7 @@ def loop(model: Model, program: Program, job: TrainingJob) -> TrainedModel:
     named = dict(module.named_parameters())
     anchor = program.schema.split(np.zeros_like(job.start) if job.task.anchor is None else job.task.anchor)
     linear = program.schema.split(np.zeros_like(job.start) if job.task.linear is None else job.task.linear)
-    optimizer = torch.optim.SGD(module.parameters(), lr=job.task.lr, momentum=job.task.momentum)
+    optimizer, limit = torch_optimizer(module, job.task)
     losses = []
     for k, index in enumerate(job.batches):
         optimizer.zero_grad()
@@ -84,8 +84,24 @@ def loop(model: Model, program: Program, job: TrainingJob) -> TrainedModel:
             for name, p in named.items()
         ]
         (loss + torch.stack(pulls).sum()).backward()  # type: ignore[no-untyped-call]
+        if limit:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
         optimizer.step()
     return TrainedModel(vector=vector_of(module, program.schema), losses=np.array(losses))
+
+
+def torch_optimizer(module: nn.Module, task: Fit) -> tuple[torch.optim.Optimizer, float]:
+    """torch's optimiser for a task, and the norm to which gradients are clipped before its step, 0 for none."""
+    chosen, weights = task.optimiser, [p for p in module.parameters() if p.requires_grad]
+    if chosen is None:
+        return torch.optim.SGD(weights, lr=task.lr, momentum=task.momentum), 0.0
+    if chosen.name == "sgd":
+        how: dict[str, Any] = {"momentum": chosen.momentum, "nesterov": chosen.nesterov}
+        return torch.optim.SGD(weights, lr=task.lr, weight_decay=chosen.weight_decay, **how), chosen.clip_norm
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[chosen.name]
+    betas = (chosen.beta1, chosen.beta2)
+    made = kind(weights, lr=task.lr, betas=betas, eps=chosen.eps, weight_decay=chosen.weight_decay)
+    return made, chosen.clip_norm
 
 
 def _data_loss(
@@ -111,9 +127,9 @@ def difference(job: TrainingJob, one: TrainedModel, other: TrainedModel) -> floa
     )
 
 
-def check_same_as_loop(learner: Learner, model: Model, jobs: Sequence[TrainingJob]) -> None:
+def check_same_as_loop(learner: Learner, model: Model, jobs: Sequence[TrainingJob], *, tolerance: float = SAME) -> None:
     """Every job's result, in the jobs' order."""
     results = list(learner.train(jobs))
     assert len(results) == len(jobs)
     for job, result in zip(jobs, results, strict=True):
-        assert difference(job, result, loop(model, learner.program, job)) < SAME
+        assert difference(job, result, loop(model, learner.program, job)) < tolerance

@@ -15,6 +15,7 @@ import numpy as np
 from coordinator.rounds.round import round_rng
 from coordinator.strategies.base import State, Strategy, drive
 from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.engines.base import Rule
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Schema, Tensors, TensorSpec
 from edge_client.training.learner import EngineLearner
@@ -45,8 +46,8 @@ class LinearEngine:
     place = "cpu"
     fixed_batch: int | None = None
 
-    def update(self, feeds: Tensors) -> SoftmaxUpdate:
-        return SoftmaxUpdate(self.step, feeds)
+    def update(self, feeds: Tensors, rule: Rule | None = None) -> SoftmaxUpdate:
+        return SoftmaxUpdate(self.step, feeds, rule)
 
     def step(self, feeds: Tensors) -> dict[str, Array]:
         w, error = feeds["w/theta"], self._error(feeds)

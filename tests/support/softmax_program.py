@@ -14,6 +14,7 @@ import numpy as np
 from coordinator.rounds.round import round_rng
 from coordinator.strategies.base import State, Strategy, drive
 from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.engines.base import Rule
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Schema, Tensors, TensorSpec
 from edge_client.training.learner import EngineLearner
@@ -55,8 +56,8 @@ class SoftmaxEngine:
     place: str = "cpu"
     fixed_batch: int | None = None
 
-    def update(self, feeds: Tensors) -> SoftmaxUpdate:
-        return SoftmaxUpdate(self.step, feeds)
+    def update(self, feeds: Tensors, rule: Rule | None = None) -> SoftmaxUpdate:
+        return SoftmaxUpdate(self.step, feeds, rule)
 
     def step(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
@@ -100,12 +101,19 @@ class SoftmaxEngine:
 class SoftmaxUpdate:
     """Carries what a step gives into the next step's feeds."""
 
-    def __init__(self, step: Callable[[Tensors], dict[str, Array]], feeds: Tensors) -> None:
-        self._step, self._feeds, self._moved = step, dict(feeds), dict[str, Array]()
+    def __init__(self, step: Callable[[Tensors], dict[str, Array]], feeds: Tensors, rule: Rule | None = None) -> None:
+        self._step, self._feeds, self._moved, self._rule = step, dict(feeds), dict[str, Array](), rule
 
     def step(self, feeds: Tensors) -> float:
         result = self._step({**self._feeds, **feeds})
         loss = float(result.pop("loss"))
+        if self._rule is not None:
+            names = [name.removeprefix("w/") for name in result if name.startswith("w/")]
+            w, g = (np.concatenate([result[f"{role}/{name}"].ravel() for name in names]) for role in ("w", "velocity"))
+            self._rule(w, g)
+            ends = np.cumsum([result[f"w/{name}"].size for name in names])[:-1]
+            parts = zip(names, np.split(w, ends), strict=True)
+            result |= {f"w/{name}": part.reshape(result[f"w/{name}"].shape) for name, part in parts}
         self._feeds |= result
         self._moved |= result
         return loss

@@ -47,6 +47,12 @@ for (const folder of folders) {
   };
   const rows = Object.entries(answer).map(([name, data]) => [name, { dims: [data.length], data }]);
   write(folder, "task", Object.fromEntries(rows), program.schema);
+  const moved = {};
+  for (const [name, task] of Object.entries(tasks.optimised)) {
+    const { vector } = await runFit(learner, task, train, { ...given, own: undefined });
+    moved[name] = { dims: [vector.length], data: vector };
+  }
+  write(folder, "optimised", moved, program.schema);
   write(folder, "summed", await summed(learner, tasks.summed, train, given), program.schema);
   await engine.close();
 }

@@ -18,7 +18,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol import tensors
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.summed_task import SummedFit, SumScale
-from edge_client.protocol.task import Array, Fit, Flat, Probe
+from edge_client.protocol.task import Array, Fit, Flat, Optimiser, Probe
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner
 from edge_client.training.summed_work import SummedMemory, add_words
@@ -41,6 +41,7 @@ def check_page(programs: Mapping[str, CompilerOutput], folder: Path) -> None:
     for name, made in programs.items():
         check_steps(name, made, folder / name)
         check_tasks(made, folder / name)
+        check_optimisers(made, folder / name)
         if made.program.schema.size == made.program.schema.n_params:  # a run on sums takes no running statistics
             check_sums(made, folder / name)
 
@@ -64,7 +65,8 @@ def write(made: CompilerOutput, folder: Path) -> None:
     save(folder / "samples.safetensors", {"x": data.x, "y": data.y}, made)
     save(folder / "models.safetensors", {str(k): vector for k, vector in enumerate(models)}, made)
     (folder / "task.json").write_text(
-        json.dumps({"fit": FIT, "probe": PROBE, "summed": summed_tasks()}), encoding="utf-8"
+        json.dumps({"fit": FIT, "probe": PROBE, "summed": summed_tasks(), "optimised": optimised_tasks()}),
+        encoding="utf-8",
     )
 
 
@@ -96,6 +98,32 @@ SUMMED: dict[str, dict[str, Any]] = {  # fields of a fit's sum; `mu` and `center
     "nearest": {"choose": "nearest", "compare": [[0, 40], [50, 60]], "hysteresis": 0.1, "last": [0.0, 1.0], "mu": 0.1},
     "repeated": {"choose": "only", "centers": 1, "repeats": 3, "move": 0.5, "mu": 0.1},
 }
+
+
+OPTIMISERS = {
+    "nesterov": Optimiser(name="sgd", momentum=0.9, nesterov=True, clip_norm=0.5),
+    "adam": Optimiser(name="adam", eps=1e-4, weight_decay=0.01),
+    "adamw": Optimiser(name="adamw", eps=1e-4, weight_decay=0.2, clip_norm=0.5),
+}
+OPTIMISED: dict[str, Any] = {"lr": 0.01, "mu": 0.1, "steps": 20, "batch": 8, "seed": SEED}
+OF_MOVES = 2e-2  # Adam makes whole steps of gradients that are rounding only, such as a bias's before a batch norm
+
+
+def optimised_tasks() -> dict[str, Any]:
+    """A fit for each of OPTIMISERS, as the page reads it."""
+    given = {**OPTIMISED, "start": {"sha256": "0"}, "anchor": {"sha256": "1"}}
+    return {name: {**given, "optimiser": optimiser.to_json()} for name, optimiser in OPTIMISERS.items()}
+
+
+def check_optimisers(made: CompilerOutput, folder: Path) -> None:
+    """A fit under each optimiser moves as it does under Python's client."""
+    got = answered(folder, "optimised")
+    data, models = material(made)
+    learner = EngineLearner(opened(made, "onnx", folder), made.program)
+    for name, optimiser in OPTIMISERS.items():
+        fit = Fit(**OPTIMISED, start=models[0], anchor=models[1], optimiser=optimiser)
+        wanted = fit_probe.run_fit(learner, fit, data).vector
+        assert np.linalg.norm(got[name] - wanted) < OF_MOVES * np.linalg.norm(wanted - models[0]), name
 
 
 def summed_tasks() -> dict[str, Any]:

@@ -18,6 +18,7 @@ import { Pcg64 } from "../../edge_client/web/protocol/random.js";
 import { schemaOf } from "../../edge_client/web/protocol/schema.js";
 import * as signing from "../../edge_client/web/protocol/signing.js";
 import { inputMoments } from "../../edge_client/web/training/input_moments.js";
+import { Rule } from "../../edge_client/web/training/optimiser.js";
 import { unpackTensors } from "../../edge_client/web/protocol/tensors.js";
 import { routingLabel, clientShard, Topics } from "../../edge_client/web/protocol/topics.js";
 
@@ -182,6 +183,15 @@ test("batches follow numpy's permutation of the seed", () => {
   assert.deepEqual(Array.from(stream.permutation(n)), first);
   assert.deepEqual(Array.from(stream.permutation(n)), second);
 });
+
+for (const [optimiser, wanted] of VECTORS.optimisers.rows) {
+  test(`${optimiser.name} moves weights as recorded, clipped to ${optimiser.clip_norm}`, () => {
+    const { start, lr, steps } = VECTORS.optimisers;
+    const [rule, w] = [new Rule(optimiser, lr), Float64Array.from(start)];
+    for (let k = 0; k < steps; k += 1) rule.move(w, Float64Array.from(w, (_, i) => (((7 * (4 * k + i)) % 11) - 5) / 8));
+    wanted.forEach((value, i) => assert.ok(Math.abs(w[i] - value) < 1e-9, `${w[i]} is not ${value}`));
+  });
+}
 
 test("noise is the upper bits of the seed's stream", () => {
   const { seed, step, first } = VECTORS.noise;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,9 +18,10 @@ from coordinator.strategies.common.server_options import SERVER_DEFAULTS, Server
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.sum_plan import SumPlan, check_hidden, check_noisy, plan_of, single_updates
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Schema
+from edge_client.protocol.task import OPTIMISERS, OPTION_RANGES, Array, ClientId, Fit, Flat, Optimiser, Probe, Schema
 
 MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD ends farther from the anchor than it began
+_SETTING_OF = {"eps": "adam_eps"}  # `eps` alone is a setting of some methods
 BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistics a device evaluates with
     "average": "sent",  # the center's, which are means by samples; devices continue them in training
     "local": "own",  # a device keeps its own (FedBN, Li et al. 2021)
@@ -52,6 +53,13 @@ class LocalSgd(MethodValue):
     local_steps: int = 20
     learning_rate: float = 0.1
     momentum: float = 0.9
+    optimiser: str = "sgd"  # a name of protocol/task.py; those below are options of it
+    nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0  # 0: gradients are not clipped
     batch_size: int = 16
     fraction_train: float = 1.0
     batch_norm: str = "average"  # a key of BUFFER_SOURCES
@@ -61,7 +69,7 @@ class LocalSgd(MethodValue):
     def __post_init__(self) -> None:
         check_range("local-steps", self.local_steps, low=1)
         check_range("learning-rate", self.learning_rate, low=0.0)
-        check_range("momentum", self.momentum, low=0.0, high=1.0)
+        self._check_optimiser()
         check_range("batch-size", self.batch_size, low=1, high=65_536)
         check_range("fraction-train", self.fraction_train, low=1e-9, high=1.0)
         check_choice("batch-norm", self.batch_norm, tuple(BUFFER_SOURCES))
@@ -96,6 +104,33 @@ class LocalSgd(MethodValue):
         raise whole_rounds(type(self).__name__, "it compares the replies of a whole round")
 
     @property
+    def task_optimiser(self) -> Optimiser | None:
+        """What tasks say of the optimiser: nothing for plain SGD, which every program's step has in it."""
+        if self.optimiser == "sgd" and not (self.nesterov or self.weight_decay or self.clip_norm):
+            return None
+        options = {o: getattr(self, _SETTING_OF.get(o, o)) for o in OPTIMISERS[self.optimiser]}
+        return Optimiser(name=self.optimiser, **options)
+
+    def _check_optimiser(self) -> None:
+        """Raise ConfigError for an option out of its range, or one that the optimiser does not have."""
+        check_choice("optimiser", self.optimiser, tuple(OPTIMISERS))
+        usual = {f.name: f.default for f in fields(LocalSgd)}
+        for option in ("nesterov", *OPTION_RANGES):
+            setting = _SETTING_OF.get(option, option)
+            value, told = getattr(self, setting), setting.replace("_", "-")
+            if option in OPTION_RANGES:
+                low, high = OPTION_RANGES[option]
+                check_range(told, value, low=low, high=high)
+            if option not in OPTIMISERS[self.optimiser] and value != usual[setting]:
+                others = [name for name, options in OPTIMISERS.items() if option in options]
+                raise ConfigError(
+                    f"{told} is {value}, and the optimiser {self.optimiser} has no such option",
+                    hint=f"set optimiser = {' or '.join(others)}, or leave {told} out",
+                )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov with momentum 0", hint="set a momentum above 0, or leave nesterov out")
+
+    @property
     def clusters_together(self) -> bool:
         """Whether a device's updates influence the assignment of other devices."""
         return False
@@ -128,6 +163,7 @@ class LocalSgd(MethodValue):
         center: int | None = None,
     ) -> Fit:
         """One device's task: SGD from `start`, pulled to `anchor` [schema.size] with strength `mu`; as `Fit` says."""
+        optimiser = self.task_optimiser
         return Fit(
             start=start,
             init=init,
@@ -139,7 +175,8 @@ class LocalSgd(MethodValue):
             buffers="own" if self.batch_norm == "local" else "sent",
             steps=self.local_steps,
             lr=self.learning_rate,
-            momentum=self.momentum,
+            momentum=self.momentum if optimiser is None else 0.0,
+            optimiser=optimiser,
             batch=self.batch_size,
             seed=seed,
             center=center,
@@ -159,8 +196,11 @@ class LocalSgd(MethodValue):
         )
 
     def check_pull(self, mu: float, who: str, *, setting: str) -> None:
-        """Raise ConfigError for a proximal pull `mu` with which plain SGD diverges: learning-rate * mu > 2."""
-        if self.learning_rate * mu > MAX_PULL:
+        """Raise ConfigError for a proximal pull `mu` with which SGD diverges: learning-rate * mu > 2.
+
+        A step of Adam is about the learning rate long, however strong the pull.
+        """
+        if self.optimiser == "sgd" and self.learning_rate * mu > MAX_PULL:
             raise ConfigError(
                 f"the proximal pull of {who} is mu = {mu:.4g}; with learning-rate {self.learning_rate} it diverges",
                 hint=f"learning-rate * mu must not exceed 2; lower `{setting}` or `learning-rate`",

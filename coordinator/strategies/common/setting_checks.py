@@ -12,13 +12,14 @@ KINDS: dict[str, tuple[type, str]] = {  # type of a setting -> what it accepts
     "int": (Integral, "a whole number"),
     "float": (Real, "a number"),
     "str": (str, "a word"),
+    "bool": (bool, "true or false"),
 }
 
 
 def check_kind(name: str, value: object, kind: str) -> None:
-    """Raise ConfigError unless `value` is of the `kind` "int", "float" or "str"; other kinds have no check."""
+    """Raise ConfigError unless `value` is of the `kind` "int", "float", "str" or "bool"; others have no check."""
     accepted, words = KINDS.get(kind, (object, ""))
-    if words and (isinstance(value, bool) or not isinstance(value, accepted)):
+    if words and (isinstance(value, bool) != (kind == "bool") or not isinstance(value, accepted)):
         raise ConfigError(f"{name} is {value!r}", hint=f"use {words}")
 
 

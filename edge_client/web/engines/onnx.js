@@ -39,9 +39,10 @@ class Engine {
     this.fixedBatch = program.batch.onnx === "any" ? null : program.batch.onnx;
   }
 
-  /** Begin a local update from all feeds of a step but the fresh ones. */
-  update(feeds) {
-    return new Update(this, this.tensors("step", feeds, (name) => [...MOVED, ...KEPT].includes(roleOf(name))));
+  /** Begin a local update from all feeds of a step but the fresh ones. With a `rule` steps give gradients, and it moves the weights. */
+  update(feeds, rule) {
+    const tensors = this.tensors("step", feeds, (name) => [...MOVED, ...KEPT].includes(roleOf(name)));
+    return rule ? new RuledUpdate(this, tensors, rule) : new Update(this, tensors);
   }
 
   /** `loss` [batch] and `logits` [batch, classes]; batch norm in inference mode. */
@@ -64,12 +65,12 @@ class Engine {
   }
 
   /** Tensors by the program's names; outputs are taken by position, since a file may call them otherwise. */
-  async run(name, tensors) {
+  async run(name, tensors, wanted = () => true) {
     const session = this.sessions[name];
-    const results = await session.run(tensors);
-    return Object.fromEntries(
-      this.program.functions[name].outputs.map((port, i) => [port.name, results[session.outputNames[i]]]),
-    );
+    const outputs = this.program.functions[name].outputs.map((port, i) => [port.name, session.outputNames[i]]);
+    const fetched = outputs.filter(([port]) => wanted(port));
+    const results = await session.run(tensors, fetched.map(([, output]) => output));
+    return Object.fromEntries(fetched.map(([port, output]) => [port, results[output]]));
   }
 }
 
@@ -91,5 +92,38 @@ class Update {
   read() {
     const moved = Object.entries(this.state).filter(([name]) => MOVED.includes(roleOf(name)));
     return Object.fromEntries(moved.map(([name, tensor]) => [name, tensor.data]));
+  }
+}
+
+/** The weights are one array, which the rule moves; the step's tensors are views of it. */
+class RuledUpdate extends Update {
+  constructor(engine, tensors, rule) {
+    super(engine, tensors);
+    this.rule = rule;
+    this.names = Object.keys(tensors).filter((name) => roleOf(name) === "w").map((name) => name.slice(2));
+    const parts = this.names.map((name) => tensors[`w/${name}`]);
+    const Type = parts[0].data.constructor;
+    this.w = new Type(parts.reduce((size, { data }) => size + data.length, 0));
+    this.g = new Type(this.w.length);
+    parts.reduce((at, { type, data, dims }, i) => {
+      const view = this.w.subarray(at, at + data.length);
+      view.set(data);
+      this.state[`w/${this.names[i]}`] = new engine.ort.Tensor(type, view, dims);
+      return at + data.length;
+    }, 0);
+  }
+
+  async step(fresh) {
+    const given = this.engine.tensors("step", fresh, (name) => Object.hasOwn(fresh, name));
+    const { loss, ...found } = await this.engine.run("step", { ...this.state, ...given }, (name) => roleOf(name) !== "w");
+    this.names.reduce((at, name) => {
+      const { data } = found[`velocity/${name}`];
+      this.g.set(data, at);
+      delete found[`velocity/${name}`]; // a step's velocity stays zero, so that it gives the gradient alone
+      return at + data.length;
+    }, 0);
+    Object.assign(this.state, found);
+    this.rule.move(this.w, this.g);
+    return Number(loss.data[0]);
   }
 }

@@ -4,7 +4,7 @@ import { MAX_BITMAP_BYTES, MAX_BLOCK_BYTES, BLOCK_BYTES_STEP, isCount, KIND_LIMI
 import { fromBase64 } from "./bytes.js";
 import { Malformed, shown } from "./errors.js";
 import {
-  boolean, integer, listOf, manifest, mapOf, matching, number, oneOf, optional, orNull, record, required, MAX_SAFE_INTEGER, text,
+  boolean, integer, listOf, manifest, mapOf, matching, named, number, oneOf, optional, orNull, record, required, MAX_SAFE_INTEGER, text,
   withField, wordOr,
 } from "./validators.js";
 import { checkName } from "./topics.js";
@@ -104,14 +104,18 @@ const work = (value, name) => {
   if (!["fit", "probe"].includes(job)) throw new Malformed("bad_field", `${name} is ${shown(value)}; expected an object with job fit or probe`);
   return record({ ...JOBS[job], ...required({ job: oneOf(job) }), ...optional({ sum: record(ADDED[job]) }) })(value, name);
 };
+const DECAY = { weight_decay: number(), clip_norm: number() };
+const BETA = number(0, 0.999999);
+const ADAM = { beta1: BETA, beta2: BETA, eps: number(1e-16, 1), ...DECAY };
+const OPTIMISER = named({ sgd: { momentum: number(0, 1), nesterov: boolean, ...DECAY }, adam: ADAM, adamw: ADAM });
 const JOBS = {
   fit: {
     ...required({
-      start: wordOr("own", MODEL), lr: number(), momentum: number(), mu: number(),
+      start: wordOr("own", MODEL), lr: number(), mu: number(),
       steps: integer(1, MAX_STEPS), batch: integer(1, 65_536), seed: COUNT,
     }),
-    ...optional({
-      init: MODEL, anchor: wordOr("start", MODEL), linear: manifest("linear"), rows: matching("ones|posterior:(?:0|[1-9][0-9]?)"),
+    ...optional({ // momentum of the step's own SGD, or an optimiser: see fitContradiction
+      momentum: number(), optimiser: OPTIMISER, init: MODEL, anchor: wordOr("start", MODEL), linear: manifest("linear"), rows: matching("ones|posterior:(?:0|[1-9][0-9]?)"),
       slot: SLOT, upload: boolean, buffers: oneOf("sent", "own"),
     }),
   },
@@ -245,6 +249,8 @@ function probeContradiction(task) {
 function fitContradiction(task) {
   const { anchor, reply } = task; // the work of a sum has no reply
   if (task.mu > 0 && anchor === undefined) return "mu > 0 needs an anchor";
+  if ((task.momentum === undefined) === (task.optimiser === undefined)) return "a fit has a momentum or an optimiser";
+  if (task.optimiser?.nesterov && !(task.optimiser.momentum > 0)) return "nesterov needs a momentum above 0";
   if (task.start === "own" && (anchor === "start" || reply?.base === "start")) {
     return "the server does not hold the model that start: own names";
   }

@@ -80,6 +80,15 @@ export const record = (table) => (value, name) => {
   return found;
 };
 
+/** An object with exactly the fields of the table ({field: checker}) that its `name` picks, all of them required. */
+export const named = (tables) => (value, name) => {
+  const word = isObject(value) ? value.name : undefined;
+  if (typeof word !== "string" || !Object.hasOwn(tables, word)) throw bad(`${name}.name`, word, `one of ${Object.keys(tables).join(", ")}`);
+  const unknown = Object.keys(value).find((field) => field !== "name" && !Object.hasOwn(tables[word], field));
+  if (unknown !== undefined) throw bad(name, unknown, `the fields ${Object.keys(tables[word]).join(", ")} of ${word}`);
+  return Object.assign(record(required(tables[word]))(value, name), { name: word });
+};
+
 /** A manifest of one of `kinds`; the hash of an inline blob is looked at by messages.read. */
 export const manifest = (...kinds) => (value, name) => {
   const blob = readManifestForm(value);

@@ -6,6 +6,7 @@ import { arrayOf } from "../engines/onnx.js";
 import { Malformed } from "../protocol/errors.js";
 import { Pcg64 } from "../protocol/random.js";
 import { sizeOf } from "../protocol/tensors.js";
+import { Rule } from "./optimiser.js";
 
 const range = (from, to) => Uint32Array.from({ length: to - from }, (_, i) => from + i);
 
@@ -23,7 +24,9 @@ export class Learner {
 
   /** SGD from `start` over `batches` (indices of samples) -> {vector [schema.size], losses}. `between` runs before each step. */
   async train({ task, start, anchor, linear, data, batches, weights }, between = async () => {}) {
-    const update = this.engine.update(this.fixedFeeds(task, start, anchor, linear));
+    const rule = task.optimiser && new Rule(task.optimiser, task.lr);
+    const still = rule ? { ...task, lr: 0, momentum: 0 } : task; // then the step's velocity is the gradient
+    const update = this.engine.update(this.fixedFeeds(still, start, anchor, linear), rule);
     const losses = [];
     for (const [k, index] of batches.entries()) {
       await between(k, batches.length, losses);

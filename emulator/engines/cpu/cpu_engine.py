@@ -22,6 +22,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, Fit, Flat
 from edge_client.training.learner import TrainedModel, TrainingJob, weighted_batches
 from edge_client.training.noise import step_noise
+from edge_client.training.optimiser import rule_of
 from emulator.engines.cpu.flat import FlatModel, as_tensor
 from emulator.engines.cpu.fused_sgd import sgd_step
 from emulator.engines.cpu.inference import Inference
@@ -92,8 +93,8 @@ class CpuLearner:
         model, task = self._model, job.task
         model.load(job.start)
         self._velocity.zero_()
-        force = self._force(task)
-        losses = []
+        force, rule, losses = self._force(task), rule_of(task), []
+        w = model.weights[: self.program.schema.n_params]
         batches = self._samples.tensors_of(job.data).batches(job.batches, job.weights)
         for k, (x, y, q) in enumerate(batches):
             between()
@@ -102,14 +103,12 @@ class CpuLearner:
             else:
                 model.gradient.copy_(force)
             losses.append(torch.dot(self._step(x, y, q, seed=task.seed, number=k), q))
-            sgd_step(
-                model.weights[: self.program.schema.n_params],
-                model.gradient,
-                self._velocity,
-                lr=task.lr,
-                momentum=task.momentum,
-                decay=task.mu,
-            )
+            if rule is None:
+                sgd_step(w, model.gradient, self._velocity, lr=task.lr, momentum=task.momentum, decay=task.mu)
+                continue
+            if task.mu:
+                model.gradient.add_(w, alpha=task.mu)
+            rule(w.numpy(), model.gradient.numpy())  # numpy's views of the same memory
         return TrainedModel(vector=model.to_schema_order(model.weights), losses=torch.stack(losses).double().numpy())
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:  # noqa: ARG002 - ours suits the cache

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from coordinator.models.registry import Model
 from edge_client.errors import RuntimeMissing
+from edge_client.protocol.task import Optimiser
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from edge_client.training.noise import step_noise
+from edge_client.training.optimiser import StepScalars
 from emulator.engines.gpu.memory import run_in_parts
-from emulator.engines.gpu.objective import Objective, sgd_step_, torch_device, use_exact_kernels, use_noise
+from emulator.engines.gpu.objective import Objective, RuleState, sgd_step_, torch_device, use_exact_kernels, use_noise
 from emulator.engines.gpu.probing import ProbeMixin
 from emulator.engines.gpu.resident_data import DeviceDataCache
 from emulator.engines.pickling import pickle_by_value
@@ -124,21 +126,24 @@ class _Lane:
         self.objective, self._resident, self._record = objective, resident, record
         on_cuda = objective.device.type == "cuda"
         self._stream = torch.cuda.Stream(objective.device) if on_cuda else None  # type: ignore[no-untyped-call]
-        self._recordings: dict[int, tuple[_Feed, Run]] = {}
+        self._recordings: dict[tuple[int, Optimiser | None], tuple[_Feed, Run]] = {}
+        self._rules: dict[Optimiser, RuleState] = {}
         with self._current():
             zeros = torch.zeros(3 * objective.n_params, dtype=objective.dtype, device=objective.device)
             self._w, self._v, self._pull = torch.split(zeros, objective.n_params)
             self._b = zeros.new_zeros(objective.size - objective.n_params)
-            self._lr, self._momentum, self._mu, self._loss = (zeros.new_zeros(()) for _ in range(4))
+            self._lr, self._momentum, self._mu, self._loss, self._scale, self._floor = (
+                zeros.new_zeros(()) for _ in range(6)
+            )
 
     def load(self, job: TrainingJob) -> None:
         """Copy the job of a client into the buffers, before its first step."""
         with self._current():
-            if any(len(index) == job.task.batch for index in job.batches) and job.task.batch not in self._recordings:
-                feed = self._feed(job.task.batch)
-                self._recordings[job.task.batch] = feed, self._record(lambda: self._advance(feed))
+            self._job, key = job, (job.task.batch, job.task.optimiser)
+            if any(len(index) == job.task.batch for index in job.batches) and key not in self._recordings:
+                feed, rule = self._feed(job.task.batch), self._rule(job.task.optimiser)
+                self._recordings[key] = feed, self._record(lambda: self._advance(feed, rule))
             self._fill(job)
-            self._job = job
             self._x, self._y = self._resident.tensors_of(job.data)
             self._rows = torch.from_numpy(np.concatenate(job.batches)).to(self.objective.device)
             self._q = self.objective.tensor(np.concatenate([job.weights[index] / len(index) for index in job.batches]))
@@ -150,7 +155,12 @@ class _Lane:
         batch = len(self._job.batches[k])
         uses = slice(self._ends[k] - batch, self._ends[k])
         with self._current():
-            feed, run = self._recordings[batch] if batch == self._job.task.batch else self._short(batch)
+            optimiser = self._job.task.optimiser
+            feed, run = self._recordings[batch, optimiser] if batch == self._job.task.batch else self._short(batch)
+            if optimiser is not None:
+                now = StepScalars.of(optimiser, k + 1)
+                self._scale.fill_(now.scale)
+                self._floor.fill_(now.floor)
             torch.index_select(self._x, 0, self._rows[uses], out=feed.x)
             torch.index_select(self._y, 0, self._rows[uses], out=feed.y)
             feed.q.copy_(self._q[uses])
@@ -166,17 +176,28 @@ class _Lane:
             losses = self._losses.double().cpu().numpy()
             return TrainedModel(vector=self.objective.vector(self._w, self._b), losses=losses)
 
-    def _advance(self, feed: _Feed) -> None:
+    def _advance(self, feed: _Feed, rule: RuleState | None) -> None:
         """One step: reads the feed and updates the lane's buffers."""
         with use_noise(feed.noise):
             g, after, loss = self.objective.gradient(self._w, self._b, feed.x, feed.y, feed.q)
-        sgd_step_(self._w, self._v, g, self._pull, self._lr, self._momentum, self._mu)
+        if rule is None:
+            sgd_step_(self._w, self._v, g, self._pull, self._lr, self._momentum, self._mu)
+        else:
+            rule.step_(self._w, g, self._pull, self._lr, self._mu, self._scale, self._floor)
         self._b.copy_(after)
         self._loss.copy_(loss)
 
     def _short(self, batch: int) -> tuple[_Feed, Run]:
-        feed = self._feed(batch)
-        return feed, lambda: self._advance(feed)
+        feed, rule = self._feed(batch), self._rule(self._job.task.optimiser)
+        return feed, lambda: self._advance(feed, rule)
+
+    def _rule(self, optimiser: Optimiser | None) -> RuleState | None:
+        """The lane's own sums for this optimiser, at a fixed address."""
+        if optimiser is None:
+            return None
+        if optimiser not in self._rules:
+            self._rules[optimiser] = RuleState.zeros(optimiser, self._w)
+        return self._rules[optimiser]
 
     def _feed(self, batch: int) -> _Feed:
         source, new = self.objective.source, self._w.new_zeros
@@ -188,6 +209,10 @@ class _Lane:
         for scalar, value in ((self._lr, task.lr), (self._momentum, task.momentum), (self._mu, task.mu)):
             scalar.fill_(value)
         self._v.zero_()
+        rule = self._rule(task.optimiser)
+        for sums in () if rule is None else (rule.sums, rule.squares):
+            if sums is not None:
+                sums.zero_()
         start = self.objective.tensor(job.start)
         self._w.copy_(start[:n])
         self._b.copy_(start[n:])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coordinator.models.registry import Model
 from edge_client.errors import RuntimeMissing
-from edge_client.protocol.task import Flat, TensorSpec
+from edge_client.protocol.task import Flat, Optimiser, TensorSpec
+from edge_client.training.optimiser import NORM_FLOOR, move
 from export.compiler.losses.sample_losses import per_sample_loss
 from export.compiler.program import make_source, program_without_containers
 from export.compiler.program_functions import tensor_places
@@ -106,6 +108,41 @@ def sgd_step_(  # noqa: PLR0913, PLR0917 - the terms of the formula
     if pull is not None:
         v.add_(pull)
     w.addcmul_(lr, v, value=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleState:
+    """The sums of an optimiser (edge_client/training/optimiser.py) for w as above, from zero; `squares` for Adam."""
+
+    optimiser: Optimiser
+    sums: Tensor
+    squares: Tensor | None
+
+    @staticmethod
+    def zeros(optimiser: Optimiser, like: Tensor) -> RuleState:
+        squares = torch.zeros_like(like) if optimiser.name != "sgd" else None
+        return RuleState(optimiser=optimiser, sums=torch.zeros_like(like), squares=squares)
+
+    def step_(  # noqa: PLR0913, PLR0917 - the terms of the formula
+        self,
+        w: Tensor,
+        g: Tensor,
+        pull: Tensor | None,
+        lr: Tensor,
+        mu: Tensor,
+        scale: Tensor | float,
+        floor: Tensor | float,
+    ) -> None:
+        """One step in place of the first clients, those of w; `scale` and `floor` as StepScalars."""
+        g.addcmul_(mu, w)
+        if pull is not None:
+            g.add_(pull)
+        if self.optimiser.clip_norm:
+            norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+            g.mul_((self.optimiser.clip_norm / (norm + NORM_FLOOR)).clamp(max=1))
+        active = slice(0, len(w))
+        squares = None if self.squares is None else self.squares[active]
+        move(self.optimiser, w, g, self.sums[active], squares, lr=lr, scale=scale, floor=floor)
 
 
 def torch_device(name: str) -> torch.device:

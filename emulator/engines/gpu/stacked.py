@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from coordinator.models.registry import Model
 from edge_client.protocol.task import Flat
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from edge_client.training.noise import step_noise
+from edge_client.training.optimiser import StepScalars
 from emulator.engines.gpu.memory import run_in_parts
-from emulator.engines.gpu.objective import Objective, sgd_step_, torch_device, use_exact_kernels, use_noise
+from emulator.engines.gpu.objective import Objective, RuleState, sgd_step_, torch_device, use_exact_kernels, use_noise
 from emulator.engines.gpu.probing import ProbeMixin
 from emulator.engines.gpu.resident_data import DeviceDataCache
 from emulator.engines.gpu.schedule import (
@@ -71,6 +73,10 @@ class StackedLearner(ProbeMixin):
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """In the jobs' order, whatever the order of the work; a result waits for all results before it."""
+        for _, alike in groupby(jobs, key=lambda job: job.task.optimiser):  # a stack has one optimiser
+            yield from self._train(list(alike), between)
+
+    def _train(self, jobs: Sequence[TrainingJob], between: Callable[[], None]) -> Iterator[TrainedModel]:
         order, done, following = order_jobs(jobs), dict[int, TrainedModel](), 0
 
         def stacked(first: int, last: int) -> dict[int, TrainedModel]:
@@ -136,7 +142,9 @@ class _Stack:
         tensor, n = objective.tensor, objective.n_params
         start = _once_each(objective, [job.start for job in jobs])
         self.w, self.b = start[:, :n].clone(), start[:, n:].clone()
-        self.v = torch.zeros_like(self.w)
+        optimiser = jobs[0].task.optimiser
+        self.rule = None if optimiser is None else RuleState.zeros(optimiser, self.w)
+        self.v = torch.zeros_like(self.w if optimiser is None else self.w[:0])
         self.lr, self.momentum, self.mu = (
             tensor([getattr(job.task, name) for job in jobs])[:, None] for name in ("lr", "momentum", "mu")
         )
@@ -153,7 +161,12 @@ class _Stack:
             g = self._gradients(k, step.active, step.buckets)
             active = slice(0, step.active)
             pull = None if self.pull is None else self.pull[active]
-            sgd_step_(self.w[active], self.v[active], g, pull, self.lr[active], self.momentum[active], self.mu[active])
+            w, lr, mu = self.w[active], self.lr[active], self.mu[active]
+            if self.rule is None:
+                sgd_step_(w, self.v[active], g, pull, lr, self.momentum[active], mu)
+            else:
+                now = StepScalars.of(self.rule.optimiser, k + 1)
+                self.rule.step_(w, g, pull, lr, mu, now.scale, now.floor)
         vectors, losses = torch.cat([self.w, self.b], 1).cpu().numpy(), self.losses.double().cpu().numpy()
         return [
             TrainedModel(vector=vectors[i].copy(), losses=losses[i, : len(job.batches)].copy())

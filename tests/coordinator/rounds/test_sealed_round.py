@@ -67,7 +67,13 @@ def one_round(made: MethodWorld, watch: Watched) -> State:
 
 
 @pytest.mark.parametrize(
-    ("case", "secure"), [(c, s) for c in (*SUMMED, *SOFT_ONES) for s in MODES if c not in WEIGHTED or s == "updates"]
+    ("case", "secure"),
+    [
+        (case, secure)
+        for case in (*SUMMED, *SOFT_ONES, "fedprox optimiser=adam")
+        for secure in MODES
+        if case not in WEIGHTED or secure == "updates"
+    ],
 )
 def test_a_run_on_sums_ends_with_the_centers_of_a_run_in_the_clear(case: str, secure: str) -> None:
     clear, sealed = trained(case, "off"), trained(case, secure)

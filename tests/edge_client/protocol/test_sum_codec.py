@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
-from edge_client.protocol.sum_codec import decode_points, decode_told, encode_told, read_work, words_of
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.sum_codec import (
+    SumStage,
+    decode_points,
+    decode_told,
+    encode_told,
+    read_work,
+    stage_fields,
+    words_of,
+)
+from edge_client.protocol.summed_task import SummedFit
+from edge_client.protocol.task import Optimiser
 from edge_client.protocol.task_codec import container_functions, task_manifests
-from tests.support.sum_tasks import STAGES, get, job, refused, task_message
+from edge_client.training.summed import plain_fits
+from tests.support.sum_tasks import FIT, STAGES, get, job, put, refused, task_message
 
 
 @pytest.mark.parametrize("name", [name for name, stage in STAGES.items() if stage.work is not None])
@@ -21,6 +33,17 @@ def test_the_work_of_a_task_is_what_was_asked(name: str) -> None:
     assert type(found) is type(asked)
     for field in fields(type(found)):
         np.testing.assert_equal(getattr(found, field.name), getattr(asked, field.name), err_msg=field.name)
+
+
+def test_a_fit_that_is_summed_keeps_its_optimiser() -> None:
+    work = replace(FIT, stage="add", optimiser=Optimiser(name="adam", clip_norm=1.0))
+    sent = stage_fields(
+        SumStage(stage="add", message=b"a relay", work=work), put, lambda data: manifest_of(data, "sum")
+    )
+    found = read_work(messages.read_message(task_message(sent), "t"), get)
+    assert isinstance(found, SummedFit)
+    assert found.optimiser == work.optimiser
+    assert [fit.optimiser for fit in plain_fits(found, None, None)] == [work.optimiser]
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,13 @@ from edge_client.protocol import codecs, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.task import (
     FIT_BUFFERS,
+    MAX_BETA,
     OWN_MODEL,
     PROBE_BUFFERS,
     PROBE_QUANTITIES,
     Fit,
     Flat,
+    Optimiser,
     OwnModel,
     Probe,
 )
@@ -73,6 +75,22 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
+OPTIMISERS = st.builds(
+    Optimiser,
+    name=st.just("sgd"),
+    momentum=st.floats(0.1, 1),
+    nesterov=st.booleans(),
+    weight_decay=st.floats(0, 1),
+    clip_norm=st.floats(0, 1e9),
+) | st.builds(
+    Optimiser,
+    name=st.sampled_from(["adam", "adamw"]),
+    beta1=st.floats(0, MAX_BETA),
+    beta2=st.floats(0, MAX_BETA),
+    eps=st.floats(1e-16, 1),
+    weight_decay=st.floats(0, 1),
+    clip_norm=st.floats(0, 1e9),
+)
 FITS = st.builds(
     Fit,
     start=st.sampled_from([vector(1), OWN_MODEL]),
@@ -90,6 +108,7 @@ FITS = st.builds(
     upload=st.booleans(),
     buffers=st.sampled_from(sorted(FIT_BUFFERS)),
 )
+FITS |= st.builds(lambda fit, optimiser: replace(fit, momentum=0.0, optimiser=optimiser), FITS, OPTIMISERS)
 PROBES = st.builds(
     Probe,
     models=st.permutations([vector(1), vector(2), OwnModel(init=vector(3)), OwnModel(slot="personal")]).map(

@@ -55,7 +55,7 @@ class Named:
     place: str = "cpu"
     fixed_batch: int | None = None
 
-    def update(self, feeds: Any) -> Any:  # noqa: ANN401 - never called
+    def update(self, feeds: Any, rule: Any = None) -> Any:  # noqa: ANN401 - never called
         raise NotImplementedError
 
     def evaluate(self, feeds: Any) -> Any:  # noqa: ANN401
