@@ -87,11 +87,14 @@ def clients_at_once(clients: int, *, per_client: int, free: int, most: int) -> i
 def bytes_of(job: TrainingJob, *, size: int, target: int, activations: int, itemsize: int) -> int:
     """What one client needs: w, b, velocity, gradient and pull of a model of `size` values, its pass, its samples.
 
+    An optimiser's step has up to three more: Adam's mean squares, their roots, and the move.
+
     `target`: values of a sample's target on the device, one-hot for labels; `activations`: bytes of a pass.
     """
     uses = sum(len(index) for index in job.batches)
     sample = job.data.x[:1].size + target
-    return 4 * size * itemsize + activations + min(uses, len(job.data)) * sample * itemsize + 16 * uses
+    vectors = 4 if job.task.optimiser is None else 7
+    return vectors * size * itemsize + activations + min(uses, len(job.data)) * sample * itemsize + 16 * uses
 
 
 def _sizes(job: TrainingJob) -> tuple[int, ...]:

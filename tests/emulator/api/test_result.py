@@ -207,6 +207,21 @@ def test_exported_centers_answer_as_the_modules_do(result: fc.Result, exported: 
     assert bundle.router is not None
 
 
+def test_devices_learn_with_adam_and_the_guide_leaves_out_its_local_round() -> None:
+    """A guide has no words for another optimiser than SGD."""
+    fleet = fc.fleets.digits(devices=4, groups=1)
+    plain, adam = (
+        fc.simulate(method, fleet=fleet, rounds=2)
+        for method in (fc.FedAvg(), fc.FedAvg(optimiser="adam", learning_rate=0.005, clip_norm=5.0))
+    )
+    assert adam.accuracy > 0.5  # of ten classes
+    assert plain.guide is not None
+    assert plain.guide.round is not None
+    assert adam.guide is not None
+    assert adam.guide.round is None
+    assert "labelled" in adam.guide.ways
+
+
 @pytest.fixture(scope="module")
 def alone() -> fc.Result:
     return fc.simulate(fc.NonFed(local_steps=20), model=net, fleet=fc.fleets.digits(devices=3), rounds=2)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.models.registry import build_model
+from edge_client.protocol.task import Optimiser
 from edge_client.training.learner import TrainingJob
 from emulator.engines.gpu.schedule import (
     MAX_MEMORY_SHARE,
@@ -107,6 +108,9 @@ def test_ten_thousand_devices_of_the_wecfl_network_fit_a_card_of_80_gb() -> None
     job = job_of(model, JobFacts(n=600, steps=10, batch=32))
     one = bytes_of(job, size=29_130, target=10, activations=8_000_000, itemsize=4)
     assert one == 4 * 29_130 * 4 + 8_000_000 + 320 * (784 + 10) * 4 + 16 * 320
+    adam = replace(job, task=replace(job.task, optimiser=Optimiser(name="adam")))
+    more = bytes_of(adam, size=29_130, target=10, activations=8_000_000, itemsize=4) - one
+    assert more == 3 * 29_130 * 4  # the mean squares, their roots, and the move
     size = clients_at_once(10_000, per_client=one, free=80_000_000_000, most=1024)
     assert size == 1000
     assert size * one < 10_000_000_000
