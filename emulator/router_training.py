@@ -15,6 +15,7 @@ import numpy as np
 
 from coordinator.nearest.fit_router import CenterMeasurement, learn_router
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.representation import router_word
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule, sketch
@@ -123,7 +124,7 @@ def _all_inputs(local: DeviceData) -> Array:
 def _local_round(run: FinishedTraining, points: F64) -> LocalRound:
     method = run.method
     return LocalRound(
-        representation=getattr(method, "representation", "all"),
+        representation=router_word(getattr(method, "representation", "all")),
         lr=method.learning_rate,
         momentum=method.momentum,
         batch=method.batch_size,

@@ -24,6 +24,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.center_tree import SplitTree as TreeOfSplits
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.representation import router_word
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest import sketch
@@ -158,7 +159,7 @@ def _local_round(served: RunResult, prepared: CompiledProgram) -> LocalRound | N
     method, start = served.strategy, prepared.initial
     if not isinstance(method, LocalSgd) or method.task_optimiser is not None:
         return None  # the guide has no words for another optimiser
-    kind, schema = getattr(method, "representation", "all"), prepared.program.schema
+    kind, schema = router_word(getattr(method, "representation", "all")), prepared.program.schema
     return LocalRound(
         representation=kind,
         lr=method.learning_rate,

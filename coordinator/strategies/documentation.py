@@ -40,7 +40,8 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "mu": {ALL: "weight of the pull to the center, mu / 2 times the squared distance"},
     "restarts": {ALL: "starts of each k-means, of which the best counts"},
     "representation": {
-        ALL: 'what is compared: "classifier" (the last layer), "all", or their direction: "delta", "projection"'
+        ALL: 'what is compared: "classifier" (the last layer), "all", or their direction: "delta", "projection"; '
+        'or the parameters whose names fit a pattern with a "*"'
     },
     "e_step": {ALL: '"nearest" center, or "k-means" anew in every round'},
     "weights": {ALL: '"equal" devices, or by their number of "samples"'},

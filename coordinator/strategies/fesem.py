@@ -28,7 +28,7 @@ from coordinator.strategies.asynchronous_plan import AsynchronousPlan, whole_rou
 from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import most_points, recall_points, remember_points
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.representation import REPRESENTATIONS, represent
+from coordinator.strategies.common.representation import check_representation, represent
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
@@ -61,7 +61,7 @@ class FeSEM(LocalSgd):
         check_range("restarts", self.restarts, low=1)
         check_range("hysteresis", self.hysteresis, low=0.0, high=0.99)
         check_range("max-age", self.max_age, low=0)
-        check_choice("representation", self.representation, tuple(REPRESENTATIONS))
+        check_representation(self.representation)
         check_choice("e-step", self.e_step, E_STEPS)
         check_choice("weights", self.weights, CLIENT_WEIGHTS)
         self.check_pull(2 * self.lam, "an average device", setting="lam")

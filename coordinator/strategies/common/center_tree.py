@@ -18,9 +18,8 @@ from coordinator.clustering.cosine_kmeans import assign_by_cosine, unit_means
 from coordinator.strategies.base import Exchange, Fleet, Replies, RequireAll, Round, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
-from coordinator.strategies.common.representation import REPRESENTATIONS, represent, represent_rows
+from coordinator.strategies.common.representation import check_representation, represent, represent_rows
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
-from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import I64, Array, ClientId, Fit, Flat, Schema
 
@@ -87,7 +86,7 @@ class TreeOfCenters(LocalSgd):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("representation", self.representation, tuple(REPRESENTATIONS))
+        check_representation(self.representation)
 
     @property
     def clusters_together(self) -> bool:

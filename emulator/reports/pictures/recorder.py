@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.strategies.base import Exchange, Fleet, Replies, State
-from coordinator.strategies.common.representation import REPRESENTATIONS, represent
+from coordinator.strategies.common.representation import is_representation, represent
 from coordinator.strategies.common.updates import unpack_by_client
 from edge_client.protocol.nearest.sketch import count_sketch
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
@@ -36,7 +36,7 @@ class RunRecorder:
     """Records a run of `rounds` rounds; `kind` is how its method compares models, if it does."""
 
     def __init__(self, fleet: Fleet, schema: Schema, *, rounds: int, kind: object = DEFAULT_REPRESENTATION) -> None:
-        self._schema, self._kind = schema, kind if kind in REPRESENTATIONS else DEFAULT_REPRESENTATION
+        self._schema, self._kind = schema, kind if is_representation(kind) else DEFAULT_REPRESENTATION
         self._shown = frozenset(sample_shown(fleet))
         self._rounds, self._told = spread_rounds(rounds, MAX_KEPT_ROUNDS), spread_rounds(rounds, MAX_SHARE_ROUNDS)
         self._points: dict[int, dict[ClientId, Array]] = {}

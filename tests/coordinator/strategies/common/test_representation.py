@@ -12,6 +12,7 @@ from coordinator.strategies.common.representation import (
     annotate_representations,
     represent,
 )
+from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema, TensorSpec
 from tests.support.softmax_program import schema
@@ -34,6 +35,23 @@ def test_a_representation_never_holds_buffers() -> None:
     assert represent(rows, Schema(TENSORS), "classifier").shape == (1, 5)
     with pytest.raises(ConfigError, match="representation"):
         represent(rows, schema(), "x")
+
+
+def test_a_pattern_takes_the_parameters_whose_names_fit() -> None:
+    named = ("layers.0.lora_A.weight", "layers.0.lora_B.weight", "layers.1.lora_B.weight")
+    adapters = Schema((*(TensorSpec(name=n, role="p", shape=(2,)) for n in named), *TENSORS[2:]))
+    rows = np.arange(8.0)[None]
+    assert represent(rows, adapters, "*lora_B*").tolist() == [[2.0, 3.0, 4.0, 5.0]]
+    assert represent(rows, adapters, "layers.0.*").tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    with pytest.raises(ConfigError, match=r"fits no parameter") as refused:
+        represent(rows, adapters, "*mean*")  # a buffer
+    assert "layers.0.lora_A.weight" in str(refused.value.hint)
+
+
+def test_a_method_takes_a_pattern_and_refuses_another_word() -> None:
+    assert FeSEM(2, representation="*lora_B*").representation == "*lora_B*"
+    with pytest.raises(ConfigError, match="representation is 'lora_B'"):
+        FeSEM(2, representation="lora_B")
 
 
 @given(steps=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
