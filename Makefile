@@ -100,6 +100,7 @@ codecs: $(STAMP) ## accuracy and bytes of each codec; needs FEDCENTERS_DATA
 	$(BIN)/python -m tests.figures.codecs
 
 models: $(MODELS)/.installed ## models of a dozen libraries, each compiled and stepped beside torch, into docs/models.md; about an hour
+	$(MODELS)/bin/pytest -q tests/zoo
 	$(MODELS)/bin/python -m tests.zoo --write docs/models.md
 
 $(MODELS)/.installed: $(STAMP) tests/zoo/requirements.txt tests/zoo/requirements-alone.txt

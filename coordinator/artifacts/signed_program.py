@@ -16,7 +16,7 @@ from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical_json, parse_json
-from edge_client.protocol.program import MAX_PROGRAM_BYTES, Container, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 
 PROGRAM_FACT = "program"  # the key of the program's and the initial model's hashes in the store's facts
@@ -33,11 +33,11 @@ class CompiledProgram:
     sign: Callable[[Manifest], Manifest]  # for every other manifest that a device must trust
 
     def container(self, engine: str, function: str) -> Manifest:
-        return _named(self.program.containers[engine][function], self.block)
+        return self.program.containers[engine][function].manifest(function, self.block)
 
     def blobs(self) -> list[Manifest]:
-        files = {c.sha256: c for functions in self.program.containers.values() for c in functions.values()}
-        return [self.manifest, *(_named(c, self.block) for c in files.values())]
+        held = [row for files in self.program.containers.values() for row in files.items()]
+        return [self.manifest, *{file.sha256: file.manifest(name, self.block) for name, file in held}.values()]
 
 
 def prepare_program(
@@ -120,7 +120,7 @@ def put_program(store: Store, program: Program, files: Iterable[bytes], initial:
 
 def _merged(old: Program, new: Program) -> Program:
     """`old` with the engines of `new`."""
-    if any(getattr(old, fact) != getattr(new, fact) for fact in ("schema", "functions", "loss", "own_loss")):
+    if any(getattr(old, fact) != getattr(new, fact) for fact in ("schema", "frozen", "functions", "loss", "own_loss")):
         raise ConfigError(
             f"model {old.model} is not the one that this federation's program was compiled from",
             hint="restore the model's code, or choose another `folder`",
@@ -132,7 +132,3 @@ def _merged(old: Program, new: Program) -> Program:
         parity={**old.parity, **new.parity},
         golden={**old.golden, **new.golden},
     )
-
-
-def _named(container: Container, block: int) -> Manifest:
-    return Manifest(sha256=container.sha256, size=container.size, block=block, kind="container")

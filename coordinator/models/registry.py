@@ -15,6 +15,7 @@ from torch import nn
 
 from coordinator.models import zoo
 from edge_client.errors import ConfigError
+from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.program import Loss, class_axis
 from export.compiler.losses.choose_loss import loss_of_output
 from export.compiler.losses.sample_losses import LossFunction
@@ -27,6 +28,7 @@ class ModelShape:
 
     `classes` is short for an output of (classes,). `own_loss`, a function of outputs and targets, replaces `loss`,
     which then only says what y is; `own_targets` is the shape of a sample's numbers, where that is not the output's.
+    `frozen` is how parameters with requires_grad=False are stored: "f32", "f16" or "i8".
     """
 
     input: tuple[int, ...]
@@ -35,6 +37,7 @@ class ModelShape:
     loss: Loss = "cross-entropy"
     own_loss: LossFunction | None = None
     own_targets: tuple[int, ...] | None = None
+    frozen: str = "f32"
 
     def __post_init__(self) -> None:
         if bool(self.classes) == bool(self.target):
@@ -42,6 +45,8 @@ class ModelShape:
                 f"classes={self.classes} and target={self.target}",
                 hint="give classes for a classifier, or target, the shape of one sample's output",
             )
+        if self.frozen not in CODECS:
+            raise ConfigError(f"frozen={self.frozen!r}", hint=f"use one of {', '.join(CODECS)}")
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -58,7 +63,7 @@ class Model(ModelShape):
     @property
     def program_facts(self) -> dict[str, Any]:
         """What `compile_program` is told beside the module."""
-        facts: dict[str, Any] = {"name": self.name, "input": self.input, "target": self.output}
+        facts: dict[str, Any] = {"name": self.name, "input": self.input, "target": self.output, "frozen": self.frozen}
         if self.own_loss is None:
             return {**facts, "loss": self.loss}
         if self.loss == "squared-error":

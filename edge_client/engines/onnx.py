@@ -9,7 +9,7 @@ talks to its coordinator only, so `runtime` tells the library before the import.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from edge_client.engines.base import FlatPorts, Rule, ports_by_role
+from edge_client.engines.frozen import open_frozen
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
-from edge_client.protocol.program import Function, Port, Program
+from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 # Full float32, as everywhere else: TF32 keeps 10 bits of the factors of a product.
@@ -30,7 +31,8 @@ PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
 
 def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> OnnxEngine:
     """One session per file; see engines/base.py for what it raises."""
-    return OnnxEngine(program, {name: _session(path, threads, device) for name, path in files.items()})
+    sessions = {name: _session(path, threads, device) for name, path in files.items() if name != FROZEN}
+    return OnnxEngine(program, sessions, open_frozen(program, files))
 
 
 class OnnxEngine:
@@ -38,29 +40,40 @@ class OnnxEngine:
 
     name = "onnx"
 
-    def __init__(self, program: Program, sessions: Mapping[str, Any]) -> None:
+    def __init__(self, program: Program, sessions: Mapping[str, Any], frozen: Tensors) -> None:
         self.fixed_batch = None if program.batch["onnx"] == "any" else int(program.batch["onnx"])
         self._sessions, self._functions = sessions, program.functions
         first = next((session.get_providers()[0] for session in sessions.values()), "")
         self.place = next((place for place, (provider, _) in PROVIDERS.items() if provider == first), "cpu")
         for name, session in sessions.items():
-            _agree(session, program.functions[name])
+            _agree(session, program.functions[name], frozen)
+        self._lent = frozen  # onnxruntime reads these arrays in place
+        place = "cpu" if self.place == "cpu" else "cuda"
+        self._frozen = {n: runtime().OrtValue.ortvalue_from_numpy(value, place, 0) for n, value in frozen.items()}
 
     def update(self, feeds: Tensors, rule: Rule | None = None) -> OnnxUpdate:
-        if rule is None:
-            return OnnxUpdate(self._sessions["step"], self._functions["step"], feeds)
-        return OnnxRuledUpdate(self._sessions["step"], self._functions["step"], feeds, rule)
+        step = self._sessions["step"], self._functions["step"], self._frozen, feeds
+        return OnnxUpdate(*step) if rule is None else OnnxRuledUpdate(*step, rule)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         session, function = self._sessions["evaluate"], self._functions["evaluate"]
-        results = session.run(None, {port.name: feeds[port.name] for port in function.inputs})
+        given = {port.name: np.asarray(feeds[port.name], order="C") for port in function.inputs}
+        binding = session.io_binding()
+        for name, value in self._frozen.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, array in given.items():
+            binding.bind_cpu_input(name, array)
+        for output in session.get_outputs():
+            binding.bind_output(output.name)
+        session.run_with_iobinding(binding)
+        results = binding.copy_outputs_to_cpu()
         return {port.name: np.asarray(value) for port, value in zip(function.outputs, results, strict=True)}
 
 
 class OnnxUpdate:
     """See `LocalUpdate`."""
 
-    def __init__(self, session: Any, function: Function, feeds: Tensors) -> None:  # noqa: ANN401 - no types there
+    def __init__(self, session: Any, function: Function, frozen: Mapping[str, Any], feeds: Tensors) -> None:  # noqa: ANN401 - no types there
         ort, place = runtime(), _place(session)
         self._session = session
         moved, kept, self._fresh = ports_by_role(function)
@@ -70,6 +83,7 @@ class OnnxUpdate:
         # onnxruntime reads these arrays in place, and before 1.30 it does not keep them alive: the update does.
         self._lent = {port.name: np.asarray(feeds[port.name], order="C") for port in kept}
         still = {name: ort.OrtValue.ortvalue_from_numpy(array, place, 0) for name, array in self._lent.items()}
+        still |= frozen
         self._loss = _room(next(port for port in function.outputs if port.name == "loss"), "cpu")
         # Each with what it writes; they take turns.
         self._next = (self._bound(function, still | now, then), then)
@@ -105,7 +119,14 @@ class OnnxRuledUpdate(OnnxUpdate):
     Gradients are written into another one; what the step itself makes of the weights is not fetched.
     """
 
-    def __init__(self, session: Any, function: Function, feeds: Tensors, rule: Rule) -> None:  # noqa: ANN401 - no types there
+    def __init__(  # noqa: PLR0913 - as OnnxUpdate, and the rule
+        self,
+        session: Any,  # noqa: ANN401 - no types there
+        function: Function,
+        frozen: Mapping[str, Any],
+        feeds: Tensors,
+        rule: Rule,
+    ) -> None:
         ort, self._place = runtime(), _place(session)
         self._session, self._rule = session, rule
         self._w, self._g = FlatPorts(function, "w"), FlatPorts(function, "velocity")
@@ -121,7 +142,7 @@ class OnnxRuledUpdate(OnnxUpdate):
         self._lent = {port.name: np.asarray(feeds[port.name], order="C") for port in (*zero, *kept)}
         still = {n: ort.OrtValue.ortvalue_from_numpy(array, self._place, 0) for n, array in self._lent.items()}
         self._weights = {n: ort.OrtValue.ortvalue_from_numpy(v, self._place, 0) for n, v in self._w.views.items()}
-        still |= {f"w/{name}": value for name, value in self._weights.items()}
+        still |= {f"w/{name}": value for name, value in self._weights.items()} | dict(frozen)
         gradients = {
             f"velocity/{n}": ort.OrtValue.ortvalue_from_numpy(view, "cpu", 0) for n, view in self._g.views.items()
         }
@@ -218,9 +239,10 @@ def _session(path: Path, threads: int, device: str) -> Any:  # noqa: ANN401 - on
         ) from wrong
 
 
-def _agree(session: Any, function: Function) -> None:  # noqa: ANN401 - onnxruntime has no types
+def _agree(session: Any, function: Function, frozen: Iterable[str]) -> None:  # noqa: ANN401 - onnxruntime has no types
     given = [i.name for i in session.get_inputs()]
-    if given != [port.name for port in function.inputs] or len(session.get_outputs()) != len(function.outputs):
+    wanted = [*(port.name for port in function.inputs), *frozen]
+    if given != wanted or len(session.get_outputs()) != len(function.outputs):
         raise ProgramRefused(
             "the ONNX file takes other inputs than its manifest says", hint="compile the program again"
         )

@@ -9,15 +9,16 @@ import io
 import json
 import threading
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edge_client.engines.base import FlatPorts, Rule, ports_by_role
+from edge_client.engines.frozen import open_frozen
 from edge_client.errors import ProgramRefused, RuntimeMissing
-from edge_client.protocol.program import Function, Port, Program
+from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -35,7 +36,8 @@ def open_program(program: Program, files: Mapping[str, Path], *, threads: int, d
     torch.set_num_threads(threads)
     place = _place(device)
     with _LOADING:
-        return Pt2Engine(program, {name: load_graph(path, place) for name, path in files.items()}, place)
+        graphs = {name: load_graph(path, place) for name, path in files.items() if name != FROZEN}
+        return Pt2Engine(program, graphs, open_frozen(program, files), place)
 
 
 class Pt2Engine:
@@ -43,10 +45,13 @@ class Pt2Engine:
 
     name = "pt2"
 
-    def __init__(self, program: Program, graphs: Mapping[str, Any], place: str) -> None:
+    def __init__(self, program: Program, graphs: Mapping[str, Any], frozen: Tensors, place: str) -> None:
+        import torch
+
         self.fixed_batch = None if program.batch["pt2"] == "any" else int(program.batch["pt2"])
         self.place = place
-        self._calls = {name: _Call(graph, program.functions[name], place) for name, graph in graphs.items()}
+        held = [torch.from_numpy(array).to(place) for array in frozen.values()]
+        self._calls = {name: _Call(graph, program.functions[name], held, place) for name, graph in graphs.items()}
 
     def update(self, feeds: Tensors, rule: Rule | None = None) -> Pt2Update:
         return (
@@ -107,10 +112,10 @@ class Pt2RuledUpdate(Pt2Update):
 
 
 class _Call:
-    """A graph and the manifest's function that it implements."""
+    """A graph, the manifest's function that it implements, and the frozen tensors."""
 
-    def __init__(self, graph: Any, function: Function, place: str) -> None:  # noqa: ANN401 - a generated module
-        self.function, self._graph, self.place = function, graph, place
+    def __init__(self, graph: Any, function: Function, frozen: Sequence[Any], place: str) -> None:  # noqa: ANN401 - a generated module
+        self.function, self._graph, self._frozen, self.place = function, graph, frozen, place
 
     def tensors(self, ports: Iterable[Port], feeds: Tensors) -> dict[str, Any]:
         """On the device. torch.tensor copies: a graph may give an input back unchanged, and feeds are the caller's."""
@@ -123,7 +128,7 @@ class _Call:
 
         with torch.inference_mode():
             # Not the module itself: it would check shapes and symbols in each step, which the manifest has settled.
-            results = self._graph.forward(*(feeds[port.name] for port in self.function.inputs))
+            results = self._graph.forward(*(feeds[port.name] for port in self.function.inputs), *self._frozen)
         return {port.name: value for port, value in zip(self.function.outputs, results, strict=True)}
 
 

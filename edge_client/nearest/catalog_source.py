@@ -77,8 +77,10 @@ class CatalogCenterSource:
             needed.append(self._step())
         for function, container in zip(("evaluate", "step"), needed, strict=False):
             self._workshop.check_container(self._program, function, container)
-        self._fetch(needed)
         functions = ["evaluate", "step"][: len(needed)]
+        block = self.catalog.containers[self._engine].block
+        files = self._program.files(self._engine, functions)
+        self._fetch([file.manifest(name, block) for name, file in files.items()])
         if training and (refused := self._workshop.use(self._program, self._engine, self.catalog.program.sha256)):
             raise refused.error()
         return EngineLearner(self._workshop.engine(self._program, functions), self._program)
@@ -88,7 +90,7 @@ class CatalogCenterSource:
         files, block = self._program.containers.get(self._engine, {}), self.catalog.containers[self._engine].block
         if "step" not in files:
             raise Malformed("no_engine", f"the program has no step for {self._engine}")
-        return Manifest(sha256=files["step"].sha256, size=files["step"].size, block=block, kind="container")
+        return files["step"].manifest("step", block)
 
     def models(self, centers: Sequence[int]) -> list[Flat]:
         """Weights [schema.size] each."""

@@ -31,7 +31,7 @@ from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
 from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 from edge_client.protocol.nearest.router import Router
-from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
+from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from edge_client.runtime.downloader import open_cache
 from edge_client.runtime.golden_results import require_golden
@@ -201,12 +201,12 @@ class SiteCenterSource:
         """Over the containers that are needed."""
         engine, files = self._config.engine, {}
         known = {entry["sha256"]: entry for entry in self.manifest["containers"]}
-        for function in ("evaluate", "step") if training else ("evaluate",):
-            container = self._program.containers.get(engine, {}).get(function)
-            if container is None or container.sha256 not in known:
+        held = self._program.containers.get(engine, {})
+        for name in ("evaluate", *(["step"] if training else []), *([FROZEN] if FROZEN in held else [])):
+            if name not in held or held[name].sha256 not in known:
                 hint = f"set --engine to one of {', '.join(self._program.containers)}"
-                raise UsageError(f"the bundle has no {function} for {engine}", hint=hint)
-            files[function] = self._site.file(self._generation, known[container.sha256])
+                raise UsageError(f"the bundle has no {name} for {engine}", hint=hint)
+            files[name] = self._site.file(self._generation, known[held[name].sha256])
         settings = {"threads": self._config.threads, "device": self._config.device}
         opened = open_engine(engine, self._program, files, **settings)  # type: ignore[arg-type]  # each by its name
         if training:

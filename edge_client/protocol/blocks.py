@@ -40,6 +40,7 @@ KIND_LIMITS = {  # the most bytes of a blob of each kind
     "stats": MAX_BLOB_BYTES,
     "program": 1 << 20,
     "container": 256 << 20,
+    "frozen": MAX_BLOB_BYTES,
     "catalog": 1 << 20,
     "release": 64 << 20,
     "router": 8 << 20,

@@ -56,14 +56,26 @@ def decode_vector(data: bytes, schema: Schema, *, kind: str, codec: str | None =
     `kind` must agree; `codec` and `base` too where given. Malformed: bad_codec, bad_schema, not_finite, bad_version.
     """
     stored, meta = tensors.unpack_tensors(data)
-    if meta.kind != kind:
-        raise Malformed("bad_schema", f"the file holds a {meta.kind}, expected a {kind}")
     if (codec is not None and meta.codec != codec) or (base is not None and meta.base != base):
         raise Malformed("bad_codec", f"codec {meta.codec} on base {meta.base}; expected {codec} on {base}")
-    if meta.schema != schema.sha256:
-        raise Malformed("bad_schema", f"the file's schema is {meta.schema}, expected {schema.sha256}")
-    _check_form(stored, _form(schema, meta.codec))
+    _check_file(stored, meta, schema, kind)
     return _joined(stored, schema)
+
+
+def decode_frozen(data: tensors.Buffer, schema: Schema, dtype: str = "float32") -> dict[str, Array]:
+    """A file of kind "frozen" -> its tensors by name, finite, in `dtype`. Those that are stored so lie in `data`."""
+    stored, meta = tensors.view_tensors(data)
+    _check_file(stored, meta, schema, "frozen")
+    found = {}
+    for t in schema.tensors:
+        value, scale = stored[t.name], stored.get(t.name + SCALE_SUFFIX)
+        if scale is not None:
+            scaled = np.empty(t.shape, np.float32)
+            _scale(t.name, value, scale, out=scaled)
+            value = scaled
+        _finite(value)
+        found[t.name] = value.astype(dtype, copy=False)
+    return found
 
 
 def encode_with_feedback(
@@ -174,6 +186,14 @@ def max_file_bytes(schema: Schema, codec: str) -> int:
     return data + names + _ENTRY_BYTES * len(form) + _FILE_BYTES
 
 
+def _check_file(stored: Mapping[str, Array], meta: tensors.TensorFileMeta, schema: Schema, kind: str) -> None:
+    if meta.kind != kind:
+        raise Malformed("bad_schema", f"the file holds a {meta.kind}, expected a {kind}")
+    if meta.schema != schema.sha256:
+        raise Malformed("bad_schema", f"the file's schema is {meta.schema}, expected {schema.sha256}")
+    _check_form(stored, _form(schema, meta.codec))
+
+
 def _check_form(stored: Mapping[str, Array], form: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     if set(stored) != set(form):
         odd = sorted(set(stored) ^ set(form))
@@ -192,17 +212,20 @@ def _joined(stored: Mapping[str, Array], schema: Schema) -> Flat:
         into = out[schema.slices[t.name]].reshape(t.shape)
         if scale is None:
             into[...] = value
-            continue
-        _finite(scale)
-        if (scale < 0).any() or (value.dtype == np.int8 and (value == _RESERVED_INT8).any()):
-            raise Malformed(
-                "bad_codec", f"tensor {t.name!r:.80} has a negative scale or a -128; no encoder writes those"
-            )
-        beside = (len(scale),) + (1,) * (value.ndim - 1) if value.ndim else ()  # f16: one scale; i8: one per row
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # overflow is found below
-            np.multiply(value, scale.reshape(beside), out=into)
+        else:
+            _scale(t.name, value, scale, out=into)
     _finite(out)
     return out
+
+
+def _scale(name: str, value: Array, scale: Array, *, out: Array) -> None:
+    """Undo one tensor's scale; `out` may become infinite."""
+    _finite(scale)
+    if (scale < 0).any() or (value.dtype == np.int8 and (value == _RESERVED_INT8).any()):
+        raise Malformed("bad_codec", f"tensor {name!r:.80} has a negative scale or a -128; no encoder writes those")
+    beside = (len(scale),) + (1,) * (value.ndim - 1) if value.ndim else ()  # f16: one scale; i8: one per row
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        np.multiply(value, scale.reshape(beside), out=out)
 
 
 def _finite(value: Array) -> None:

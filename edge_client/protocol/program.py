@@ -6,19 +6,23 @@ Written by export/, read by devices. The manifest is signed, so the hashes in it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
+from edge_client.protocol.blocks import KIND_LIMITS, Manifest
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.task import MAX_DIMS, Schema, TensorSpec
+from edge_client.protocol.tensors import MAX_HEADER_BYTES
 
 FORMAT_VERSION = 1
 FUNCTIONS = ("step", "evaluate", "infer")
+FROZEN = "frozen"  # the file beside those of the functions that holds what no training changes
 MAX_PROGRAM_BYTES = 1 << 20  # program.json
 MAX_CONTAINER_BYTES = 256 << 20
+MAX_FROZEN_VALUE_BYTES = 6  # of a file; a float32 has 4, and a single float16 with its scale 6
 MAX_TEXT_CHARS = 512
 MAX_PORTS = 32_768
 BatchSize = int | Literal["any"]
@@ -34,6 +38,7 @@ _DIMENSION = validators.word_or("batch", _COUNT)
 _DTYPE = validators.one_of("float32", "float64")
 _PORT_DTYPE = validators.one_of("float32", "float64", "int32", "int64")
 _FUNCTION = validators.one_of(*FUNCTIONS)
+_FILE = validators.one_of(*FUNCTIONS, FROZEN)
 Loss = Literal["cross-entropy", "token-cross-entropy", "pixel-cross-entropy", "squared-error"]
 LOSSES = get_args(Loss)
 OWN = "own"  # the loss in program.json of a program with a loss of its user's; `targets` then says what y is
@@ -67,6 +72,10 @@ class Container:
     sha256: str
     size: int
 
+    def manifest(self, name: str, block: int) -> Manifest:
+        """Of the file that program.json lists under `name`, to fetch it in blocks of `block` bytes."""
+        return Manifest(sha256=self.sha256, size=self.size, block=block, kind=FROZEN if name == FROZEN else "container")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
@@ -89,12 +98,33 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """That the trained parameters are an adapter of peft, and how peft stores it. Bundles use it, and no device."""
+
+    config: Mapping[str, Any]  # adapter_config.json
+    tensors: Mapping[str, str]  # name in adapter_model.safetensors -> parameter of the schema
+
+    def to_json(self) -> dict[str, Any]:
+        return {"config": dict(self.config), "tensors": dict(self.tensors)}
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any], schema: Schema) -> Adapter:
+        """Read what `to_json` wrote. Raises Malformed, KeyError, TypeError or ValueError."""
+        tensors = {_TEXT(k, "a name of peft"): _TEXT(v, "a tensor's name") for k, v in raw["tensors"].items()}
+        if not set(tensors.values()) <= {t.name for t in schema.tensors if t.role == "p"}:
+            raise ValueError("an adapter of other tensors than the schema's parameters")
+        return Adapter(config=dict(raw["config"]), tensors=tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """The manifest of a training program.
 
     `containers[engine][function]` names the file for an engine ("onnx", "litert", "pt2"); `batch[engine]` is a fixed
     batch size or "any"; `parity[engine]` the largest difference of a step from torch at export time (relative).
     `golden[engine]` is a short run by which a device checks its runtime; programs of older compilers have none.
+    `frozen`: tensors that no training changes. Where `containers[engine]` lists the one file that holds them, under
+    FROZEN, each of this engine's files takes them after the inputs of its function, as inputs `frozen/<name>`.
     """
 
     model: str
@@ -113,6 +143,13 @@ class Program:
     origin: Origin | None = None
     golden: Mapping[str, Golden] = field(default_factory=dict)
     own_loss: bool = False  # the loss is a function of the user's, which only the containers hold
+    frozen: Schema | None = None
+    adapter: Adapter | None = None
+
+    def files(self, engine: str, functions: Iterable[str]) -> dict[str, Container]:
+        """What an engine opens for these functions: the file of each, and that of the frozen tensors if it has one."""
+        held = self.containers[engine]
+        return {name: held[name] for name in (*functions, *([FROZEN] if FROZEN in held else []))}
 
     @property
     def class_axis(self) -> int:
@@ -151,6 +188,7 @@ class Program:
             "optimizer": self.optimizer,
             "schema": [[t.name, t.role, list(t.shape)] for t in self.schema.tensors],
             "classifier": list(self.schema.classifier),
+            **({} if self.frozen is None else {FROZEN: [[t.name, list(t.shape)] for t in self.frozen.tensors]}),
             "input": list(self.input),
             "target": list(self.target),
             "dtype": self.dtype,
@@ -170,6 +208,7 @@ class Program:
             "versions": dict(self.versions),
             "parity": dict(self.parity),
             "origin": None if self.origin is None else self.origin.to_json(),
+            **({} if self.adapter is None else {"adapter": self.adapter.to_json()}),
             **({"golden": {engine: run.to_json() for engine, run in self.golden.items()}} if self.golden else {}),
         }
 
@@ -206,7 +245,7 @@ class Program:
                 },
                 containers={
                     _TEXT(engine, "an engine"): {
-                        _FUNCTION(name, "a container"): Container(
+                        _FILE(name, "a container"): Container(
                             sha256=_SHA256(c["sha256"], "sha256"), size=_COUNT(c["size"], "size")
                         )
                         for name, c in files.items()
@@ -218,14 +257,18 @@ class Program:
                 versions={_TEXT(k, "a package"): _TEXT(v, "a version") for k, v in raw["versions"].items()},
                 parity={_TEXT(k, "an engine"): float(v) for k, v in raw["parity"].items()},
                 origin=None if raw["origin"] is None else Origin.from_json(raw["origin"]),
+                frozen=_frozen(raw.get(FROZEN)),
             )
-            program = replace(program, golden=_golden(program, raw.get("golden")))
+            _check_frozen(program)
+            told = raw.get("adapter")
+            adapter = None if told is None else Adapter.from_json(told, program.schema)
+            program = replace(program, golden=_golden(program, raw.get("golden")), adapter=adapter)
         except Malformed as wrong:
             raise Malformed("bad_program", f"program.json: {wrong.message}") from wrong
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise Malformed("bad_program", f"program.json: {wrong!r}") from wrong
         for engine, files in program.containers.items():
-            if any(c.size > MAX_CONTAINER_BYTES for c in files.values()):
+            if any(c.size > MAX_CONTAINER_BYTES for name, c in files.items() if name != FROZEN):
                 raise Malformed("too_big", f"a container for {engine} is above {MAX_CONTAINER_BYTES} bytes")
         return program
 
@@ -233,6 +276,30 @@ class Program:
 def class_axis(loss: Loss, target: Sequence[int]) -> int:
     """The axis of one sample's output along which the classes lie: first for pixels, else last."""
     return 0 if loss == "pixel-cross-entropy" else len(target) - 1
+
+
+def _frozen(rows: Any) -> Schema | None:  # noqa: ANN401 - JSON
+    if rows is None:
+        return None
+    return Schema(
+        tuple(
+            TensorSpec(name=_TEXT(n, "a frozen tensor"), role="p", shape=tuple(_SHAPE(s, "a tensor's shape")))
+            for n, s in rows
+        )
+    )
+
+
+def _check_frozen(program: Program) -> None:
+    """One file for every engine that takes it, no larger than some codec makes it."""
+    held = {files[FROZEN] for files in program.containers.values() if FROZEN in files}
+    if not held:
+        return
+    if len(held) > 1 or program.frozen is None:
+        raise ValueError("frozen tensors need one file and a list of what it holds")
+    (file,) = held
+    limit = min(KIND_LIMITS[FROZEN], MAX_FROZEN_VALUE_BYTES * program.frozen.size + MAX_HEADER_BYTES + 8)
+    if file.size > limit:
+        raise Malformed("too_big", f"frozen tensors in {file.size} bytes, at most {limit}")
 
 
 def _golden(program: Program, raw: Any) -> dict[str, Golden]:  # noqa: ANN401 - JSON

@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,12 @@ VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
 MAX_TENSORS = 4_096
 MAX_DIMS = 8
-TENSOR_FILE_KINDS = ("model", "linear", "delta", "stats", "router", "sketch")
+TENSOR_FILE_KINDS = ("model", "linear", "delta", "stats", "router", "sketch", "frozen")
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+Buffer = bytes | memoryview | mmap
 _LENGTH = struct.Struct("<Q")  # of the header, at the start of the file
-_DTYPES = frozenset({"float64", "float32", "float16", "int64", "int32", "int8", "uint8"})
+_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1"}
+_DTYPES = frozenset(np.dtype(code).name for code in _NUMPY.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +83,35 @@ def pack_tensors(tensors: Tensors, *, kind: str, codec: str, schema: str, base: 
 
 def unpack_tensors(data: bytes) -> tuple[dict[str, Array], TensorFileMeta]:
     """Read a tensor file from anyone: name -> array, and what the file is. Malformed on anything out of order."""
-    header, body_bytes = _header(data)
-    meta = _meta(header.pop("__metadata__", None))
-    if not 1 <= len(header) <= MAX_TENSORS:
-        raise Malformed("bad_schema", f"{len(header)} tensors, 1 to {MAX_TENSORS} are allowed")
-    _check_layout(header, body_bytes)
+    _, meta, _ = _checked_header(data)
     try:
         return dict(load(data)), meta
     except (SafetensorError, ValueError, TypeError, KeyError) as wrong:  # the two readers must agree
         raise Malformed("bad_schema", f"safetensors refuses the file: {wrong!s:.120}") from wrong
 
 
-def _header(data: bytes) -> tuple[dict[str, Any], int]:
+def view_tensors(data: Buffer) -> tuple[dict[str, Array], TensorFileMeta]:
+    """`unpack_tensors` without copies: arrays that lie in `data`, for example in a file that is mapped into memory."""
+    header, meta, body_bytes = _checked_header(data)
+    body = len(data) - body_bytes
+    found = {}
+    for name, entry in header.items():
+        begin, count = body + entry["data_offsets"][0], math.prod(entry["shape"])
+        found[name] = np.frombuffer(data, _NUMPY[entry["dtype"]], count, begin).reshape(entry["shape"])
+    return found, meta
+
+
+def _checked_header(data: Buffer) -> tuple[dict[str, Any], TensorFileMeta, int]:
+    """-> the entries of the tensors, what the file is, and the number of bytes after the header."""
+    header, body_bytes = _header(data)
+    meta = _meta(header.pop("__metadata__", None))
+    if not 1 <= len(header) <= MAX_TENSORS:
+        raise Malformed("bad_schema", f"{len(header)} tensors, 1 to {MAX_TENSORS} are allowed")
+    _check_layout(header, body_bytes)
+    return header, meta, body_bytes
+
+
+def _header(data: Buffer) -> tuple[dict[str, Any], int]:
     """The parsed header and the number of bytes after it."""
     if len(data) < _LENGTH.size:
         raise Malformed("bad_schema", f"tensor file of {len(data)} bytes")
@@ -101,7 +121,7 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
         raise Malformed(
             "bad_schema", f"header of {length} bytes: a multiple of 8 up to {MAX_HEADER_BYTES}, in the file"
         )
-    text = data[_LENGTH.size : _LENGTH.size + length]
+    text = bytes(data[_LENGTH.size : _LENGTH.size + length])
     if text[:1] != b"{":
         raise Malformed("bad_schema", "the header does not start with '{'")
     try:

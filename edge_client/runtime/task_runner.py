@@ -95,9 +95,8 @@ class TaskRunner:
 
     def containers(self, program: Program, engine: str, functions: Collection[str], block: int) -> list[Manifest]:
         """What an engine needs for these functions, and for its golden run if there is one."""
-        files = program.containers[engine]
-        wanted = {files[name] for name in (*functions, *(["step"] if engine in program.golden else []))}
-        return [Manifest(sha256=c.sha256, size=c.size, block=block, kind="container") for c in wanted]
+        files = program.files(engine, [*functions, *(["step"] if engine in program.golden else [])])
+        return list({file.sha256: file.manifest(name, block) for name, file in files.items()}.values())
 
     def use(self, program: Program, engine: str, sha256: str) -> RefusedRuntime | None:
         """Compute with this engine from now on, unless it fails the golden run of `program`, whose hash is given.
@@ -116,12 +115,11 @@ class TaskRunner:
         return self._opened(program, self.engine_name, functions)
 
     def _opened(self, program: Program, engine: str, functions: Collection[str]) -> Engine:
-        files = program.containers[engine]
-        named = frozenset(files[name].sha256 for name in functions)
+        named = frozenset(file.sha256 for file in program.files(engine, functions).values())
         if named not in self._engines:
-            for sha256 in named:
-                self.blobs.read(sha256)  # hashed again: a damaged container must not be loaded
-            here = {name: self.blobs.path(c.sha256) for name, c in files.items() if c.sha256 in named}
+            paths = {sha256: self.blobs.verified(sha256) for sha256 in named}  # a damaged one must not be loaded
+            files = program.containers[engine]
+            here = {name: paths[file.sha256] for name, file in files.items() if file.sha256 in named}
             settings = {"threads": self.config.threads, "device": self.config.device}
             self._engines[named] = self.open_engine(engine, program, here, **settings)
         return self._engines[named]

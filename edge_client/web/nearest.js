@@ -68,7 +68,7 @@ async function openCatalog(client, catalog, check) {
   const container = catalog.container[ENGINE];
   if (!container) throw new Malformed("no_engine", `the catalog has no program for ${ENGINE}`);
   taskRunner.checkContainer(program, "evaluate", container);
-  await client.fetch([container], check);
+  await client.fetch([container, ...taskRunner.frozen(program, container.block)], check);
   return { program, learner: await taskRunner.learner(program, { evaluate: container }) };
 }
 

@@ -8,7 +8,7 @@ A stacked file holds several centers and has the input "center" [1] int32 before
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from edge_client.errors import ProgramRefused, UsageError
-from edge_client.protocol.task import Flat, Schema
+from edge_client.protocol.codecs import decode_frozen
+from edge_client.protocol.program import FROZEN, Program
+from edge_client.protocol.task import Array, Flat, Schema
 from export.compiler.forward_pass import MAX_BATCH
 from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
@@ -34,9 +36,20 @@ def export_center(module: nn.Module, sample_shape: Sequence[int], fmt: str) -> b
     return _export_file(module.eval(), (), sample_shape, fmt)
 
 
-def export_stacked(infer: bytes, schema: Schema, centers: Flat, sample_shape: Sequence[int], fmt: str) -> bytes:
-    """All `centers` [K, schema.size] in one file, over a program's `infer` container (.pt2)."""
-    return _export_file(_Stacked(infer, schema, centers), (torch.zeros(1, dtype=torch.int32),), sample_shape, fmt)
+def export_stacked(
+    infer: bytes, schema: Schema, centers: Flat, sample_shape: Sequence[int], fmt: str, frozen: Sequence[Array] = ()
+) -> bytes:
+    """All `centers` [K, schema.size] in one file, over a program's `infer` container (.pt2) and its frozen tensors."""
+    stacked = _Stacked(infer, schema, centers, frozen)
+    return _export_file(stacked, (torch.zeros(1, dtype=torch.int32),), sample_shape, fmt)
+
+
+def frozen_tensors(program: Program, files: Mapping[str, bytes]) -> dict[str, Array]:
+    """The frozen parameters by name, from the files by hash; none where the program's containers take none."""
+    held = next((containers[FROZEN] for containers in program.containers.values() if FROZEN in containers), None)
+    if held is None or program.frozen is None:
+        return {}
+    return decode_frozen(files[held.sha256], program.frozen, program.dtype)
 
 
 def _export_file(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Sequence[int], fmt: str) -> bytes:
@@ -78,41 +91,48 @@ def name_batch_dimension(file: bytes) -> bytes:
     return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 
-def load_infer_module(infer: bytes, schema: Schema, vector: Flat, told: str = "") -> nn.Module:
+def load_infer_module(
+    infer: bytes, schema: Schema, vector: Flat, told: str = "", *, frozen: Sequence[Array] = ()
+) -> nn.Module:
     """A program's `infer` container (.pt2) with the weights [schema.size] put in: x [batch, ...] -> logits.
 
-    `told`: what the module shows itself as.
+    `told`: what the module shows itself as; `frozen`: the program's frozen tensors.
     """
     with suppress_output():
         graph = torch.export.load(io.BytesIO(infer)).module(check_guards=False)
     tensors = [torch.from_numpy(np.array(value)) for value in schema.split(vector).values()]
-    return _Center(graph, tensors, told)
+    return _Center(graph, tensors, _tensors(frozen), told)
+
+
+def _tensors(arrays: Sequence[Array]) -> list[Tensor]:
+    return [torch.from_numpy(np.array(value)) for value in arrays]
 
 
 class _Center(nn.Module):
-    """A graph over flat tensors; all but the last are the center's weights."""
+    """A graph over flat tensors: the center's weights, x, and what is frozen."""
 
-    def __init__(self, graph: nn.Module, tensors: Sequence[Tensor], told: str = "") -> None:
+    def __init__(self, graph: nn.Module, tensors: Sequence[Tensor], frozen: Sequence[Tensor], told: str) -> None:
         super().__init__()
         self._told = told
         self._call = (graph,)  # in a tuple: an exported graph refuses eval(), so it is no child of ours
         for i, tensor in enumerate(tensors):
             self.register_buffer(f"t{i}", tensor)
         self._count = len(tensors)
+        _hold(self, frozen)
         self.eval()
 
     def __repr__(self) -> str:
         return f"Center({self._told})"
 
     def forward(self, x: Tensor) -> Tensor:
-        (logits,) = self._call[0](*(getattr(self, f"t{i}") for i in range(self._count)), x)
+        (logits,) = self._call[0](*(getattr(self, f"t{i}") for i in range(self._count)), x, *_held(self))
         return logits  # type: ignore[no-any-return]
 
 
 class _Stacked(nn.Module):
     """A graph over flat tensors; the first input chooses the weights from stacks."""
 
-    def __init__(self, infer: bytes, schema: Schema, centers: Flat) -> None:
+    def __init__(self, infer: bytes, schema: Schema, centers: Flat, frozen: Sequence[Array]) -> None:
         super().__init__()
         with suppress_output():
             self._call = (torch.export.load(io.BytesIO(infer)).module(check_guards=False),)
@@ -121,12 +141,22 @@ class _Stacked(nn.Module):
             stack = np.stack([row[tensor.name] for row in rows])
             self.register_buffer(f"t{i}", torch.from_numpy(stack))
         self._count = len(schema.tensors)
+        _hold(self, _tensors(frozen))
         self.eval()
 
     def forward(self, center: Tensor, x: Tensor) -> Tensor:
         stacks = (getattr(self, f"t{i}") for i in range(self._count))
-        (logits,) = self._call[0](*(stack.index_select(0, center).squeeze(0) for stack in stacks), x)
+        (logits,) = self._call[0](*(stack.index_select(0, center).squeeze(0) for stack in stacks), x, *_held(self))
         return logits  # type: ignore[no-any-return]
+
+
+def _hold(module: nn.Module, frozen: Sequence[Tensor]) -> None:
+    for i, tensor in enumerate(frozen):
+        module.register_buffer(f"frozen{i}", tensor)
+
+
+def _held(module: nn.Module) -> list[Tensor]:
+    return [value for name, value in module.named_buffers(recurse=False) if name.startswith("frozen")]
 
 
 class _Named(nn.Module):

@@ -67,7 +67,7 @@ def verify_bundle(
     """
     bundle = read_bundle(path)
     held_out = samples or bundle.reference_samples()
-    given = held_out or LabelledSamples(x=random_inputs(bundle.program.input))
+    given = held_out or LabelledSamples(x=random_inputs(bundle.program))
     if given.x.shape[1:] != bundle.program.input:
         raise ConfigError(f"samples are {given.x.shape[1:]}, the model takes {bundle.program.input}", hint="check them")
     limits = VerifyLimits(tolerance=tolerance, loss=loss)

@@ -4,7 +4,8 @@
     program/program.json      the training program, and its containers beside it, named <sha256>.<ending>; those of
                               torch (.pt2) always: the centers' files are made from that graph and compared with it
     centers/center-K/         model.safetensors (weights for the program), card.json, card.md, and a file
-                              per variant, self-contained: model.onnx, model.tflite, model.pt2, model.int8.onnx
+                              per variant, self-contained: model.onnx, model.tflite, model.pt2, model.int8.onnx;
+                              of a peft model also adapter/, a folder that peft loads
     stacked/centers.FORMAT    all centers in one file, with the inputs center and x, if asked for
     newcomers/                guide.json (protocol/nearest/router.py), start.safetensors, split-N.safetensors, as the
                               run has them: how a device that never trained finds its center
@@ -30,7 +31,7 @@ from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
 from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 from edge_client.protocol.nearest.router import Router
-from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
+from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from export.bundle.run_source import BundleNames, LabelledSamples
 
@@ -55,7 +56,7 @@ FILE_SCHEMA = validators.record(
 FILES_SCHEMA = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE_SCHEMA, 64)
 CENTER_SCHEMA = validators.required(
     center=validators.integer(0, MAX_CENTERS - 1), card=validators.record({}), model=FILE_SCHEMA, files=FILES_SCHEMA
-) | validators.optional(cards=FILES_SCHEMA)
+) | validators.optional(cards=FILES_SCHEMA, adapter=FILES_SCHEMA)
 MAX_CLASSES, MAX_COLUMNS, MAX_DEVICES = 65_536, 65_536, 100_000
 _NAME_FIELD = validators.text(1_024)
 
@@ -146,14 +147,15 @@ class Bundle:
 
     def module(self, center: int) -> nn.Module:
         """The center in torch: `x [batch, *input]` -> logits. No other method needs torch. Raises UsageError."""
-        from export.bundle.center_files import load_infer_module
+        from export.bundle.center_files import frozen_tensors, load_infer_module
 
         count = len(self.manifest["centers"])
         if not 0 <= center < count:
             raise UsageError(f"there is no center {center}", hint=f"there are {count}, from 0 on")
         shapes = f"{list(self.program.input)} -> {list(self.program.target)}"
         told = f"center {center} of {self.program.model}: {shapes}"
-        return load_infer_module(self.container("pt2", "infer"), self.program.schema, self.vector(center), told)
+        infer, frozen = self.container("pt2", "infer"), list(frozen_tensors(self.program, self.files()).values())
+        return load_infer_module(infer, self.program.schema, self.vector(center), told, frozen=frozen)
 
     @cached_property
     def router(self) -> Router | None:
@@ -165,8 +167,9 @@ class Bundle:
         return (self.root / str(entry["path"])).read_bytes()
 
     def container(self, engine: str, function: str) -> bytes:
+        """A function's file, or that of the frozen parameters."""
         sha = self.program.containers[engine][function].sha256
-        return (self.root / f"program/{sha}.{FILE_ENDINGS[engine]}").read_bytes()
+        return (self.root / f"program/{sha}.{container_ending(engine, function)}").read_bytes()
 
     def files(self) -> dict[str, bytes]:
         """Every container by hash."""
@@ -212,6 +215,11 @@ def read_bundle(path: str | Path, trusted: Sequence[bytes] = ()) -> Bundle:
     return bundle
 
 
+def container_ending(engine: str, function: str) -> str:
+    """Of the file that program.json lists under this engine and function."""
+    return "safetensors" if function == FROZEN else FILE_ENDINGS[engine]
+
+
 def check_replaceable(out: Path) -> None:
     """Raises UsageError unless a bundle may take the place of `out`: nothing, an empty folder, or an older bundle."""
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / MANIFEST_FILE).is_file()):
@@ -244,6 +252,7 @@ def file_entries(manifest: BundleManifest) -> Iterator[FileEntry]:
         yield center["model"]
         yield from center["files"].values()
         yield from center.get("cards", {}).values()
+        yield from center.get("adapter", {}).values()
 
 
 def encode_manifest(manifest: BundleManifest) -> bytes:

@@ -18,23 +18,25 @@ from torch import nn
 from edge_client.errors import ConfigError, ProgramRefused, UsageError
 from edge_client.protocol import codecs
 from edge_client.protocol.messages import canonical_json
-from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, Flat
+from edge_client.protocol.program import FROZEN, Program
+from edge_client.protocol.task import Array, Flat, Tensors
 from export.bundle import model_cards, quantize
+from export.bundle.adapters import adapter_files
 from export.bundle.center_files import (
     FILE_FORMATS,
     export_center,
     export_stacked,
+    frozen_tensors,
     load_infer_module,
     name_batch_dimension,
 )
 from export.bundle.reader import (
-    FILE_ENDINGS,
     MANIFEST_FILE,
     SIGNATURE_FILE,
     VERSION,
     BundleManifest,
     check_replaceable,
+    container_ending,
     encode_manifest,
 )
 from export.bundle.run_source import BundleNames, BundleSource, Signer
@@ -45,6 +47,7 @@ from export.bundle.verify_centers import (
     parity_limit,
     torch_logits,
 )
+from export.compiler.adapters.frozen import load_frozen
 from export.compiler.program import load_vector
 from export.compiler.program_functions import private_copy
 from export.containers.write_onnx import bake_weights
@@ -103,10 +106,11 @@ class _BundleBuild:
     ) -> None:
         self._material, self._wish, self.writer = material, options, writer
         self._program, self._files = material.program, material.files
-        self._network = _loader(material.program, material.files, module) if options.formats else None
+        self._frozen = frozen_tensors(material.program, material.files)
+        self._network = _loader(material, self._frozen, module) if options.formats else None
         reference = material.reference
         self._samples = (
-            random_inputs(material.program.input) if reference is None else reference.subsample(MAX_COMPARED_SAMPLES).x
+            random_inputs(material.program) if reference is None else reference.subsample(MAX_COMPARED_SAMPLES).x
         )
 
     def manifest(self) -> BundleManifest:
@@ -152,7 +156,7 @@ class _BundleBuild:
             for fmt in self._wish.formats:
                 path = f"{folder}/model.{fmt}"
                 made = self._material.made.get(path)
-                data = made or _file(self._program, self._files, network, vector, fmt)
+                data = made or _file(self._program, self._files, self._frozen, network, vector, fmt)
                 files[fmt] = {**put(path, data), "parity": self._checked(network, data, fmt, k)}
                 known = {**known, **self._accuracy(k, data, fmt)}
                 for scheme in quantize.supported_schemes(fmt, self._wish.schemes):
@@ -163,7 +167,10 @@ class _BundleBuild:
             "json": put(f"{folder}/card.json", json.dumps(card, indent=1, sort_keys=True, allow_nan=False).encode()),
             "md": put(f"{folder}/card.md", model_cards.markdown(card).encode()),
         }
-        return {"center": k, "card": dict(known), "model": model, "files": files, "cards": written}
+        entry = {"center": k, "card": dict(known), "model": model, "files": files, "cards": written}
+        if (adapter := adapter_files(self._program, vector)) is not None:
+            entry["adapter"] = {kind: put(f"{folder}/adapter/{name}", data) for kind, (name, data) in adapter.items()}
+        return entry
 
     def _accuracy(self, k: int, file: bytes, fmt: str) -> dict[str, Any]:
         """The card's accuracy, measured with this file; nothing where the samples of its devices are not here."""
@@ -185,8 +192,9 @@ class _BundleBuild:
         centers = np.stack(self._material.centers)
         infer = self._files[_pt2_infer(self._program)]
         made = self._material.made.get(f"stacked/centers.{fmt}")
-        data = made or export_stacked(infer, self._program.schema, centers, self._program.input, fmt)
-        networks = [load_infer_module(infer, self._program.schema, vector) for vector in centers]
+        schema, frozen = self._program.schema, list(self._frozen.values())
+        data = made or export_stacked(infer, schema, centers, self._program.input, fmt, frozen)
+        networks = [load_infer_module(infer, schema, vector, frozen=frozen) for vector in centers]
         parity = max(largest_difference(net, data, fmt, self._samples, k) for k, net in enumerate(networks))
         scale = max(float(np.abs(torch_logits(net, self._samples[:1])).max()) for net in networks)
         if not parity <= parity_limit(scale):
@@ -205,18 +213,20 @@ class _BundleBuild:
         return parity
 
 
-def _loader(program: Program, files: Mapping[str, bytes], module: nn.Module | None) -> Callable[[Flat], nn.Module]:
+def _loader(material: BundleSource, frozen: Tensors, module: nn.Module | None) -> Callable[[Flat], nn.Module]:
     """Vector -> network in torch: the user's model with these weights, or the program's infer graph."""
+    program = material.program
     if module is not None:
         mine = private_copy(module, program.dtype)
+        load_frozen(mine, frozen)
 
         def loaded(vector: Flat) -> nn.Module:
             load_vector(mine, program.schema, vector)
             return mine.eval()
 
         return loaded
-    infer = files[_pt2_infer(program)]
-    return lambda vector: load_infer_module(infer, program.schema, vector)
+    infer, held = material.files[_pt2_infer(program)], list(frozen.values())
+    return lambda vector: load_infer_module(infer, program.schema, vector, frozen=held)
 
 
 def _pt2_infer(program: Program) -> str:
@@ -226,19 +236,24 @@ def _pt2_infer(program: Program) -> str:
     return program.containers["pt2"]["infer"].sha256
 
 
-def _file(program: Program, files: Mapping[str, bytes], network: nn.Module, vector: Flat, fmt: str) -> bytes:
+def _file(
+    program: Program, files: Mapping[str, bytes], frozen: Tensors, network: nn.Module, vector: Flat, fmt: str
+) -> bytes:
     """One self-contained file; ONNX is the program's own infer graph with the weights in it, where there is one."""
     if fmt != "onnx" or "onnx" not in program.containers:
         return export_center(network, program.input, fmt)
     prefix = {"p": "w", "b": "buffers"}
     values = program.schema.split(np.asarray(vector, dtype=program.dtype))
     weights = {f"{prefix[t.role]}/{t.name}": values[t.name] for t in program.schema.tensors}
+    weights |= {f"{FROZEN}/{name}": value for name, value in frozen.items()}
     return name_batch_dimension(bake_weights(files[program.containers["onnx"]["infer"].sha256], weights))
 
 
 def _containers(writer: _Writer, program: Program, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
     kinds = {
-        c.sha256: FILE_ENDINGS[engine] for engine, functions in program.containers.items() for c in functions.values()
+        file.sha256: container_ending(engine, name)
+        for engine, held in program.containers.items()
+        for name, file in held.items()
     }
     missing = sorted(set(kinds) - set(files))
     if missing:
@@ -246,9 +261,11 @@ def _containers(writer: _Writer, program: Program, files: Mapping[str, bytes]) -
     return [writer.put(f"program/{sha}.{ending}", files[sha]) for sha, ending in sorted(kinds.items())]
 
 
-def random_inputs(shape: Sequence[int]) -> Array:
-    """[RANDOM_INPUTS, *shape] float32, always the same."""
-    return np.random.default_rng(0).standard_normal((RANDOM_INPUTS, *shape)).astype(np.float32)
+def random_inputs(program: Program) -> Array:
+    """[RANDOM_INPUTS, *input] float32, always the same; tokens where the program's golden run says so."""
+    rng, shape = np.random.default_rng(0), (RANDOM_INPUTS, *program.input)
+    tokens = max((run.tokens for run in program.golden.values()), default=0)
+    return (rng.integers(tokens, size=shape) if tokens else rng.standard_normal(shape)).astype(np.float32)
 
 
 def _check_names(what: str, names: Sequence[str], valid: Sequence[str]) -> None:

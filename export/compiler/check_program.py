@@ -6,16 +6,19 @@ constant, so that every window of every pool has ties. program_parity.py compute
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
+from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import Program
+from export.compiler.adapters.frozen import load_frozen
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import ENGINES, make_source
-from export.compiler.program_folder import ContainerFile, ProgramFolder, container_files, read_folder
+from export.compiler.program_folder import FROZEN_FILE, ContainerFile, ProgramFolder, container_files, read_folder
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
 from export.diagnostics import first_sentence
@@ -57,8 +60,9 @@ def check_folder(
         dtype=program.dtype,
     )
     _refuse_other(program, source)
+    source = _with_frozen(source, folder)
     rows = []
-    for file in container_files(program):
+    for file in (f for f in container_files(program) if f.functions):
         fixed = program.batch[file.engine]
         batches = BATCH_SIZES if fixed == "any" else (fixed,)
         for function in file.functions:
@@ -68,6 +72,15 @@ def check_folder(
     return rows
 
 
+def _with_frozen(source: TraceSource, folder: ProgramFolder) -> TraceSource:
+    """The source with the frozen parameters as the folder stores them: float16 and int8 have rounded them."""
+    if source.frozen is None or FROZEN_FILE not in folder.blobs:
+        return source
+    file = folder.blobs[FROZEN_FILE]
+    load_frozen(source.module, decode_frozen(file, source.frozen.schema))
+    return replace(source, frozen=replace(source.frozen, file=file))
+
+
 def _refuse_other(program: Program, source: TraceSource) -> None:
     mine, theirs = source.schema.tensors, program.schema.tensors
     if mine != theirs:
@@ -75,6 +88,11 @@ def _refuse_other(program: Program, source: TraceSource) -> None:
         raise ProgramRefused(
             f"the program was made from another model: {len(theirs)} tensors, and this one has {len(mine)}; "
             f"the first that differs there: {differ}",
+            hint="give the --model and --model-args that it was compiled with",
+        )
+    if program.frozen != (None if source.frozen is None else source.frozen.schema):
+        raise ProgramRefused(
+            "the program was made from a model with other frozen parameters",
             hint="give the --model and --model-args that it was compiled with",
         )
     if any(function_ports(source, name) != function for name, function in program.functions.items()):

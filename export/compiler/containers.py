@@ -13,7 +13,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from edge_client.errors import ProgramRefused
-from edge_client.protocol.program import FUNCTIONS
+from edge_client.protocol.program import FROZEN, FUNCTIONS
 from export.compiler.container_cache import cached_file, constants_hash, container_key
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
@@ -37,7 +37,10 @@ def log_progress(what: str) -> None:
 def make_containers(
     source: TraceSource, engines: Sequence[str], batch: int, progress: Progress
 ) -> dict[str, dict[str, bytes]]:
-    """Engine -> function -> file. Raises ProgramRefused for what an exporter cannot convert."""
+    """Engine -> function -> file; for onnx and pt2 FROZEN -> the frozen parameters, which a .tflite holds itself.
+
+    Raises ProgramRefused for what an exporter cannot convert.
+    """
     out: dict[str, dict[str, bytes]] = {engine: {} for engine in engines}
     passes = ForwardPasses(source)
     with quick_conversion():
@@ -46,6 +49,9 @@ def make_containers(
                 out[engine][function] = file
         if "litert" in engines:
             out["litert"] = dict.fromkeys(FUNCTIONS, _litert_file(passes, batch, progress))
+    if source.frozen is not None:
+        for engine in {"onnx", "pt2"} & set(engines):
+            out[engine][FROZEN] = source.frozen.file
     return out
 
 
@@ -64,7 +70,8 @@ def _dynamic_files(
     def onnx() -> bytes:
         program = exported()
         with refusal_context(source, "onnx"):
-            return to_onnx(program, [p.name for p in ports.inputs], [p.name for p in ports.outputs])
+            inputs = [*(p.name for p in ports.inputs), *(f"{FROZEN}/{name}" for name in source.frozen_names)]
+            return to_onnx(program, inputs, [p.name for p in ports.outputs])
 
     made = {}
     for engine, make in {"pt2": lambda: to_pt2(exported()), "onnx": onnx}.items():
@@ -77,7 +84,7 @@ def _dynamic_files(
 def _litert_file(passes: ForwardPasses, batch: int, progress: Progress) -> bytes:
     progress("litert")
     source = passes.source
-    graphs = {f: trace_function(passes, f, batch=batch, dynamic=False) for f in FUNCTIONS}
+    graphs = {f: trace_function(passes, f, batch=batch, dynamic=False, closed=True) for f in FUNCTIONS}
 
     def make() -> bytes:
         with refusal_context(source, "litert"):
@@ -89,7 +96,8 @@ def _litert_file(passes: ForwardPasses, batch: int, progress: Progress) -> bytes
 def _key(engine: str, source: TraceSource, graphs: dict[str, FlatGraph], batch: int) -> str | None:
     def rows(function: str) -> list[Any]:
         ports = function_ports(source, function)
-        return [[p.name, p.dtype, p.shape] for p in (*ports.inputs, *ports.outputs)]
+        held = [] if source.frozen is None else [[t.name, t.shape] for t in source.frozen.schema.tensors]
+        return [[p.name, p.dtype, p.shape] for p in (*ports.inputs, *ports.outputs)] + held
 
     return container_key(
         engine,

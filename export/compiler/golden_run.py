@@ -22,12 +22,13 @@ from edge_client.engines.base import open_engine, ports_by_role
 from edge_client.engines.golden_run import Run, digests, golden_difference, golden_inputs, run_golden
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.golden_run import Golden
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, vocabulary_size
 from export.compiler.program_parity import torch_step
 
 BATCH = 8  # for engines that take any batch size
+BATCH_OF_LARGE, LARGE = 2, 4_096  # where a sample's output has more numbers: a device needs memory for all of them
 STEPS, STEPS_MIN = 10, 3
 WORK = 2.5e9  # multiplications and additions of a whole run: under a second of one core of a small board
 TOLERANCE = 1e-2  # a correct runtime differs by 1e-6 to 1e-4, a missing term by more than 0.1
@@ -42,7 +43,8 @@ def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> G
     Raises ProgramRefused where torch's float32 disagrees with its float64 at every seed.
     """
     best, least = None, math.inf
-    for golden in _candidates(source, program, BATCH if fixed is None else fixed):
+    free = BATCH if math.prod(source.target) <= LARGE else BATCH_OF_LARGE
+    for golden in _candidates(source, program, free if fixed is None else fixed):
         run = golden_inputs(program, golden, fixed=fixed is not None)
         told = _answered(source, program, golden, run, "float64")
         if told is None:
@@ -64,9 +66,10 @@ def check_golden(program: Program, engine: str, files: Mapping[str, bytes]) -> f
     """The difference of the containers of `engine` from their golden run. Raises ProgramRefused above its tolerance."""
     golden = program.golden[engine]
     with tempfile.TemporaryDirectory() as scratch:
-        step = Path(scratch) / "step"
-        step.write_bytes(files["step"])
-        found = run_golden(open_engine(engine, program, {"step": step}, device="cpu"), program, golden)
+        held = {name: Path(scratch) / name for name in ("step", FROZEN) if name in files}
+        for name, path in held.items():
+            path.write_bytes(files[name])
+        found = run_golden(open_engine(engine, program, held, device="cpu"), program, golden)
     if not found <= golden.tolerance:
         raise ProgramRefused(
             f"model {program.model!r} on {engine} is {found:.1e} off in {len(golden.losses)} steps, "

@@ -4,9 +4,9 @@
     compiled.program     what devices read (program.json)
     compiled.files       sha256 -> bytes of each container
 
-Trained weights are inputs of the files, so one program serves every center, round and method. Frozen weights are
-constants of the files: a device fetches them once, and no round sends them. A model that cannot be expressed is refused
-here with the name of the operator and the layer, before any device sees it.
+Trained weights are inputs of the files, so one program serves every center, round and method. Frozen weights are one
+file beside them (adapters/): a device fetches it once, and no round sends it. A model that cannot be expressed is
+refused here with the name of the operator and the layer, before any device sees it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
+from export.compiler.adapters.frozen import freeze
+from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.losses.choose_loss import Targets, check_own_loss, loss_of_output, loss_of_targets
@@ -65,6 +67,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     targets: Targets = None,
     output: str | int | None = None,
     dtype: str = "float32",
+    frozen: str = "f32",
     batch: int = 32,
     engines: Sequence[str] = ENGINES,
     origin: Origin | None = None,
@@ -77,7 +80,8 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     `loss`: a word of the manifest, or a function of outputs [batch, *target] and `targets` that gives one number per
     sample. `targets`, for such a function: a batch of targets [batch, ...], of which shape and dtype count and integers
     are class labels; or the shape of one sample's numbers, by default that of its output. `output`: the name or number
-    of the one that counts, for a module that gives several.
+    of the one that counts, for a module that gives several. `frozen`: how the parameters with requires_grad=False are
+    stored: "f32", "f16", or "i8", which rounds each row of a matrix to 255 values.
     The module itself is not changed. `progress` is called with what is worked on, like "onnx step".
     Raises ProgramRefused when the model cannot be expressed for one of `engines`.
     """
@@ -96,6 +100,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         own_loss=loss if callable(loss) else None,
         own_targets=targets,
         dtype=dtype,
+        frozen=frozen,
     )
     _check_own_loss(source)
     _check_engines(source, engines)
@@ -111,6 +116,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
         parity={engine: _parity(source, engine, blobs[engine], batch) for engine in engines},
         origin=origin,
+        adapter=adapter_of(module, source.schema),
     )
     runs = {fixed: golden_run(source, program, fixed=fixed) for fixed in {_fixed(e, batch) for e in engines}}
     program = replace(program, golden={engine: runs[_fixed(engine, batch)] for engine in engines})
@@ -135,6 +141,7 @@ def program_without_containers(source: TraceSource) -> Program:
         batch={},
         opset=OPSET,
         versions={"torch": torch.__version__},
+        frozen=None if source.frozen is None else source.frozen.schema,
     )
 
 
@@ -148,6 +155,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     own_loss: LossFunction | None = None,
     own_targets: Targets = None,
     dtype: str = "float32",
+    frozen: str = "f32",
 ) -> TraceSource:
     """What the tracer works on: a private copy of the module, its shapes and its random numbers, all checked.
 
@@ -156,6 +164,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     Raises ProgramRefused for a model that cannot become a training program.
     """
     mine = private_copy(module, dtype)
+    stored = freeze(mine, frozen)
     name = type(module).__name__ if name is None else name
     source = TraceSource(
         name=name,
@@ -166,6 +175,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         loss=loss,
         own_loss=own_loss,
         dtype=dtype,
+        frozen=stored,
     )
     found = _check_answers(source, None if target is None else tuple(target))
     if own_loss is not None and loss == "squared-error":
@@ -246,9 +256,9 @@ def _check_constants(source: TraceSource) -> None:
 def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Schema:
     """The tensors that a round exchanges, in torch's order: trainable parameters, then the saved float buffers.
 
-    Frozen parameters and other buffers are constants of the program. A shared parameter counts once, under its first
-    name. `classifier`: parameter names; by default those of the last linear or convolution layer that is trained.
-    Raises ProgramRefused when there is nothing to train.
+    Frozen parameters are in a file of their own, and other buffers are constants. A shared parameter counts once, under
+    its first name. `classifier`: parameter names; by default those of the last linear or convolution layer that is
+    trained. Raises ProgramRefused when there is nothing to train.
     """
     params = [
         TensorSpec(name=n, role="p", shape=tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad

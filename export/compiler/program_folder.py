@@ -4,6 +4,7 @@
     step.onnx  evaluate.onnx  infer.onnx     one function per file, any batch size
     program.tflite                           every function, a signature each, one batch size
     step.pt2   evaluate.pt2   infer.pt2      for torch
+    frozen.safetensors                       the frozen parameters of a model that has some, inputs of .onnx and .pt2
     weights.npz                              the model's own weights under the names of the inputs (w/..., buffers/...)
 
 A file with several functions has the stem "program". program.json determines all names.
@@ -22,17 +23,17 @@ import numpy as np
 
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.messages import canonical_json, parse_json
-from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
+from edge_client.protocol.program import FROZEN, FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array, Schema
 
-MANIFEST_FILE, WEIGHTS_FILE = "program.json", "weights.npz"
+MANIFEST_FILE, WEIGHTS_FILE, FROZEN_FILE = "program.json", "weights.npz", "frozen.safetensors"
 PREFIXES = {"p": "w", "b": "buffers"}  # of the ports, by the role of a tensor
 FILE_ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerFile:
-    """One container: its name in the folder and what it is for."""
+    """One container: its name in the folder and what it is for. The frozen parameters' has no engine and functions."""
 
     name: str
     engine: str
@@ -42,18 +43,21 @@ class ContainerFile:
 
 
 def container_files(program: Program) -> list[ContainerFile]:
-    """The containers of a program, in the order of FILE_ENDINGS and FUNCTIONS."""
-    out = []
+    """The containers of a program, in the order of FILE_ENDINGS and FUNCTIONS, then the frozen parameters."""
+    out, frozen = [], None
     for engine in sorted(program.containers, key=_place(FILE_ENDINGS)):
         containers = program.containers[engine]
         shared: dict[str, list[str]] = {}
-        for function in sorted(containers, key=_place(FUNCTIONS)):
+        frozen = containers.get(FROZEN, frozen)
+        for function in sorted(containers.keys() - {FROZEN}, key=_place(FUNCTIONS)):
             shared.setdefault(containers[function].sha256, []).append(function)
         for sha256, functions in shared.items():
             stem = functions[0] if len(functions) == 1 else "program"
             size = containers[functions[0]].size
             name = f"{stem}.{FILE_ENDINGS.get(engine, engine)}"
             out.append(ContainerFile(name=name, engine=engine, functions=tuple(functions), sha256=sha256, size=size))
+    if frozen is not None:
+        out.append(ContainerFile(name=FROZEN_FILE, engine="", functions=(), sha256=frozen.sha256, size=frozen.size))
     return out
 
 

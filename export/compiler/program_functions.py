@@ -9,7 +9,8 @@ noise: uniform numbers for what a training pass draws at random (random_ops.py);
 Flat: one tensor per parameter or buffer in the schema's order, then the other inputs.
 
 Frozen parameters, integer buffers and buffers that torch does not save are constants: no step changes or sends them.
-Each graph takes the constants after its ports, and tracing makes them a part of the file.
+Each graph takes the constants after its ports, frozen parameters first (adapters/). Tracing makes the others a part of
+the file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.func import functional_call, grad_and_value
 
 from edge_client.protocol.program import IGNORED, Dimension, Function, Loss, Port, class_axis
 from edge_client.protocol.task import Schema
+from export.compiler.adapters.frozen import Frozen
 from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, own_losses, per_sample_loss
 from export.compiler.random_ops import NoiseReader
 from export.compiler.sgd_step import SgdStep
@@ -48,6 +50,7 @@ class TraceSource:
     noise: int = 0  # random numbers that a training pass draws per sample
     own_loss: LossFunction | None = None  # in place of `loss`, which then only says what y is
     own_targets: tuple[int, ...] | None = None  # one sample's numbers for such a loss, where they are not as the output
+    frozen: Frozen | None = None
 
     @property
     def params(self) -> list[str]:
@@ -59,9 +62,19 @@ class TraceSource:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """The tensors that are not in the schema, by name; no step changes them."""
-        moving = {t.name for t in self.schema.tensors}
-        return {name: value for name, value in tensors_of(self.module).items() if name not in moving}
+        """The tensors that are not in the schema, by name, the frozen parameters first; no step changes them."""
+        moving, held = {t.name for t in self.schema.tensors}, tensors_of(self.module)
+        first = {name: held[name] for name in self.frozen_names}
+        return first | {name: value for name, value in held.items() if name not in moving}
+
+    @property
+    def frozen_names(self) -> list[str]:
+        return [] if self.frozen is None else [t.name for t in self.frozen.schema.tensors]
+
+    @property
+    def frozen_tensors(self) -> list[Tensor]:
+        """What the files of engines take after their ports; each its own object, as exporters merge others."""
+        return [value.clone() for value in list(self.constants.values())[: len(self.frozen_names)]]
 
     @property
     def has_labels(self) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_client.protocol.program import IGNORED
+from edge_client.protocol.program import FROZEN, IGNORED
 from edge_client.protocol.task import Array
 from export.compiler.losses.sample_losses import POSITION_LOSSES
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports, private_copy
@@ -178,13 +178,15 @@ def _loss(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
 
 def run_container(engine: str, file: bytes, source: TraceSource, function: str, args: Sequence[Tensor]) -> list[Array]:
     """A container's outputs, in their order; raises whatever its runtime raises."""
-    arrays = [a.numpy() for a in args]
+    arrays, frozen = [a.numpy() for a in args], source.frozen_tensors
     if engine == "onnx":
-        return run_onnx(file, dict(zip((p.name for p in function_ports(source, function).inputs), arrays, strict=True)))
+        feeds = dict(zip((p.name for p in function_ports(source, function).inputs), arrays, strict=True))
+        frozen_feeds = {f"{FROZEN}/{n}": a.numpy() for n, a in zip(source.frozen_names, frozen, strict=True)}
+        return run_onnx(file, feeds | frozen_feeds)
     if engine == "litert":
         out = open_tflite(file, function)({f"args_{i}": a for i, a in enumerate(arrays)})
         return [out[f"output_{i}"] for i in range(len(out))]
-    return [t.detach().numpy() for t in run_pt2(file, args)]
+    return [t.detach().numpy() for t in run_pt2(file, [*args, *frozen])]
 
 
 def output_differences(got: Sequence[Array], expected: Sequence[Array]) -> list[float]:

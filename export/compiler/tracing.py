@@ -28,9 +28,12 @@ from export.compiler.program_functions import TraceSource, example_inputs, flat_
 from export.diagnostics import quiet_warnings
 
 
-def trace_function(passes: ForwardPasses, function: str, *, batch: int, dynamic: bool) -> FlatGraph:
+def trace_function(
+    passes: ForwardPasses, function: str, *, batch: int, dynamic: bool, closed: bool = False
+) -> FlatGraph:
     """One function as a graph over flat tensors; `dynamic`: for any batch size, and `batch` is only the example's.
 
+    `closed`: the graph holds the frozen parameters, too, which else are its last inputs.
     Raises ProgramRefused.
     """
     source = passes.source
@@ -47,7 +50,7 @@ def trace_function(passes: ForwardPasses, function: str, *, batch: int, dynamic:
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
         refuse_untraceable(source, wrong)
     _refuse_unsupported(source, traced)
-    return FlatGraph(traced, constants).eval()
+    return FlatGraph(traced, constants[0 if closed else len(source.frozen_names) :]).eval()
 
 
 def export_graph(source: TraceSource, function: str, graph: nn.Module, *, batch: int) -> ExportedProgram:
@@ -55,7 +58,8 @@ def export_graph(source: TraceSource, function: str, graph: nn.Module, *, batch:
     dims = Dim("batch", min=1, max=MAX_BATCH)
     inputs = function_ports(source, function).inputs
     shapes = tuple({i: dims for i, d in enumerate(p.shape) if d == "batch"} or None for p in inputs)
-    flat = tuple(example_inputs(source, function, batch))
+    flat = (*example_inputs(source, function, batch), *source.frozen_tensors)
+    shapes = (*shapes, *[None] * (len(flat) - len(shapes)))
     try:
         made = _export(graph, flat, shapes, deferred=False)
     except Exception:  # noqa: BLE001 - what torch cannot prove for every batch; `_parity` tries another batch size

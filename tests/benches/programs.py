@@ -45,7 +45,8 @@ from edge_client.protocol.program import Program
 folder, engine = Path(sys.argv[1]), sys.argv[2]
 program = Program.from_json(json.loads((folder / "program.json").read_text()))
 feeds = dict(np.load(folder / "feeds.npz"))
-update = open_engine(engine, program, {"step": folder / program.containers[engine]["step"].sha256}).update(feeds)
+files = {name: folder / file.sha256 for name, file in program.files(engine, ["step"]).items()}
+update = open_engine(engine, program, files).update(feeds)
 for _ in range(20):
     update.step(feeds)
 status = Path("/proc/self/status").read_text()
@@ -161,7 +162,8 @@ def started(
         (folder / sha256).write_bytes(blob)
     (folder / "program.json").write_text(json.dumps(made.program.to_json()))
     np.savez(folder / "feeds.npz", **dict(feeds))  # type: ignore[arg-type]  # numpy's own stub wants names it knows
-    opened = open_engine(engine, made.program, {"step": folder / made.program.containers[engine]["step"].sha256})
+    files = {name: folder / file.sha256 for name, file in made.program.files(engine, ["step"]).items()}
+    opened = open_engine(engine, made.program, files)
 
     def start() -> Callable[[], object]:
         update = opened.update(feeds)

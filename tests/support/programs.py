@@ -69,10 +69,10 @@ def _compiled(name: str, dtype: str, engines: tuple[str, ...]) -> CompilerOutput
 
 
 def opened(made: CompilerOutput, engine: str, folder: Path) -> Engine:
-    containers = made.program.containers[engine]
-    for function in ("step", "evaluate"):
-        (folder / containers[function].sha256).write_bytes(made.files[containers[function].sha256])
-    return open_engine(engine, made.program, {f: folder / containers[f].sha256 for f in ("step", "evaluate")})
+    files = {name: folder / file.sha256 for name, file in made.program.files(engine, ("step", "evaluate")).items()}
+    for path in files.values():
+        path.write_bytes(made.files[path.name])
+    return open_engine(engine, made.program, files)
 
 
 def tied_samples(shape: tuple[int, ...], rng: np.random.Generator) -> Array:

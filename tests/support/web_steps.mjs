@@ -1,5 +1,6 @@
 // node steps.mjs THIRD FOLDER...: runs each folder's program on ONNX Runtime Web and writes answers beside it, for
-// test_steps.py to compare with torch and with Python's client. A folder holds program.json, step.onnx, evaluate.onnx,
+// web_steps.py to compare with torch and with Python's client. A folder holds program.json, step.onnx, evaluate.onnx,
+// frozen.onnx (the frozen tensors, where there are any),
 // feeds.safetensors (of a step), and task.json with samples.safetensors and models.safetensors (of a fit and a probe).
 
 import { readFileSync, writeFileSync } from "node:fs";
@@ -23,7 +24,8 @@ ort.env.wasm.wasmBinary = readFileSync(join(third, "ort-wasm-simd-threaded.wasm"
 for (const folder of folders) {
   const file = (name) => new Uint8Array(readFileSync(join(folder, name)));
   const program = await readProgram(file("program.json"));
-  const engine = await openEngine(ort, program, { step: file("step.onnx"), evaluate: file("evaluate.onnx") });
+  const frozen = program.frozen ? file("frozen.onnx") : null;
+  const engine = await openEngine(ort, program, { step: file("step.onnx"), evaluate: file("evaluate.onnx"), frozen });
   write(folder, "step", await steps(engine, feedsIn(file("feeds.safetensors"))), program.schema);
   const learner = new Learner(engine);
   const { tensors } = unpackTensors(file("samples.safetensors"));

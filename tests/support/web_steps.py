@@ -58,8 +58,8 @@ def check_life(made: CompilerOutput, folder: Path) -> None:
 def write(made: CompilerOutput, folder: Path) -> None:
     program = made.program
     (folder / "program.json").write_bytes(canonical_json(program.to_json()))
-    for function in ("step", "evaluate"):
-        (folder / f"{function}.onnx").write_bytes(made.files[program.containers["onnx"][function].sha256])
+    for name, file in program.files("onnx", ("step", "evaluate")).items():
+        (folder / f"{name}.onnx").write_bytes(made.files[file.sha256])
     save(folder / "feeds.safetensors", feeds(program, "step", batch=8), made)
     data, models = material(made)
     save(folder / "samples.safetensors", {"x": data.x, "y": data.y}, made)

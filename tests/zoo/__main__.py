@@ -28,7 +28,7 @@ from export.compiler.program_functions import TraceSource, example_inputs, funct
 from export.compiler.program_parity import output_differences, torch_outputs
 from export.compiler.tracing import FlatGraph, trace_function
 from tests.zoo.report import write_report
-from tests.zoo.rows import ZooRow, rows
+from tests.zoo.rows import ZooRow, rows, without_torchvisions_own_operators
 
 TRACED, TRIED, STEPS = 4, 5, 3  # batch sizes, and steps of SGD
 LIMIT = 1e-6  # float64, but some libraries compute norms in float32; a wrong graph differs in the first digits
@@ -40,7 +40,7 @@ def main() -> int:
     """Run the rows that have no result yet; 1 where one is wrong."""
     asked = _arguments()
     kept = json.loads(asked.results.read_text(encoding="utf-8")) if asked.results.exists() else {}
-    _without_torchvisions_own_operators()
+    without_torchvisions_own_operators()
     warnings.simplefilter("ignore")
     for row in rows():
         key = f"{row.library}/{row.name}"
@@ -83,9 +83,9 @@ def _traced(row: ZooRow, module: torch.nn.Module) -> dict[str, Any]:
         source = make_source(module, name=row.name, input=row.input, loss="squared-error", dtype="float64")
         passes, dynamic = ForwardPasses(source), True
         try:
-            graph = trace_function(passes, "step", batch=TRACED, dynamic=True)
+            graph = trace_function(passes, "step", batch=TRACED, dynamic=True, closed=True)
         except ProgramRefused:
-            graph, dynamic = trace_function(passes, "step", batch=TRACED, dynamic=False), False
+            graph, dynamic = trace_function(passes, "step", batch=TRACED, dynamic=False, closed=True), False
         off = _differs(source, graph, TRIED if dynamic else TRACED)
     except ProgramRefused as refused:
         return {"verdict": "refused", "said": str(refused)[:500]}
@@ -138,18 +138,6 @@ def _compiled(row: ZooRow, module: torch.nn.Module, engine: str) -> str:
     except ProgramRefused as refused:
         return str(refused)[:300]
     return f"{made.program.parity[engine]:.0e}"
-
-
-def _without_torchvisions_own_operators() -> None:
-    """torchvision's classifiers are plain torch; its wheel from PyPI does not load beside torch's CPU build."""
-    known = torch.library.register_fake
-
-    def register(name: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401 - torch's own
-        if isinstance(name, str) and name.startswith("torchvision::"):
-            return lambda function: function
-        return known(name, *rest, **named)
-
-    torch.library.register_fake = register
 
 
 def _too_long(*_: object) -> None:

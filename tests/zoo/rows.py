@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -31,3 +33,15 @@ def rows() -> list[ZooRow]:
 def table(library: str, shape: tuple[int, ...], makers: Mapping[str, Callable[[], nn.Module]]) -> list[ZooRow]:
     """Rows of one library that take samples of one shape."""
     return [ZooRow(library=library, name=name, make=make, input=shape) for name, make in makers.items()]
+
+
+def without_torchvisions_own_operators() -> None:
+    """torchvision's classifiers are plain torch; its wheel from PyPI does not load beside torch's CPU build."""
+    known = torch.library.register_fake
+
+    def register(name: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401 - torch's own
+        if isinstance(name, str) and name.startswith("torchvision::"):
+            return lambda function: function
+        return known(name, *rest, **named)
+
+    torch.library.register_fake = register

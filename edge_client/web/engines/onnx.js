@@ -2,6 +2,7 @@
 // What a step moves stays in the tensors that it returned, and these are the next step's inputs: nothing is copied in
 // JavaScript between steps. An array to be fed is {data, dims}.
 
+import { decodeVector } from "../protocol/codecs.js";
 import { Malformed } from "../protocol/errors.js";
 
 const MOVED = ["w", "buffers", "velocity"];
@@ -13,9 +14,13 @@ export function arrayOf(dtype) {
   return { float32: Float32Array, float64: Float64Array }[dtype];
 }
 
-/** {function: the bytes of its file} -> an engine. Malformed("bad_program") for files that do not fit the program. */
-export async function openEngine(ort, program, files) {
+/**
+ * {function: the bytes of its file}, `frozen` the file of the frozen tensors -> an engine. Malformed for files that do not
+ * fit the program.
+ */
+export async function openEngine(ort, program, { frozen: file, ...files }) {
   const sessions = {};
+  const frozen = file ? frozenTensors(ort, program, file) : {};
   for (const [name, data] of Object.entries(files)) {
     let session;
     try {
@@ -24,18 +29,27 @@ export async function openEngine(ort, program, files) {
       throw new Malformed("bad_program", `ONNX Runtime Web cannot load the file of ${name}: ${wrong.message}`.slice(0, 190));
     }
     const { inputs, outputs } = program.functions[name];
-    if (session.inputNames.join() !== inputs.map((port) => port.name).join() || session.outputNames.length !== outputs.length) {
+    const wanted = [...inputs.map((port) => port.name), ...Object.keys(frozen)];
+    if (session.inputNames.join() !== wanted.join() || session.outputNames.length !== outputs.length) {
       throw new Malformed("bad_program", `the file of ${name} takes other inputs than its program says`);
     }
     sessions[name] = session;
   }
-  return new Engine(ort, program, sessions);
+  return new Engine(ort, program, sessions, frozen);
+}
+
+/** {input: tensor} in the program's order. */
+function frozenTensors(ort, program, file) {
+  const values = program.frozen.split(decodeVector(file, program.frozen, { kind: "frozen" }));
+  return Object.fromEntries(Object.entries(values).map(([name, { shape, data }]) => (
+    [`frozen/${name}`, new ort.Tensor(program.dtype, arrayOf(program.dtype).from(data), shape)]
+  )));
 }
 
 /** One opened program. */
 class Engine {
-  constructor(ort, program, sessions) {
-    Object.assign(this, { ort, program, sessions });
+  constructor(ort, program, sessions, frozen) {
+    Object.assign(this, { ort, program, sessions, frozen });
     this.fixedBatch = program.batch.onnx === "any" ? null : program.batch.onnx;
   }
 
@@ -69,7 +83,7 @@ class Engine {
     const session = this.sessions[name];
     const outputs = this.program.functions[name].outputs.map((port, i) => [port.name, session.outputNames[i]]);
     const fetched = outputs.filter(([port]) => wanted(port));
-    const results = await session.run(tensors, fetched.map(([, output]) => output));
+    const results = await session.run({ ...tensors, ...this.frozen }, fetched.map(([, output]) => output));
     return Object.fromEntries(fetched.map(([port, output]) => [port, results[output]]));
   }
 }

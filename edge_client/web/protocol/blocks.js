@@ -21,6 +21,7 @@ export const KIND_LIMITS = {
   stats: MAX_BLOB_BYTES,
   program: 1 << 20,
   container: 256 << 20,
+  frozen: MAX_BLOB_BYTES,
   catalog: 1 << 20,
   release: 64 << 20,
   router: 8 << 20,

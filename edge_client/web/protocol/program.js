@@ -1,10 +1,11 @@
 // program.json: what a training program is, which containers hold it, in which order they take their inputs
 // (PROTOCOL.md, section 8). It is signed, so the hashes in it vouch for the containers.
 
-import { isCount } from "./blocks.js";
+import { isCount, KIND_LIMITS } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";
 import { parseJson, plain } from "./json.js";
 import { schemaOf } from "./schema.js";
+import { MAX_HEADER_BYTES } from "./tensors.js";
 import {
   integer, listOf, mapOf, matching, MAX_SAFE_INTEGER, number, oneOf, optional, orNull, record, required, text, wordOr,
 } from "./validators.js";
@@ -23,6 +24,7 @@ const COUNT = integer(1, MAX_SAFE_INTEGER);
 const SEED = integer(0, MAX_SAFE_INTEGER);
 const DIMS = listOf(COUNT, 0, MAX_DIMS);
 const FUNCTION = oneOf("step", "evaluate", "infer");
+const FILE = oneOf("step", "evaluate", "infer", "frozen");
 const PORT = row(TEXT, oneOf("float32", "float64", "int32", "int64"), listOf(wordOr("batch", COUNT), 0, MAX_ENTRIES));
 const PORTS = listOf(PORT, 0, MAX_ENTRIES);
 const NUMBERS = (low, high) => listOf(number(-Infinity), low, high);
@@ -42,17 +44,20 @@ const PROGRAM = record({
     target: DIMS,
     dtype: oneOf("float32", "float64"),
     functions: mapOf(FUNCTION, record(required({ inputs: PORTS, outputs: PORTS })), MAX_ENTRIES),
-    containers: mapOf(TEXT, mapOf(FUNCTION, record(required({ sha256: matching("[0-9a-f]{64}"), size: COUNT })), MAX_ENTRIES), MAX_ENTRIES),
+    containers: mapOf(TEXT, mapOf(FILE, record(required({ sha256: matching("[0-9a-f]{64}"), size: COUNT })), MAX_ENTRIES), MAX_ENTRIES),
     batch: mapOf(TEXT, wordOr("any", COUNT), MAX_ENTRIES),
     opset: COUNT,
     versions: mapOf(TEXT, TEXT, MAX_ENTRIES),
     parity: mapOf(TEXT, number(-Infinity), MAX_ENTRIES),
     origin: orNull(ORIGIN),
   }),
-  ...optional({ golden: orNull(mapOf(TEXT, GOLDEN, MAX_ENTRIES)) }),
+  ...optional({
+    golden: orNull(mapOf(TEXT, GOLDEN, MAX_ENTRIES)),
+    frozen: orNull(listOf(row(TEXT, DIMS), 0, MAX_ENTRIES)),
+  }),
 });
 
-/** The bytes of program.json -> {model, loss, schema, input, target, dtype, functions, containers, batch, golden, classes}. */
+/** The bytes of program.json -> {model, loss, schema, input, target, dtype, functions, containers, batch, golden, frozen, classes}. */
 export async function readProgram(data) {
   let found;
   try {
@@ -64,8 +69,8 @@ export async function readProgram(data) {
     if (wrong.code === "bad_version") throw wrong;
     throw new Malformed("bad_program", `program.json: ${wrong.message}`);
   }
-  for (const { size } of Object.values(found.containers).flatMap(Object.values)) {
-    if (size > MAX_CONTAINER_BYTES) throw new Malformed("too_big", `a container of ${size} bytes, at most ${MAX_CONTAINER_BYTES}`);
+  for (const [name, { size }] of Object.values(found.containers).flatMap(Object.entries)) {
+    if (name !== "frozen" && size > MAX_CONTAINER_BYTES) throw new Malformed("too_big", `a container of ${size} bytes, at most ${MAX_CONTAINER_BYTES}`);
   }
   return found;
 }
@@ -83,8 +88,16 @@ async function checked(program) {
     if (run.buffers.length !== (named("b").length ? DIGEST : 0)) throw new RangeError("a golden run of other buffers");
   }
   for (const ports of Object.values(functions)) for (const side of ["inputs", "outputs"]) ports[side] = ports[side].map(portOf);
-  return { ...program, schema, golden, classes: target.at(-1) };
+  const frozen = program.frozen ? await schemaOf(program.frozen.map(([name, shape]) => [name, "p", shape])) : null;
+  const files = Object.values(containers).flatMap(({ frozen: file }) => file ?? []);
+  if (files.some(({ sha256, size }) => !frozen || sha256 !== files[0].sha256 || size > maxFrozenBytes(frozen))) {
+    throw new RangeError("frozen tensors need one file, as large as they are, and a list of what it holds");
+  }
+  return { ...program, schema, frozen, golden, classes: target.at(-1) };
 }
+
+/** The most bytes of their file: a float32 has 4, a single float16 with its scale 6; a header has at most 1 MiB. */
+const maxFrozenBytes = (schema) => Math.min(KIND_LIMITS.frozen, 6 * schema.size + MAX_HEADER_BYTES + 8);
 
 const portOf = ([name, dtype, shape]) => ({ name, dtype, shape });
 

@@ -40,7 +40,8 @@ export class ActiveTask {
     const asked = withoutUnneededInits(message, new Set(initSlots(message).filter((slot) => own.has(slot))));
     const vectors = taskManifests(asked);
     await taskRunner.checkSignature(...vectors); // a crafted model could make its update give away the samples
-    const containers = Object.keys(functions).map((field) => message[field]);
+    const { block } = message.program;
+    const containers = [...Object.keys(functions).map((field) => message[field]), ...taskRunner.frozen(program, block)];
     await this.evictBlobs([message.program, ...containers, ...vectors], program);
     await this.requireGolden(program);
     await this.fetch([...containers, ...vectors]);
@@ -72,7 +73,8 @@ export class ActiveTask {
   async requireGolden(program) {
     const { client, message: { program: manifest } } = this;
     const golden = program.golden[ENGINE];
-    if (golden) await this.fetch([{ ...program.containers[ENGINE].step, block: manifest.block, kind: "container" }]);
+    const step = { ...program.containers[ENGINE]?.step, block: manifest.block, kind: "container" };
+    if (golden) await this.fetch([step, ...client.taskRunner.frozen(program, manifest.block)]);
     const off = await client.taskRunner.goldenDifference(manifest, client.store);
     const { runtime } = client.taskRunner;
     const refused = golden && off > golden.tolerance ? [{ engine: ENGINE, runtime, difference: off }] : [];

@@ -47,12 +47,19 @@ export class TaskRunner {
     }
   }
 
+  /** What to fetch beside the containers: the file of the frozen tensors, for a program that has one. */
+  frozen(program, block) {
+    const file = program.containers[ENGINE]?.frozen;
+    return file ? [{ ...file, block, kind: "frozen" }] : [];
+  }
+
   /** A learner over fetched containers, {function: manifest}; opened once. */
   async learner(program, containers) {
     const name = Object.values(containers).map(({ sha256 }) => sha256).sort().join();
     if (!this.opened.engines.has(name)) {
       const files = {};
       for (const [each, { sha256 }] of Object.entries(containers)) files[each] = await this.blobs.read(sha256);
+      for (const { sha256 } of this.frozen(program)) files.frozen = await this.blobs.read(sha256);
       this.opened.engines.set(name, await openEngine(this.ort, program, files));
     }
     return new Learner(this.opened.engines.get(name));

@@ -66,6 +66,7 @@ def cpu_recipe(model: Model, *, dtype: str = "float32") -> CpuRecipe:
         own_loss=model.own_loss,
         own_targets=model.own_targets,
         dtype=dtype,
+        frozen=model.frozen,
     )
     return CpuRecipe(source=source, program=program_without_containers(source))
 

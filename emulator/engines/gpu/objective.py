@@ -36,7 +36,13 @@ class Objective:
 
     def __init__(self, model: Model, *, device: torch.device, dtype: str) -> None:
         self.source = make_source(
-            model.module, name=model.name, input=model.input, target=model.output, loss=model.loss, dtype=dtype
+            model.module,
+            name=model.name,
+            input=model.input,
+            target=model.output,
+            loss=model.loss,
+            dtype=dtype,
+            frozen=model.frozen,
         )
         self.device, self.dtype = device, getattr(torch, dtype)
         self.program = program_without_containers(self.source)

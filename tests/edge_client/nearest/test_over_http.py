@@ -21,9 +21,14 @@ from edge_client.nearest.over_http import SiteCenterSource, SiteClient, TrustedK
 from edge_client.nearest.over_mqtt import NearestOptions
 from edge_client.protocol import codecs, signing
 from edge_client.protocol.messages import canonical_json
+from edge_client.protocol.task import Fit
+from edge_client.training.fit_probe import run_fit
 from edge_client.transport.blobs import BlobFolder
-from export.bundle.run_source import make_signer
+from export.bundle.run_source import BundleSource, make_signer
+from export.bundle.writer import BundleOptions, write_bundle
+from export.compiler.program import vector_of
 from tests.support import softmax_program
+from tests.support.programs import compiled, model
 
 PRIVATE = bytes(range(32))
 KEYS = TrustedKeys(trusted=(signing.public_key(PRIVATE),))
@@ -100,6 +105,25 @@ def place(tmp_path: Path) -> Iterator[StaticSite]:
         yield StaticSite(tmp_path, f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
         thread.join()
+
+
+def test_a_center_is_evaluated_and_trained_over_the_base_of_its_bundle(place: StaticSite) -> None:
+    made, known = compiled("frozen-body"), model("frozen-body")
+    start = vector_of(known.module, made.program.schema)
+    source = BundleSource(
+        program=made.program, files=made.files, centers=[start], cards=[{}], sign=make_signer(PRIVATE, "home")
+    )
+    write_bundle(place.root / "new", source, BundleOptions(formats=()))
+    name = hashlib.sha256((place.root / "new" / "manifest.json").read_bytes()).hexdigest()
+    (place.root / "generations").mkdir()
+    (place.root / "new").rename(place.root / "generations" / name)
+    (place.root / "index.json").write_text(json.dumps({"v": 1, "generation": name}))
+    learner = place.offer().learner(training=True)
+    rng = np.random.default_rng(0)
+    data = Dataset(rng.standard_normal((6, *known.input)).astype(np.float32), rng.integers(3, size=6))
+    before = learner.evaluate([start], data, batch=6)[0].mean()
+    trained = run_fit(learner, Fit(start=start, steps=20, lr=0.05, batch=6, seed=0), data).vector
+    assert learner.evaluate([trained], data, batch=6)[0].mean() < before
 
 
 def test_a_signed_site_is_read_and_each_file_fetched_once(place: StaticSite) -> None:

@@ -18,6 +18,7 @@ from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest import catalog as offered
 from edge_client.protocol.task import Array, Flat
 from tests.support import softmax_program
+from tests.support.frozen_stage import fetches_of_the_base, frozen_stage
 from tests.support.scripted_coordinator import (
     CONTAINERS,
     DEVICE,
@@ -101,6 +102,13 @@ def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stag
     assert served["metrics"]["accuracy"] == answer.accuracy == 1.0
     assert {m["s"] for m in stage.said("st")} == {"on", "off"}
     assert all(m["caps"]["n"] == 0 for m in stage.said("st") if m["s"] == "on")  # so it gets no tasks
+
+
+def test_frozen_tensors_are_fetched_with_the_file_that_evaluates(tmp_path: Path) -> None:
+    stage = frozen_stage(tmp_path)
+    stage.visit(answering(stage, catalog_of(stage, [stage.model(1), good_model(stage)])))
+    assert stage.opened == ["evaluate", "frozen"]
+    assert fetches_of_the_base(stage) == 1
 
 
 def test_only_the_losses_leave_the_device(stage: DeviceStage) -> None:

@@ -77,6 +77,31 @@ print(json.dumps({"same": same, "accuracy": [real.history["accuracy"].tolist(), 
 """
 
 
+FROZEN_BASE = """
+import json
+
+import torch
+from torch import nn
+
+import fedcenters as fc
+
+torch.manual_seed(0)
+module = nn.Sequential(nn.Flatten(), nn.Linear(64, 32).requires_grad_(False), nn.ReLU(), nn.Linear(32, 10))
+fleet, method = fc.fleets.digits(devices=4, groups=2), fc.FeSEM(2, local_steps=2, representation="*.weight")
+with fc.federation("embedded", model=module, fleet=fleet) as home:
+    real = home.run(method, rounds=2, name="home")
+virtual = fc.simulate(method, fleet=fleet, model=module, rounds=2, engine="onnx")
+bundle = real.export("centers", formats=("onnx",))
+same, files = (real.run.state.centers == virtual.run.state.centers).all(), bundle.program.containers["onnx"]
+print(json.dumps({"same": bool(same), "numbers": real.run.state.centers.shape[1], "frozen": "frozen" in files}))
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_model_with_a_frozen_base_ends_over_mqtt_where_it_ends_in_one_process(tmp_path: Path) -> None:
+    assert outcome_of(FROZEN_BASE, tmp_path) == {"same": True, "numbers": 330, "frozen": True}
+
+
 @pytest.mark.timeout(400)
 def test_a_loss_of_ones_own_over_labels_for_each_pixel_ends_over_mqtt_where_it_ends_in_one_process(
     tmp_path: Path,

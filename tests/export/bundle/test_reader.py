@@ -351,6 +351,14 @@ def test_verify_takes_other_samples(bundle: Path, tmp_path: Path, capsys: pytest
     assert all(line.split()[6] == "2" and line.endswith("  not measured: samples without labels") for line in lines)
 
 
+def test_a_text_model_without_samples_is_compared_on_tokens(tmp_path: Path) -> None:
+    made = compiled("tied-embedding", engines=("onnx", "pt2"))
+    start = vector_of(model("tied-embedding").module, made.program.schema)
+    text = BundleSource(program=made.program, files=made.files, centers=[start], cards=[{}])
+    manifest = write_bundle(tmp_path / "b", text, BundleOptions(formats=("onnx",)))
+    assert manifest["centers"][0]["files"]["onnx"]["parity"] < 1e-5
+
+
 def test_verify_says_when_it_had_random_inputs_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_bundle(tmp_path / "b", material(reference=None), BundleOptions(formats=("onnx",)))
     assert run_export("verify", str(tmp_path / "b")) == 0

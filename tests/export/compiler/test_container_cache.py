@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from export.compiler import container_cache, containers
 from export.compiler.container_cache import cache_entries
@@ -24,15 +24,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "containers"
 
 
-def small(*, frozen: float = 0.5, seed: int = 0) -> nn.Module:
+class Scaled(nn.Module):
+    def __init__(self, constant: float) -> None:
+        super().__init__()
+        self.scale: Tensor
+        self.register_buffer("scale", torch.full((6,), constant), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def small(*, constant: float = 0.5, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        first = nn.Linear(6, 4)
-        module = nn.Sequential(first, nn.Linear(4, 3))
-    first.weight.requires_grad = False
-    with torch.no_grad():
-        first.weight.fill_(frozen)
-    return module
+        return nn.Sequential(Scaled(constant), nn.Linear(6, 4), nn.Linear(4, 3))
 
 
 def compile_small(**changes: Any) -> CompilerOutput:  # noqa: ANN401 - small's own
@@ -60,7 +65,7 @@ def test_trained_weights_are_no_part_of_a_container(request: pytest.FixtureReque
     assert compile_small(seed=2).files == first.files
 
 
-@pytest.mark.parametrize("change", [{"frozen": 0.25}, {}])
+@pytest.mark.parametrize("change", [{"constant": 0.25}, {}])
 def test_other_constants_and_other_converters_are_compiled_anew(
     change: dict[str, float], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

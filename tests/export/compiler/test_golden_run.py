@@ -35,3 +35,13 @@ def test_a_layer_that_gives_a_view_of_its_weight_has_a_golden_run() -> None:
     golden = golden_run(source, program_without_containers(source), fixed=None)
     assert len(golden.losses) > 1
     assert golden.losses[0] != golden.losses[-1]
+
+
+def test_a_sample_of_many_outputs_is_run_in_smaller_batches() -> None:
+    """A language model answers each position with a number per word: a device needs room for all of them at once."""
+    small, large = (nn.Sequential(nn.Linear(4, width)) for width in (4_096, 4_097))
+    batches = []
+    for module in (small, large):
+        source = make_source(module, input=(4,), loss="squared-error")
+        batches.append(golden_run(source, program_without_containers(source), fixed=None).batch)
+    assert batches == [8, 2]
