@@ -119,7 +119,7 @@ class OnnxRuledUpdate(OnnxUpdate):
     Gradients are written into another one; what the step itself makes of the weights is not fetched.
     """
 
-    def __init__(  # noqa: PLR0913 - as OnnxUpdate, and the rule
+    def __init__(
         self,
         session: Any,  # noqa: ANN401 - no types there
         function: Function,
