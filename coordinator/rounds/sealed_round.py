@@ -37,6 +37,7 @@ from edge_client.protocol.summed_task import SOFT, SummedFit, SumScale, Words
 from edge_client.protocol.task import F64, I64, OWN_MODEL, ClientId, Schema
 
 COUNTS_KEY = "center-devices"  # in State.extra, [K]: devices of each center at its last release
+BY_LOSS_KEY = "by-loss"  # in State.extra: rounds in which the devices still choose by their losses
 T = TypeVar("T")
 Asked = Generator[Exchange, Replies, T]
 
@@ -131,7 +132,7 @@ class _SealedRound:
         parts = [self.schema.slices[name] for name in names] or [slice(0, self.schema.n_params)]
         given: dict[str, Any] = {
             "stage": "choose",
-            "choose": plan.choose,
+            "choose": "loss" if self._by_loss else plan.choose,
             "centers": state.centers,
             "scale": self.scale,
             "open": tuple(range(k)),
@@ -223,11 +224,17 @@ class _SealedRound:
             centers, counts = centers_of_sums(centers, words, scale, blocks, step=self.plan.step)
             total += counts
         extra = {**self.state.extra, COUNTS_KEY: total, "age": np.array(1 if self.refresh else self._age + 1)}
+        if self.plan.by_loss and COUNTS_KEY in self.state.extra:
+            extra[BY_LOSS_KEY] = np.array(max(0, self._by_loss - 1))
         if scale.noise:
             spent = sum_cost(scale, fewest, centers.shape[1])
             extra[SPENT_KEY] = extra.get(SPENT_KEY, 0.0) + np.stack([spent, np.ones_like(spent)])
         one = dict.fromkeys(sorted(self.fleet), 0) if len(centers) == 1 else {}
         return State(centers=centers, assignment={**self.state.assignment, **chosen, **one}, extra=extra)
+
+    @property
+    def _by_loss(self) -> int:
+        return int(self.state.extra.get(BY_LOSS_KEY, self.plan.by_loss))
 
     @property
     def _age(self) -> int:

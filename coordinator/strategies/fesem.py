@@ -37,6 +37,7 @@ from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Reply, Schema
 
 E_STEPS = ("nearest", "k-means")
+ROUNDS_BY_LOSS = 3  # with secure: by then the centers of random groups have come apart
 CLIENT_WEIGHTS = ("equal", "samples")
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
@@ -81,10 +82,12 @@ class FeSEM(LocalSgd):
         if self.representation not in ("classifier", "all"):
             hint = "set representation = classifier, or all"
             raise single_updates(self, f"a device does not compute representation {self.representation}", hint)
+        tells = self.server.secure_start == "k-means"
         return SumPlan(
             choose="nearest",
             weigh=self.weights,
-            first="k-means",
+            first="k-means" if tells else "groups",
+            by_loss=0 if tells else ROUNDS_BY_LOSS,
             pulls=self._pulls(fleet),
             representation=self.representation,
             hysteresis=self.hysteresis,

@@ -56,16 +56,18 @@ def decode_vector(data: bytes, schema: Schema, *, kind: str, codec: str | None =
     `kind` must agree; `codec` and `base` too where given. Malformed: bad_codec, bad_schema, not_finite, bad_version.
     """
     stored, meta = tensors.unpack_tensors(data)
+    _check_kind(meta, kind)
     if (codec is not None and meta.codec != codec) or (base is not None and meta.base != base):
         raise Malformed("bad_codec", f"codec {meta.codec} on base {meta.base}; expected {codec} on {base}")
-    _check_file(stored, meta, schema, kind)
+    _check_schema(stored, meta, schema)
     return _joined(stored, schema)
 
 
 def decode_frozen(data: tensors.Buffer, schema: Schema, dtype: str = "float32") -> dict[str, Array]:
     """A file of kind "frozen" -> its tensors by name, finite, in `dtype`. Those that are stored so lie in `data`."""
     stored, meta = tensors.view_tensors(data)
-    _check_file(stored, meta, schema, "frozen")
+    _check_kind(meta, "frozen")
+    _check_schema(stored, meta, schema)
     found = {}
     for t in schema.tensors:
         value, scale = stored[t.name], stored.get(t.name + SCALE_SUFFIX)
@@ -186,9 +188,12 @@ def max_file_bytes(schema: Schema, codec: str) -> int:
     return data + names + _ENTRY_BYTES * len(form) + _FILE_BYTES
 
 
-def _check_file(stored: Mapping[str, Array], meta: tensors.TensorFileMeta, schema: Schema, kind: str) -> None:
+def _check_kind(meta: tensors.TensorFileMeta, kind: str) -> None:
     if meta.kind != kind:
         raise Malformed("bad_schema", f"the file holds a {meta.kind}, expected a {kind}")
+
+
+def _check_schema(stored: Mapping[str, Array], meta: tensors.TensorFileMeta, schema: Schema) -> None:
     if meta.schema != schema.sha256:
         raise Malformed("bad_schema", f"the file's schema is {meta.schema}, expected {schema.sha256}")
     _check_form(stored, _form(schema, meta.codec))

@@ -25,7 +25,7 @@ from edge_client.training.summed import compared, contribution
 from emulator.simulation import summed_devices
 from tests.support.sum_attacks import Step, single_points
 
-SERVER = fc.ServerOptions(secure="updates+membership")
+SERVER = fc.ServerOptions(secure="updates+membership", secure_start="k-means")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from coordinator.aggregation.privacy import release_centers
 from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.common.sum_plan import SECURE_MODES
+from coordinator.strategies.common.sum_plan import SECURE_MODES, SECURE_STARTS
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
@@ -48,6 +48,7 @@ class ServerOptions(MethodValue):
     least_members: int = 5  # a center of fewer devices is not summed
     secure_bits: int = 32  # of a word of the sums
     secure_clip: float = 1.0  # the greatest L2 norm of one device's contribution, over that of the last centers, or 1
+    secure_start: str = "loss"  # of fesem and wecfl: "loss", or "k-means", which tells the server updates
     secret: bytes = field(default=b"", repr=False, metadata=NOT_A_SETTING)  # the key of the noise
 
     def __post_init__(self) -> None:
@@ -61,6 +62,7 @@ class ServerOptions(MethodValue):
         check_range("least-members", self.least_members, low=2)
         check_range("secure-bits", self.secure_bits, low=MIN_BITS, high=MAX_BITS)
         check_range("secure-clip", self.secure_clip, low=1e-9)
+        check_choice("secure-start", self.secure_start, SECURE_STARTS)
         if self.secure != "off" and self.reduce != "mean":
             raise ConfigError(
                 f"secure with reduce {self.reduce}: a robust rule compares single updates",

@@ -18,6 +18,7 @@ from edge_client.protocol.task import ClientId
 
 SECURE_MODES = ("off", "updates", "updates+membership")
 PLANS = ("sum_plan", "asynchronous_plan")  # the functions by which a method says how it works elsewhere
+SECURE_STARTS = ("loss", "k-means")
 HINT = "use fesem, ifca, hypcluster, fedem, fedsoft, fedavg, fedprox, ditto or pfedme; or set secure = off"
 
 
@@ -33,6 +34,8 @@ class PersonalFit:
 class SumPlan:
     """`choose` as `SummedFit` says. `first`: how centers come apart in the first round, "groups", "k-means" or "none".
 
+    In the first `by_loss` rounds after that the devices choose by their losses, whatever `choose` says.
+
     `weigh`: devices count "equal" or by their "samples". `pulls` are the proximal terms of the devices, which begin at
     their own model in `slot` with `own_start`; soft weights are estimated every `tau` rounds. `served` is that of
     `SummedProbe`; the other fields are those of `SummedFit`.
@@ -41,6 +44,7 @@ class SumPlan:
     choose: str
     weigh: str = "samples"
     first: str = "none"
+    by_loss: int = 0
     pulls: Mapping[ClientId, float] = field(default_factory=dict)
     representation: str = "classifier"
     hysteresis: float = 0.0
@@ -80,13 +84,13 @@ def own_parts(method: object, plan: str) -> list[str]:
 
 def check_noisy(method: object, plan: SumPlan) -> None:
     """Refuse noise on the devices where the plan has sums that noise does not cover. Raises ConfigError."""
-    if plan.first == "k-means" or plan.choose in SOFT:
-        what = (
-            "its first k-means has sums" if plan.first == "k-means" else "a device's weights in the centers are summed"
-        )
+    secure = f"secure and privacy-noise with {type(method).__name__}"
+    if plan.first == "k-means":
+        raise ConfigError(f"{secure}: its first k-means has sums without noise", hint="set secure-start = loss")
+    if plan.choose in SOFT:
         raise ConfigError(
-            f"secure and privacy-noise with {type(method).__name__}: {what} without noise",
-            hint="use ifca, hypcluster, fedavg, fedprox, ditto or pfedme; or set privacy-noise = 0",
+            f"{secure}: a device's weights in the centers are summed without noise",
+            hint="use fesem, ifca, hypcluster, fedavg, fedprox, ditto or pfedme; or set privacy-noise = 0",
         )
 
 

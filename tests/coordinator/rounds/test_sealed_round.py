@@ -20,7 +20,7 @@ from coordinator.strategies.registry import METHODS, Setting, make_method
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import SummedFit
-from edge_client.protocol.task import ClientId, Reply
+from edge_client.protocol.task import ClientId, Reply, Task
 from tests.support.methods import MethodWorld, build, world
 from tests.support.softmax_program import grouped_fleet, start_of
 
@@ -29,7 +29,13 @@ MODES = ("updates", "updates+membership")
 SUMMED = ("fedavg", "fedprox", "feddist", "feddws", "ditto", "pfedme", "fesem", "wecfl", "ifca", "hypcluster")
 WEIGHTED = ("wecfl", "hypcluster")  # their weights would tell the devices of a center
 SOFT_ONES = ("fedsoft", "fedem")
-SMALL: Mapping[str, Setting] = {"local-steps": 5, "learning-rate": 0.1, "batch-size": 1000, "secure-clip": 10.0}
+SMALL: Mapping[str, Setting] = {
+    "local-steps": 5,
+    "learning-rate": 0.1,
+    "batch-size": 1000,
+    "secure-clip": 10.0,
+    "secure-start": "k-means",  # fesem begins as in the clear
+}
 
 
 def trained(case: str, secure: str, rounds: int = 3, **more: Setting) -> MethodWorld:
@@ -196,11 +202,12 @@ def test_each_other_method_is_refused_by_name() -> None:
     ("settings", "words"),
     [
         ({"reduce": "median"}, "robust rule"),
-        ({"privacy-noise": 1.0}, "first k-means has sums without noise"),
+        ({"privacy-noise": 1.0, "secure-start": "k-means"}, "first k-means has sums without noise"),
         ({"label-prior": "device"}, "label counts"),
         ({"e-step": "k-means"}, "e-step k-means"),
         ({"representation": "projection"}, "representation"),
         ({"secure": "yes"}, "secure is 'yes'"),
+        ({"secure-start": "groups"}, "secure-start is 'groups'"),
         ({"least-members": 1}, "least-members"),
         ({"secure-bits": 8}, "secure-bits"),
     ],
@@ -247,8 +254,27 @@ def trained_alone(local: Mapping[ClientId, DeviceData], who: list[ClientId]) -> 
     return made.state.centers[0]
 
 
+@pytest.mark.parametrize("start", ["loss", "k-means"])
 @pytest.mark.parametrize("case", ["fesem", "wecfl", "ifca", "fedavg"])
-def test_a_record_says_whether_the_first_k_means_tells_single_updates(case: str) -> None:
-    seen = what_is_seen(build(case, {"e-step": "nearest", "secure": "updates"}))
+def test_a_record_says_whether_the_first_k_means_tells_single_updates(case: str, start: str) -> None:
+    seen = what_is_seen(build(case, {"e-step": "nearest", "secure": "updates", "secure-start": start}))
     assert seen is not None
-    assert ("what the first k-means tells of some" in seen["sees"]) == (case in ("fesem", "wecfl"))
+    told = case in ("fesem", "wecfl") and start == "k-means"
+    assert ("what the first k-means tells of some" in seen["sees"]) == told
+
+
+def test_fesem_begins_with_random_groups_and_three_rounds_by_loss_and_goes_on_by_distance() -> None:
+    made = world(build("fesem", {**SMALL, "secure": "updates", "secure-start": "loss"}), LOCAL)
+    asked: list[str] = []
+    answer = made.devices.answer
+
+    def noted(who: ClientId, task: Task) -> Reply:
+        if isinstance(task, SummedFit) and who == min(LOCAL) and task.stage == "add":
+            asked.append(task.choose)
+        return answer(who, task)
+
+    made.devices.answer = noted  # type: ignore[method-assign]
+    for _ in range(5):
+        made.round()
+    assert asked == ["given", "loss", "loss", "loss", "nearest", "nearest"]
+    assert len({tuple(center) for center in made.state.centers}) == len(made.state.centers)
