@@ -25,6 +25,7 @@ from coordinator.rounds.round_record import AsynchronousRecord
 from coordinator.strategies.base import State
 from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
 from emulator.simulation import checkpoint
+from emulator.simulation.spill import SpilledModels
 from emulator.simulation.virtual_network import AdmittedReply, VirtualNetwork
 
 DONE, ARRIVED, EXPIRED = "done", "arrived", "expired"
@@ -212,7 +213,7 @@ class AsynchronousNetwork:
             for who, work in sorted(self._work.items())
             if work.task is not None and work.sent is None and work.ends_s < math.inf
         }
-        for who, sent in self.network.run_tasks(todo).items():
+        for who, sent in self.network.run_tasks(todo, SpilledModels()).items():
             self._work[who].sent = sent
         self.network.local_steps = before
 

@@ -157,7 +157,7 @@ class GraphSteps:
 
     def start(self) -> tuple[LocalUpdate, Step]:
         """A new update, and its next step."""
-        update, t = OnnxUpdate(self._session, self._function, self._given), count(1)
+        update, t = OnnxUpdate(self._session, self._function, {}, self._given), count(1)
 
         def step() -> float:
             numbers = StepScalars.of(ADAM, next(t))
