@@ -304,7 +304,7 @@ def _print_written(out: Path, manifest: Mapping[str, Any]) -> None:
 
 
 COLUMNS = "ms: the time of one sample; difference: the largest between an output (logit) of the file and torch's"
-ACCURACIES = "accuracy: of the median device, and in brackets of the device with the lowest"
+ACCURACIES = "accuracy: of the median device, and in brackets of the device with the lowest where that differs"
 NO_SAMPLES = (
     "accuracy is not measured, because the bundle holds no samples: files were compared with torch on random inputs.\n"
     "--samples FILE.npz (x, and labels y) measures it; `reference` in coordinator.toml puts such a file's samples into "
@@ -338,4 +338,5 @@ def _format_accuracy(row: Mapping[str, Any]) -> str:
 
 
 def _format_measurement(found: Mapping[str, float]) -> str:
-    return f"{found['median']:.2%} ({found['min']:.2%})"
+    lowest = f" ({found['min']:.2%})" if found["min"] != found["median"] else ""
+    return f"{found['median']:.2%}{lowest}"

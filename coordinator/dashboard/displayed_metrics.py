@@ -160,7 +160,8 @@ class DashboardView:
 
     def _describe(self, devices: Mapping[ClientId, tuple[str, int]]) -> Messages:
         """Take in the engine and the number of training samples of devices, which may change."""
-        told = ((self.devices[cid], *facts) for cid, facts in devices.items() if cid in self.devices)
+        known = ((self.devices[cid], *facts) for cid, facts in devices.items() if cid in self.devices)
+        told = [(i, engine, n or self._samples[i]) for i, engine, n in known]  # one that only asks offers no samples
         changed = [(i, engine, n) for i, engine, n in told if (engine, n) != (self._engine[i], self._samples[i])]
         for i, engine, n in changed:
             self._engine[i], self._samples[i] = engine, n

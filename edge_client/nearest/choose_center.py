@@ -215,9 +215,10 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
     fits = {} if router is None else router.fits(at_best, n)
     told = [*ranked.told, *(_compared(name, d, best, router, n) for name, d in at_best.items())]
     told += [
-        f"{_WORDS[name]} is further off than of nearly all devices that trained"
+        f"{_WORDS[name]} {at_best[name]:.3f} is above {router.limits(name, n)[1]:.3f}, "
+        "below which nearly all devices that trained are"
         for name, fit in fits.items()
-        if fit == FITS[-1]
+        if fit == FITS[-1] and router is not None
     ]
     if guesses := at_best.get("loss", 0.0) > source.abstain:
         told.append(f"a mean loss above {source.abstain:.3f} is worse than guessing")
@@ -248,7 +249,7 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
 def _compared(name: str, distance: float, best: int, router: Router | None, n: int) -> str:
     """A feature in words, beside what it is on devices that trained."""
     usual = None if router is None else router.typical(name, n)
-    beside = "" if usual is None else f"; its own devices have about {usual:.3f}"
+    beside = "" if usual is None else f"; devices that trained have about {usual:.3f} at theirs"
     return f"{_WORDS[name]} {distance:.3f} at center {best}{beside}"
 
 

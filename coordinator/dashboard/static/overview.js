@@ -169,7 +169,7 @@ export function roundTable(run) {
 const EVENT_TEXTS = {
   start: (e) => `the coordinator leads ${e.federation}, epoch ${e.epoch}`,
   program: (e) => `training program of ${e.model} compiled, ${seconds(e.seconds)}`,
-  joined: (e) => (e.devices > 1 ? `${e.devices} devices joined, ${e.device} last` : `${e.device} ${e.n ? `joined: ${e.engine}, ${e.n} samples` : `is connected: ${e.engine}; it is not in the training`}`),
+  joined: (e) => (e.devices > 1 ? `${e.devices} devices are connected, ${e.device} last` : `${e.device} ${e.n ? `joined: ${e.engine}, ${e.n} samples` : `is connected: ${e.engine}; it is not in the training`}`),
   offers: (e) => `${e.device} offers ${e.n} samples for training`,
   "let-in": (e) => `${e.device} takes part from round ${e.round} of ${e.run}`,
   "left-out": (e) => `${e.device} is left out: ${e.why}`,

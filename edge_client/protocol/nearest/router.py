@@ -219,18 +219,22 @@ class Router:
         """The feature's median on devices that trained, if it was measured."""
         return self._at(self.usual[feature].middle, n) if feature in self.usual else None
 
-    def _fit(self, feature: str, distance: float, n: int) -> str:
-        """How a center fits that is so far by this feature of `n` samples.
+    def limits(self, feature: str, n: int) -> tuple[float, float]:
+        """By this feature of `n` samples a center fits well below the first, and not at all above the second.
 
         Fewer samples than any device of the run had scatter more: the limits' logarithms are further from the median's,
         by the square root of the ratio.
         """
         usual, wider = self.usual[feature], max(1.0, self.sizes[0] / max(1, n)) ** 0.5
         middle = max(self._at(usual.middle, n), MIN_SPREAD)
-        limits = [
+        well, none = (
             middle * (max(self._at(limit, n), MIN_SPREAD) / middle) ** wider for limit in (usual.well, usual.none)
-        ]
-        return FITS[int(np.searchsorted(limits, distance))]
+        )
+        return well, none
+
+    def _fit(self, feature: str, distance: float, n: int) -> str:
+        """How a center fits that is so far by this feature of `n` samples."""
+        return FITS[int(np.searchsorted(self.limits(feature, n), distance))]
 
     def _checked(self, name: str, distances: Sequence[float] | Array) -> F64:
         d = np.asarray(distances, dtype=np.float64)

@@ -129,6 +129,14 @@ def test_a_device_that_announces_more_samples_is_shown_with_them() -> None:
     assert view.status(seen(devices={"d0": ("onnx", 160)})) == []
 
 
+def test_a_device_that_only_asks_for_its_center_keeps_the_samples_that_it_trained_on() -> None:
+    view = DashboardView()
+    view.event({**joined(0), "n": 160})
+    told = view.status(seen(devices={"d0": ("onnx", 0)}))
+    assert not [message for kind, message in told if kind == "fleet" and "facts" in message]
+    assert view.snapshot()["fleet"]["samples"] == [160, 0]
+
+
 def test_a_phone_that_takes_part_is_shown_with_its_samples_also_from_the_file() -> None:
     events = [{**joined(0), "n": 0}, {**joined(0), "event": "offers", "n": 20}]
     assert replay_events(map(json.dumps, events)).snapshot()["fleet"]["samples"] == [20]
