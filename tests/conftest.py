@@ -53,6 +53,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 SKIPS_IN_CI = (
     "make readers",
     "make brokers",
+    "make models",
     "comes with flwr-datasets",
     "Lightning",
     "CUDA",

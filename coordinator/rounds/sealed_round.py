@@ -82,7 +82,8 @@ def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet,
     parts: dict[str, Any] = {"strategy": strategy, "plan": plan, "schema": schema, "fleet": fleet}
     if first and plan.first == "groups":
         every, seeds = tuple(sorted(fleet)), TaskSeeds.from_rng(rng)
-        deal = dict(zip(every, (rng.permutation(len(every)) % len(state.centers)).tolist(), strict=True))
+        groups = min(len(state.centers), max(1, len(every) // strategy.server.least_members))  # each can be summed
+        deal = dict(zip(every, (rng.permutation(len(every)) % groups).tolist(), strict=True))
         state = yield from _SealedRound(state=state, cohort=every, seeds=seeds, **parts).random_starts(deal)
         if COUNTS_KEY not in state.extra:
             return state
@@ -152,7 +153,10 @@ class _SealedRound:
         return self.fleet[who] / max(self.fleet.values())
 
     def random_starts(self, deal: Mapping[ClientId, int]) -> Round:
-        """Each group's mean after one fit from the common model becomes a center, as MultiStartSgd says."""
+        """Each group's mean after one fit from the common model becomes a center, as MultiStartSgd says.
+
+        A fleet too small for so many groups has fewer; the centers without one are the common model.
+        """
         how = {"choose": "given", "slot": "start"}
         centers = np.tile(self.state.extra["start"], (len(self.state.centers), 1))
         run = replace(self, state=replace(self.state, centers=centers))

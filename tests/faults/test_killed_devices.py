@@ -144,7 +144,7 @@ CUTS = 12  # spread over the changes of the disk in a round of masked sums
 
 
 @pytest.fixture(scope="module")
-def undisturbed_sums(tmp_path_factory: pytest.TempPathFactory) -> DevicesBaseline:
+def undisturbed_sums(tmp_path_factory: pytest.TempPathFactory, same_rounding: None) -> DevicesBaseline:
     with pytest.MonkeyPatch.context() as patch:
         power = Power(patch)
         fed = Federation.of(tmp_path_factory.mktemp("sums"), ballast=BALLAST, devices=6, runs=MASKED).play()

@@ -26,7 +26,6 @@ from edge_client.protocol.secure.masks import Words, pack_words
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares
 from edge_client.runtime import task_runner
-from edge_client.training import summed_work
 from edge_client.training.summed_work import SummedAnswer, add_words
 from tests.support.memory_broker import MemoryBroker
 from tests.support.softmax_program import grouped_fleet
@@ -144,12 +143,6 @@ class Stages:
 
 def small(folder: Path, seen: Stages, **changes: Anything) -> Federation:
     return Federation.of(folder, broker=MemoryBroker(tamper=seen), devices=DEVICES, **changes)
-
-
-@pytest.fixture
-def same_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices draw known numbers in place of secret ones, so that the bits of two trainings can be compared."""
-    monkeypatch.setattr(summed_work, "secret_stream", lambda: np.random.default_rng(0))
 
 
 @pytest.fixture

@@ -90,6 +90,7 @@ MASKED: dict[str, Any] = {
     "victim",
     ["coordinator", pytest.param("devices", marks=pytest.mark.slow), pytest.param("broker", marks=pytest.mark.slow)],
 )
+@pytest.mark.usefixtures("same_rounding")
 def test_masked_sums_end_with_the_same_bits_whoever_is_killed_among_their_stages(tmp_path: Path, victim: str) -> None:
     """One kill in each stage of the first sum."""
     (tmp_path / "virtual").mkdir()

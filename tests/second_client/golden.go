@@ -49,7 +49,9 @@ func load(folder, name string) object {
 
 func checkGolden(folder string) {
 	v := &vectors{}
-	v.bytes(load(folder, "vectors.json"))
+	recorded := load(folder, "vectors.json")
+	v.bytes(recorded)
+	v.optimisers(recorded["optimisers"].(object))
 	v.refusals(load(folder, "refused.json"))
 	v.secure(load(folder, "secure.json"))
 	fmt.Printf("%d golden vectors hold\n", v.checked)

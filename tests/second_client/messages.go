@@ -23,7 +23,7 @@ var fieldsOf = map[string]string{
 
 const (
 	replyFields = "codec:f32|f16|i8 base:start|anchor|zero max_size:1..4294967296"
-	fitFields   = "init?:manifest=model linear?:manifest=linear lr:positive momentum:positive mu:positive steps:1..1000000 batch:1..65536 seed:int rows?:rows slot?:slot upload?:bool buffers?:sent|own"
+	fitFields   = "init?:manifest=model linear?:manifest=linear lr:positive momentum?:positive optimiser?:object mu:positive steps:1..1000000 batch:1..65536 seed:int rows?:rows slot?:slot upload?:bool buffers?:sent|own"
 	probeFields = "models:list want:list prior?:list split?:train|test batch:1..65536 seed:int limit?:1..2147483648 buffers?:sent|own|batch label_totals?:list step?:manifest=container"
 	sumFields   = "stage:prekeys|shares|add|show|tell|keep after?:int message?:manifest=sum work?:object step?:manifest=container"
 	ofFit       = "part:choose|add|count|points choose:only|given|loss|nearest|shares|posterior centers:list open:list share:positive scale:object group?:0..15 compare?:list points?:manifest=points points_open?:list dealt?:bool hysteresis?:positive sigma?:positive move?:positive refresh?:bool repeats?:1..1000000"
@@ -121,6 +121,10 @@ func checkFit(m object) {
 		base = reply["base"].(string)
 	}
 	need(mu == 0 || anchored, "bad_task", "mu without an anchor")
+	if rule, there := m["optimiser"].(object); there {
+		checkOptimiser(rule)
+	}
+	need((m["momentum"] == nil) != (m["optimiser"] == nil), "bad_task", "a fit has a momentum or an optimiser")
 	need(!own || anchor != "start" && base != "start", "bad_task", "the coordinator does not hold an own start")
 	need(base != "anchor" || anchored, "bad_task", "base anchor without an anchor")
 }

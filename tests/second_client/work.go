@@ -221,6 +221,8 @@ func (w *work) steps(f fitting) ([]float64, float64) {
 	}
 	lr, _ := number(f.task["lr"])
 	momentum, _ := number(f.task["momentum"])
+	rule, ruled := f.task["optimiser"].(object)
+	moving := newOptimiser(rule, len(f.start))
 	steps, batch, rows := int(f.task["steps"].(int64)), int(f.task["batch"].(int64)), w.rows(f.task)
 	g, loss, order := newPCG64(f.seed), 0.0, []int{}
 	for k := 0; k < steps; k++ {
@@ -234,7 +236,12 @@ func (w *work) steps(f fitting) ([]float64, float64) {
 		for _, i := range piece {
 			xs, ys, q = append(xs, x.x[i]), append(ys, p.oneHot(x.labels[i])), append(q, rows[i]/float64(len(piece)))
 		}
-		loss += p.train(s, xs, ys, q, lr, momentum, f.mu) / float64(steps)
+		if ruled { // the step's velocity is then the gradient
+			loss += p.train(s, xs, ys, q, 0, 0, f.mu) / float64(steps)
+			moving.move(s.w, s.velocity, lr)
+		} else {
+			loss += p.train(s, xs, ys, q, lr, momentum, f.mu) / float64(steps)
+		}
 	}
 	for i, v := range s.w {
 		s.w[i] = f32(v)

@@ -41,6 +41,7 @@ from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program
 from tests.support.heap_use import HEAP_FILE, note_heap_use
+from tests.support.known_rounding import round_by_known_numbers
 from tests.support.virtual_federation import FEDERATION, TOPICS, Outcome, WideEngine, config, seed_program
 
 PATIENCE_S = 90.0
@@ -297,6 +298,7 @@ def run_until_told(clients: Sequence[Client]) -> None:
 
 def devices(folder: Path, url: str) -> None:
     """All devices in one process, until SIGTERM."""
+    round_by_known_numbers()
     fleet = softmax_program.grouped_fleet(settings(folder).fleet.min_devices, 2)
     run_until_told([client(folder, url, number, *item) for number, item in enumerate(fleet.items())])
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.rounds.possible_sums import why_impossible
+from coordinator.aggregation.possible_sums import why_impossible
 from coordinator.rounds.sealed_round import is_sealed
 from coordinator.rounds.secure_sum import (
     MaskedVectorStored,

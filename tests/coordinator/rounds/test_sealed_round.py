@@ -263,6 +263,17 @@ def test_a_record_says_whether_the_first_k_means_tells_single_updates(case: str,
     assert ("what the first k-means tells of some" in seen["sees"]) == told
 
 
+@pytest.mark.parametrize("case", ["fesem", "ifca"])
+@pytest.mark.parametrize("secure", MODES)
+def test_a_fleet_too_small_for_a_group_of_each_center_begins_with_fewer_groups(case: str, secure: str) -> None:
+    few = dict(list(LOCAL.items())[:7])
+    made = world(build(case, {**SMALL, "secure": secure, "secure-start": "loss", "clusters": 2}), few)
+    begin = made.state.centers.copy()
+    made.round()
+    assert (made.state.centers != begin).any()
+    assert made.state.extra[COUNTS_KEY].sum() == len(few)
+
+
 def test_fesem_begins_with_random_groups_and_three_rounds_by_loss_and_goes_on_by_distance() -> None:
     made = world(build("fesem", {**SMALL, "secure": "updates", "secure-start": "loss"}), LOCAL)
     asked: list[str] = []

@@ -341,7 +341,8 @@ def test_verify_names_its_columns_in_plain_words(bundle: Path, capsys: pytest.Ca
         place = heads.index(name)
         assert all(re.match(r"\d+\.\d\d%( \(\d+\.\d\d%\))? *", line[place:]) for line in lines)
     assert "difference: the largest between an output (logit) of the file and torch's" in told.err
-    assert "accuracy: of the median device, and in brackets of the device with the lowest where that differs" in told.err
+    brackets = "in brackets of the device with the lowest where that differs"
+    assert f"accuracy: of the median device, and {brackets}" in told.err
 
 
 def test_verify_takes_other_samples(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

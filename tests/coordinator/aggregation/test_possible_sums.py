@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.aggregation.possible_sums import why_impossible
 from coordinator.aggregation.summed_centers import centers_of_sums
-from coordinator.rounds.possible_sums import why_impossible
 from edge_client.protocol.summed_task import SCORE_LEVELS, SummedFit, SummedProbe, SumScale, Words
 from edge_client.protocol.task import Array
 from edge_client.training.summed import TrainedChoice, contribution
