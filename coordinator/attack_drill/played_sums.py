@@ -5,12 +5,14 @@ The files of a task are read from the coordinator's folder; how they travel is p
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.attack_drill.loopback_copy import FEDERATION
 from coordinator.attack_drill.plausible_replies import MOVE
@@ -22,7 +24,6 @@ from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.secure.masks import Words
 from edge_client.protocol.summed_task import SCORE_LEVELS, SOFT, SummedFit, SummedProbe
 from edge_client.protocol.task import Flat
-from edge_client.training.summed import TrainedChoice, contribution
 
 Change = Callable[[Words], Words]
 
@@ -83,13 +84,30 @@ class PlayedSums:
         if isinstance(work, SummedProbe):
             half = SCORE_LEVELS // 2
             return np.array([1, 2, half, half, 1], np.uint32)
-        k, soft = len(work.centers), work.choose in SOFT
-        models = work.centers + MOVE
-        chosen = 0 if work.group is None else work.group
-        mine = TrainedChoice(
-            models=models if work.choose == "posterior" else models[chosen : chosen + 1],
-            weights=np.full(k, 1 / k) if soft else np.eye(k)[chosen],
-            order=None if soft else np.roll(np.arange(k), -chosen),
-        )
-        words = contribution(work, mine, np.random.default_rng(0)).words
-        return np.zeros(0, np.uint32) if words is None else words.astype(np.uint32)
+        if work.points is not None and work.points_open is not None and work.stage in ("count", "points"):
+            return _cluster_words(work.points.shape, work.points_open, stage=work.stage)
+        k, first = len(work.centers), work.group or 0
+        own = next(i % k for i in range(first, first + k) if i % k in work.open)
+        weights = np.isin(np.arange(k), work.open) / k if work.choose in SOFT else np.eye(k)[own]
+        if work.stage == "choose":
+            return work.scale.modulo(weights > 0)
+        counts = np.ones(k) if work.choose == "posterior" else weights
+        return np.concatenate([_moved(work, counts[center] * work.share) for center in work.open])
+
+
+def _moved(work: SummedFit, share: float) -> Words:
+    """The block of a center of which the device has this share."""
+    size, scale = work.centers.shape[1], work.scale
+    if share == 0:
+        return np.zeros(size + 2, np.uint32)
+    step = min(MOVE, scale.clip / math.sqrt(size)) / scale.clip
+    words = scale.to_words(np.append(np.full(size, step), 1.0) * share, np.random.default_rng(0))
+    return np.append(words, np.uint32(1))
+
+
+def _cluster_words(shape: tuple[int, ...], is_open: NDArray[np.bool_], *, stage: str) -> Words:
+    """Of a device whose point is the first open centroid of each run."""
+    runs, k, width = shape
+    words = np.zeros((runs, k, 1 if stage == "count" else width + 2), np.uint32)
+    words[np.arange(runs), is_open.argmax(axis=1), -1] = is_open.any(axis=1)
+    return words.ravel()
