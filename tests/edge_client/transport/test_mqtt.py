@@ -72,11 +72,14 @@ def test_a_broker_that_was_away_for_a_day_is_found_again(tmp_path: Path, free_po
     """At about a minute for each, 1,024 failed attempts are seventeen hours; 2.0 ** 1024 is no float."""
     attempts = 0
     with ExitStack() as stack:
+        held = stack.enter_context(socket.socket())  # bound and deaf: refuses, and nobody else takes the port
+        held.bind(("127.0.0.1", free_port))
 
         def jitter(_low: float, _high: float) -> float:
             nonlocal attempts
             attempts += 1
             if attempts == 1_100:
+                held.close()
                 stack.enter_context(start_broker(tmp_path, "embedded", port=free_port))
             return 0.0
 
