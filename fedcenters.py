@@ -15,6 +15,7 @@ __all__ = [
     "IFCA",
     "TKM",
     "Bundle",
+    "CLoVE",
     "ClusterCounts",
     "Comparison",
     "Ditto",
@@ -64,6 +65,7 @@ _METHODS = "coordinator.strategies.registry"  # which also writes their docstrin
 _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "Bundle": "export.bundle.reader",
     "CFL": _METHODS,
+    "CLoVE": _METHODS,
     "Comparison": "emulator.api.comparison",
     "ClusterCounts": "emulator.api.cluster_counts",
     "Ditto": _METHODS,
@@ -125,6 +127,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.baselines.nonfed import NonFed
     from coordinator.strategies.baselines.pfedme import PFedMe
     from coordinator.strategies.cfl import CFL
+    from coordinator.strategies.clove import CLoVE
     from coordinator.strategies.common.local_sgd import LocalSgd
     from coordinator.strategies.common.server_options import ServerOptions
     from coordinator.strategies.fedem import FedEM

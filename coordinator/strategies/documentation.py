@@ -31,6 +31,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "label_prior": {ALL: '"device" corrects centers to the device\'s own label counts, "model" does not'},
     "clusters": {ALL: "number of centers"},
     "runs": {ALL: "number of independent runs"},
+    "cap": {ALL: "losses outside the quantiles 1 - cap and cap of the cohort count as the nearer one; 1 caps none"},
     "lam": {
         ALL: "weight of the pull to the center; an average device has mu = 2 lam",
         "Ditto": "weight of the pull of the personal model to the common one",
@@ -93,6 +94,7 @@ COSTS: Mapping[str, RoundCost] = {
     "cfl": RoundCost("1; one more per level for a new device", "1", "1"),
     "hypcluster": _BY_LOSS,
     "ifca": _BY_LOSS,
+    "clove": RoundCost("2", "K", "1"),
     "fedem": RoundCost("1 + K; 2 + K in the first round", "K", "K"),
     "fedsoft": RoundCost("1; 2 every tau rounds", "1; 1 + K every tau rounds", "1"),
     "fedavg-plus": _ENSEMBLE,

@@ -16,14 +16,14 @@ import numpy as np
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.strategies.asynchronous_plan import AsynchronousPlan
-from coordinator.strategies.base import Fleet, Round, State
+from coordinator.strategies.base import Fleet, Replies, Round, State
 from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import Schema
+from edge_client.protocol.task import ClientId, Schema
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -47,12 +47,16 @@ class IFCA(MultiStartSgd):
         """Each device tells its losses at the newest centers, and trains the one that fits it best."""
         return AsynchronousPlan(choose="loss", weigh=self.weights)
 
+    def choose(self, replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
+        """The center of each device that told its losses at all K centers."""
+        return choose_by_loss(replies, rng)
+
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""
         state = yield from self.separate_starts(state, schema, fleet, rng)
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self.probe_centers(state, "loss", seed=seeds.of(c)) for c in cohort}
-        chosen = choose_by_loss(replies, rng)
+        chosen = self.choose(replies, rng)
         if not chosen:
             return state
         replies = yield {c: self.fit(start=state.centers[k], seed=seeds.of(c), center=k) for c, k in chosen.items()}

@@ -18,6 +18,7 @@ from coordinator.strategies.baselines.fedsgd import FedSGD
 from coordinator.strategies.baselines.nonfed import NonFed
 from coordinator.strategies.baselines.pfedme import PFedMe
 from coordinator.strategies.cfl import CFL
+from coordinator.strategies.clove import CLoVE
 from coordinator.strategies.common.setting_checks import KINDS
 from coordinator.strategies.documentation import method_doc
 from coordinator.strategies.fedem import FedEM
@@ -34,6 +35,7 @@ from export.plugins import find_by_name, nearest_name_hint
 
 METHODS: dict[str, type[Any]] = {
     "cfl": CFL,
+    "clove": CLoVE,
     "ditto": Ditto,
     "fedavg": FedAvg,
     "fedavg-late": FedAvgLate,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 METHOD_NAMES = {
     "cfl": "CFL",
+    "clove": "CLoVE",
     "ditto": "Ditto",
     "fedavg": "FedAvg",
     "fedavg-late": "FedAvg with late updates",

@@ -67,6 +67,7 @@ ROWS = [
     Same("fedprox-plus", {"runs": 1}, "fedprox"),
     Same("fedprox-plus", {"mu": 0.0, "runs": 3}, "fedavg-plus", {"runs": 3}),
     Same("hypcluster", ONE_CENTER, "fedavg"),
+    Same("clove", ONE_CENTER, "fedavg"),
     Same("ifca", ONE_CENTER, "fedavg", fleet=EQUAL),
     Same("ifca", {"clusters": 3}, "hypcluster", {"clusters": 3}, fleet=EQUAL),
     Same("fedem", ONE_CENTER, "fedavg"),

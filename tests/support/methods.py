@@ -22,6 +22,7 @@ COUNTS = ("clusters", "components", "runs")  # what methods call the number of t
 
 VARIANTS = (  # settings under which a method takes other ways
     "cfl warm-up=0",
+    "clove start=groups",
     "fedsoft select=2",
     "feddane optimiser=adam learning-rate=0.05",
     "fesem e-step=k-means",

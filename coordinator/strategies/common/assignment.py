@@ -8,14 +8,19 @@ from collections.abc import Mapping
 import numpy as np
 
 from coordinator.strategies.base import Replies
-from edge_client.protocol.task import ClientId
+from edge_client.protocol.task import F64, ClientId
+
+
+def told_losses(replies: Replies) -> dict[ClientId, F64]:
+    """Losses [K] of each client that reported them, sorted by client; NaN is infinite."""
+    return {
+        c: np.where(np.isnan(r.losses), np.inf, r.losses) for c, r in sorted(replies.items()) if r.losses is not None
+    }
 
 
 def choose_by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
     """argmin_k losses[k] of each client that reported losses [K]; equal losses are decided by lot, NaN is the worst."""
-    told = {
-        c: np.where(np.isnan(r.losses), np.inf, r.losses) for c, r in sorted(replies.items()) if r.losses is not None
-    }
+    told = told_losses(replies)
     best = {c: np.flatnonzero(losses == losses.min()) for c, losses in told.items()}
     return {c: int(ks[0] if len(ks) == 1 else rng.choice(ks)) for c, ks in best.items()}
 

@@ -11,6 +11,7 @@ from coordinator.strategies.baselines.fedavg_plus import FedAvgPlus
 from coordinator.strategies.baselines.feddist import FedDist
 from coordinator.strategies.baselines.pfedme import PFedMe
 from coordinator.strategies.cfl import CFL
+from coordinator.strategies.clove import CLoVE
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.fedem import FedEM
@@ -75,6 +76,7 @@ REFUSED: list[tuple[Callable[..., object], list[dict[str, Any]]]] = [
         CFL,
         [{"criterion": "x"}, {"linkage": "ward"}, {"eps_1": -1.0}, {"smallest": 1}, {"gamma": 2.0}, {"coverage": 0.0}],
     ),
+    (CLoVE, [{"clusters": 0}, {"clusters": 17}, {"restarts": 0}, {"cap": 0.4}, {"cap": 1.1}, {"cap": NAN}]),
     (FedEM, [{"clusters": 0}, {"clusters": 17}, {"start": "noise"}]),
     (FedGroup, [{"clusters": 0}, {"per_group": 0}, {"first_steps": 0}, {"restarts": 0}]),
     (FedSoft, [{"lam": -1.0}, {"lam": 21.0}, {"tau": 0}, {"sigma": 0.0}, {"select": -1}, {"local_start": "x"}]),

@@ -1,0 +1,72 @@
+"""CLoVE (Bhatia, Papadis, Kodialam, Lakshman, Chakrabarty, ICML 2026): devices are grouped by their losses.
+
+    l_i = (f_i(c_1), ..., f_i(c_K))                                 on all local training samples, inference mode
+    groups of devices = k-means on the vectors l_i of the cohort
+    group g trains center m(g), m one to one:   min_m sum_g sum_{i in g} l_i[m(g)]
+    c_k <- sum_{m(g(i)) = k} n_i w_i / sum_{m(g(i)) = k} n_i
+
+It is IFCA with another choice: where one center fits all devices best at first, IFCA gives it all of them, and here
+they still come apart. The least loss, and the group that a device is in, may be of different centers.
+
+A vector of losses is a device's word, and k-means gives a far point a group of its own, which takes a center from the
+others. So a loss outside the quantiles 1 - `cap` and `cap` of the cohort's losses counts as the nearer one; 1.0 caps
+nothing, as in the paper. Its authors stop grouping when no device has moved for three rounds; here each round groups
+anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.clustering.kmeans import kmeans
+from coordinator.clustering.label_matching import match_labels
+from coordinator.strategies.asynchronous_plan import AsynchronousPlan, whole_rounds
+from coordinator.strategies.base import Fleet, Replies
+from coordinator.strategies.common.assignment import told_losses
+from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.sum_plan import SumPlan, single_updates
+from coordinator.strategies.ifca import IFCA
+from edge_client.protocol.task import F64, ClientId
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CLoVE(IFCA):
+    """`clusters` models for the fleet; devices with alike losses at all of them train the same one."""
+
+    weights: str = "samples"
+    start: str = "redraw"
+    restarts: int = 20
+    cap: float = 0.9  # the quantiles beyond which a lie can be no farther than honest devices' losses
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("restarts", self.restarts, low=1)
+        check_range("cap", self.cap, low=0.5, high=1.0)
+
+    def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - the interface's
+        """None: k-means needs the losses of each device. Raises ConfigError."""
+        raise single_updates(self, "k-means compares the losses of single devices", "use ifca, where a device chooses")
+
+    def asynchronous_plan(self, fleet: Fleet) -> AsynchronousPlan:  # noqa: ARG002 - the interface's
+        """None: the groups are those of a cohort. Raises ConfigError."""
+        raise whole_rounds("clove", "its groups are found among the losses of a whole cohort")
+
+    def choose(self, replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
+        """The center of the group of each device that told its losses [K]."""
+        told = told_losses(replies)
+        if not told:
+            return {}
+        losses = self._capped(np.stack([*told.values()]))
+        labels = kmeans(losses @ losses.T, self.clusters, rng, restarts=self.restarts).labels
+        groups = np.unique(labels)
+        totals = np.stack([losses[labels == g].sum(axis=0) for g in groups], axis=1)  # [K, groups]
+        center = dict(zip(groups.tolist(), match_labels(totals).tolist(), strict=True))
+        return {c: center[int(g)] for c, g in zip(told, labels, strict=True)}
+
+    def _capped(self, losses: F64) -> F64:
+        """[m, K], none outside the quantiles of the finite ones; all alike where none is finite."""
+        finite = losses[np.isfinite(losses)]
+        low, high = np.quantile(finite, [1 - self.cap, self.cap]) if finite.size else (0.0, 0.0)
+        return np.clip(losses, low, high)
