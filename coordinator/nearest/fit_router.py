@@ -11,8 +11,9 @@ weight is one over a temperature.
 The limits for a good fit and for none are upper prediction limits for the distance of one more device, from those of m
 devices to their own centers: on the logarithm y of the distance, mean(y) + t sd(y) sqrt(1 + 1 / m), with the quantile t
 of Student's distribution with m - 1 degrees of freedom (Hahn 1970). A distribution-free limit would need 49 devices to
-reject one known device in fifty; with this one, five devices already have a limit, a wide one. The limit for none is
-never below the largest distance of the fleet, whose logarithms need not be normal.
+reject one known device in fifty; with this one, five devices already have a limit, a wide one. Fewer give none: three
+that are alike by chance would turn away devices like themselves. The limit for none is never below the largest distance
+of the fleet, whose logarithms need not be normal.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from edge_client.protocol.nearest.input_moments import InputProfile
 from edge_client.protocol.nearest.router import (
     FEATURES,
+    MIN_LIMIT_DEVICES,
     ONLY_TESTED,
     FeatureBaseline,
     FeatureRule,
@@ -33,7 +35,6 @@ from edge_client.protocol.nearest.router import (
     Router,
 )
 from edge_client.protocol.task import F64, Array
-from edge_client.protocol.validators import MAX_SAFE_INTEGER
 
 FALSE_NONES = 0.02  # of devices like those that trained are beyond the limit for none, in each feature
 FALSE_BADS = 0.1  # and beyond that for a good fit
@@ -46,8 +47,8 @@ MAX_NEWTON_STEPS, MAX_STEP_HALVINGS, CONVERGENCE_TOLERANCE = (
     1e-9,
 )  # of the fit: steps, halvings of one, the gain that ends it
 MIN_SPREAD = 1e-6
-MIN_DEVICES = 2  # for a limit
-MAX_LOG = 36.0  # of a limit; the largest number of a guide is 2^53
+MAX_LOG = 36.0  # of a limit
+LARGEST_LIMIT = 2.0**52  # a float32 below the largest number of a guide, 2^53 - 1
 SPREAD_QUANTILE = (
     0.95  # the spread is that of a normal distribution with the same upper quantile: what matters is far above
 )
@@ -96,17 +97,28 @@ def learn_router(
 
 def feature_baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]]) -> FeatureBaseline:
     """The median at the own center, how far the upper quantile lies above it, the limits; 1 without measurements."""
-    middle, spread, well, none = [], [], [], []
+    middle, spread, well, none, counts = [], [], [], [], []
     for looks in by_size:
         measured = [look for look in looks if feature in look.distances]
         own = np.array([look.distances[feature][look.own_center] for look in measured] or [1.0])
-        devices = len({look.device for look in measured})
+        devices = _different_devices(feature, measured)
+        counts.append(devices)
         middle.append(float(np.median(own)))
         upper = float(np.quantile(own, SPREAD_QUANTILE)) - middle[-1] if measured else 1.0
         spread.append(max(upper / NORMAL_SPREAD_QUANTILE, MIN_SPREAD * max(1.0, float(np.abs(own).mean()))))
         well.append(prediction_limit(own, devices, FALSE_BADS))
         none.append(prediction_limit(own, devices, FALSE_NONES))
-    return FeatureBaseline(middle=np.array(middle), spread=np.array(spread), well=np.array(well), none=np.array(none))
+    return FeatureBaseline(
+        middle=np.array(middle), spread=np.array(spread), well=np.array(well), none=np.array(none), devices=counts
+    )
+
+
+def _different_devices(feature: str, looks: Sequence[CenterMeasurement]) -> int:
+    """How many devices measured it; those with the same figures have the same samples, and count once."""
+    found: dict[int, tuple[float, ...]] = {}
+    for look in looks:
+        found[look.device] = (*found.get(look.device, ()), float(look.distances[feature][look.own_center]))
+    return len(set(found.values()))
 
 
 def prediction_limit(distances: Array, devices: int, share: float) -> float:
@@ -115,16 +127,17 @@ def prediction_limit(distances: Array, devices: int, share: float) -> float:
     The limit for none is never below the largest of them, in case their logarithms are not normal.
 
     Measurements of one device count as one when the limit's degrees of freedom are counted, since they are alike. From
-    one device nothing can be told: then the limit is 0 for a good fit and the largest number for none.
+    fewer than MIN_LIMIT_DEVICES nothing can be told: then the limit is 0 for a good fit and the largest number for
+    none.
     """
     from scipy.special import stdtrit
 
-    if devices < MIN_DEVICES:
-        return 0.0 if share == FALSE_BADS else float(MAX_SAFE_INTEGER)
+    if devices < MIN_LIMIT_DEVICES:
+        return 0.0 if share == FALSE_BADS else LARGEST_LIMIT
     floor = DISTANCE_FLOOR * float(distances.mean()) + MIN_SPREAD
     y = np.log(distances + floor)
     wide = float(stdtrit(devices - 1, 1 - share)) * np.sqrt(1 + 1 / devices)
-    limit = min(float(np.exp(min(y.mean() + wide * y.std(ddof=1), MAX_LOG)) - floor), float(MAX_SAFE_INTEGER))
+    limit = min(float(np.exp(min(y.mean() + wide * y.std(ddof=1), MAX_LOG)) - floor), LARGEST_LIMIT)
     return limit if share == FALSE_BADS else max(limit, float(distances.max()))
 
 

@@ -19,7 +19,15 @@ from edge_client.errors import UsageError
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.center_tree import CenterTree
-from edge_client.protocol.nearest.router import FEATURES, FITS, NEED_LABELS, ONLY_TESTED, Router, worst_fit
+from edge_client.protocol.nearest.router import (
+    FEATURES,
+    FITS,
+    MIN_LIMIT_DEVICES,
+    NEED_LABELS,
+    ONLY_TESTED,
+    Router,
+    worst_fit,
+)
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 from edge_client.training.learner import Learner
@@ -89,6 +97,7 @@ class Selection:
     distances: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     mixture: Mapping[int, float] = field(default_factory=dict)  # FedSoft's weights: shares of votes
     reasons: tuple[str, ...] = ()
+    limit_devices: int | None = None  # on how many devices the limits of the fit rest; None: there are none
 
     @property
     def probability(self) -> float | None:
@@ -213,6 +222,7 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
         found["inputs"] = features.input_distance(data, router.inputs, source.centers)
     at_best = {name: float(d[best]) for name, d in found.items()}
     fits = {} if router is None else router.fits(at_best, n)
+    devices = _devices_behind_limits(at_best, fits, router, n)
     told = [*ranked.told, *(_compared(name, d, best, router, n) for name, d in at_best.items())]
     told += [
         f"{_WORDS[name]} {at_best[name]:.3f} is above {router.limits(name, n)[1]:.3f}, "
@@ -224,11 +234,16 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
         told.append(f"a mean loss above {source.abstain:.3f} is worse than guessing")
     fit = FITS[-1] if guesses else worst_fit(fits.values())
     taken = labels or told_way if fit is None else fit != FITS[-1]
+    if devices is not None:
+        told.append(f"the limits rest on {devices} device{'' if devices == 1 else 's'}")
     if not fits and not guesses:
-        told.append(
-            "this run taught nothing to tell by how a center fits (a coordinator with `teach-newcomers = true` and 3 "
-            "devices or more does)" + ("" if labels else "; give labels, or name a way with --by")
+        why = (
+            "this run taught nothing to tell by how a center fits (a coordinator with `teach-newcomers = true` and "
+            f"{MIN_LIMIT_DEVICES} devices or more does)"
+            if devices is None
+            else f"limits that rest on fewer than {MIN_LIMIT_DEVICES} devices tell nothing about a fit"
         )
+        told.append(why + ("" if labels else "; give labels, or name a way with --by"))
     if ranked.probabilities.get(best, 1.0) < UNSURE:
         shares = ", ".join(f"center {k} {p:.0%}" for k, p in ranked.probabilities.items())
         told.append(f"these samples tell the centers apart badly: {shares}")
@@ -243,7 +258,16 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
         distances=_listed(found),
         mixture=_mixture(found),
         reasons=tuple(told),
+        limit_devices=devices,
     )
+
+
+def _devices_behind_limits(
+    measured: Mapping[str, float], fits: Mapping[str, str], router: Router | None, n: int
+) -> int | None:
+    """On how many devices the limits rest that were used, of several the fewest; where none was, those at hand."""
+    behind = {} if router is None else router.devices_behind(measured, n)
+    return min((count for name, count in behind.items() if name in fits or not fits), default=None)
 
 
 def _compared(name: str, distance: float, best: int, router: Router | None, n: int) -> str:

@@ -39,6 +39,7 @@ class NearestAnswer:
     bytes: int | None = None  # of the file
     way: str = "loss"
     fit: str | None = None  # "well", "badly" or "none"; None where it is not known
+    limit_devices: int | None = None  # on how many devices the limits of the fit rest; None where there are none
     ranking: tuple[Mapping[str, Any], ...] = ()  # {"center", "probability"}, best first; among the centers, sum 1
     mixture: Mapping[int, float] = field(default_factory=dict)  # share of the samples that each center explains best
     why: tuple[str, ...] = ()
@@ -90,6 +91,7 @@ def no_center_answer(device: str, chosen: Selection, *, fetched: int, signed_by:
         n=chosen.samples,
         way=chosen.way,
         fit=chosen.fit,
+        limit_devices=chosen.limit_devices,
         ranking=_ranked(chosen),
         mixture=chosen.mixture,
         why=chosen.reasons,

@@ -81,12 +81,18 @@ def test_the_script_for_devices_without_samples_leaves_a_provisioned_client_as_i
     page = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
     script = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "# two_devices.py" in text)
     assert "`two_devices.py`" in README
-    for name in ("pi-1", "pi-2"):
+    for name in ("pi-1", "pi-2", "pi-3", "pi-4", "pi-5"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "device.key").touch()
         (tmp_path / name / "client.toml").write_text("as provisioned")
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    for name in ("pi-1", "pi-2"):
+    assert "`python two_devices.py pi-3`" in README
+    for names in ((), ("pi-3",), ("pi-4", "pi-5")):
+        subprocess.run([sys.executable, "-c", script, *names], cwd=tmp_path, check=True)
+    seen: set[bytes] = set()
+    for name in ("pi-1", "pi-2", "pi-3", "pi-4", "pi-5"):
         assert (tmp_path / name / "client.toml").read_text() == "as provisioned"
         for file in ("train.npz", "test.npz"):
-            assert np.load(tmp_path / name / "data" / file)["x"].shape[1:] == (1, 8, 8)
+            samples = np.load(tmp_path / name / "data" / file)["x"]
+            assert samples.shape[1:] == (1, 8, 8)
+            assert seen.isdisjoint(row.tobytes() for row in samples)
+            seen |= {row.tobytes() for row in samples}

@@ -31,9 +31,11 @@ from edge_client.protocol.task import F64, Array
 
 VERSION = 3
 MIN_SPREAD = 1e-12
+MIN_LIMIT_DEVICES = 5  # a limit that rests on fewer is no evidence: whether a center fits is not known then
 FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round", "inputs", "answers")
 TESTED = frozenset(FEATURES) - {"votes"}  # some center always has most votes
 ONLY_TESTED = frozenset({"inputs", "answers"})  # they tell whether a center fits, not which is nearest
+LIMITS = ("middle", "spread", "well", "none")  # of a feature
 FITS = ("well", "badly", "none")  # best first
 NEED_LABELS = frozenset({"loss", "votes", "round"})
 Distances = Mapping[str, Sequence[float] | Array]  # feature -> [centers]
@@ -42,6 +44,7 @@ MAX_PROFILE_CHARS = 6 * MAX_FEATURES * (MAX_FEATURES + 2)  # base64 of float32
 MAX_ANSWER_CHARS = 6 * MAX_CENTERS * 2 * MAX_CLASSES**2
 
 _NUMBERS_FIELD = validators.list_of(validators.number(-validators.MAX_SAFE_INTEGER, validators.MAX_SAFE_INTEGER), 1, 16)
+_COUNTS_FIELD = validators.list_of(validators.integer(0, validators.MAX_SAFE_INTEGER), 1, 16)
 _NAME_FIELD = validators.matching("[a-z-]{1,16}")
 _FEATURE_FIELD = validators.one_of(*FEATURES)
 _POINTS_SCHEMA = validators.record(
@@ -69,6 +72,7 @@ ROUTER_SCHEMA = validators.record(
                 validators.required(
                     middle=_NUMBERS_FIELD, spread=_NUMBERS_FIELD, well=_NUMBERS_FIELD, none=_NUMBERS_FIELD
                 )
+                | validators.optional(devices=_COUNTS_FIELD)
             ),
             len(FEATURES),
         ),
@@ -104,12 +108,16 @@ ROUTER_SCHEMA = validators.record(
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureBaseline:
-    """A feature on training devices at their own center: median, spread > 0, limits of "well" and "badly" [sizes]."""
+    """A feature on training devices at their own center: median, spread > 0, limits of "well" and "badly" [sizes].
+
+    `devices` [sizes]: how many the limits rest on; None in a guide that does not say it.
+    """
 
     middle: F64
     spread: F64
     well: F64
     none: F64
+    devices: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +217,19 @@ class Router:
 
     def fits(self, distances: Mapping[str, float], n: int) -> dict[str, str]:
         """Feature -> how a center fits that is so far; for the features that can tell."""
-        return {f: self._fit(f, d, n) for f, d in distances.items() if f in TESTED and f in self.usual}
+        behind = self.devices_behind(distances, n)
+        return {
+            f: self._fit(f, d, n)
+            for f, d in distances.items()
+            if f in TESTED and f in self.usual and behind.get(f, MIN_LIMIT_DEVICES) >= MIN_LIMIT_DEVICES
+        }
+
+    def devices_behind(self, features: Iterable[str], n: int) -> dict[str, int]:
+        """Feature -> on how many devices its limits for `n` samples rest; for those that have limits and say it."""
+        at = int(np.searchsorted(self.sizes, n, side="right"))
+        used = slice(max(0, at - 1), max(1, at if n in self.sizes else at + 1))  # the sizes around n
+        counts = {f: self.usual[f].devices for f in features if f in TESTED and f in self.usual}
+        return {f: min(count[used]) for f, count in counts.items() if count is not None}
 
     def fit_of(self, feature: str, n: int) -> Callable[[float], str | None]:
         """A distance by one feature of `n` samples -> how such a center fits, None where the feature cannot tell."""
@@ -258,7 +278,7 @@ class Router:
                 "v": VERSION,
                 "centers": self.centers,
                 "sizes": list(self.sizes),
-                "usual": {f: {name: _short(value) for name, value in vars(u).items()} for f, u in self.usual.items()},
+                "usual": {f: _baseline_json(u) for f, u in self.usual.items()},
                 "ways": {
                     name: {
                         "features": list(w.features),
@@ -283,7 +303,10 @@ class Router:
         if list(sizes) != sorted(set(sizes)):
             raise Malformed("bad_field", "the sizes of a guide must rise")
         usual = {
-            f: FeatureBaseline(**{name: _row(u[name], sizes) for name in ("middle", "spread", "well", "none")})
+            f: FeatureBaseline(
+                **{name: _row(u[name], sizes) for name in LIMITS},
+                devices=[int(count) for count in _row(u["devices"], sizes)] if "devices" in u else None,
+            )
             for f, u in raw["usual"].items()
         }
         if any((u.spread < MIN_SPREAD).any() for u in usual.values()):
@@ -307,6 +330,11 @@ class Router:
 def worst_fit(fits: Iterable[str]) -> str | None:
     """The worst of several; None of none."""
     return max(fits, key=FITS.index, default=None)
+
+
+def _baseline_json(usual: FeatureBaseline) -> dict[str, Any]:
+    counted = {} if usual.devices is None else {"devices": list(usual.devices)}
+    return {name: _short(getattr(usual, name)) for name in LIMITS} | counted
 
 
 def _way(

@@ -90,7 +90,7 @@ def test_a_fit_is_where_no_small_step_is_better(seed: int, features: int) -> Non
             assert value(np.maximum(0, w + step * np.eye(features)[f])) >= value(w) - 1e-9
 
 
-@pytest.mark.parametrize("devices", [3, 5, 20, 50])
+@pytest.mark.parametrize("devices", [5, 20, 50])
 @pytest.mark.parametrize("share", [FALSE_NONES, FALSE_BADS])
 def test_one_more_device_is_beyond_a_limit_about_as_often_as_meant(devices: int, share: float) -> None:
     rng = np.random.default_rng(devices)
@@ -117,7 +117,26 @@ def test_a_good_fit_is_never_further_than_a_bad_one(distances: list[float]) -> N
 
 def test_one_device_says_nothing_about_the_next() -> None:
     guide = learn_router(looks(1), sizes=[20], centers=3)
-    assert guide.fits({"loss": 1e6}, 20) == {"loss": "badly"}
+    assert guide.fits({"loss": 1e6}, 20) == {}
+
+
+def test_limits_of_three_devices_alike_refuse_nobody_and_say_on_how_many_they_rest() -> None:
+    three = limits_from_tests({"a": 0.2, "b": 0.2, "c": 0.21}, samples=20, centers=2)
+    assert three.devices_behind({"loss": 0.0}, 20) == {"loss": 2}  # equal figures come from equal samples
+    for loss, center in ((0.21, 0), (0.4, 0), (2.5, None)):  # the last one is worse than guessing
+        answer = answer_near(catalog(), question([loss, 3.0, 3.0], n=20), schema(), three)
+        assert answer["center"] == center
+        assert ("fit" in answer) == (center is None)
+    five = limits_from_tests(dict(zip("abcde", (0.2, 0.22, 0.21, 0.19, 0.23), strict=True)), samples=20, centers=2)
+    assert five.devices_behind({"loss": 0.0}, 20) == {"loss": 5}
+    assert five.fits({"loss": 1.5}, 20) == {"loss": "none"}
+
+
+def test_a_number_of_samples_between_two_sizes_rests_on_the_devices_of_both() -> None:
+    both = [*looks(9, n=5), *looks(7, n=20)]
+    guide = learn_router(both, sizes=[5, 20], centers=3)
+    assert [guide.devices_behind({"loss": 0.0}, n)["loss"] for n in (1, 5, 9, 20, 99)] == [9, 9, 7, 7, 7]
+    assert Router.from_bytes(guide.to_bytes()).usual["loss"].devices == [9, 7]
 
 
 def test_fewer_samples_than_any_device_had_scatter_more() -> None:
@@ -177,7 +196,7 @@ def test_a_loss_above_that_of_guessing_fits_no_center_whatever_the_guide_says() 
 
 
 def test_losses_of_the_last_test_limit_the_loss_and_teach_nothing_else() -> None:
-    guide = limits_from_tests({"a": 0.2, "b": 0.3, "c": 0.25, "d": 0.2}, samples=20, centers=3)
+    guide = limits_from_tests({"a": 0.2, "b": 0.3, "c": 0.25, "d": 0.22, "e": 0.21}, samples=20, centers=3)
     assert Router.from_bytes(guide.to_bytes()).ways == {}
     for loss, center, fit in ((0.2, 0, "well"), (1.9, None, "none"), (2.5, None, "none")):
         answer = answer_near(catalog(), question([loss, 3.0, 3.0], n=20), schema(), guide)

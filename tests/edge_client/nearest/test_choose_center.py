@@ -179,6 +179,29 @@ def test_noise_without_labels_is_answered_none_by_any_way(shelf: CenterShelf, by
     assert (found.center, found.fit) == (None, "none")
 
 
+def test_limits_of_three_devices_are_no_evidence_and_the_answer_says_so(shelf: CenterShelf) -> None:
+    learner = shelf.learner(training=False)
+    looks = [
+        CenterMeasurement(
+            device=seed,
+            n=N,
+            distances=features.model_distances(learner, shelf.vectors, data_of(0, seed=seed), labels=True),
+            own_center=0,
+        )
+        for seed in (1, 2, 3)
+    ]
+    few = replace(shelf, router=learn_router(looks, sizes=[N], centers=K))
+    for labels, center in ((True, 0), (False, None)):
+        found, _ = chosen(few, data_of(0, seed=9), labels=labels)
+        assert (found.center, found.fit, found.limit_devices) == (center, None, 3)
+        assert "the limits rest on 3 devices" in found.reasons
+        assert any("fewer than 5 devices tell nothing" in line for line in found.reasons)
+    noise = data_of(0, seed=9)
+    noise = Dataset(noise.x, (noise.y + 1) % softmax_program.CLASSES)
+    assert (chosen(few, noise)[0].center, chosen(few, noise)[0].fit) == (None, "none")
+    assert chosen(shelf, data_of(0, seed=9))[0].limit_devices == 20
+
+
 def test_a_known_device_is_told_how_it_fits(shelf: CenterShelf) -> None:
     fits = [chosen(shelf, data_of(g, seed=9), labels=labels)[0].fit for g in range(K) for labels in (True, False)]
     assert set(fits) <= {"well", "badly"}
