@@ -37,11 +37,12 @@ Centers = NDArray[np.int16]
 
 
 class RunHistory:
-    """One run. `lines` are its rounds' short records, oldest first."""
+    """One run. `lines` are its rounds' short records, oldest first; `sent` counts the bytes of all its rounds."""
 
     def __init__(self, name: str, method: str, of: int) -> None:
         self.name, self.method, self.of = name, method, of
         self.lines: deque[dict[str, Any]] = deque()
+        self.sent = {"down": 0, "up": 0}
         self._centers: deque[Centers] = deque()
         self._accuracies: deque[NDArray[np.float32]] = deque()
         self._tested: dict[str, dict[int, float]] = {"accuracy": {}, "loss": {}}  # by device, of its newest test
@@ -63,6 +64,7 @@ class RunHistory:
         line["moved"] = self._moved(centers)
         line["refused"] = len(event.get("refused", {}))
         self.lines.append(line)
+        self.sent = {"down": self.sent["down"] + event["bytes"]["down"], "up": self.sent["up"] + event["bytes"]["up"]}
         self._centers.append(centers)
         self._accuracies.append(accuracies)
         while len(self.lines) > min(MAX_ROUNDS, max(1, MAX_CELLS // max(1, len(numbers)))):
@@ -83,10 +85,10 @@ class RunHistory:
         newest = self._centers[-1].tolist() if self._centers else []
         return [*newest, *[NO_CENTER] * (count - len(newest))]
 
-    def newest(self, count: int) -> dict[str, list[Any]]:
-        """The newest center, accuracy and loss of each of `count` devices; None for a value that is not known."""
+    def newest(self, count: int) -> dict[str, Any]:
+        """The newest center, accuracy and loss of each of `count` devices, None for what is not known; and `sent`."""
         tested = {name: [known.get(i) for i in range(count)] for name, known in self._tested.items()}
-        return {"centers": self.centers(count), **tested}
+        return {"centers": self.centers(count), "sent": dict(self.sent), **tested}
 
     def of_device(self, number: int) -> list[dict[str, Any]]:
         """The center and the accuracy of a device in each round; None where it had none."""

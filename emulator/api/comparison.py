@@ -42,6 +42,7 @@ class Comparison:
         `better_by` the mean over the seeds of the method's accuracy less that of the first method with the same seed,
         and `interval` half of Student's 95 % interval of this mean: a difference that is smaller may be chance. `ari`
         is the adjusted Rand index against the true groups, `bytes` all traffic of a run, `seconds` of this machine.
+        Printing the comparison itself shows every column; pandas leaves out some of a wide frame.
         """
         return frame(self._rows())
 

@@ -46,7 +46,7 @@ def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("accuracy, one global model", f"{result['accuracy']['global']:.1%}"),
         ("new devices on the right center", f"{new['right']} of {new['asked']}, accuracy {share(new['accuracy'])}"),
         ("largest logit difference from torch", parity),
-        ("sent", f"{moved['down'] / 1e6:.1f} MB down, {moved['up'] / 1e6:.1f} MB up"),
+        ("sent in the rounds", f"{moved['down'] / 1e6:.1f} MB down, {moved['up'] / 1e6:.1f} MB up"),
         ("time", f"{result['seconds']:.0f} s"),
     ]
 

@@ -192,7 +192,7 @@ def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"{result['accuracy']['global']:.1%}", "accuracy of one global model"),
         (f"{result['ari']:.2f}", "adjusted Rand index of the clusters"),
         (f"{new['right']} of {new['asked']}", "new devices on the right center"),
-        (f"{moved['down'] / 1e6:.1f} / {moved['up'] / 1e6:.1f} MB", "sent down / up over MQTT"),
+        (f"{moved['down'] / 1e6:.1f} / {moved['up'] / 1e6:.1f} MB", "sent down / up over MQTT, in the rounds"),
         (f"{result['seconds']:.0f} s", "for everything"),
     ]
 

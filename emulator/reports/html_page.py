@@ -45,9 +45,10 @@ td { font-variant-numeric: tabular-nums; white-space: nowrap }
 details { margin-top: 1rem } summary { cursor: pointer; font-weight: 600; padding: .3rem 0 }
 :focus-visible { outline: 3px solid var(--good); outline-offset: 2px }
 code, pre { font: .85rem/1.5 ui-monospace, monospace } pre { background: var(--soft); padding: .9rem;
-border-radius: .6rem; overflow-x: auto; overflow-wrap: normal }
+border-radius: .6rem; white-space: pre-wrap; overflow-wrap: anywhere }
 @media (max-width: 34rem) { body { padding: 1.1rem .75rem 2rem } h1 { font-size: 1.35rem } .tiles {
-grid-template-columns: 1fr 1fr } figure { padding: .5rem } }
+grid-template-columns: 1fr 1fr } figure { padding: .5rem } table { font-size: .8rem }
+th, td { padding: .25rem .35rem } td { white-space: normal } }
 """
 
 

@@ -44,10 +44,20 @@ def dashboard_url(folder: Path) -> str:
 
 def is_paused(folder: Path) -> bool:
     """Whether the coordinator is paused."""
+    return _status(folder).get("phase") == "paused"
+
+
+def part_in_work(folder: Path) -> str:
+    """What the coordinator compiles or exports now, such as "model digits-mlp for onnx"; "" when it does neither."""
+    return str(_status(folder).get("working_on", ""))
+
+
+def _status(folder: Path) -> Mapping[str, Any]:
     try:
-        return bool(json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))["phase"] == "paused")
-    except (OSError, ValueError, KeyError):
-        return False
+        found = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def format_event(event: Mapping[str, Any]) -> str:
@@ -93,7 +103,9 @@ def describe_next_step(event: Mapping[str, Any]) -> str:
         name = display_names.method_label(event["method"])
         left = event["of"] - event["round"]
         return f"{name} round {event['round'] + 1}/{event['of']}" if left else "closing the run"
-    return {"run-done": "working on what comes next", "bundle": "handing out centers"}.get(kind, "")
+    if kind == "run-done":
+        return f"what follows {display_names.method_label(event['run'])}: the next run, or the centers' export"
+    return {"bundle": "handing out centers"}.get(kind, "")
 
 
 def _listed(words: Iterable[str]) -> str:

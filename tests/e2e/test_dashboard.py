@@ -104,6 +104,10 @@ def stops(visited: Visit, coordinator: ChildProcess) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Stop").click()
     assert coordinator.process.wait(20) == 0
     expect(page.locator("#notice")).to_contain_text("The coordinator has ended")
+    expect(page.locator("#export")).to_contain_text("fedcenters-export serve FOLDER/bundle")
+    expect(page.locator("#export button")).to_have_count(0)  # nothing answers a download
+    expect(page.locator("#join")).to_contain_text("fedcenters-edge nearest --federation http://HOST:8081")
+    expect(page.locator("#join .qr")).to_have_count(0)
     page.close()  # it would go on looking whether the coordinator is back
     assert all("ERR_CONNECTION_REFUSED" in error or "ERR_INCOMPLETE" in error for error in visited.errors)
     visited.errors.clear()

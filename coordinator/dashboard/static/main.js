@@ -5,7 +5,7 @@ import { heat } from "./charts.js";
 import * as control from "./control.js";
 import { byId, centerColour, el, setText } from "./dom.js";
 import * as overview from "./overview.js";
-import { showDevice, showFiles, showJoin } from "./panels.js";
+import { showDevice, showEnded, showFiles, showJoin } from "./panels.js";
 import { fetchJson, Refused, stream } from "./remote.js";
 import * as devices from "./devices.js";
 import { applyEvent, endStream, state } from "./state.js";
@@ -127,7 +127,9 @@ async function followStream() {
     }
     const before = state.alive;
     endStream();
-    if (before) control.notice(state.now.phase === "stopped" || state.facts.done ? "The coordinator has ended. This page shows its last state." : "The connection is lost; trying again.");
+    const ended = state.now.phase === "stopped" || state.facts.done;
+    if (before) control.notice(ended ? "The coordinator has ended. This page shows its last state." : "The connection is lost; trying again.");
+    if (before && ended) showEnded();
     redraw("head", "fleet");
     await new Promise((done) => setTimeout(done, wait));
   }

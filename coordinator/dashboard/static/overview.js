@@ -94,9 +94,11 @@ export function tiles(run, map) {
   const apart = map?.silhouette;
   setText("t-centers-more", k === 1 ? "one model for all" : apart == null ? "" : `silhouette ${apart.toFixed(3)}`);
   byId("t-centers-more").dataset.value = apart ?? "";
-  const traffic = state.now.bytes ?? { down: 0, up: 0 };
-  setText("t-bytes", bytes(traffic.down + traffic.up));
-  setText("t-bytes-more", `${bytes(traffic.down)} down, ${bytes(traffic.up)} up${state.now.since_ms ? ` since ${moment(state.now.since_ms)}` : ""}`);
+  const all = state.now.bytes ?? { down: 0, up: 0 };
+  const [down, up] = ["down", "up"].map((way) => state.runs.reduce((sum, one) => sum + one.sent[way], 0)); // as the demo's table and its report count
+  setText("t-bytes", state.runs.length ? bytes(down + up) : "–");
+  const rounds = state.runs.length ? `${bytes(down)} down, ${bytes(up)} up; ` : "";
+  setText("t-bytes-more", `${rounds}in all ${bytes(all.down)} down, ${bytes(all.up)} up${state.now.since_ms ? ` since ${moment(state.now.since_ms)}` : ""}`);
 }
 
 // What a run on sums hides from the coordinator, and the newest round's sums that were not made.

@@ -3,6 +3,7 @@
 import { fetchBlob, fetchJson } from "./remote.js";
 import { byId, bytes, centerColour, el, onCenter, percent } from "./dom.js";
 import { lines } from "./charts.js";
+import { state } from "./state.js";
 
 async function download(path) {
   const url = URL.createObjectURL(await fetchBlob(`api/files/${path.split("/").map(encodeURIComponent).join("/")}`));
@@ -36,6 +37,24 @@ export async function showJoin() {
   const scan = phone && el("div", {}, el("img", { class: "qr", alt: `QR code of ${phone.url}`, src: `data:image/svg+xml;base64,${btoa(unescape(encodeURIComponent(phone.svg)))}` }),
     el("p", { class: "note" }, el("a", { href: phone.url }, "Open on a phone")));
   byId("join").replaceChildren(el("div", { class: "join" }, words, scan));
+}
+
+const typed = (...commands) => el("pre", { tabindex: "0" }, commands.map((command) => `$ ${command}`).join("\n"));
+
+// What to type when the coordinator has ended: its downloads and its broker's answers have ended with it. FOLDER stands for its folder.
+export function showEnded() {
+  const bundled = state.events.some((event) => event.event === "bundle");
+  if (!bundled) {
+    byId("export").replaceChildren(el("p", { class: "empty" }, "The coordinator has ended before it wrote a bundle. Start it again; it goes on where it was."));
+    byId("join").replaceChildren(el("p", { class: "empty" }, "The coordinator has ended and answers no device. Start it again."));
+    return;
+  }
+  byId("export").replaceChildren(
+    el("p", {}, "The coordinator has ended, so nothing can be downloaded here. The bundle lies in the folder bundle of the coordinator's folder (folder in its configuration, here FOLDER):"),
+    typed("fedcenters-export verify FOLDER/bundle", "fedcenters-export serve FOLDER/bundle --port 8081"));
+  byId("join").replaceChildren(
+    el("p", {}, "The coordinator has ended and answers no device. Serve the bundle with the command under Export; a new device with samples in the folder data then asks that server (HOST). signing.pub is the coordinator's, of its signing-folder or its folder:"),
+    typed("fedcenters-edge nearest --federation http://HOST:8081 --signing-key signing.pub --data data"));
 }
 
 export async function showDevice(id) {

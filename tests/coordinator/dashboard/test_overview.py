@@ -157,11 +157,17 @@ def test_the_words_beside_the_best_round_are_free_of_the_curves(
         page.close()
 
 
-def test_the_traffic_says_since_when_it_is_counted(finished: DashboardSite, visit: Open) -> None:
+def test_the_bytes_of_the_rounds_are_the_sum_that_the_demo_prints_and_the_rest_says_since_when(
+    finished: DashboardSite, visit: Open
+) -> None:
     finished.hub.status(seen(since_ms=BEGAN_MS, unix_ms=BEGAN_MS + 90_000))
     page = visit(finished.link).page
     clock = page.evaluate("(ms) => new Date(ms).toTimeString().slice(0, 5)", BEGAN_MS)
-    expect(page.locator("#t-bytes-more")).to_have_text(re.compile(f"^1 B down, 2 B up since .*{clock}$"))
+    runs = finished.hub.snapshot()["runs"]
+    down, up = (sum(line["bytes"][way] for run in runs for line in run["lines"]) for way in ("down", "up"))
+    sums = page.evaluate(f"() => import('./static/dom.js').then((dom) => [{down}, {up}].map(dom.bytes))")
+    told = f"{sums[0]} down, {sums[1]} up; in all 1 B down, 2 B up since .*{clock}"
+    expect(page.locator("#t-bytes-more")).to_have_text(re.compile(f"^{told}$"))
 
 
 def test_the_table_begins_with_the_worst_accuracy_and_sorts_by_any_column(site: DashboardSite, visit: Open) -> None:

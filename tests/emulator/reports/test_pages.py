@@ -45,6 +45,11 @@ def test_a_report_fits_the_window_and_can_be_read(
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
     background = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 3 * 60) == dark
+    whole = "pre" if name == "comparison" else ".scroll, pre"  # a table of all methods is wider, and scrolls
+    shown = f"[...document.querySelectorAll('{whole}')].filter((node) => node.clientWidth)"
+    wider = "(node) => node.scrollWidth > node.clientWidth"
+    cut = page.evaluate(f"{shown}.filter({wider}).map((node) => node.textContent)")
+    assert cut == []
     for selector in TEXTS:
         assert lowest_contrast(page, selector) >= MIN_CONTRAST, selector
 

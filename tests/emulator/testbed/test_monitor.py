@@ -20,6 +20,7 @@ from emulator.testbed.monitor import (
     format_event,
     format_stability,
     is_paused,
+    part_in_work,
 )
 from tests.support import finished_run
 
@@ -85,3 +86,10 @@ def test_a_paused_run_is_known_by_what_its_coordinator_left(tmp_path: Path, text
     assert not is_paused(tmp_path)
     (tmp_path / STATUS_FILE).write_text(text)
     assert is_paused(tmp_path) == waits
+
+
+def test_the_part_that_is_compiled_is_named(tmp_path: Path) -> None:
+    assert part_in_work(tmp_path) == ""
+    (tmp_path / STATUS_FILE).write_text(json.dumps({"phase": "compiling", "working_on": "model digits-mlp for onnx"}))
+    assert part_in_work(tmp_path) == "model digits-mlp for onnx"
+    assert describe_next_step({"event": "run-done", "run": "fedavg"}).startswith("what follows FedAvg")
