@@ -51,7 +51,7 @@ export function showEnded() {
   }
   byId("export").replaceChildren(
     el("p", {}, "The coordinator has ended, so nothing can be downloaded here. The bundle lies in the folder bundle of the coordinator's folder (folder in its configuration, here FOLDER):"),
-    typed("fedcenters-export verify FOLDER/bundle", "fedcenters-export serve FOLDER/bundle --port 8081"));
+    typed("fedcenters-export verify FOLDER/bundle", "fedcenters-export serve FOLDER/bundle --host 0.0.0.0 --port 8081 --name HOST"));
   byId("join").replaceChildren(
     el("p", {}, "The coordinator has ended and answers no device. Serve the bundle with the command under Export; a new device with samples in the folder data then asks that server (HOST). signing.pub is the coordinator's, of its signing-folder or its folder:"),
     typed("fedcenters-edge nearest --federation http://HOST:8081 --signing-key signing.pub --data data"));
