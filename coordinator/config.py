@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ _KEYS: Mapping[str, tuple[str, str]] = {
     "block": ("transfer", "block"),
     "credits": ("transfer", "credits"),
     "in-flight-mib": ("transfer", "in_flight_mib"),
+    "concurrency": ("round", "concurrency"),
+    "buffer": ("round", "buffer"),
+    "max-staleness": ("round", "max_staleness"),
     "evaluate-every": ("round", "evaluate_every"),
     "fraction-evaluate": ("round", "fraction_evaluate"),
     "max-update-rms": ("update", "max_rms"),
@@ -166,6 +169,7 @@ class CoordinatorConfig:
             **({} if plan.evaluate_every == 1 else {"evaluate-every": plan.evaluate_every}),
             **({} if plan.fraction_evaluate == 1 else {"fraction-evaluate": plan.fraction_evaluate}),
             **({} if plan.over_select == 1 else {"over-select": plan.over_select}),
+            **({} if plan.asynchronous is None else {"asynchronous": asdict(plan.asynchronous)}),
             **({"teach-newcomers": True} if self.teach_newcomers else {}),
         }
 

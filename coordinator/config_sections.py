@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator.rounds.asynchronous.options import Asynchronous
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, MAX_UPDATE_RMS
@@ -87,6 +88,9 @@ class RoundConfig:
     quorum: float = 0.8
     deadline_s: float = 600.0
     below_quorum: str = "stop"  # also when too few devices are connected for a whole deadline
+    concurrency: int | None = None  # devices that train at once in runs that wait for none; None: rounds
+    buffer: int | None = None  # updates that fill the buffers
+    max_staleness: int | None = None  # versions of a center that are made during a task
     evaluate_every: int = 1  # rounds from one evaluation to the next; the last round evaluates the whole fleet
     fraction_evaluate: float = 1.0  # of the devices, in an evaluation before the last
 
@@ -103,10 +107,36 @@ class RoundConfig:
         _at_least("evaluate-every", self.evaluate_every, 1)
         _positive("fraction-evaluate", self.fraction_evaluate)
         _ = self.evaluation  # an EvaluationPlan checks its own limits
+        _ = self.asynchronous  # as do the options of runs without rounds
+        self._check_without_rounds()
 
     @property
     def evaluation(self) -> EvaluationPlan:
         return EvaluationPlan(every=self.evaluate_every, fraction=self.fraction_evaluate)
+
+    @property
+    def asynchronous(self) -> Asynchronous | None:
+        """How runs wait for no device; None where they have rounds."""
+        if self.concurrency is None:
+            return None
+        given = {"buffer": self.buffer, "max_staleness": self.max_staleness}
+        return Asynchronous(concurrency=self.concurrency, **{k: v for k, v in given.items() if v is not None})
+
+    def _check_without_rounds(self) -> None:
+        if self.concurrency is None:
+            given = {"buffer": self.buffer, "max-staleness": self.max_staleness}
+            for key in (key for key, value in given.items() if value is not None):
+                hint = "say with concurrency how many devices train at once, or leave it out"
+                raise ConfigError(f"{key} without concurrency: a run with rounds has no buffers", hint=hint)
+            return
+        if self.over_select != 1:
+            why = "nobody is waited for, so that nobody has to be asked in another's place"
+            raise ConfigError(f"concurrency with over-select: {why}", hint="leave one of them out")
+        if self.evaluation != EvaluationPlan():
+            why = "devices test once, at the end; a test would take the place of the task that a device works on"
+            raise ConfigError(
+                f"concurrency with evaluate-every or fraction-evaluate: {why}", hint="leave out both, or concurrency"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
-from coordinator.runtime.exchange.live_exchange import LiveExchange
+from coordinator.runtime.exchange.current_exchange import Live
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.runtime.status_reporter import StatusReporter
 from coordinator.storage.exchange_store import ExchangeKey
@@ -133,7 +133,7 @@ class EventLoop:
             raise wrong[0]
         return found[0]
 
-    def run_until_closed(self, live: LiveExchange) -> None:
+    def run_until_closed(self, live: Live) -> None:
         """Take events until the exchange is closed."""
         self.dispatcher.exchange.begin(live)
         self.status.write("asking")

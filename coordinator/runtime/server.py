@@ -19,6 +19,7 @@ from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram
 from coordinator.config import CoordinatorConfig, changed_settings
 from coordinator.identity.signing_key import open_signing_key, trusted_keys
 from coordinator.nearest.learn_from_replies import look_of_a_device
+from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -32,6 +33,7 @@ from coordinator.runtime.sender import CoordinatorSender, Dial
 from coordinator.runtime.status_reporter import EventWatcher, StatusReporter
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.runtime.training_loop import RunTrainer, train_runs
+from coordinator.runtime.without_rounds import Network, WithoutRounds
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.status import StatusWriter
@@ -69,7 +71,9 @@ class Server:
         beside: bool = False,
     ) -> None:
         for run in config.runs:
-            make_strategy(run, config)  # raises for a wrong method or setting before anything is done
+            strategy = make_strategy(run, config)  # raises for a wrong method or setting before anything is done
+            if config.round.asynchronous is not None:
+                check_asynchronous(strategy, {})
         _check_fingerprint(config, store)
         self.session: EventLoop | None = None
         self._config, self._store, self._clock, self._dial, self._observe = (
@@ -281,29 +285,64 @@ class Server:
             evaluation=self._config.round.evaluation,
             over_select=self._config.round.over_select,
             keep_rounds=self._config.keep_rounds,
+            without_rounds=self._without_rounds(session, program, devices),
         )
 
         misses: dict[ClientId, int] = {}
 
         def ask(key: ExchangeKey, tasks: NetworkExchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
-            session.status.announcer.set("train", **training_state(key, self._config, self._store.states.run_names()))
-            session.wait_while_paused()
+            context = self._open(key, session, program, devices, misses)
             if not self._store.exchanges.exists(key):
                 session.status.write("waiting for devices")
                 self._wait_for_connected(session, key)
-            context = ExchangeContext(
-                config=self._config,
-                clock=self._clock,
-                store=self._store,
-                sender=session.sender,
-                downloads=session.downloads,
-                prepared=program.ensure(()),
-                members=devices.members,
-                misses=misses,
-            )
             return run_exchange(key, tasks, wanted, context, session.run_until_closed, late=late)
 
         return train_runs(self._config, trainer, ask)
+
+    def _open(
+        self,
+        key: ExchangeKey,
+        session: EventLoop,
+        program: ProgramOnDemand,
+        devices: TrainingFleet,
+        misses: dict[ClientId, int],
+    ) -> ExchangeContext:
+        """Announce where the training is, wait while it is paused; -> the parts that an exchange uses."""
+        session.status.announcer.set("train", **training_state(key, self._config, self._store.states.run_names()))
+        session.wait_while_paused()
+        return ExchangeContext(
+            config=self._config,
+            clock=self._clock,
+            store=self._store,
+            sender=session.sender,
+            downloads=session.downloads,
+            prepared=program.ensure(()),
+            members=devices.members,
+            misses=misses,
+        )
+
+    def _without_rounds(
+        self, session: EventLoop, program: ProgramOnDemand, devices: TrainingFleet
+    ) -> WithoutRounds | None:
+        """What plays runs that wait for no device; None where runs have rounds."""
+        config, here = self._config, session.dispatcher.fleet.devices
+        if config.round.asynchronous is None:
+            return None
+        network = Network(
+            open=lambda key: self._open(key, session, program, devices, {}),
+            run_until_closed=session.run_until_closed,
+            is_online=lambda who: who in here and here[who].is_online,
+            newcomers=lambda: bool(devices.ready().keys() - devices.members.keys()),
+        )
+        return WithoutRounds(
+            options=config.round.asynchronous,
+            network=network,
+            store=self._store,
+            seed=config.seed,
+            batch=config.model.batch_size,
+            max_update_ratio=config.update.max_ratio,
+            live={},
+        )
 
     def _wait_for_connected(self, session: EventLoop, key: ExchangeKey) -> None:
         """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum."""

@@ -9,20 +9,22 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
+from coordinator.rounds.metrics import RoundReport
 from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
-from coordinator.rounds.round_record import SCORES, round_record
+from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, round_record
 from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_seen
 from coordinator.rounds.update_validation import ZERO_BASE
+from coordinator.runtime.exchange.exchange_driver import Ask
 from coordinator.runtime.exchange.masked_sums import STAGES, MaskedSums, check_masked, told_choices
-from coordinator.runtime.exchange.task_messages import NetworkExchange
 from coordinator.runtime.training_fleet import TrainingFleet
+from coordinator.runtime.without_rounds import RoundPlace, WithoutRounds, oldest_needed
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.privacy_noise_key import open_noise_key
@@ -44,8 +46,6 @@ from coordinator.strategies.base import (
 from edge_client.protocol import codecs
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
-# Arguments: key, tasks, how many replies are wanted (None: all), whether updates that come after closing are kept.
-Ask = Callable[[ExchangeKey, NetworkExchange, "int | None", bool], Replies]
 Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up since the server began
 
 
@@ -76,6 +76,7 @@ class RunTrainer:
     evaluation: EvaluationPlan = EVERY_ROUND
     over_select: float = 1.0
     keep_rounds: int = 0  # 0: all
+    without_rounds: WithoutRounds | None = None  # where no device is waited for
 
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """Train the rounds of one run that are not stored yet."""
@@ -97,7 +98,24 @@ class RunTrainer:
 
     def _round(self, run: RunConfig, run_id: str, number: int, strategy: Strategy, state: State, ask: Ask) -> State:
         """Train one round; its state and its record for metrics.jsonl are stored in one transaction."""
-        exchange, fleet = -1, self._fleet(run, run_id, number, strategy)
+        before, fleet = self.meter(), self._fleet(run, run_id, number, strategy)
+        place = RoundPlace(run=run_id, number=number, of=run.rounds, schema=self.schema, fleet=fleet)
+        if self.without_rounds and self.without_rounds.plays(strategy, state, fleet):
+            after, report, more = self.without_rounds.round(place, strategy, state)
+        else:
+            after, report, more = self._waiting_round(place, strategy, state, ask)
+        seconds, down, up = (now - then for now, then in zip(self.meter(), before, strict=True))
+        numbers: dict[str, Any] = {"bytes_down": int(down), "bytes_up": int(up), "seconds": round(seconds, 3)}
+        record = round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)
+        self._tell_more(record, run_id, number, strategy, after, more)
+        self._put_round(run, run_id, number, after, record)
+        return after
+
+    def _waiting_round(
+        self, place: RoundPlace, strategy: Strategy, state: State, ask: Ask
+    ) -> tuple[State, RoundReport, dict[str, Any]]:
+        """A round that waits for its devices; -> also what its record tells of masked sums that failed."""
+        exchange, run_id, number, fleet = -1, place.run, place.number, place.fleet
         asking, wanted = with_over_selection(strategy, self.over_select, len(fleet))
         keeps = uses_late(strategy)
         late = self._late(run_id, number) if keeps else {}
@@ -118,7 +136,6 @@ class RunTrainer:
             replies = ask(ExchangeKey(run_id, number, exchange), told_choices(tasks), goal, keeps and not test)
             return RepliesWithLate(replies, late) if late and exchange == 0 else replies
 
-        before = self.meter()
         rng = round_rng(self.seed, number)
         exchanges = run_round(
             asking,
@@ -129,18 +146,27 @@ class RunTrainer:
             batch=self.batch,
             evaluation=self.evaluation,
             round=number,
-            of=run.rounds,
+            of=place.of,
         )
         after, report = drive(exchanges, ask_next)
-        seconds, down, up = (now - then for now, then in zip(self.meter(), before, strict=True))
-        numbers: dict[str, Any] = {"bytes_down": int(down), "bytes_up": int(up), "seconds": round(seconds, 3)}
-        record = round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)
-        if refused := self.store.exchanges.refusals(run_id, number):
+        return after, report, {"failed": masked.failures} if masked.failures else {}
+
+    def _tell_more(
+        self, record: RoundRecord, run_id: str, number: int, strategy: Strategy, after: State, more: dict[str, Any]
+    ) -> None:
+        """Add the fields that not every round has."""
+        refused = self.store.exchanges.refusals(run_id, number) | more.get("refused", {})
+        if refused:
             record["refused"] = refused
         if privacy := privacy_spent(strategy, after):
             record["privacy"] = privacy
         if secure := what_is_seen(strategy):
-            record["secure"] = secure | ({"failed": masked.failures} if masked.failures else {})
+            record["secure"] = cast("SecureRecord", secure | ({"failed": more["failed"]} if "failed" in more else {}))
+        if "asynchronous" in more:
+            record["asynchronous"] = more["asynchronous"]
+
+    def _put_round(self, run: RunConfig, run_id: str, number: int, after: State, record: RoundRecord) -> None:
+        """Store the round, tell of it, and forget rounds of long ago that no task under way needs."""
         events: list[Mapping[str, Any]] = [record]
         if number == run.rounds:
             last = {key: events[0][key] for key in ("run", "method", *SCORES, "assignment") if key in record}
@@ -149,12 +175,12 @@ class RunTrainer:
             for event in events:
                 self.event_log.append_stored(event)
         if self.keep_rounds:
-            prune_rounds(self.store, run_id, number - self.keep_rounds)
-        return after
+            prune_rounds(self.store, run_id, oldest_needed(self.store, run_id, after, number - self.keep_rounds))
 
     def _fleet(self, run: RunConfig, run_id: str, number: int, strategy: Strategy) -> Fleet:
         """Who trains: new devices too, unless the round's tasks are stored or the method has a fixed fleet."""
-        if takes_newcomers(strategy) and not self.store.exchanges.exists(ExchangeKey(run_id, number, 0)):
+        begun = self.store.exchanges.exists(ExchangeKey(run_id, number, 0)) or self.store.journal.steps(run_id, number)
+        if takes_newcomers(strategy) and not begun:
             return self.devices.let_in(run.name, number)
         return self.devices.fleet
 

@@ -55,6 +55,9 @@ create table if not exists late (
 create table if not exists prekeys (
     cid text, number integer, keys blob not null, run text, round integer, exchange integer,
     primary key (cid, number)) without rowid;
+create table if not exists journal (
+    run text, round integer, place integer, what text not null, said text not null, task_round integer,
+    primary key (run, round, place)) without rowid;
 create table if not exists events (id integer primary key, line text not null);
 """
 

@@ -15,7 +15,7 @@ from edge_client.errors import Malformed
 
 _SHA256 = re.compile(rb"\b[0-9a-f]{64}\b")
 _MAX_NAMING_BYTES = 1 << 20  # of a program or catalog (PROTOCOL.md, section 14)
-_ROUND_TABLES = ("exchanges", "tasks", "task_blobs", "replies", "closings", "refusals", "late", "states")
+_ROUND_TABLES = ("exchanges", "tasks", "task_blobs", "replies", "closings", "refusals", "late", "states", "journal")
 _UPDATES = "select cid, sha256 from replies where {0} union select cid, sha256 from late where {0}"
 _BLOBS = (
     "select blob from states where {0} union select sha256 from task_blobs where {0}"

@@ -120,8 +120,11 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         out += [f"  late: {_names(run['late'])}"] if run["late"] else []
     exchange = found["exchange"]
     if exchange is not None:
+        updates = exchange.get("updates")
         out.append(
-            f"now: {exchange['run']} round {exchange['round']}, exchange {exchange['exchange']}: "
+            _updates_in_words(exchange, updates)
+            if updates
+            else f"now: {exchange['run']} round {exchange['round']}, exchange {exchange['exchange']}: "
             f"{len(exchange['answered'])} of {exchange['wanted']} answers ({exchange['asked']} asked), "
             f"{exchange['left_s']:.0f} s left"
         )
@@ -133,6 +136,17 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     if found["error"] and not found["done"]:
         out.append(f"last error: {found['error']}")
     return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]
+
+
+def _updates_in_words(exchange: Mapping[str, Any], updates: Mapping[str, Any]) -> str:
+    """A run without rounds: who works, and what has come since the last record."""
+    versions = ", ".join(map(str, updates["versions"]))
+    dropped = [f"{updates[key]} {key}" for key in ("stale", "expired") if updates[key]]
+    return (
+        f"now: {exchange['run']} without rounds: {exchange['asked']} devices at work "
+        f"(of at most {updates['concurrency']}), {updates['counted']} of {exchange['wanted']} updates"
+        f"{''.join(f', {each}' for each in dropped)}; versions of the centers: {versions}"
+    )
 
 
 def _secure_setting(run: Mapping[str, Any]) -> dict[str, Any] | None:

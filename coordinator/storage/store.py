@@ -12,6 +12,7 @@ from pathlib import Path
 from coordinator.storage.database import Database
 from coordinator.storage.event_log import EventStore
 from coordinator.storage.exchange_store import ExchangeStore
+from coordinator.storage.journal_store import JournalStore
 from coordinator.storage.key_value_store import KeyValueStore
 from coordinator.storage.late_update_store import LateUpdateStore
 from coordinator.storage.prekey_store import PrekeyStore
@@ -30,6 +31,7 @@ class Store:
         self.facts = KeyValueStore(self.database)
         self.states = StateStore(self.database, self.blobs)
         self.exchanges = ExchangeStore(self.database)
+        self.journal = JournalStore(self.database)
         self.late_updates = LateUpdateStore(self.database)
         self.prekeys = PrekeyStore(self.database)
         self.events = EventStore(self.database)

@@ -12,14 +12,13 @@ import heapq
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from coordinator.rounds import exchange_rules
 from coordinator.rounds.asynchronous import training as machine
+from coordinator.rounds.asynchronous.counts import RoundCounts
 from coordinator.rounds.asynchronous.training import Buffered, Handed, Rules, Taken, Training
 from coordinator.rounds.round_record import AsynchronousRecord
 from coordinator.strategies.base import State
@@ -41,15 +40,6 @@ class TaskUnderWay:
     begins_s: float
     ends_s: float
     sent: AdmittedReply | str | None = None
-
-
-@dataclass(kw_only=True)
-class RoundCounts:
-    """What happened to the tasks of one round."""
-
-    staleness: list[int] = field(default_factory=list)  # of each update that counted
-    stale: int = 0
-    expired: int = 0
 
 
 class AsynchronousNetwork:
@@ -83,28 +73,15 @@ class AsynchronousNetwork:
             if self._due_s == next_s:
                 training = self._happens(training)
         self._training = training
-        return self._served(training.state)
+        return machine.served_state(training, self.rules)
 
     def record(self) -> AsynchronousRecord:
         """What happened in the last round, and where the centers are."""
-        staleness = self._counts.staleness
-        versions = self._training.versions if self._training else ()
-        return {
-            "versions": list(versions),
-            "counted": len(staleness),
-            "stale": self._counts.stale,
-            "expired": self._counts.expired,
-            "staleness": {"mean": float(np.mean(staleness)) if staleness else None, "most": max(staleness, default=0)},
-        }
+        return self._counts.record(self._training.versions if self._training else ())
 
     @property
     def _due_s(self) -> float:
         return self._due[0][0] if self._due else math.inf
-
-    def _served(self, state: State) -> State:
-        if self.rules.plan.choose != "only":
-            return state
-        return replace(state, assignment=dict.fromkeys(sorted(self.rules.fleet), 0))
 
     def _hand_out(self, training: Training) -> Training:
         training, tasks, made = machine.hand_out(training, self.rules, self._round, self._is_present)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from edge_client.protocol.task import ClientId, Reply
 from tests.support.virtual_federation import BALLAST, Federation
@@ -22,7 +23,7 @@ def test_each_reply_is_shown_while_its_exchange_is_open(
         def see(self: object, who: ClientId, reply: Reply, *, original: object = kind.add_reply) -> None:
             live = fed.live
             waiting = live is not None and not live.closed
-            held = 0 if live is None else sum(r.update is not None for r in live.replies.values())
+            held = 0 if not isinstance(live, LiveExchange) else sum(r.update is not None for r in live.replies.values())
             seen.append((who, waiting, held))
             original(self, who, reply)  # type: ignore[operator]
 

@@ -21,7 +21,7 @@ from coordinator.artifacts.signed_program import PROGRAM_FACT
 from coordinator.config import CoordinatorConfig, config_from_keys
 from coordinator.config_sections import ModelConfig, RunConfig
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.runtime.exchange.live_exchange import LiveExchange
+from coordinator.runtime.exchange.current_exchange import Live
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
 from coordinator.storage.database import Database
@@ -259,7 +259,7 @@ class Federation:
         return self.world.begin(cid, life)
 
     @property
-    def live(self) -> LiveExchange | None:
+    def live(self) -> Live | None:
         """The coordinator's open exchange."""
         session = None if self.server is None else self.server.session
         return None if session is None else session.dispatcher.exchange.live

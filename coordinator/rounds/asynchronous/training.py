@@ -186,6 +186,22 @@ def release(training: Training, who: ClientId) -> Training:
     return replace(training, at_work={c: handed for c, handed in training.at_work.items() if c != who})
 
 
+def task_again(training: Training, rules: Rules, who: ClientId) -> Task:
+    """The task that a device has, to be sent again; losses are then asked at the newest centers."""
+    handed = training.at_work[who]
+    if handed.start is None:
+        probe: Probe = rules.strategy.probe_centers(training.state, "loss", seed=handed.seed)
+        return probe
+    return _fit_task(rules, who, handed.center, handed.start, seed=handed.seed)
+
+
+def served_state(training: Training, rules: Rules) -> State:
+    """The state as a round leaves it: the only center serves every device."""
+    if rules.plan.choose != "only":
+        return training.state
+    return replace(training.state, assignment=dict.fromkeys(sorted(rules.fleet), 0))
+
+
 def staleness_weight(staleness: int) -> float:
     """s(tau) = 1 / sqrt(1 + tau), as in the paper."""
     return 1 / math.sqrt(1 + staleness)
@@ -250,13 +266,17 @@ def _task(training: Training, rules: Rules, who: ClientId, *, number: int, seed:
 def _fit(
     training: Training, rules: Rules, who: ClientId, k: int | None, *, number: int, seed: int
 ) -> tuple[Handed, Fit]:
+    start: Flat = training.state.extra["start"] if k is None else training.state.centers[k]
+    version = 0 if k is None else training.versions[k]
+    handed = Handed(number=number, seed=seed, center=k, version=version, start=start)
+    return handed, _fit_task(rules, who, k, start, seed=seed)
+
+
+def _fit_task(rules: Rules, who: ClientId, k: int | None, start: Flat, *, seed: int) -> Fit:
     if k is None:
-        start = training.state.extra["start"]
-        task = rules.strategy.fit(start=start, seed=seed)
-        return Handed(number=number, seed=seed, start=start), task
-    start, pull = training.state.centers[k], rules.plan.pulls.get(who, 0.0)
-    task = rules.strategy.fit(start=start, seed=seed, anchor=start, mu=pull, center=k)
-    return Handed(number=number, seed=seed, center=k, version=training.versions[k], start=start), task
+        return rules.strategy.fit(start=start, seed=seed)
+    pull = rules.plan.pulls.get(who, 0.0)
+    return rules.strategy.fit(start=start, seed=seed, anchor=start, mu=pull, center=k)
 
 
 def _chosen(training: Training, rules: Rules, who: ClientId, handed: Handed, reply: Reply) -> tuple[Training, Taken]:

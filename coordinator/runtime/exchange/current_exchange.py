@@ -7,11 +7,14 @@ import math
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
 from coordinator.runtime.exchange.live_exchange import LiveExchange
+from coordinator.runtime.exchange.live_updates import LiveUpdates
 from coordinator.runtime.exchange.upload_receiver import Announcement
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId
+
+Live = LiveExchange | LiveUpdates
 
 
 class CurrentExchange:
@@ -19,14 +22,14 @@ class CurrentExchange:
 
     def __init__(self, store: Store, sender: CoordinatorSender) -> None:
         self._store, self._sender = store, sender
-        self._live: LiveExchange | None = None
+        self._live: Live | None = None
         self._late: LateUpdates | None = None
 
     @property
-    def live(self) -> LiveExchange | None:
+    def live(self) -> Live | None:
         return self._live
 
-    def begin(self, live: LiveExchange) -> None:
+    def begin(self, live: Live) -> None:
         self._live = live
 
     def end(self) -> None:
@@ -65,7 +68,7 @@ class CurrentExchange:
     def on_ready(self, rdy: Envelope) -> None:
         """A device announces an update. Raises Malformed("closed") for an exchange that never asked the device."""
         said = Announcement.from_message(rdy)
-        if self._live is not None and said.key == self._live.key:
+        if self._live is not None and self._live.takes(said):
             self._live.on_ready(said)
         elif self._late is None or said.key != self._late.key or not self._late.on_ready(said):
             self._answer_closed(said)

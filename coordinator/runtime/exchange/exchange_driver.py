@@ -15,6 +15,8 @@ from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged
 from coordinator.strategies.base import Replies, StoredReplies
 from edge_client.protocol.task import ClientId, Reply
 
+# Arguments: key, tasks, how many replies are wanted (None: all), whether updates that come after closing are kept.
+Ask = Callable[[ExchangeKey, NetworkExchange, "int | None", bool], Replies]
 RunUntilClosed = Callable[[LiveExchange], None]
 
 

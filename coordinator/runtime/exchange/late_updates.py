@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from coordinator.rounds.exchange_rules import CREDIT_IDLE_S
 from coordinator.rounds.update_validation import ReplySpec, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
+from coordinator.runtime.exchange.uploads import UploadCredits
 from coordinator.runtime.sender import RETRY_MS
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.errors import Malformed
@@ -38,9 +38,10 @@ class LateUpdates:
             for cid, asked in prepared.items()
             if cid not in answered and asked.reply_spec.blob_kind == "delta"
         }
-        self._heard_s: dict[ClientId, float] = {}  # when each open upload last got further
         policy = UploadPolicy(check=self._check_move, on_accepted=self._keep, on_refused=lambda _cid, _wrong: None)
         self._receiver = UploadReceiver(self._prepared, context, policy)
+        limits = context.config.transfer
+        self._credits = UploadCredits(self._receiver.uploads, limits.credits, limits.in_flight_bytes)
         for said in announced:
             self.on_ready(said)
 
@@ -54,13 +55,14 @@ class LateUpdates:
         if self._receiver.is_unsynced(said.cid):
             self.sync()
         cid, asked = said.cid, self._prepared.get(said.cid)
+        now_s = self._context.clock.now_s()
         if asked is None or said.update.kind != "delta" or said.update.size > asked.max_size:
             return False
-        if said.update.inline is None and self._is_full(cid, said.update.size):
+        if said.update.inline is None and self._credits.is_full(cid, said.update.size, now_s):
             self._context.sender.send(cid, "err", re=said.ident, code="busy", retry_ms=RETRY_MS)
         else:
             if not self.expects(cid):
-                self._heard_s[cid] = self._context.clock.now_s()
+                self._credits.heard(cid, now_s)
             self._receiver.announce(said)
             self._receiver.begin(cid)
         return True
@@ -72,7 +74,7 @@ class LateUpdates:
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """Take a block of an open upload; any other block is dropped."""
         if self._receiver.on_block(cid, label, index, message):
-            self._heard_s[cid] = self._context.clock.now_s()
+            self._credits.heard(cid, self._context.clock.now_s())
 
     @property
     def unsynced_since_s(self) -> float:
@@ -86,16 +88,6 @@ class LateUpdates:
         """Another exchange has closed: drop the uploads that are still open."""
         self.sync()
         self._receiver.uploads.abandon(self._prepared)
-
-    def _is_full(self, cid: ClientId, size: int) -> bool:
-        """Whether there is no credit for another upload; one without a new block for a while loses its own."""
-        uploads, now_s, config = self._receiver.uploads, self._context.clock.now_s(), self._context.config
-        for silent in [c for c in uploads.sizes() if now_s >= self._heard_s[c] + CREDIT_IDLE_S]:
-            uploads.end(silent)
-        sizes = uploads.sizes()
-        if not sizes or cid in sizes:
-            return False
-        return len(sizes) >= config.transfer.credits or sum(sizes.values()) + size > config.transfer.in_flight_bytes
 
     def _check_move(self, cid: ClientId, spec: ReplySpec, reply: Reply) -> None:
         """Compare the update's norm with the scale that the exchange closed with, as for an update in time."""

@@ -74,6 +74,10 @@ class LiveExchange:
     def closed(self) -> bool:
         return self._state.closed
 
+    def takes(self, said: Announcement) -> bool:
+        """Whether this announcement is of this exchange."""
+        return said.key == self.key
+
     @property
     def wakes_at_s(self) -> float:
         """When `tick` has something to do."""

@@ -79,9 +79,16 @@ def _unsigned(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 def prepare_tasks(key: ExchangeKey, tasks: NetworkExchange, context: ExchangeContext) -> dict[ClientId, PreparedTask]:
     """The task messages of one exchange, sorted by device."""
+    return prepare_each(dict.fromkeys(tasks, key), tasks, context)
+
+
+def prepare_each(
+    keys: Mapping[ClientId, ExchangeKey], tasks: NetworkExchange, context: ExchangeContext
+) -> dict[ClientId, PreparedTask]:
+    """The task message of each device, which has an exchange of its own; sorted by device."""
     put = _blob_writer(context)
     most = max_samples([n for n, _ in context.members.values()], context.config.fleet.max_samples_ratio)
-    return {cid: _ask(key, cid, tasks[cid], context, put, max_samples=most) for cid in sorted(tasks)}
+    return {cid: _ask(keys[cid], cid, tasks[cid], context, put, max_samples=most) for cid in sorted(tasks)}
 
 
 def _ask(

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from coordinator.rounds.exchange_rules import CREDIT_IDLE_S
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import MAX_BITMAP_BYTES, Bitmap, Manifest, unpack_block
@@ -108,6 +109,28 @@ class OpenUploads:
             del self._open[cid]
             upload.partial.abandon()
             raise Malformed("bad_hash", f"{upload.bad} unreadable blocks")
+
+
+@dataclass
+class UploadCredits:
+    """How many uploads may be open at once, and how many bytes they hold; a silent one loses its credit."""
+
+    uploads: OpenUploads
+    credits: int
+    budget: int
+    _heard_s: dict[ClientId, float] = field(default_factory=dict)  # when each open upload last got further
+
+    def heard(self, cid: ClientId, now_s: float) -> None:
+        self._heard_s[cid] = now_s
+
+    def is_full(self, cid: ClientId, size: int, now_s: float) -> bool:
+        """Whether there is no credit for an upload of this device."""
+        for silent in [c for c in self.uploads.sizes() if now_s >= self._heard_s[c] + CREDIT_IDLE_S]:
+            self.uploads.end(silent)
+        sizes = self.uploads.sizes()
+        if not sizes or cid in sizes:
+            return False
+        return len(sizes) >= self.credits or sum(sizes.values()) + size > self.budget
 
 
 def have_field(have: Bitmap) -> str | None:

@@ -1,0 +1,81 @@
+"""The state machine between two rounds as a `State`, so that it is stored like the state of any method.
+
+The centers, the assignment and the method's arrays stay as they are. Arrays whose names begin with `asynchronous/`
+hold the updates in the buffers, the models at which devices began, and the other fields as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from coordinator.rounds.asynchronous.training import Buffered, Handed, Training
+from coordinator.strategies.base import State
+from edge_client.protocol.task import Array, ClientId
+
+PREFIX = "asynchronous/"
+_FACTS = PREFIX + "facts"
+
+
+def pack(training: Training, rounds: Mapping[ClientId, int]) -> State:
+    """`rounds` says in which round each device at work got its task."""
+    arrays: dict[str, Array] = {}
+    buffers: list[dict[ClientId, dict[str, Any]]] = []
+    for k, buffer in enumerate(training.buffers):
+        arrays |= {f"{PREFIX}row-{k}-{who}": entry.row for who, entry in buffer.items()}
+        buffers.append({w: {"n": e.n, "staleness": e.staleness, "moves": dict(e.moves)} for w, e in buffer.items()})
+    at_work = {}
+    for who, handed in training.at_work.items():
+        if handed.start is not None and handed.center is not None:
+            arrays[_start(handed.center, handed.version)] = handed.start
+        at_work[who] = {
+            "number": handed.number,
+            "seed": handed.seed,
+            "center": handed.center,
+            "version": handed.version,
+            "trains": handed.start is not None,
+            "round": rounds[who],
+        }
+    facts = {
+        "versions": training.versions,
+        "handed": training.handed,
+        "scales": dict(training.scales),
+        "buffers": buffers,
+        "at_work": at_work,
+    }
+    arrays[_FACTS] = np.frombuffer(json.dumps(facts, sort_keys=True).encode(), dtype=np.uint8)
+    return replace(training.state, extra={**training.state.extra, **arrays})
+
+
+def unpack(packed: State) -> tuple[Training, dict[ClientId, int]] | None:
+    """What `pack` was given; None for the state of a round that waited for its devices."""
+    if _FACTS not in packed.extra:
+        return None
+    facts = json.loads(packed.extra[_FACTS].tobytes())
+    own = {name: array for name, array in packed.extra.items() if not name.startswith(PREFIX)}
+    buffers = tuple(
+        {who: Buffered(row=packed.extra[f"{PREFIX}row-{k}-{who}"], **entry) for who, entry in buffer.items()}
+        for k, buffer in enumerate(facts["buffers"])
+    )
+    at_work, rounds = {}, {}
+    for who, one in facts["at_work"].items():
+        rounds[who], trains = one.pop("round"), one.pop("trains")
+        name = "start" if one["center"] is None else _start(one["center"], one["version"])
+        at_work[who] = Handed(start=packed.extra[name] if trains else None, **one)
+    training = Training(
+        state=replace(packed, extra=own),
+        versions=tuple(facts["versions"]),
+        buffers=buffers,
+        at_work=at_work,
+        handed=facts["handed"],
+        scales=facts["scales"],
+    )
+    return training, rounds
+
+
+def _start(center: int, version: int) -> str:
+    return f"{PREFIX}start-{center}-{version}"

@@ -1,0 +1,308 @@
+"""Runs that wait for no device over a broker: the journal is the run, and silent or hostile devices hold nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.artifacts.finished_run import make_strategy
+from coordinator.config_sections import RunConfig
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.local_broker import Broker
+from coordinator.rounds.asynchronous import training as machine
+from coordinator.rounds.asynchronous.options import check_asynchronous
+from coordinator.rounds.asynchronous.training import Rules
+from coordinator.rounds.update_validation import ReplySpec, update_moves
+from coordinator.runtime.server import Server
+from coordinator.storage import state_codec
+from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE, Step
+from coordinator.storage.status import read_status, status_lines
+from coordinator.storage.store import Store
+from coordinator.strategies.base import State
+from edge_client.config import ClientConfig
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Array, ClientId, Fit, Task, Tensors
+from edge_client.runtime.client import Client
+from edge_client.training.learner import EngineLearner
+from edge_client.transport.base import Will
+from edge_client.transport.clock import SystemClock
+from edge_client.transport.mqtt import MqttTransport
+from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
+from tests.support import softmax_program
+from tests.support.virtual_federation import FEDERATION, Federation, Spy, config, program, seed_program
+
+DEVICES, ROUNDS = 5, 4
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "fedavg": {"server-momentum": 0.5},
+    "ifca": {"clusters": 2},
+    "fesem": {"clusters": 2, "e-step": "nearest"},
+}
+
+
+def federation(folder: Path, method: str = "fedavg", **changes: Any) -> Federation:  # noqa: ANN401 - keys of the file
+    settings = {"local-steps": 3, "batch-size": 8, **RUNS[method]}
+    run = RunConfig(method=method, rounds=changes.pop("rounds", ROUNDS), name="run", settings=settings)
+    given: dict[str, Any] = {
+        "concurrency": 3,
+        "buffer": 3,
+        "devices": DEVICES,
+        "keep_rounds": 0,
+        "quorum": 0.75,
+    } | changes
+    return Federation.of(folder, runs=(run,), **given)
+
+
+def journal(fed: Federation) -> list[tuple[int, Step]]:
+    """The steps of the run, with their rounds."""
+    with closing(Store(fed.config.folder / "store")) as store:
+        run = store.states.run_id("run", str)
+        rounds = range(1, fed.config.runs[0].rounds + 1)
+        return [(number, step) for number in rounds for step in store.journal.steps(run, number)]
+
+
+def first_state(fed: Federation) -> State:
+    """The state after the last round that waited for its devices."""
+    with closing(Store(fed.config.folder / "store")) as store:
+        run = store.states.run_id("run", str)
+        begun = min(number for number, _ in journal_of(store, run))
+        query = "select blob from states where run = ? and round = ?"
+        ((blob,),) = store.database.rows(query, (run, begun - 1))
+        return state_codec.decode_state(store.blobs.read(blob))
+
+
+def journal_of(store: Store, run: str) -> list[tuple[int, Step]]:
+    return [(number, step) for number in range(1, ROUNDS + 1) for step in store.journal.steps(run, number)]
+
+
+def played_in_one_process(fed: Federation) -> State:
+    """The state machine in the journal's order, with devices that are computed here."""
+    local = softmax_program.grouped_fleet(DEVICES, 2)
+    learner = EngineLearner(softmax_program.SoftmaxEngine(), program())
+    devices = EmulatedDevices(learner=learner, local=local, wire=round_through_f32_delta)
+    options = fed.config.round.asynchronous
+    assert options is not None
+    strategy = check_asynchronous(make_strategy(fed.config.runs[0], fed.config), devices.fleet)
+    rules = Rules(
+        strategy=strategy, options=options, schema=program().schema, fleet=devices.fleet, seed=fed.config.seed
+    )
+    training, tasks = machine.begin_training(first_state(fed)), dict[ClientId, Task]()
+    for number, step in journal(fed):
+        if step.what == HAND:
+            chosen = set(step.devices)
+            training, given, _ = machine.hand_out(training, rules, number, chosen.__contains__)
+            assert set(given) == chosen
+            tasks |= given
+        elif step.what == TAKE:
+            who = step.devices[0]
+            asked = tasks.pop(who)
+            reply = devices.answer(who, asked)
+            training, taken = machine.take(training, rules, who, reply, moves_of(asked, reply))
+            tasks |= {} if taken.task is None else {who: taken.task}
+        else:
+            training = machine.release(training, step.devices[0])
+    return machine.served_state(training, rules)
+
+
+def moves_of(task: Task, reply: Any) -> Mapping[str, float]:  # noqa: ANN401 - a Reply
+    vector = task.start if isinstance(task, Fit) and isinstance(task.start, np.ndarray) else None
+    spec = ReplySpec(
+        task=task,
+        schema=program().schema,
+        samples=1,
+        codec="f32",
+        base="",
+        base_vector=None if vector is None else vector.astype(np.float32),
+        max_update_rms=1.0,
+    )
+    return update_moves(spec, reply)
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_a_run_over_the_broker_has_the_bits_of_the_state_machine_in_the_same_order(tmp_path: Path, method: str) -> None:
+    fed = federation(tmp_path, method).play()
+    found, expected = fed.final_state("run"), played_in_one_process(fed)
+    np.testing.assert_array_equal(found.centers, expected.centers)
+    assert found.assignment == expected.assignment
+    assert found.extra.keys() == expected.extra.keys()
+    last = fed.rounds()[-1]
+    assert last["asynchronous"]["counted"] == 3
+    assert len(last["per_device"]) >= 0.75 * DEVICES
+
+
+@pytest.mark.parametrize(
+    ("method", "fatal", "before"), [("fedavg", 8, True), ("fedavg", 11, False), ("ifca", 14, True)]
+)
+def test_after_a_kill_at_a_write_the_run_still_is_its_journal(
+    tmp_path: Path, method: str, fatal: int, *, before: bool
+) -> None:
+    """Another order may come of a kill; whatever came, the models are those of the journal, and all of it counted."""
+    fed = federation(tmp_path, method)
+    victim = fed.start(fatal=fatal, before=before)
+    fed.world.run(lambda: victim.ended)
+    fed.start_coordinator()
+    fed.complete()
+    found, expected = fed.final_state("run"), played_in_one_process(fed)
+    np.testing.assert_array_equal(found.centers, expected.centers)
+    assert [record["round"] for record in fed.rounds()] == list(range(1, ROUNDS + 1))
+    played = [record["asynchronous"] for record in fed.rounds() if "asynchronous" in record]
+    assert [one["counted"] for one in played] == [3] * (ROUNDS - (method == "ifca"))  # whose first round is a round
+
+
+def test_a_silent_device_holds_its_place_for_a_deadline_and_nobody_else(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=8, concurrency=2, buffer=2, devices=4, deadline_s=50.0)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")
+    fed.finish()
+    assert fed.world.clock.time_s < 50.0 + 50.0 * 2  # rounds would take 50 s each
+    fed.world.end()
+    steps = [step for _, step in journal(fed)]
+    assert sum(step.what == TAKE for step in steps) == 16
+    assert {who for step in steps if step.what == TAKE for who in step.devices} == {"d00", "d01", "d02"}
+
+
+def test_a_device_that_is_silent_for_longer_than_the_deadline_is_counted_as_expired(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=3, concurrency=1, buffer=2, devices=3, deadline_s=50.0)
+    fed.start_coordinator()
+    fed.start_devices(2)
+    fed.start_mute_device("d02")
+    fed.finish()
+    fed.world.end()
+    steps = [step for _, step in journal(fed)]
+    assert [step.devices for step in steps if step.what == EXPIRE].count(["d02"]) >= 1
+    assert sum(record["asynchronous"]["expired"] for record in fed.rounds()) >= 1
+
+
+def test_a_task_whose_center_went_too_far_is_stopped_and_counted(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=6, concurrency=3, buffer=2, devices=4, max_staleness=1, deadline_s=5_000.0)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")
+    fed.finish()
+    fed.world.end()
+    assert sum(record["asynchronous"]["stale"] for record in fed.rounds()) >= 1
+    assert [m for m in spy.said("stop", cid="d03") if m["why"] == "another device has its turn"]
+    assert any("stale" in reason for record in fed.rounds() for reason in record.get("refused", {}).values())
+
+
+def test_a_hostile_update_is_refused_and_its_device_waits(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=3, max_update_rms=1e-9)  # no honest update is so small
+    fed.start()
+    fed.world.run(lambda: fed.world.clock.time_s > 100.0)
+    fed.world.end()
+    steps = [step for _, step in journal(fed)]
+    assert {step.what for step in steps} == {HAND, REFUSE}
+    assert sum(step.what == REFUSE for step in steps) == DEVICES
+
+
+def test_a_device_that_comes_late_trains_in_a_later_round(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=6, devices=2, concurrency=2, buffer=2)
+    fed.start(2)
+    fed.world.run(lambda: fed.happened("round"))
+    fed.start_device("a04", softmax_program.grouped_fleet(5, 2)["d04"])
+    fed.finish()
+    fed.world.end()
+    assert "a04" in {who for _, step in journal(fed) if step.what == TAKE for who in step.devices}
+
+
+def test_the_status_tells_of_updates(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=3, devices=2, concurrency=2, buffer=2)
+    fed.start_coordinator()
+    fed.start_mute_device("d00")
+    fed.start_mute_device("d01")
+    fed.world.run(lambda: fed.live_since(10.0))
+    lines = "\n".join(status_lines(read_status(fed.config.folder)))
+    fed.world.end()
+    assert "2 devices at work (of at most 2), 0 of 2 updates" in lines
+
+
+def test_a_small_history_is_kept_and_is_enough_for_a_restart(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=6, keep_rounds=2)
+    fed.start()
+    fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) >= 4)
+    fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.complete()
+    assert [record["round"] for record in fed.rounds()] == list(range(1, 7))
+    with closing(Store(fed.config.folder / "store")) as store:
+        assert store.journal.steps(store.states.run_id("run", str), 1) == []
+
+
+class StuckEngine(softmax_program.SoftmaxEngine):
+    """Takes no step before it is freed."""
+
+    freed = threading.Event()
+
+    def step(self, feeds: Tensors) -> dict[str, Array]:
+        self.freed.wait()
+        return super().step(feeds)
+
+
+@pytest.mark.broker
+def test_over_mosquitto_a_device_that_never_ends_its_task_holds_no_other(tmp_path: Path, mosquitto: Broker) -> None:
+    settings = {"local-steps": 3, "batch-size": 8}
+    run = RunConfig(method="fedavg", rounds=5, name="run", settings=settings)
+    keys: dict[str, Any] = {"concurrency": 3, "buffer": 2, "quorum": 0.5, "exit_when_done": True}
+    made = config(tmp_path / "run", devices=3, runs=(run,), **keys)
+    key, fleet = open_signing_key(made.folder).public, softmax_program.grouped_fleet(3, 2)
+    events, clients = list[Mapping[str, Any]](), list[Client]()
+    for cid, local in fleet.items():
+        asked = ClientConfig(
+            federation=FEDERATION,
+            device_id=cid,
+            broker=mosquitto.url,
+            data=tmp_path / cid,
+            state=tmp_path / cid / "state",
+            signing_keys=(key,),
+            min_battery_percent=0,
+        )
+        engine = StuckEngine() if cid == "d01" else softmax_program.SoftmaxEngine()
+        client = Client(
+            asked,
+            lambda will, cid=cid: MqttTransport(mosquitto.url, f"{FEDERATION}.{cid}", will=will),
+            local=local,
+            clock=SystemClock(),
+            rng=np.random.default_rng(int(cid[1:])),
+            open_engine=lambda *_, engine=engine, **__: engine,
+        )
+        clients.append(client)
+        threading.Thread(target=client.run, daemon=True).start()
+    with closing(Store(made.folder / "store")) as store:
+        seed_program(store)
+
+        def dial(will: Will | None) -> MqttTransport:
+            return MqttTransport(mosquitto.url, f"{FEDERATION}.coordinator.0", will=will)
+
+        Server(made, store, dial=dial, clock=SystemClock(), watch=events.append).run()
+    StuckEngine.freed.set()
+    for client in clients:
+        client.stop()
+    rounds = [event["asynchronous"] for event in events if event["event"] == "round"]
+    assert [(one["counted"], one["versions"]) for one in rounds] == [(2, [n]) for n in range(1, 6)]
+    assert [event for event in events if event["event"] == "done"]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "changes", "why"),
+    [
+        ("flhc", {}, {}, "whole round"),
+        ("fedavg", {"reduce": "median"}, {}, "honest majority"),
+        ("fedavg", {"secure": "updates"}, {}, "asked together"),
+        ("fedavg", {}, {"over_select": 1.3}, "over-select"),
+        ("fedavg", {}, {"evaluate_every": 2}, "devices test once"),
+        ("fedavg", {}, {"concurrency": None}, "buffer without concurrency"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_before_anything_is_done(
+    tmp_path: Path, method: str, settings: dict[str, Any], changes: dict[str, Any], why: str
+) -> None:
+    run = RunConfig(method=method, rounds=2, name="run", settings={"batch-size": 8, **settings})
+    with pytest.raises(ConfigError, match=why):
+        Federation.of(tmp_path, runs=(run,), **({"concurrency": 3, "buffer": 3} | changes)).play()
