@@ -57,7 +57,7 @@ class PacedEngine(softmax_program.SoftmaxEngine):
 
 
 @dataclass
-class Device:
+class AbsentDevice:
     """A device that connects, is away for a while, and connects again, until `over`."""
 
     number: int
@@ -135,7 +135,7 @@ def seconds_to_target(folder: Path, way: str, broker: Broker) -> tuple[float, in
             return MqttTransport(broker.url, f"{FEDERATION}.coordinator.0", will=will)
 
         server = Server(made, store, dial=dial, clock=SystemClock(), watch=watch)
-        fleet = [Device(number, folder, broker, key, over) for number in range(DEVICES)]
+        fleet = [AbsentDevice(number, folder, broker, key, over) for number in range(DEVICES)]
         lives = [threading.Thread(target=device.live, daemon=True) for device in fleet]
         began_s = time.monotonic()
         for life in lives:
