@@ -26,6 +26,7 @@ from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.event_loop import AwakeClock, Controls, EventLoop, ServerStopped
 from coordinator.runtime.exchange.exchange_driver import run_exchange
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange
+from coordinator.runtime.exchange.without_rounds import Network, WithoutRounds
 from coordinator.runtime.leadership import Superseded, seen_epoch
 from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.program_on_demand import ProgramOnDemand
@@ -33,7 +34,6 @@ from coordinator.runtime.sender import CoordinatorSender, Dial
 from coordinator.runtime.status_reporter import EventWatcher, StatusReporter
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.runtime.training_loop import RunTrainer, train_runs
-from coordinator.runtime.without_rounds import Network, WithoutRounds
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.status import StatusWriter

@@ -253,7 +253,8 @@ def test_over_mosquitto_a_device_that_never_ends_its_task_holds_no_other(tmp_pat
     made = config(tmp_path / "run", devices=3, runs=(run,), **keys)
     key, fleet = open_signing_key(made.folder).public, softmax_program.grouped_fleet(3, 2)
     events, clients = list[Mapping[str, Any]](), list[Client]()
-    for cid, local in fleet.items():
+
+    def begin(cid: str) -> None:
         asked = ClientConfig(
             federation=FEDERATION,
             device_id=cid,
@@ -266,14 +267,17 @@ def test_over_mosquitto_a_device_that_never_ends_its_task_holds_no_other(tmp_pat
         engine = StuckEngine() if cid == "d01" else softmax_program.SoftmaxEngine()
         client = Client(
             asked,
-            lambda will, cid=cid: MqttTransport(mosquitto.url, f"{FEDERATION}.{cid}", will=will),
-            local=local,
+            lambda will: MqttTransport(mosquitto.url, f"{FEDERATION}.{cid}", will=will),
+            local=fleet[cid],
             clock=SystemClock(),
             rng=np.random.default_rng(int(cid[1:])),
-            open_engine=lambda *_, engine=engine, **__: engine,
+            open_engine=lambda *_, **__: engine,
         )
         clients.append(client)
         threading.Thread(target=client.run, daemon=True).start()
+
+    for cid in fleet:
+        begin(cid)
     with closing(Store(made.folder / "store")) as store:
         seed_program(store)
 
