@@ -5,9 +5,10 @@ A share's `x` is 1 + the place of its holder among the sorted neighbours of its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain
 
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import keys
@@ -31,21 +32,23 @@ def missing_shares(
     dropped: AbstractSet[str],
     answered: AbstractSet[str] | Mapping[str, RevealedShares],
     threshold: int,
-) -> tuple[str, ...]:
-    """The devices whose needed secret fewer than `threshold` of `answered` hold.
+) -> Iterator[str]:
+    """The devices whose needed secret fewer than `threshold` of `answered` hold, one at a time, in no order.
 
     Needed are the secrets of all survivors, and of those dropped ones that are neighbours of a survivor. Where answers
     are given, a share counts only if it is among them.
     """
-    needed = [*survivors, *(cid for cid in dropped if survivors & set(graph[cid]))]
-    return tuple(cid for cid in sorted(needed) if sum(_has(answered, n, cid) for n in graph[cid]) < threshold)
-
-
-def _has(answered: AbstractSet[str] | Mapping[str, RevealedShares], holder: str, dealer: str) -> bool:
-    if isinstance(answered, Mapping):
-        answer = answered.get(holder)
-        return answer is not None and (dealer in answer.self_shares or dealer in answer.mask_shares)
-    return holder in answered
+    for cid in chain(survivors, dropped):
+        near = graph[cid]
+        if cid in dropped and survivors.isdisjoint(near):
+            continue
+        if isinstance(answered, Mapping):
+            answers = [answered[n] for n in near if n in answered]
+            held = sum(cid in one.self_shares or cid in one.mask_shares for one in answers)
+        else:
+            held = sum(n in answered for n in near)
+        if held < threshold:
+            yield cid
 
 
 def checked_reveal(

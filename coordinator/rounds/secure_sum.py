@@ -237,16 +237,16 @@ def _is_complete(state: SecureSum) -> bool:
             return state.active <= state.uploaded | state.left
         case "unmask":
             answered = set(state.revealed) | state.liars | state.left
-            return not _missing(state) or state.uploaded <= answered
+            return state.uploaded <= answered or next(_missing(state, state.revealed), None) is None
     return False
 
 
-def _missing(state: SecureSum) -> tuple[str, ...]:
+def _missing(state: SecureSum, answered: frozenset[str] | Mapping[str, RevealedShares]) -> Iterator[str]:
     return missing_shares(
         state.graph,
         survivors=state.uploaded,
         dropped=state.active - state.uploaded,
-        answered=state.revealed,
+        answered=answered,
         threshold=state.parameters.threshold,
     )
 
@@ -284,13 +284,7 @@ def _relay(state: SecureSum) -> tuple[SecureSum, list[SecureCommand]]:
 def _ask_shares(state: SecureSum) -> tuple[SecureSum, list[SecureCommand]]:
     if len(state.uploaded) < state.least_members:
         return _failed(state, f"{len(state.uploaded)} devices uploaded; at least {state.least_members} must")
-    lost = missing_shares(
-        state.graph,
-        survivors=state.uploaded,
-        dropped=state.active - state.uploaded,
-        answered=state.uploaded,
-        threshold=state.parameters.threshold,
-    )
+    lost = frozenset(_missing(state, state.uploaded))
     if lost:
         return _failed(state, f"too few neighbours are left of {_names(lost)}: their masks cannot be removed")
     commands: list[SecureCommand] = []
@@ -306,7 +300,7 @@ def _ask_shares(state: SecureSum) -> tuple[SecureSum, list[SecureCommand]]:
 
 
 def _finish(state: SecureSum) -> tuple[SecureSum, list[SecureCommand]]:
-    lost = _missing(state)
+    lost = frozenset(_missing(state, state.revealed))
     if lost:
         lied = f"; wrong shares came from {_names(state.liars)}" if state.liars else ""
         return _failed(state, f"too few shares of the secrets of {_names(lost)}{lied}")
