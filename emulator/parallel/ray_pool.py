@@ -20,8 +20,9 @@ import numpy as np
 
 from coordinator.strategies.base import Exchange
 from edge_client.data.dataset import DeviceData
-from edge_client.errors import FedcentersError, NetworkError, RuntimeMissing, install_hint
+from edge_client.errors import FedcentersError, Malformed, NetworkError, RuntimeMissing, install_hint
 from edge_client.protocol.program import Program
+from edge_client.protocol.summed_task import SummedProbe
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Reply, Task
 from edge_client.training.learner import Learner
 from emulator.engines.base import Recipe
@@ -91,16 +92,21 @@ class RayWorkerPool(EmulatedDevices):
     home: Mapping[ClientId, int] = field(repr=False)
     remote: Any = field(repr=False)
 
-    def each_answer(self, tasks: Exchange) -> Iterator[tuple[ClientId, Reply | str]]:
-        """All groups at once, on the machines with free CPUs."""
+    def _outcomes(self, tasks: Exchange) -> dict[ClientId, Reply | Malformed]:
+        """All groups at once, on the machines with free CPUs. An evaluation that is summed needs this process's books.
+
+        The fits behind a sum come here without their choices (`SummedDevices`), as many at a time as have room.
+        """
+        here = {who: task for who, task in tasks.items() if isinstance(task, SummedProbe)}
         shares: dict[int, dict[ClientId, Task]] = {}
         for who, task in tasks.items():
-            shares.setdefault(self.home[who], {})[who] = task
+            if who not in here:
+                shares.setdefault(self.home[who], {})[who] = task
         under_way = [self.remote.remote([self.recipe], self.samples[g], self._unit(shares[g])) for g in sorted(shares)]
-        found: dict[ClientId, Reply | str] = {}
+        found = super()._outcomes(here)
         for done in _gathered(under_way):
             found |= self._entered(tasks, done)
-        return ((who, found[who]) for who in tasks)
+        return {who: found[who] for who in tasks}
 
     def _unit(self, tasks: Mapping[ClientId, Task]) -> GroupTask:
         keys = [(who, slot) for who, task in tasks.items() for slot in _slots(task)]
@@ -111,16 +117,20 @@ class RayWorkerPool(EmulatedDevices):
             posterior={c: self.posterior[c] for c in rows if c in self.posterior},
         )
 
-    def _entered(self, tasks: Exchange, done: GroupResult) -> dict[ClientId, Reply | str]:
+    def _entered(self, tasks: Exchange, done: GroupResult) -> dict[ClientId, Reply | Malformed]:
         """Into the books, as copies: what lies in the object store would stay there for as long as it is held."""
         own = {key: np.array(vector) for key, vector in done.own.items()}
         self.own.update(own)
         self.posterior.update({c: np.array(rows) for c, rows in done.posterior.items()})
-        found = dict(done.answers)
+        found: dict[ClientId, Reply | Malformed] = {}
         for who, answer in done.answers.items():
             task = tasks[who]
-            if isinstance(task, Fit) and task.upload and isinstance(answer, Reply):
+            if isinstance(answer, str):
+                found[who] = Malformed(answer, "said on the cluster")
+            elif isinstance(task, Fit) and task.upload:
                 found[who] = replace(answer, update=self.wire(task, own[who, task.slot]))
+            else:
+                found[who] = answer
         return found
 
 

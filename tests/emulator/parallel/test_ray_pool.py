@@ -15,12 +15,14 @@ import psutil
 import pytest
 
 from coordinator.strategies.base import Exchange
-from coordinator.strategies.registry import make_method
+from coordinator.strategies.registry import Setting, make_method
 from edge_client.errors import FedcentersError, NetworkError
+from edge_client.protocol.summed_task import SummedFit, SumScale
 from edge_client.protocol.task import OWN_MODEL, ClientId, Fit, OwnModel, Probe, Reply, Task
 from emulator.parallel.ray_pool import RayWorkerPool, open_ray_pool
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
+from emulator.simulation import spill
 from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
 from tests.support.gated_recipe import FailingRecipe, GatedRecipe, PlainRecipe
 from tests.support.requirements import skip_without
@@ -110,8 +112,12 @@ def test_fits_probes_own_models_and_posteriors_are_the_same_bits(cluster: Cluste
         assert set(refused.values()) == {"no_posterior"}
 
 
-def test_a_whole_run_rounds_on_the_wire_and_has_the_same_centers_and_records(cluster: Cluster) -> None:
-    strategy = make_method("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
+@pytest.mark.parametrize("more", [{}, {"secure": "updates"}])
+def test_a_whole_run_rounds_on_the_wire_and_has_the_same_centers_and_records(
+    cluster: Cluster, more: Mapping[str, Setting]
+) -> None:
+    """Of sums, the next stage and the test need what the devices trained and chose before."""
+    strategy = make_method("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8, **more})
     alone = EmulatedDevices(learner=PlainRecipe().open(), local=LOCAL)
     with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
         one, other = (
@@ -119,6 +125,23 @@ def test_a_whole_run_rounds_on_the_wire_and_has_the_same_centers_and_records(clu
         )
     np.testing.assert_array_equal(one.state.centers, other.state.centers)
     assert one.records == other.records
+
+
+def test_the_words_of_a_sum_come_one_by_one_from_as_many_devices_as_have_room(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "MAX_MEMORY_BYTES", 3 * W.nbytes)
+    centers = np.stack([W])
+    scale = SumScale(bits=32, devices=len(LOCAL), clip=1.0)
+    task = SummedFit(
+        start=W, steps=1, lr=0.1, batch=8, seed=1, upload=False,
+        stage="add", choose="only", centers=centers, scale=scale, open=(0,),
+    )  # fmt: skip
+    with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
+        words = crew.each_answer(asked(task))
+        next(words)
+        assert len(crew.sums.models) == 3
+        assert len(list(words)) == len(LOCAL) - 1
 
 
 def test_what_fails_over_there_is_said_here(cluster: Cluster) -> None:
