@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.skellam_accounting import SPENT_KEY, sum_cost
 from coordinator.aggregation.summed_centers import centers_of_sums, cluster_sums
+from coordinator.clustering.spare_centers import merged, refilled
 from coordinator.clustering.summed_kmeans import ClusterSums, summed_kmeans
 from coordinator.rounds.round_record import SecureRecord
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, SealedSums, State, Strategy, SumByCenter
@@ -34,7 +35,7 @@ from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.sum_plan import SumPlan, plan_of
 from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import SOFT, SummedFit, SumScale, Words
-from edge_client.protocol.task import F64, I64, OWN_MODEL, ClientId, Schema
+from edge_client.protocol.task import F64, I64, MAX_MODELS, OWN_MODEL, ClientId, Schema
 
 COUNTS_KEY = "center-devices"  # in State.extra, [K]: devices of each center at its last release
 BY_LOSS_KEY = "by-loss"  # in State.extra: rounds in which the devices still choose by their losses
@@ -81,10 +82,7 @@ def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet,
     plan, first = plan_of(strategy, fleet), COUNTS_KEY not in state.extra
     parts: dict[str, Any] = {"strategy": strategy, "plan": plan, "schema": schema, "fleet": fleet}
     if first and plan.first == "groups":
-        every, seeds = tuple(sorted(fleet)), TaskSeeds.from_rng(rng)
-        groups = min(len(state.centers), max(1, len(every) // strategy.server.least_members))  # each can be summed
-        deal = dict(zip(every, (rng.permutation(len(every)) % groups).tolist(), strict=True))
-        state = yield from _SealedRound(state=state, cohort=every, seeds=seeds, **parts).random_starts(deal)
+        state = yield from _separate_starts(parts, state, rng)
         if COUNTS_KEY not in state.extra:
             return state
     cohort = tuple(sample_cohort(fleet, strategy.fraction_train, rng))
@@ -99,6 +97,34 @@ def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet,
     if plan.personal is not None:
         yield from run.personal_fits()
     return after
+
+
+def _separate_starts(parts: dict[str, Any], state: State, rng: np.random.Generator) -> Round:
+    """Centers of random groups; where the plan sorts and the fleet is large enough, of more groups than K centers.
+
+    Each device trains anew for each of these sums, in a slot of its own, so that no two of them contain one update.
+    """
+    plan, every, k = parts["plan"], tuple(sorted(parts["fleet"])), len(state.centers)
+    least, common = parts["strategy"].server.least_members, state.extra["start"]
+    most, seeds = max(k, MAX_MODELS if plan.sorts else 0), TaskSeeds.from_rng(rng)
+    groups = min(most, max(1, len(every) // least))  # each can be summed
+    deal = dict(zip(every, (rng.permutation(len(every)) % groups).tolist(), strict=True))
+    wide = replace(state, centers=np.tile(common, (max(groups, k), 1)))
+    run = _SealedRound(state=wide, cohort=every, seeds=seeds, **parts)
+    wide = yield from run.random_starts(deal)
+    if groups <= k or COUNTS_KEY not in wide.extra:
+        return wide
+    sort = parts | {"plan": replace(plan, choose="loss", by_loss=0)}
+    for number in range(1, plan.sorts + 1):
+        if number > 1:
+            centers = refilled(wide.centers, wide.extra[COUNTS_KEY], common, least=least, rng=rng)
+            wide = replace(wide, centers=centers)
+        run = _SealedRound(state=wide, cohort=every, seeds=TaskSeeds.from_rng(rng), **sort)
+        wide = yield from run.add(partial(run.task, slot=f"start-{number}", start=common))
+    compare = run.task(every[0]).compare
+    points = np.concatenate([wide.centers[:, a:b] for a, b in compare], axis=1).astype(np.float64)
+    centers, counts = merged(wide.centers, wide.extra[COUNTS_KEY], points, np.tile(common, (k, 1)), rng)
+    return replace(wide, centers=centers, assignment={}, extra={**wide.extra, COUNTS_KEY: counts})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +184,7 @@ class _SealedRound:
         A fleet too small for so many groups has fewer; the centers without one are the common model.
         """
         how = {"choose": "given", "slot": "start"}
-        centers = np.tile(self.state.extra["start"], (len(self.state.centers), 1))
-        run = replace(self, state=replace(self.state, centers=centers))
-        after = yield from run.add(lambda c: run.task(c, **how, group=deal[c], share=self.share(c)), known=deal)
+        after = yield from self.add(lambda c: self.task(c, **how, group=deal[c], share=self.share(c)), known=deal)
         return replace(after, assignment={})
 
     def add(self, task: Callable[[ClientId], SummedFit], known: Mapping[ClientId, int] | None = None) -> Round:

@@ -32,7 +32,7 @@ from coordinator.strategies.common.representation import check_representation, r
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
-from coordinator.strategies.common.sum_plan import SumPlan, single_updates
+from coordinator.strategies.common.sum_plan import SORTS, SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Reply, Schema
 
@@ -87,6 +87,7 @@ class FeSEM(LocalSgd):
             choose="nearest",
             weigh=self.weights,
             first="k-means" if tells else "groups",
+            sorts=0 if tells or self.server.privacy_noise else SORTS,  # with noise each sum costs epsilon
             by_loss=0 if tells else ROUNDS_BY_LOSS,
             pulls=self._pulls(fleet),
             representation=self.representation,

@@ -21,7 +21,7 @@ from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
-from coordinator.strategies.common.sum_plan import SumPlan, single_updates
+from coordinator.strategies.common.sum_plan import SORTS, SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import ClientId, Schema
 
@@ -41,7 +41,8 @@ class IFCA(MultiStartSgd):
         if self.start == "k-means":
             raise single_updates(self, "start k-means compares the devices' updates", "set start = groups")
         first = "groups" if self.start == "groups" else "none"
-        return SumPlan(choose="loss", weigh=self.weights, first=first, served="center")
+        sorts = 0 if self.server.privacy_noise else SORTS  # with noise each sum costs epsilon
+        return SumPlan(choose="loss", weigh=self.weights, first=first, sorts=sorts, served="center")
 
     def asynchronous_plan(self, fleet: Fleet) -> AsynchronousPlan:  # noqa: ARG002 - the interface's
         """Each device tells its losses at the newest centers, and trains the one that fits it best."""

@@ -205,6 +205,8 @@ def evaluation_words(
 ) -> Reply:
     """The words of an evaluation: how many samples are right, how many there are, accuracy, F1, and one device."""
     choice = own(CHOICE_SLOT)
+    if choice is not None and len(choice) != len(task.models):
+        choice = None  # among the spare centers of the first round: the device missed their end
     models: Sequence[Flat | OwnModel] = task.models
     prior = task.prior
     if task.served == "center":

@@ -3,7 +3,9 @@
     python -m tests.benches.sum_attacks
 
 Digits in virtual time, whose sums are those of masked runs. "k-means": points of single devices among the sums of
-FeSEM's first round; nothing drops out. "rounds": FedAvg, of which one device misses the next round; the cosine of its
+FeSEM's first round; nothing drops out. "loss": the same with the default start; of the differences of two sums that
+differ by one in their devices, the one that is the nearest to any device's model, over how far the released mean of
+that device's center is from it. "rounds": FedAvg, of which one device misses the next round; the cosine of its
 update and the difference of both sums, and how often that is the nearest to this of all devices' updates.
 """
 
@@ -61,6 +63,31 @@ def kmeans(devices: int, clusters: int, seed: int) -> str:
     )
 
 
+def loss(devices: int, clusters: int, seed: int) -> str:
+    """A row: the nearest difference of two sums of the first round."""
+    parts, sums, models = list[tuple[str, Any, F64]](), list[tuple[int, F64]](), list[F64]()
+    server = fc.ServerOptions(secure="updates")
+    with told(parts):
+        fc.simulate(fc.FeSEM(clusters, server=server), fleet=fc.fleets.digits(devices=devices), rounds=1, seed=seed)
+    by_center: dict[tuple[str, int], list[F64]] = {}
+    for stage, task, model in parts:
+        if stage == "add":
+            by_center.setdefault((task.slot, task.open[0]), []).append(model)
+    sums.append((0, np.zeros(len(parts[0][2]))))
+    apart = np.zeros(0)
+    for found in by_center.values():
+        mine = np.array(found)
+        sums.append((len(mine), mine.sum(axis=0)))
+        models += found
+        apart = np.append(apart, np.linalg.norm(mine - mine.mean(axis=0), axis=1))
+    every = np.array(models)
+    pairs = [more - fewer for n, more in sums for m, fewer in sums if n - m == 1]
+    nearest = min(float((np.linalg.norm(every - guessed, axis=1) / apart).min()) for guessed in pairs)
+    return (
+        f"loss     {devices:>4} devices {clusters:>3} clusters seed {seed}: {nearest:.2f}, the nearest of {len(pairs)}"
+    )
+
+
 def rounds(devices: int, count: int) -> list[str]:
     """A row for each pair of rounds."""
     parts, rows = list[tuple[str, Any, F64]](), []
@@ -82,6 +109,9 @@ def main() -> None:
     """Print a row for each attack."""
     for devices, clusters, seed in ((30, 3, 0), (50, 5, 0), (100, 10, 0)):
         sys.stdout.write(kmeans(devices, clusters, seed) + "\n")
+        sys.stdout.flush()
+    for devices, clusters, seed in ((50, 5, 0), (100, 10, 0), (100, 10, 1)):
+        sys.stdout.write(loss(devices, clusters, seed) + "\n")
         sys.stdout.flush()
     sys.stdout.write("\n".join(rounds(30, 8)) + "\n")
 

@@ -192,19 +192,19 @@ func (w *work) evaluationWords(task, sum object, last []float64) (words []uint32
 	prior, usual := numbers(task["prior"]), sum["usual"].(int64)
 	switch sum["served"] {
 	case "center":
-		if last != nil {
+		if len(last) == len(models) { // else it has none, or one among other centers
 			usual = int64(largestOf(last))
 		}
 		need(int(usual) < len(models), "bad_task", "usual of a sum")
 		models = models[usual : usual+1]
 	case "mixture":
 		prior = last
-		for range models {
-			if last == nil {
+		if len(last) != len(models) {
+			prior = nil
+			for range models {
 				prior = append(prior, 1)
 			}
 		}
-		need(len(prior) == len(models), "bad_task", "a mixture of %d models", len(models))
 	}
 	s := w.chosen(task)
 	_, scores := w.evaluate(models, s, nil)

@@ -19,6 +19,7 @@ from edge_client.protocol.task import ClientId
 SECURE_MODES = ("off", "updates", "updates+membership")
 PLANS = ("sum_plan", "asynchronous_plan")  # the functions by which a method says how it works elsewhere
 SECURE_STARTS = ("loss", "k-means")
+SORTS = 4  # by then the centers of random groups have come apart
 HINT = "use fesem, ifca, hypcluster, fedem, fedsoft, fedavg, fedprox, ditto or pfedme; or set secure = off"
 
 
@@ -34,7 +35,9 @@ class PersonalFit:
 class SumPlan:
     """`choose` as `SummedFit` says. `first`: how centers come apart in the first round, "groups", "k-means" or "none".
 
-    In the first `by_loss` rounds after that the devices choose by their losses, whatever `choose` says.
+    With `sorts` above zero there are more random groups than centers, among which the devices choose by their losses so
+    many times, and which are then merged. In the first `by_loss` rounds after that the devices choose by their losses,
+    whatever `choose` says.
 
     `weigh`: devices count "equal" or by their "samples". `pulls` are the proximal terms of the devices, which begin at
     their own model in `slot` with `own_start`; soft weights are estimated every `tau` rounds. `served` is that of
@@ -44,6 +47,7 @@ class SumPlan:
     choose: str
     weigh: str = "samples"
     first: str = "none"
+    sorts: int = 0
     by_loss: int = 0
     pulls: Mapping[ClientId, float] = field(default_factory=dict)
     representation: str = "classifier"

@@ -188,9 +188,10 @@ function pointWords(task, mine, stream) {
 }
 
 /** The words of an evaluation: how many samples are right, how many there are, accuracy, F1, and one device. */
-export async function evaluationWords(learner, work, local, { choice, own }, given) {
+export async function evaluationWords(learner, work, local, { choice: last, own }, given) {
   const { served, usual } = work.sum;
   let { models, prior } = work;
+  const choice = last?.length === models.length ? last : undefined; // else among the spare centers of the first round, whose end it missed
   if (served === "center") models = [models[choice ? argmax(choice) : usual]];
   if (served === "mixture") {
     const share = choice ?? models.map(() => 1);

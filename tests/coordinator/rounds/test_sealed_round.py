@@ -21,6 +21,7 @@ from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import SummedFit
 from edge_client.protocol.task import ClientId, Reply, Task
+from edge_client.training.summed import CHOICE_SLOT
 from tests.support.methods import MethodWorld, build, world
 from tests.support.softmax_program import grouped_fleet, start_of
 
@@ -289,3 +290,15 @@ def test_fesem_begins_with_random_groups_and_three_rounds_by_loss_and_goes_on_by
         made.round()
     assert asked == ["given", "loss", "loss", "loss", "nearest", "nearest"]
     assert len({tuple(center) for center in made.state.centers}) == len(made.state.centers)
+
+
+@pytest.mark.parametrize("case", ["fesem", "ifca"])
+@pytest.mark.parametrize("secure", MODES)
+def test_a_fleet_with_more_random_groups_than_centers_begins_with_its_true_groups(case: str, secure: str) -> None:
+    """Where each center has one random group, some true groups share a center, and others are closed."""
+    local = grouped_fleet(48, 4)
+    made = world(build(case, {**SMALL, "secure": secure, "secure-start": "loss", "clusters": 4}), local)
+    made.round()
+    chosen = [int(np.argmax(made.devices.own[who, CHOICE_SLOT])) for who in sorted(local)]
+    assert sorted(made.state.extra[COUNTS_KEY]) == [12] * 4
+    assert len(set(zip(chosen, [i % 4 for i in range(48)], strict=True))) == 4

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from coordinator.aggregation.summed_centers import centers_of_sums
 from coordinator.strategies.base import SealedSums, SumByCenter
 from edge_client.errors import Malformed
-from edge_client.protocol.summed_task import SummedFit, SumScale
+from edge_client.protocol.summed_task import SummedFit, SummedProbe, SumScale
 from edge_client.protocol.task import Array, Reply
+from edge_client.training.learner import EngineLearner
 from edge_client.training.skellam import secret_stream
-from edge_client.training.summed import TrainedChoice, choose_nearest, contribution
+from edge_client.training.summed import CHOICE_SLOT, TrainedChoice, choose_nearest, contribution, evaluation_words
+from tests.support.softmax_program import SoftmaxEngine, grouped_fleet, program, start_of
 
 SIZE = 6
 CENTERS = np.random.default_rng(0).standard_normal((3, SIZE))
@@ -138,3 +140,21 @@ def test_the_noise_of_all_devices_leaves_words_without_overflow() -> None:
         SumScale(bits=16, devices=100, clip=1.0, noise=1_000.0)
     with pytest.raises(Malformed, match="noise"):
         SumScale(bits=16, devices=100, clip=1.0, noise=-1.0)
+
+
+def test_a_choice_among_other_centers_serves_no_evaluation() -> None:
+    """A device that missed the end of the first round chose last among its spare centers, of which there were more."""
+    learner, local = EngineLearner(SoftmaxEngine(), program()), grouped_fleet(1, 1)["d00"]
+    models = [start_of(k) for k in range(2)]
+
+    def words(choice: Array | None, usual: int) -> list[int]:
+        probe = SummedProbe(
+            models=models, want=frozenset({"confusion"}), split="test", batch=64, seed=0, served="center",
+            usual=usual, scale=SumScale(bits=32, devices=5, clip=1.0),
+        )  # fmt: skip
+        own = {CHOICE_SLOT: choice}
+        reply = evaluation_words(learner, probe, local, own=own.get, drawn=secret_stream())
+        assert reply.words is not None
+        return reply.words[:2].tolist()
+
+    assert words(np.eye(16)[15], 1) == words(None, 1) == words(np.eye(2)[1], 0) != words(None, 0)

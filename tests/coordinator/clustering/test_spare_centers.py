@@ -1,0 +1,34 @@
+"""Spare centers: empty ones become halves of the greatest, and all are merged into the wanted number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coordinator.clustering.spare_centers import APART, merged, refilled
+
+
+def test_an_empty_center_becomes_one_half_of_the_greatest_and_the_halves_stand_on_either_side() -> None:
+    start, centers = np.zeros(50), np.stack([np.full(50, 3.0), np.full(50, -1.0), np.full(50, 9.0)])
+    found = refilled(centers, np.array([24, 9, 0]), start, least=5, rng=np.random.default_rng(0))
+    np.testing.assert_array_equal(found[1], centers[1])
+    np.testing.assert_allclose((found[0] + found[2]) / 2, centers[0])
+    np.testing.assert_allclose(np.linalg.norm(found[2] - centers[0]), APART * np.linalg.norm(centers[0]))
+
+
+def test_no_half_may_expect_fewer_devices_than_the_gate() -> None:
+    centers, counts = np.arange(12.0).reshape(4, 3), np.array([19, 0, 0, 0])
+    found = refilled(centers, counts, np.zeros(3), least=5, rng=np.random.default_rng(0))
+    assert [bool((a != b).any()) for a, b in zip(found, centers, strict=True)] == [True, True, False, False]
+
+
+def test_centers_of_one_cluster_are_merged_by_their_devices_and_an_empty_cluster_keeps_its_spare() -> None:
+    centers = np.array([[0.0, 5.0], [1.0, 7.0], [10.0, 1.0], [50.0, 50.0]])
+    spare = np.full((3, 2), -1.0)
+    found, counts = merged(centers, np.array([3, 1, 4, 0]), centers[:, :1], spare[:2], np.random.default_rng(0))
+    assert {tuple(row): n for row, n in zip(found.tolist(), counts.tolist(), strict=True)} == {
+        (0.25, 5.5): 4,
+        (10.0, 1.0): 4,
+    }
+    found, counts = merged(centers[2:], np.array([4, 0]), centers[2:], spare, np.random.default_rng(0))
+    assert sorted(counts.tolist()) == [0, 0, 4]
+    assert (found == -1.0).all(axis=1).sum() == 2
