@@ -155,6 +155,6 @@ def test_a_choice_among_other_centers_serves_no_evaluation() -> None:
         own = {CHOICE_SLOT: choice}
         reply = evaluation_words(learner, probe, local, own=own.get, drawn=secret_stream())
         assert reply.words is not None
-        return reply.words[:2].tolist()
+        return [int(word) for word in reply.words[:2]]
 
     assert words(np.eye(16)[15], 1) == words(None, 1) == words(np.eye(2)[1], 0) != words(None, 0)
