@@ -205,10 +205,9 @@ def format_event(event: Mapping[str, Any]) -> str:
     """An event of metrics.jsonl as one line of text."""
     kind = event["event"]
     if kind == "round":
-        micro = event["accuracy"]["micro"]
-        reached = "not evaluated" if micro is None else f"accuracy {micro:.1%}"
-        if (alone := event.get("centers", {}).get("accuracy", {}).get("micro")) is not None:
-            reached += f" as served, {alone:.1%} with the centers alone"
+        from coordinator.rounds.round_record import reached_in_words
+
+        reached = reached_in_words(event) or "not evaluated"
         secure = event.get("secure", {})
         reached += "".join(f"; no sum: {reason}" for reason in secure.get("failed", ()))
         if secure and event["round"] == 1:

@@ -46,6 +46,8 @@ def plausible_statistics(task: Mapping[str, Any], cid: str, program: Program, n:
         "votes": lambda: {"votes": rng.multinomial(n, np.full(models, 1 / models))},
         "posterior": lambda: {"posterior": np.full(models, 1 / models)},
         "confusion": lambda: {"confusion": _matrices(rng, rows, classes, n)},
+        "errors": lambda: {"errors": np.tile([0.5, 0.5, 1.0], (rows, 1))},
+        "positions": lambda: {"positions": np.tile([n, n // 2, float(n)], (rows, 1))},
         "labels": lambda: {"labels": rng.multinomial(n, np.full(classes, 1 / classes)).astype(np.float64)},
         "grad": lambda: {"grad": rng.choice([-MOVE, MOVE], program.schema.n_params).astype(np.float32)},
     }

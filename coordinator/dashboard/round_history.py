@@ -60,6 +60,8 @@ class RunHistory:
         line: dict[str, Any] = {key: value for key, value in event.items() if key in COPIED_FIELDS}
         if (centers_alone := event.get("centers")) is not None:
             line["centers"] = {key: centers_alone[key] for key in ("accuracy", "per_center")}
+        if metrics := event.get("metrics"):
+            line["metrics"] = {name: value["micro"] for name, value in metrics.items()}
         line["sizes"] = np.bincount(centers[centers >= 0], minlength=len(event["per_center"])).tolist()
         line["moved"] = self._moved(centers)
         line["refused"] = len(event.get("refused", {}))

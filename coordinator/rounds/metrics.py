@@ -1,5 +1,7 @@
 """What a round achieved, from one confusion matrix per device (rows true class, columns predicted, counts).
 
+A device may tell only how many of its labels are right, or, where targets are no classes, only its loss.
+
 Accuracy, weighted (micro) sum_i n_i X_i / sum_i n_i and unweighted (macro) mean_i X_i, of each device on its own n_i
 held-out samples with the model that it would be served. F1 of devices: a device's macro F1, the mean over the classes
 that occur in its labels or its predictions, averaged in the same two ways. Pooled F1: the macro F1 of one confusion
@@ -11,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,13 +34,22 @@ class FleetAverage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Score:
+    """One quantity beside accuracy (scoring.py): its averages, and what each device told."""
+
+    average: FleetAverage
+    per_device: Mapping[ClientId, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundReport:
     """One round's result. `per_center[k]` pools the samples of the devices of center k; None without any.
 
     All but `centers` is about the model that a device is served. `f1_of_devices` averages each device's macro F1,
     `f1_pooled` is the macro F1 of all samples together. `loss_per_device` is the mean loss on these samples, of the
     devices that reported one; `loss` and `loss_per_center` average it, each device's bounded by LOSS_RATIO. `centers`
-    is None where every device is served its center as it is exported, and where that was not measured.
+    is None where every device is served its center as it is exported, and where that was not measured. `scores` has
+    what else is known of the model, by name.
     """
 
     accuracy: FleetAverage
@@ -51,6 +62,7 @@ class RoundReport:
     loss_per_device: Mapping[ClientId, float]
     loss_per_center: tuple[float | None, ...]
     centers: CenterReport | None = None
+    scores: Mapping[str, Score] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,39 +77,60 @@ class CenterReport:
     per_device: tuple[Mapping[ClientId, float], ...]
 
 
-def make_center_report(confusions: Mapping[tuple[int, ClientId], Array], *, n_centers: int) -> CenterReport:
-    """From the confusion matrix [C, C] of each center on each of its devices' held-out samples."""
-    known = {key: matrix for key, matrix in sorted(confusions.items()) if matrix.sum() > 0}
-    center, n = np.array([k for k, _ in known]), np.array([m.sum() for m in known.values()], dtype=np.float64)
-    right = np.array([accuracy(matrix) for matrix in known.values()])
+def make_center_report(counted: Mapping[tuple[int, ClientId], tuple[float, float]], *, n_centers: int) -> CenterReport:
+    """From the labels of each center on each of its devices' held-out samples: how many, how many of them right."""
+    known = {key: right / n for key, (n, right) in sorted(counted.items()) if n > 0}
+    center, n = np.array([k for k, _ in known]), np.array([counted[key][0] for key in known], dtype=np.float64)
+    right = np.array(list(known.values()))
     return CenterReport(
         accuracy=_average(right, n),
         per_center=tuple(_average(right[center == k], n[center == k]).micro for k in range(n_centers)),
-        per_device=tuple({c: accuracy(m) for (at, c), m in known.items() if at == k} for k in range(n_centers)),
+        per_device=tuple({c: share for (at, c), share in known.items() if at == k} for k in range(n_centers)),
     )
 
 
-def make_report(
+def make_report(  # noqa: PLR0913 - what a device may tell
     confusions: Mapping[ClientId, Array],
     assignment: Mapping[ClientId, int],
     *,
     n_centers: int,
     losses: Mapping[ClientId, float] | None = None,
+    counted_labels: Mapping[ClientId, tuple[float, float]] | None = None,
+    samples: Mapping[ClientId, int] | None = None,
+    signed: bool = False,
 ) -> RoundReport:
-    """From the confusion matrix [C, C] and mean loss of each device that answered, and each device's center."""
-    clients = [c for c in sorted(confusions) if confusions[c].sum() > 0]
+    """From the confusion matrix [C, C] and mean loss of each device that answered, and each device's center.
+
+    `counted_labels`, of a device without a matrix: how many labels, how many of them right. `samples` weigh the devices
+    that tell neither. `signed`: a loss may be negative.
+    """
+    matrices = {c: matrix for c, matrix in sorted(confusions.items()) if matrix.sum() > 0}
+    hits = {c: (n, right / n) for c, (n, right) in (counted_labels or {}).items() if n > 0}
+
+    def _labels(c: ClientId) -> tuple[float, float]:
+        if c in matrices:
+            return float(matrices[c].sum()), accuracy(matrices[c])
+        return hits[c] if c in hits else (float((samples or {})[c]), math.nan)
+
+    empty = confusions.keys() | (counted_labels or {}).keys()
+    others = {c for c in losses or {} if c in (samples or {}) and c not in empty}
+    clients = sorted(matrices.keys() | hits.keys() | others)
     told = np.array([(losses or {}).get(c, np.nan) for c in clients])
-    knows = np.abs(told) < MAX_LOSS  # not NaN
-    counted = _bounded_losses(told, knows, classes=max((len(confusions[c]) for c in clients), default=1))
-    n = np.array([confusions[c].sum() for c in clients], dtype=np.float64)
-    right = np.array([accuracy(confusions[c]) for c in clients])
+    knows = known_losses(told)
+    counted = bounded_losses(told, knows, classes=max(map(len, matrices.values()), default=1), signed=signed)
+    n = np.array([_labels(c)[0] for c in clients], dtype=np.float64)
+    right = np.array([_labels(c)[1] for c in clients], dtype=np.float64)  # NaN where that is not known
+    labelled = ~np.isnan(right)
     center = np.array([assignment.get(c, -1) for c in clients])
+    with_matrix = np.array([c in matrices for c in clients], dtype=bool)
     return RoundReport(
-        accuracy=_average(right, n),
-        f1_of_devices=_average(np.array([f1(confusions[c]) for c in clients]), n),
-        f1_pooled=_f1_pooled([confusions[c] for c in clients]),
-        per_device={c: float(x) for c, x in zip(clients, right, strict=True)},
-        per_center=tuple(_average(right[center == k], n[center == k]).micro for k in range(n_centers)),
+        accuracy=_average(right[labelled], n[labelled]),
+        f1_of_devices=_average(np.array([f1(matrices[c]) for c in clients if c in matrices]), n[with_matrix]),
+        f1_pooled=_f1_pooled(list(matrices.values())),
+        per_device={c: float(x) for c, x, known in zip(clients, right, labelled, strict=True) if known},
+        per_center=tuple(
+            _average(right[labelled & (center == k)], n[labelled & (center == k)]).micro for k in range(n_centers)
+        ),
         assignment=dict(sorted(assignment.items())),
         loss=_average(counted[knows], n[knows]),
         loss_per_device={c: float(x) for c, x, known in zip(clients, told, knows, strict=True) if known},
@@ -127,10 +160,16 @@ def _f1_pooled(confusions: Sequence[Array]) -> float | None:
     return f1(np.sum([matrix for matrix in confusions if matrix.shape == shape], axis=0))
 
 
-def _bounded_losses(told: Array, knows: Array, *, classes: int) -> Array:
+def known_losses(told: Array) -> Array:
+    """Where `told` [n] is a number that a mean may take in."""
+    return np.abs(told) < MAX_LOSS  # not NaN
+
+
+def bounded_losses(told: Array, knows: Array, *, classes: int = 1, signed: bool = False) -> Array:
     """The losses [n] that count in averages; `knows` says where `told` is a loss."""
-    usual = np.median(told[knows]) if knows.any() else 0.0
-    return np.clip(told, 0.0, LOSS_RATIO * max(float(usual), math.log(classes)))
+    usual = np.median(np.abs(told[knows])) if knows.any() else 0.0
+    most = LOSS_RATIO * max(float(usual), math.log(classes))
+    return np.clip(told, -most if signed else 0.0, most)
 
 
 def _average(values: Array, n: Array) -> FleetAverage:

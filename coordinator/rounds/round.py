@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from coordinator.rounds.label_counting import count_labels
 from coordinator.rounds.metrics import CenterReport, RoundReport, make_center_report, make_report
 from coordinator.rounds.privacy_accounting import count_releases
+from coordinator.rounds.scoring import CLASSES, Scoring, other_scores
 from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import is_sealed, sealed_round
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, Strategy
@@ -21,7 +23,7 @@ from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from edge_client.errors import UsageError
-from edge_client.protocol.task import MAX_MODELS, ClientId, OwnModel, Probe, Schema
+from edge_client.protocol.task import MAX_MODELS, ClientId, OwnModel, Probe, Reply, Schema
 
 INITIAL_ROUND = 0  # the "round" of Strategy.begin; rounds count from 1
 
@@ -61,6 +63,7 @@ def run_round(  # noqa: PLR0913 - a round has these
     *,
     batch: int,
     evaluation: EvaluationPlan = EVERY_ROUND,
+    scoring: Scoring = CLASSES,
     round: int = 1,  # noqa: A002 - the protocol's word
     of: int = 1,
 ) -> Generator[Exchange, Replies, tuple[State, RoundReport]]:
@@ -82,20 +85,45 @@ def run_round(  # noqa: PLR0913 - a round has these
         # The same centers again would have the same answers: two sums of them tell those of a device that one lacks.
         asked = cohort if (after.centers != state.centers).any() else []
         return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch))
-    return after, (yield from evaluate_round(strategy, after, schema, cohort, batch=batch, last=round == of))
+    facts: dict[str, Any] = {"batch": batch, "last": round == of, "scoring": scoring}
+    return after, (yield from evaluate_round(strategy, after, schema, cohort, **facts))
 
 
-def evaluate_round(
-    strategy: Strategy, after: State, schema: Schema, cohort: Sequence[ClientId], *, batch: int, last: bool
+def evaluate_round(  # noqa: PLR0913 - an evaluation has these
+    strategy: Strategy,
+    after: State,
+    schema: Schema,
+    cohort: Sequence[ClientId],
+    *,
+    batch: int,
+    last: bool,
+    scoring: Scoring = CLASSES,
 ) -> Generator[Exchange, Replies, RoundReport]:
     """The devices of `cohort` evaluate what they would be served; after the `last` round also the centers as such."""
-    replies = (yield {c: serving_probe(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
-    matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
-    losses = {c: float(r.losses[0]) for c, r in sorted(replies.items()) if r.losses is not None}
-    report = make_report(matrices, after.assignment, n_centers=len(after.centers), losses=losses)
-    if last:
-        report = replace(report, centers=(yield from _measure_centers(strategy, after, schema, cohort, batch)))
+    served = {c: serving_probe(strategy, after, c, batch=batch, want=scoring.want) for c in cohort}
+    replies = {c: r for c, r in sorted((yield served).items()) if isinstance(r, Reply)} if served else {}
+    matrices = {c: r.confusion[0] for c, r in replies.items() if r.confusion is not None}
+    report = make_report(
+        matrices,
+        after.assignment,
+        n_centers=len(after.centers),
+        losses={c: float(r.losses[0]) for c, r in replies.items() if r.losses is not None},
+        counted_labels={c: _labels(r)[0] for c, r in replies.items() if r.positions is not None and c not in matrices},
+        samples={c: r.n for c, r in replies.items()},
+        signed=scoring.signed,
+    )
+    report = replace(report, scores=other_scores(replies, scoring))
+    if last and (counts := scoring.want & {"confusion", "positions"}):
+        want = counts - {"positions"} if "confusion" in counts else counts
+        report = replace(report, centers=(yield from _measure_centers(strategy, after, schema, cohort, batch, want)))
     return report
+
+
+def _labels(reply: Reply) -> list[tuple[float, float]]:
+    """Of each model: how many labels the device has, and how many of them are right."""
+    if reply.confusion is not None:
+        return [(float(matrix.sum()), float(np.trace(matrix))) for matrix in reply.confusion]
+    return [] if reply.positions is None else [(float(n), float(right)) for n, right, _ in reply.positions]
 
 
 def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:
@@ -118,7 +146,7 @@ def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:
 
 
 def _measure_centers(
-    strategy: Strategy, state: State, schema: Schema, cohort: Sequence[ClientId], batch: int
+    strategy: Strategy, state: State, schema: Schema, cohort: Sequence[ClientId], batch: int, want: frozenset[str]
 ) -> Generator[Exchange, Replies, CenterReport | None]:
     """Devices evaluate their centers as they are exported; None where each is served just its center."""
     members = {c: center_members(state, c) for c in cohort}
@@ -126,18 +154,16 @@ def _measure_centers(
     if all(_serves_center(served[c], members[c], schema) for c in cohort):
         return None
     tasks = {
-        c: Probe(
-            models=[state.centers[k] for k in ks], want=frozenset({"confusion"}), split="test", batch=batch, seed=0
-        )
+        c: Probe(models=[state.centers[k] for k in ks], want=want, split="test", batch=batch, seed=0)
         for c, ks in members.items()
         if 0 < len(ks) <= MAX_MODELS
     }
     replies = (yield tasks) if tasks else {}
     found = {
-        (k, c): matrix
+        (k, c): counted
         for c, reply in replies.items()
-        if reply.confusion is not None
-        for k, matrix in zip(members[c], reply.confusion, strict=True)
+        if (labels := _labels(reply))
+        for k, counted in zip(members[c], labels, strict=True)
     }
     return make_center_report(found, n_centers=len(state.centers))
 
@@ -157,16 +183,17 @@ def _serves_center(task: Probe, centers: Sequence[int], schema: Schema) -> bool:
     return sent and all(row is None for row in task.label_totals or ())
 
 
-def serving_probe(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Probe:
-    """The confusion matrix of a device's own predictor on its held-out samples, and its loss where it is one model."""
+def serving_probe(
+    strategy: Strategy, state: State, who: ClientId, *, batch: int, want: frozenset[str] = CLASSES.want
+) -> Probe:
+    """The scores of a device's own predictor on its held-out samples, and its loss where it is one model."""
     mixture = strategy.predictor(state, who)
-    wanted = (
-        {"confusion"} if len(mixture) > 1 else {"confusion", "loss"}
-    )  # the mean of a mixture's losses is not its loss
+    # The mean of a mixture's losses is not its loss; where nothing else is asked for, nothing else is known.
+    wanted = want - {"loss"} or want if len(mixture) > 1 else want
     return Probe(
         models=[model for _, model in mixture],
         prior=[weight for weight, _ in mixture] if len(mixture) > 1 else None,
-        want=frozenset(wanted),
+        want=wanted,
         split="test",
         batch=batch,
         seed=0,

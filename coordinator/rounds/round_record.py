@@ -34,7 +34,7 @@ class CentersRecord(TypedDict):
 
 
 class MetricRecord(AverageRecord):
-    """A metric of the user's own."""
+    """A score beside accuracy, or a metric of the user's own."""
 
     per_device: Mapping[ClientId, float]
 
@@ -122,7 +122,7 @@ class RoundRecord(_Measured, total=False):
     refused: Mapping[ClientId, str]  # why a reply did not count
     privacy: PrivacyRecord  # a method with noise
     secure: SecureRecord  # a method that works on sums of devices
-    metrics: Mapping[str, MetricRecord]  # of the user's own, by name
+    metrics: Mapping[str, MetricRecord]  # scores beside accuracy (scoring.py) and the user's own, by name
     asynchronous: AsynchronousRecord  # a round that waited for no device
 
 
@@ -165,9 +165,31 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
             "per_center": list(report.centers.per_center),
             "per_device": [dict(devices) for devices in report.centers.per_device],
         }
+    if report.scores:
+        record["metrics"] = {
+            name: {"micro": score.average.micro, "macro": score.average.macro, "per_device": dict(score.per_device)}
+            for name, score in report.scores.items()
+        }
     if local_steps is not None:
         record["local_steps"] = local_steps
     return record
+
+
+def reached_in_words(record: Mapping[str, Any]) -> str:
+    """The accuracy of a round, or where it has none its other scores, or its loss; "" where nothing was measured."""
+    found = {name: value["micro"] for name, value in (record.get("metrics") or {}).items()}
+    micro = (record.get("accuracy") or {}).get("micro")
+    words = [] if micro is None else [f"accuracy {micro:.1%}{_centers_apart(record)}"]
+    words += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items() if value is not None]
+    if not words and (loss := (record.get("loss") or {}).get("micro")) is not None:
+        words = [f"loss {loss:.4g}"]
+    return ", ".join(words)
+
+
+def _centers_apart(record: Mapping[str, Any]) -> str:
+    """The accuracy of the centers themselves, where devices are served other models."""
+    micro = ((record.get("centers") or {}).get("accuracy") or {}).get("micro")
+    return "" if micro is None else f" as served, {micro:.1%} with the centers alone"
 
 
 def upgraded_record(event: Mapping[str, Any]) -> dict[str, Any]:

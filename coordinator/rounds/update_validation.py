@@ -101,9 +101,10 @@ def max_reply_bytes(question: ReplySpec) -> int:
     want, models = (task.want, len(task.models)) if isinstance(task, Probe) else (_LOSS, 1)
     classes = question.classes or 0
     matrices = models * classes**2 if "confusion" in want else 0
+    scores = models * codecs.SCORES * len(want & {"errors", "positions"})
     answers = models * (1 + 2 * vector_size(min(classes, MAX_CLASSES))) if "answers" in want else 0
     gradient = codecs.max_file_bytes(schema, "f32") if "grad" in want else 0
-    return STATISTICS_BYTES + 8 * (3 * models + classes + matrices + answers) + gradient
+    return STATISTICS_BYTES + 8 * (3 * models + classes + matrices + scores + answers) + gradient
 
 
 def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
@@ -154,8 +155,9 @@ def _weighed(question: ReplySpec, reply: Reply) -> Reply:
     """The reply with at most `max_samples` samples; counts and moments shrink to them, shares and means stay."""
     n = question.samples_that_count(reply.n)
     confusion, labels, inputs, answers = reply.confusion, reply.labels, reply.inputs, reply.answers
-    if confusion is not None and n < reply.n:
-        confusion = confusion * (n / reply.n)
+    share = n / reply.n if n < reply.n else 1
+    confusion = None if confusion is None else confusion * share
+    positions = None if reply.positions is None else reply.positions * share
     if labels is not None:  # of a device that has more samples than it joined with, or claims more
         labels = labels * min(1.0, n / labels.sum())
     if inputs is not None:
@@ -164,7 +166,8 @@ def _weighed(question: ReplySpec, reply: Reply) -> Reply:
     if answers is not None:
         looks = (AnswerLook.from_vector(row) for row in answers)
         answers = np.stack([look.at_most(question.max_samples).to_vector() for look in looks])
-    return replace(reply, n=n, confusion=confusion, labels=labels, inputs=inputs, answers=answers)
+    weighed = replace(reply, n=n, confusion=confusion, positions=positions, labels=labels, inputs=inputs)
+    return replace(weighed, answers=answers)
 
 
 def delta_base(task: Asked) -> tuple[str, Flat | None]:
@@ -254,6 +257,8 @@ def _check_stats(question: ReplySpec, reply: Reply) -> None:
         "posterior": reply.posterior,
         "grad": reply.grad,
         "confusion": reply.confusion,
+        "errors": reply.errors,
+        "positions": reply.positions,
         "labels": reply.labels,
         "inputs": reply.inputs,
         "answers": reply.answers,
@@ -281,6 +286,10 @@ def _check_counts(question: ReplySpec, reply: Reply, rows: int) -> None:
         classes = question.classes or reply.confusion.shape[-1]
         _check_shape("confusion", reply.confusion, (rows, classes, classes))
         _check_total(reply.confusion.reshape(rows, -1), reply.n, question.positions)
+    for name, scores in (("errors", reply.errors), ("positions", reply.positions)):
+        if scores is not None:
+            _check_shape(name, scores, (rows, codecs.SCORES))
+    codecs.check_scores(reply.errors, reply.positions, reply.n * question.positions)
     if reply.labels is not None:
         _check_shape("labels", reply.labels, (question.classes or len(reply.labels),))
         if reply.labels.sum() <= 0:

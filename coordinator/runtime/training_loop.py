@@ -19,6 +19,7 @@ from coordinator.rounds.over_selection import is_test, needs_all, with_over_sele
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, round_record
+from coordinator.rounds.scoring import CLASSES, Scoring
 from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_seen
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.runtime.exchange.exchange_driver import Ask
@@ -73,6 +74,7 @@ class RunTrainer:
     initial: Flat
     look: frozenset[str]  # what every device is asked about the centers, where newcomers are taught
     devices: TrainingFleet
+    scoring: Scoring = CLASSES
     evaluation: EvaluationPlan = EVERY_ROUND
     over_select: float = 1.0
     keep_rounds: int = 0  # 0: all
@@ -145,6 +147,7 @@ class RunTrainer:
             rng,
             batch=self.batch,
             evaluation=self.evaluation,
+            scoring=self.scoring,
             round=number,
             of=place.of,
         )

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.rounds.round_record import SCORES, upgraded_record
+from coordinator.rounds.round_record import SCORES, reached_in_words, upgraded_record
 from coordinator.storage.run_reader import open_database
 from edge_client import __version__
 from edge_client.printable import printable_line, size_in_words
@@ -85,7 +85,8 @@ def read_status(folder: Path) -> dict[str, Any]:
                 "round": rounds.get(run["name"], ("", 0))[1] or 0,
                 "of": run["rounds"],
                 "secure": last.get(run["name"], {}).get("secure") or _secure_setting(run),
-                **{key: last.get(run["name"], {}).get(key) for key in (*SCORES, "bytes", "seconds")},
+                **{key: last.get(run["name"], {}).get(key) for key in (*SCORES, "loss", "bytes", "seconds")},
+                "metrics": _averages(last.get(run["name"], {})),
                 **refused.get(run["name"], {"refused": {}, "late": []}),
             }
             for run in lesson.get("runs", [])
@@ -111,8 +112,8 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     out.append(f"{_fleet_in_words(found)}; {_traffic(found['bytes'])}{_since(found)}")
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
-        micro = (run["accuracy"] or {}).get("micro")
-        reached = "" if micro is None else f", accuracy {micro:.1%}{_centers_apart(run)}"
+        scores = reached_in_words(run)
+        reached = f", {scores}" if scores else ""
         took = "" if run["seconds"] is None else f", last round {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
         out.append(f"{run['name']} ({run['method']}): round {run['round']}/{run['of']}{reached}{took}")
         out += _secure_in_words(run["secure"])
@@ -147,6 +148,11 @@ def _updates_in_words(exchange: Mapping[str, Any], updates: Mapping[str, Any]) -
         f"(of at most {updates['concurrency']}), {updates['counted']} of {exchange['wanted']} updates"
         f"{''.join(f', {each}' for each in dropped)}; versions of the centers: {versions}"
     )
+def _averages(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """The scores of a round beside accuracy, without those of single devices."""
+    return {
+        name: {kind: value[kind] for kind in ("micro", "macro")} for name, value in record.get("metrics", {}).items()
+    }
 
 
 def _secure_setting(run: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -170,12 +176,6 @@ def _fleet_in_words(found: Mapping[str, Any]) -> str:
     few = found["without_samples"]
     without = f" ({few} not in the training)" if few else ""
     return f"{found['connected']} devices connected{without}, {takes_part}"
-
-
-def _centers_apart(run: Mapping[str, Any]) -> str:
-    """The accuracy of the centers themselves, where devices are served other models."""
-    micro = ((run.get("centers") or {}).get("accuracy") or {}).get("micro")
-    return "" if micro is None else f" as served, {micro:.1%} with the centers alone"
 
 
 def render_status(found: Mapping[str, Any]) -> RenderableType:

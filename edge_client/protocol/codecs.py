@@ -24,12 +24,16 @@ _LEAST_SCALE = np.float32(2.0**-126)  # below: subnormal, which some processors 
 _BOUND = np.float32(2.0**127)  # from here on, a rounded value times its scale could be infinite
 _RESERVED_INT8 = np.int8(-128)
 _CANDIDATES_MAX = 16
+SCORES, _ROUNDING = 3, 1e-6  # numbers of a row of `errors` and of `positions`
+_OF_MIXTURES = {"confusion", "errors", "positions"}  # a probe with a prior has one of these for all candidates
 _FILE_BYTES, _ENTRY_BYTES = 1_024, 256  # of a header: its metadata, and a tensor's entry without the name
 _STATISTICS = {  # name in the file -> field of a Reply, dtype, dimensions
     "loss": ("losses", "float64", 1),
     "votes": ("votes", "int64", 1),
     "posterior": ("posterior", "float64", 1),
     "confusion": ("confusion", "int64", 3),
+    "errors": ("errors", "float64", 2),
+    "positions": ("positions", "float64", 2),
     "labels": ("labels", "float64", 1),
     "inputs": ("inputs", "float64", 1),
     "answers": ("answers", "float64", 2),
@@ -243,24 +247,39 @@ def _check_stats(plain: Mapping[str, Array], n: int, models: int | None, positio
         if (value.dtype.name, value.ndim) != _STATISTICS.get(name, ("",))[1:]:
             raise Malformed("bad_schema", f"statistic {name!r:.80} is {value.dtype} of shape {value.shape}")
         _finite(value)
-    candidates = {len(value) for name, value in plain.items() if name not in ("confusion", "labels", "inputs")}
+    candidates = {len(value) for name, value in plain.items() if name not in {*_OF_MIXTURES, "labels", "inputs"}}
     candidates |= set() if models is None else {models}
     if "inputs" in plain:
         InputMoments.from_vector(plain["inputs"])
     for row in plain.get("answers", ()):
         AnswerLook.from_vector(row)
     confusion = plain.get("confusion")
-    if confusion is not None:
-        if confusion.shape[1] != confusion.shape[2]:
-            raise Malformed("bad_schema", f"a confusion matrix of shape {confusion.shape} is not square")
-        candidates |= {len(confusion)} - {1}  # one matrix may stand for the mixture of all candidates
+    if confusion is not None and confusion.shape[1] != confusion.shape[2]:
+        raise Malformed("bad_schema", f"a confusion matrix of shape {confusion.shape} is not square")
+    for name in _OF_MIXTURES & plain.keys():
+        candidates |= {len(plain[name])} - {1}  # one row may stand for the mixture of all candidates
     if len(candidates) > 1 or max(candidates, default=1) > _CANDIDATES_MAX:
         raise Malformed("bad_schema", f"statistics of {sorted(candidates)} candidates; one number up to 16 is expected")
     _check_counts(plain, n, positions)
 
 
+def check_scores(errors: Array | None, counted: Array | None, labels: int) -> None:
+    """Errors [M, 3] that some targets and outputs can have; counts of positions [M, 3], of at most `labels` labels."""
+    for name, value in (("errors", errors), ("positions", counted)):
+        if value is not None and (value.shape[1:] != (SCORES,) or not (value >= 0).all()):
+            raise Malformed("bad_field", f"{name} are {SCORES} numbers for each model, none negative")
+    with np.errstate(over="ignore"):  # an infinite square is above every other number
+        if errors is not None and (errors[:, 1] ** 2 > errors[:, 0] * (1 + _ROUNDING)).any():
+            raise Malformed("bad_field", "a mean absolute error above the root of the mean squared error")
+    if counted is None:
+        return
+    if (counted[:, 1] > counted[:, 0]).any() or (counted[:, 0] > labels).any() or np.ptp(counted[:, 0]) > 0:
+        raise Malformed("bad_field", f"positions count right labels, of one number of labels, at most {labels}")
+
+
 def _check_counts(plain: Mapping[str, Array], n: int, positions: int) -> None:
     """Votes count samples, and confusions their positions: none negative, at most all of them."""
+    check_scores(plain.get("errors"), plain.get("positions"), n * positions)
     for name in ("votes", "confusion"):
         value = plain.get(name)
         if value is None:

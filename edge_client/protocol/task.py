@@ -27,7 +27,9 @@ Flat = NDArray[Any]  # [schema.size], float32 on the wire
 Tensors = Mapping[str, Array]
 OWN_MODEL: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot`
 
-PROBE_QUANTITIES = frozenset({"loss", "votes", "posterior", "grad", "confusion", "labels", "inputs", "answers"})
+PROBE_QUANTITIES = frozenset(
+    {"loss", "votes", "posterior", "grad", "confusion", "errors", "positions", "labels", "inputs", "answers"}
+)
 ASKED_ALONE = frozenset({"grad", "labels"})  # quantities of which a probe asks one and no other
 DATA_SPLITS = frozenset({"train", "test"})
 FIT_BUFFERS = frozenset({"sent", "own"})
@@ -263,7 +265,8 @@ class Probe:
     `label_totals`, one entry per candidate, a classifier is corrected from the labels [C] that it was trained on to
     those of the device's training samples; an entry of None, and a model of the device's own, is not corrected.
     "inputs" asks for the moments of all inputs of the device (protocol/nearest/input_moments.py), whatever the split.
-    "answers" asks for each candidate's AnswerLook (protocol/nearest/answer_moments.py), of a classifier.
+    "answers" asks for each candidate's AnswerLook (protocol/nearest/answer_moments.py), of a classifier. "errors" is of
+    a model whose targets are numbers, "positions" of one with classes, where a confusion matrix would be large.
 
     >>> len(Probe(models=[np.zeros(4), np.ones(4)], want=frozenset({"loss"}), batch=16, seed=0).models)
     2
@@ -324,6 +327,8 @@ class Reply:
     posterior: Array | None = None  # [M] float64, mean responsibilities
     grad: Flat | None = None  # [n_params], mean gradient
     confusion: Array | None = None  # [M, C, C] int64, rows true class, columns predicted
+    errors: Array | None = None  # [M, 3] float64: mean squared error, mean absolute error, variance of the targets
+    positions: Array | None = None  # [M, 3] float64: labels that count, right ones, sum of their cross-entropy
     labels: Array | None = None  # [C] float64, training samples of each class; soft labels count by their shares
     inputs: Array | None = None  # float64, InputMoments.to_vector of all inputs of the device
     answers: Array | None = None  # [M, d] float64, AnswerLook.to_vector of each candidate

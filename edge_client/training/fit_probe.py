@@ -7,7 +7,7 @@ randomness is the task's seed. A task that cannot be done raises Malformed with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,8 +20,8 @@ from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook,
 from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
-from edge_client.training.confusion import confusion_counts
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob, log_softmax
+from edge_client.training.scores import score_outputs
 
 MIN_STATISTIC_SHARE = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
 LABEL_PRIOR_SAMPLES = 0.1  # samples of each class beside one's own
@@ -127,8 +127,7 @@ def run_probe(
             for model, row in zip(task.models, task.label_totals, strict=True)
         ]
         losses, logits = with_label_prior(program, logits, data, local.train, totals)
-    counts = confusion_counts(program, logits, data.y, task.prior) if "confusion" in want else None
-    reply = _reply(local, data, task, losses, counts, keep)
+    reply = _reply(local, data, task, losses, score_outputs(program, logits, data.y, task), keep)
     if "answers" in want:
         reply = replace(reply, answers=_answer_looks(learner, models, local, logits, batch=task.batch))
     return reply
@@ -139,10 +138,10 @@ def _reply(
     data: Dataset,
     task: Probe,
     losses: F64,
-    confusion: I64 | None,
+    scores: Mapping[str, Array],
     keep: Callable[[F64], None],
 ) -> Reply:
-    """What was asked for, without the answers' looks; `losses` [M, n] are those of `data`."""
+    """What was asked for, without the answers' looks; `losses` [M, n] and `scores` are those of `data`."""
     want = task.want
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
@@ -152,7 +151,9 @@ def _reply(
         losses=losses.mean(axis=1) if "loss" in want else None,
         votes=np.bincount(losses.argmin(axis=0), minlength=len(losses)) if "votes" in want else None,
         posterior=None if shares is None else shares.mean(axis=1),
-        confusion=confusion,
+        confusion=scores.get("confusion"),
+        errors=scores.get("errors"),
+        positions=scores.get("positions"),
         inputs=_input_moments(local).to_vector() if "inputs" in want else None,
     )
 
@@ -171,16 +172,15 @@ def _probe_positions(
         _check_classifier(program, "answers, like a label prior,")
     width = learner.fixed_batch or task.batch
     rows = width * max(1, PROBED_VALUES // (width * math.prod(program.target)))
-    losses, counts = [], []
+    losses: list[F64] = []
+    scores: dict[str, Array] = {}
     for at in range(0, len(data), rows):
         some = Dataset(data.x[at : at + rows], data.y[at : at + rows])
         found, logits = learner.evaluate(models, some, batch=task.batch)
         losses.append(found)
-        if "confusion" in want:
-            counts.append(confusion_counts(program, logits, some.y, task.prior))
-    return _reply(
-        local, data, task, np.concatenate(losses, axis=1), sum(counts[1:], counts[0]) if counts else None, keep
-    )
+        more = score_outputs(program, logits, some.y, task)
+        scores = {name: scores.get(name, 0) + value for name, value in more.items()}
+    return _reply(local, data, task, np.concatenate(losses, axis=1), scores, keep)
 
 
 def _input_moments(local: DeviceData) -> InputMoments:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+from coordinator.rounds.round_record import reached_in_words
 from emulator.console import ConsoleProgress
 
 if TYPE_CHECKING:
@@ -47,21 +48,22 @@ class RunProgress:
         if self._shown:
             self._line.say(text)
 
-    def show(self, run: SimulationResult, accuracy: float | None) -> None:
+    def show(self, run: SimulationResult) -> None:
         """The bar after a round."""
         if self._shown:
-            self._line.busy(self.text(run, accuracy))
+            self._line.busy(self.text(run))
 
-    def text(self, run: SimulationResult, accuracy: float | None) -> str:
-        """Method, bar, round, accuracy and the time that remains; the first round is no measure of the others."""
+    def text(self, run: SimulationResult) -> str:
+        """Method, bar, round, scores and the time that remains; the first round is no measure of the others."""
         done = len(run.records)
         last = sorted(run.real_seconds[1:][-RECENT:])
         full = round(WIDTH * done / self._rounds)
-        share = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
+        found = (reached_in_words(run.records[i]) for i in reversed(range(done)))
+        words = next((f"  {one}" for one in found if one), "")
         left = last[len(last) // 2] * (self._rounds - done) if last else 0.0
         shown = f"{left:.0f} s" if left < SHOWN_IN_MINUTES_S else f"{left / 60:.0f} min"
         rest = f"  {shown} left" if last and done < self._rounds else ""
-        return f"{self._name}  {'█' * full}{'░' * (WIDTH - full)}  {done}/{self._rounds}{share}{rest}"
+        return f"{self._name}  {'█' * full}{'░' * (WIDTH - full)}  {done}/{self._rounds}{words}{rest}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
-
-import numpy as np
 
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings
@@ -18,7 +15,7 @@ from emulator.api.progress import RunProgress
 from emulator.api.result import Result
 from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
-from emulator.run.own_metrics import Metric, squared_error
+from emulator.run.own_metrics import Metric
 from emulator.run.resolve import resolve_run
 from export.plugins import nearest_name_hint
 
@@ -91,7 +88,7 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         loss: a function of outputs [batch, ...] and labels [batch] or targets, as `torch.nn.CrossEntropyLoss()`.
             Default: cross-entropy for classes, squared error for other targets.
         metrics: name -> function of y [n] and outputs [n, ...] as arrays -> a number, measured on each device's
-            held-out samples in every round with an evaluation. Targets that are no classes have `squared_error`.
+            held-out samples in every round with an evaluation. A score of the same name gives way to it.
         on_round: called with the result so far after each round; the run ends when it returns something true.
         workers: processes that share the devices' work; the numbers stay the same.
         out: a folder in which the run's own folder is made, for `report`, `bundle` and `resume`. Default: none;
@@ -138,7 +135,7 @@ def to_the_end(run: Generator[Result, bool | None, Result], bar: RunProgress, on
         except StopIteration as done:
             result: Result = done.value
             return result
-        bar.show(so_far.run, so_far.accuracy)
+        bar.show(so_far.run)
         stop = on_round(so_far) if on_round is not None else False
 
 
@@ -174,7 +171,7 @@ def rounds(  # noqa: PLR0913 - the parts of a run
     given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
     with in_words_of_python(), RunProgress(repr(method), rounds, shown=progress) as bar:
         for so_far in _rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given):
-            bar.show(so_far.run, so_far.accuracy)
+            bar.show(so_far.run)
             yield so_far
 
 
@@ -201,8 +198,6 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     settings = method_settings(method)
     args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **values)
     run = resolve_run(args, strategy=method, metrics=metrics or {})
-    if metrics is None and not np.issubdtype(next(iter(fleet.cut(seed).devices.values())).train.y.dtype, np.integer):
-        run = replace(run, settings=replace(run.settings, metrics={"squared_error": squared_error}))
     prepared: Model | str | None = model if isinstance(model, str) else None
     wanted = (fleet.model or None) if model is None else model
     if loss is not None or not isinstance(wanted, str):

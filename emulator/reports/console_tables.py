@@ -79,7 +79,7 @@ def _scores(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = {"accuracy": served} if centers == served else {"accuracy as served": served, "of the centers": centers}
     devices = result["f1_of_devices"]
     if served["micro"] is None:  # targets that are no classes
-        return []
+        return [("loss", f"{result['loss']:.4g}")] if "loss" in result and "metrics" not in result else []
     return [
         *((f"{label} (micro, macro)", f"{share(one['micro'])} {share(one['macro'])}") for label, one in pairs.items()),
         ("F1 of devices (weighted, unweighted)", f"{share(devices['weighted'])} {share(devices['unweighted'])}"),

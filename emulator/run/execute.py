@@ -19,6 +19,7 @@ from coordinator.rounds.over_selection import with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import INITIAL_ROUND, evaluate_round, round_rng, run_round
 from coordinator.rounds.round_record import RoundRecord, round_record
+from coordinator.rounds.scoring import scoring_of
 from coordinator.rounds.sealed_round import check_sealed, what_is_seen
 from coordinator.strategies.base import Fleet, State, Strategy, drive
 from coordinator.strategies.registry import method_name
@@ -168,10 +169,12 @@ def _play(live: LiveRun, settings: RunSettings, number: int) -> tuple[State, Rou
     if live.asynchronous and not live.asynchronous.needs_round(live.state):
         state = live.asynchronous.play(live.state, number)
         cohort, last = settings.evaluation.cohort(fleet, rng, **which), number == settings.rounds
-        exchanges = evaluate_round(strategy, state, schema, cohort, batch=settings.batch, last=last)
+        facts: dict[str, Any] = {"batch": settings.batch, "last": last, "scoring": scoring_of(live.devices.program)}
+        exchanges = evaluate_round(strategy, state, schema, cohort, **facts)
         return state, drive(exchanges, network.ask_beside)
     asking, network.wanted = with_over_selection(strategy, settings.over_select, len(fleet))
     evaluation: dict[str, Any] = {"batch": settings.batch, "evaluation": settings.evaluation}
+    evaluation["scoring"] = scoring_of(live.devices.program)
     return drive(
         run_round(asking, live.state, schema, fleet, rng, **evaluation, **which),
         live.recorder.record_exchanges(network.ask, number, live.state),
@@ -197,7 +200,8 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
         of=settings.rounds,
     )
     if settings.metrics and (number == settings.rounds or number % settings.evaluation.every == 0):
-        record["metrics"] = measure_own(settings.metrics, strategy, state, live.devices, settings.batch)
+        own = measure_own(settings.metrics, strategy, state, live.devices, settings.batch)
+        record["metrics"] = {**record.get("metrics", {}), **own}
     if live.asynchronous:
         record["asynchronous"] = live.asynchronous.record()
     record["answered"] = network.answered / network.asked if network.asked else None

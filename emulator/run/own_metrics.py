@@ -9,6 +9,7 @@ import numpy as np
 from coordinator.rounds.round_record import MetricRecord
 from coordinator.strategies.base import State, Strategy
 from edge_client.errors import UsageError
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
 from edge_client.training.learner import log_softmax
 from emulator.simulation.virtual_network import EmulatedDevices
@@ -16,17 +17,13 @@ from emulator.simulation.virtual_network import EmulatedDevices
 Metric = Callable[[Array, Array], float]  # y [n, ...] and outputs [n, ...] of one device -> a number
 
 
-def squared_error(y: Array, outputs: Array) -> float:
-    """The mean over samples and targets: the metric of targets that are no classes, where no other is given."""
-    return float(((outputs - y.reshape(outputs.shape)) ** 2).mean())
-
-
 def measure_own(
     metrics: Mapping[str, Metric], strategy: Strategy, state: State, devices: EmulatedDevices, batch: int
 ) -> dict[str, MetricRecord]:
     """Name -> {"micro", "macro", "per_device"}: means over samples and over devices, and each device's own.
 
-    A device that is served a mixture has the mean of its models' probabilities as outputs. Devices without held-out
+    A device that is served a mixture has the mean of its models' probabilities as outputs, and where targets are no
+    classes the mean of their outputs. Devices without held-out
     samples are left out. Raises UsageError for a function that gives no number.
     """
     found: dict[str, dict[ClientId, float]] = {name: {} for name in metrics}
@@ -38,11 +35,7 @@ def measure_own(
         served = strategy.predictor(state, who)
         models = [_model(model, who, devices) for _, model in served]
         outputs = devices.learner.evaluate(models, test, batch=batch)[1]
-        mixed = (
-            outputs[0]
-            if len(served) == 1
-            else _mixture([weight for weight, _ in served], outputs, 2 + devices.program.class_axis)
-        )
+        mixed = outputs[0] if len(served) == 1 else _mixture([weight for weight, _ in served], outputs, devices.program)
         n[who] = len(test)
         for name, metric in metrics.items():
             found[name][who] = _number(name, metric(test.y, mixed))
@@ -58,8 +51,9 @@ def _model(model: Flat | OwnModel, who: ClientId, devices: EmulatedDevices) -> F
     return kept
 
 
-def _mixture(weights: Sequence[float], outputs: Array, axis: int) -> Array:
-    return np.tensordot(np.asarray(weights), np.exp(log_softmax(outputs, axis)), axes=1)
+def _mixture(weights: Sequence[float], outputs: Array, program: Program) -> Array:
+    each = np.exp(log_softmax(outputs, 2 + program.class_axis)) if program.has_classes else outputs
+    return np.tensordot(np.asarray(weights), each, axes=1)
 
 
 def _number(name: str, value: object) -> float:

@@ -27,6 +27,7 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
         "accuracy": last["accuracy"],
         "f1_of_devices": last["f1_of_devices"],
         "f1_pooled": last["f1_pooled"],
+        **({"loss": last["loss"]["micro"]} if last["accuracy"]["micro"] is None and "loss" in last else {}),
         "centers_accuracy": last["centers"]["accuracy"] if "centers" in last else last["accuracy"],
         **clustering_scores(groups, last["assignment"]),
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.dashboard.endpoint import LINK_FILE
+from coordinator.rounds.round_record import reached_in_words
 from coordinator.storage.status import STATUS_FILE
 from emulator.reports import display_names
 
@@ -65,7 +66,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     kind = event["event"]
     if kind == "round":
         name = display_names.method_label(event["method"])
-        line = f"{name} round {event['round']}/{event['of']}: accuracy {_share(event['accuracy']['micro'])}"
+        line = f"{name} round {event['round']}/{event['of']}: {reached_in_words(event) or 'not evaluated'}"
         sizes = cluster_sizes(event["assignment"])
         return f"{line}, devices per center {sizes}" if len(sizes) > 1 else line
     if kind == "program":
@@ -112,7 +113,3 @@ def _listed(words: Iterable[str]) -> str:
     """["a", "b", "c"] -> a, b and c."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _share(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"

@@ -66,3 +66,7 @@ def test_javascript_masks_sums_with_the_bytes_that_python_is_held_to() -> None:
     assert int(passed[1]) >= 60
     assert "# fail 0" in said
     assert "# skipped 0" in said
+
+
+def test_the_page_tells_the_errors_of_a_regression() -> None:
+    assert "# fail 0" in run_node("--test", Path(__file__).with_name("scores.test.mjs"))

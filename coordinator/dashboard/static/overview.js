@@ -66,10 +66,15 @@ export function header() {
 
 const names = (run) => (run.run === run.method ? run.run : `${run.run} (${run.method})`);
 
-function scores(run, { accuracy, centers, f1_of_devices, f1_pooled }) {
+// Scores beside accuracy: of targets that are no classes, of tokens, and the user's own.
+const otherScores = (metrics) => Object.entries(metrics ?? {}).filter(([, value]) => value !== null).map(([name, value]) => `${name.replaceAll("_", " ")} ${Number(value.toPrecision(4))}`);
+
+function scores(run, { accuracy, centers, f1_of_devices, f1_pooled, loss, metrics }) {
+  const others = otherScores(metrics);
+  if (accuracy.micro === null && (others.length || loss)) return [names(run), ...(others.length ? others : [`loss ${Number(loss.micro.toPrecision(4))}`])].join("; ");
   const alone = centers?.accuracy.micro != null ? ` as served; the centers alone ${percent(centers.accuracy.micro)}` : "";
   const pooled = f1_pooled === null ? "" : `, pooled ${percent(f1_pooled)}`;
-  return `${names(run)}${alone}; macro ${percent(accuracy.macro)}, F1 of devices ${percent(f1_of_devices.weighted)}${pooled}`;
+  return `${names(run)}${alone}; macro ${percent(accuracy.macro)}, F1 of devices ${percent(f1_of_devices.weighted)}${pooled}${others.map((text) => `, ${text}`).join("")}`;
 }
 
 function showTime() {

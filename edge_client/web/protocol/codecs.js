@@ -109,7 +109,7 @@ export function encodeWithFeedback(delta, residual, schema, { codec, base }) {
   return { data, residual: wanted.map((value, i) => value - sent[i]) };
 }
 
-/** {loss, votes, posterior: numbers [M], inputs: numbers, answers: numbers [M][d], confusion: numbers [M][C][C], grad: [n_params], labels: [C]} -> a file of kind "stats". */
+/** {loss, votes, posterior: numbers [M], inputs: numbers, answers: numbers [M][d], confusion: numbers [M][C][C], errors: numbers [M][3], grad: [n_params], labels: [C]} -> a file of kind "stats". */
 export function encodeStats(reply, schema) {
   const stored = Object.create(null);
   const vector = (dtype, Type, values) => ({ dtype, shape: [values.length], data: Type.from(values) });
@@ -119,9 +119,9 @@ export function encodeStats(reply, schema) {
     const shape = [reply.confusion.length, reply.confusion[0].length, reply.confusion[0].length];
     stored.confusion = { dtype: "I64", shape, data: BigInt64Array.from(reply.confusion.flat(2).map(BigInt)) };
   }
-  if (reply.answers) {
-    const shape = [reply.answers.length, reply.answers[0].length];
-    stored.answers = { dtype: "F64", shape, data: Float64Array.from(reply.answers.flat()) };
+  for (const name of ["answers", "errors"]) if (reply[name]) {
+    const shape = [reply[name].length, reply[name][0].length];
+    stored[name] = { dtype: "F64", shape, data: Float64Array.from(reply[name].flat()) };
   }
   if (reply.grad) {
     for (const [name, tensor] of Object.entries(schema.split(reply.grad, true))) {

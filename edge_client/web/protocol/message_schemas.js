@@ -16,7 +16,7 @@ export const MAX_CENTERS = 1_024;
 export const MAX_MODELS = 16;
 const MAX_STEPS = 1_000_000;
 const MAX_LABEL_TOTALS = 512; // numbers in one probe, of all candidates
-const WANTS = ["loss", "votes", "posterior", "grad", "confusion", "labels", "inputs", "answers"];
+const WANTS = ["loss", "votes", "posterior", "grad", "confusion", "errors", "positions", "labels", "inputs", "answers"];
 const ASKED_ALONE = ["grad", "labels"];
 export const ERR_CODES = [
   "bad_json", "too_big", "bad_version", "bad_kind", "bad_field", "not_member", "not_yours",

@@ -35,12 +35,13 @@ export async function runFit(learner, task, data, { vectors, own, posterior, bet
   return { vector: Float32Array.from(trained.vector), loss, start: sent, anchor };
 }
 
-/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, inputs, answers, grad, labels, shares}: what was asked for, and what stays. */
+/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, errors, inputs, answers, grad, labels, shares}: what was asked for, and what stays. */
 export async function runProbe(learner, task, local, { vectors, own, between }) {
   const { program } = learner;
   const data = probeData(task, local);
   checkData(program, data);
   const want = new Set(task.want);
+  if (want.has("positions")) throw new Malformed("bad_task", "positions are of programs with several labels in a sample, which this page does not take");
   if (want.has("labels")) return { n: data.n, labels: labelCounts(program, data) };
   let models = task.models.map((model) => candidate(model, vectors, own));
   if (want.has("grad")) {
@@ -68,6 +69,7 @@ export async function runProbe(learner, task, local, { vectors, own, between }) 
     votes: want.has("votes") ? countVotes(losses) : undefined,
     posterior: shares ? shares.map(mean) : undefined,
     confusion: want.has("confusion") ? confusionMatrices(program, logits, data, task.prior) : undefined,
+    errors: want.has("errors") ? meanErrors(program, logits, data, task.prior) : undefined,
     inputs: want.has("inputs") ? inputMoments([local.train, local.test].filter((part) => part?.n), program.input) : undefined,
     answers: want.has("answers") ? await answerLooks(learner, models, local, logits, task.batch, between) : undefined,
     shares: shares && (task.split ?? "train") === "train" && data.n === local.train.n ? shares : undefined,
@@ -249,6 +251,30 @@ function confusionMatrices(program, logits, data, prior) {
       counts[truth][argmax(row)] += 1;
     }
     return counts;
+  });
+}
+
+/** [M][3]: mean squared error, mean absolute error, mean variance of each target; with `prior` [1][3], of the weighted mean. */
+export function meanErrors(program, outputs, { n, targets }, prior) {
+  if (program.loss !== "squared-error") throw new Malformed("bad_task", "errors are of targets that are no classes");
+  const width = targets.length / n;
+  if (outputs.some((rows) => rows.length !== targets.length)) throw new Malformed("bad_task", "errors compare outputs with targets of their shape");
+  let variance = 0;
+  for (let k = 0; k < width; k += 1) {
+    let [mean, squares] = [0, 0];
+    for (let i = k; i < targets.length; i += width) mean += targets[i] / n;
+    for (let i = k; i < targets.length; i += width) squares += (targets[i] - mean) ** 2;
+    variance += squares / n / width;
+  }
+  const total = prior?.reduce((a, b) => a + b, 0);
+  const mixed = () => Float64Array.from(targets, (_, i) => outputs.reduce((sum, rows, m) => sum + (prior[m] / total) * rows[i], 0));
+  return (prior ? [mixed()] : outputs).map((rows) => {
+    let [squared, absolute] = [0, 0];
+    for (let i = 0; i < targets.length; i += 1) {
+      squared += (rows[i] - targets[i]) ** 2;
+      absolute += Math.abs(rows[i] - targets[i]);
+    }
+    return [squared / targets.length, absolute / targets.length, variance];
   });
 }
 

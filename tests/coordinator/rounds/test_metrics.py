@@ -62,8 +62,8 @@ def test_the_record_of_an_older_version_gets_the_present_names() -> None:
 
 
 def test_centers_are_scored_on_their_own_devices() -> None:
-    matrices = {(0, "a"): np.diag([3, 3]), (0, "b"): np.array([[1, 1], [0, 0]]), (1, "c"): np.zeros((2, 2), int)}
-    outcome = make_center_report(matrices, n_centers=2)
+    labels = {(0, "a"): (6.0, 6.0), (0, "b"): (2.0, 1.0), (1, "c"): (0.0, 0.0)}  # how many, how many right
+    outcome = make_center_report(labels, n_centers=2)
     assert outcome.accuracy == FleetAverage(micro=7 / 8, macro=3 / 4)
     assert outcome.per_center == (7 / 8, None)
     assert outcome.per_device == ({"a": 1.0, "b": 0.5}, {})

@@ -212,6 +212,34 @@ def test_counts_of_samples_with_several_labels_add_up_to_the_same_and_to_no_more
     assert code_of(replace(asked, positions=1), stats(confusion=matrix // 41 * 11)) == "bad_field"
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "code"),
+    [
+        ("errors", (4.0, 2.0, 1.0), None),
+        ("errors", (4.0, 2.1, 1.0), "bad_field"),  # a mean absolute error above the root of the squared one
+        ("errors", (-1.0, 0.0, 1.0), "bad_field"),
+        ("errors", (4.0, 2.0), "bad_field"),
+        ("positions", (40.0, 40.0, 0.5), None),
+        ("positions", (40.0, 41.0, 0.5), "bad_field"),
+        ("positions", (41.0, 40.0, 0.5), "bad_field"),  # more labels than four of each sample
+        ("positions", (40.0, 4.0, -0.5), "bad_field"),
+    ],
+)
+def test_errors_and_positions_are_numbers_that_some_device_can_have(
+    name: str, row: tuple[float, ...], code: str | None
+) -> None:
+    asked = question(probe(name), classes=CLASSES, positions=4)
+    rows: dict[str, Any] = {name: np.array([row, row])}
+    if code is not None:
+        assert code_of(asked, stats(**rows)) == code
+        return
+    assert decode_reply(asked, stats(**rows), 10).n == 10
+    assert code_of(asked, stats(**{name: rows[name][:1]})) == "bad_schema"
+    counted = decode_reply(replace(asked, max_samples=5), stats(**rows), 10)
+    if counted.positions is not None:
+        assert counted.positions[0].tolist() == [20.0, 20.0, 0.25]
+
+
 def test_a_prior_asks_for_one_confusion_matrix_of_the_mixture() -> None:
     one = np.zeros((1, CLASSES, CLASSES), np.int64)
     one[0, 1, 1] = 10

@@ -1,0 +1,20 @@
+// The page's errors of a regression, on numbers worked out by hand.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { meanErrors } from "../../edge_client/web/training/fit_probe.js";
+
+const program = { loss: "squared-error" };
+const data = { n: 2, targets: Float32Array.from([1, 10, 3, 10]) }; // two samples of two targets
+
+test("errors are means over samples and targets, and each target varies around its own mean", () => {
+  const outputs = [Float32Array.from([1, 10, 3, 10]), Float32Array.from([2, 10, 3, 7])];
+  assert.deepEqual(meanErrors(program, outputs, data), [[0, 0, 0.5], [2.5, 1, 0.5]]);
+  assert.deepEqual(meanErrors(program, outputs, data, [1, 1]), [[0.625, 0.5, 0.5]]);
+});
+
+test("errors are not told of classes, nor of outputs of another shape", () => {
+  assert.throws(() => meanErrors({ loss: "cross-entropy" }, [], data), { code: "bad_task" });
+  assert.throws(() => meanErrors(program, [Float32Array.from([1])], data), { code: "bad_task" });
+});
