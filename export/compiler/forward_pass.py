@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
+from export.compiler.inplace_writes import without_writes
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.program_functions import TraceSource, example_inputs
 from export.diagnostics import quiet_warnings
@@ -70,7 +71,7 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            return exported.module(check_guards=False)
+            return without_writes(exported.module(check_guards=False))
     except UnsupportedOperator as refused:
         refuse_operator(source, refused.operator, refused.reason)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace

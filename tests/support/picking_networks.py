@@ -81,6 +81,21 @@ class Volumes(nn.Module):
         return self.head(h.flatten(1))  # type: ignore[no-any-return]
 
 
+class Written(nn.Module):
+    """Activations that write into views: behind a layer norm of an image's channels, and into a part of a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.body(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        h = F.silu(h, inplace=True)
+        part = torch.cat([h, 2 * h], 1)[:, 1:5]
+        part += 0.1
+        return self.head(F.hardswish(part, inplace=True).mean((2, 3)))  # type: ignore[no-any-return]
+
+
 class Asking(nn.Module):
     """Attention with a mask that is left out where it hides nothing, unless the model is traced.
 
@@ -109,5 +124,6 @@ ENTRIES = {
     "normed": ModelEntry(make=Normed, input=(5,), classes=3),
     "rotary": ModelEntry(make=Rotary, input=(6,), classes=3),
     "ordered": ModelEntry(make=Ordered, input=(5,), classes=3),
+    "written": ModelEntry(make=Written, input=(1, 4, 4), classes=3),
     "volumes": ModelEntry(make=Volumes, input=(1, 4, 4, 4), classes=3),
 }

@@ -1,0 +1,98 @@
+"""Writes that one name alone reads become plain operators; others stay, and the numbers stay in every case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
+
+from export.compiler.inplace_writes import without_writes
+
+OF_THE_BUFFER = 2  # add_, and copy_ at the end
+
+
+class Called(nn.Module):
+    """`body`, and a buffer that counts its calls."""
+
+    def __init__(self, body: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body = body
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("seen").add_(1)
+        return self.body(x)
+
+
+def _activated(x: Tensor) -> Tensor:
+    return F.hardswish((2 * x).permute(0, 2, 1), inplace=True).permute(0, 2, 1)
+
+
+def _added_twice(x: Tensor) -> Tensor:
+    h = (2 * x)[:, 1:]
+    h += 1
+    h *= 3
+    return h
+
+
+def _base_is_read(x: Tensor) -> Tensor:
+    h = 2 * x
+    h[:, 0].relu_()
+    return h
+
+
+def _older_view_is_read(x: Tensor) -> Tensor:
+    h = 2 * x
+    flat = h.flatten(1)
+    h.relu_()
+    return flat + 1
+
+
+def _dropped_is_its_input(x: Tensor) -> Tensor:
+    h = 2 * x
+    F.dropout(h, 0.5, training=False).relu_()
+    return h
+
+
+def _one_of_several_views_is_read(x: Tensor) -> Tensor:
+    h = 2 * x
+    first, second = torch.split(h, 1, 1)
+    first.relu_()
+    whole: Tensor = first + second + h[:, :1]
+    return whole
+
+
+def _input_is_written(x: Tensor) -> Tensor:
+    x[0].relu_()
+    return x * 2
+
+
+def writes(module: torch.fx.GraphModule) -> int:
+    targets = [str(node.target).split(".") for node in module.graph.nodes if node.op == "call_function"]
+    return sum(target[0] == "aten" and target[1].endswith("_") for target in targets)
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (_activated, 0),
+        (_added_twice, 0),
+        (_base_is_read, 1),
+        (_older_view_is_read, 1),
+        (_dropped_is_its_input, 1),
+        (_one_of_several_views_is_read, 1),
+        (_input_is_written, 1),
+    ],
+)
+def test_a_write_becomes_an_operator_where_nothing_else_reads_it(body: Callable[[Tensor], Tensor], left: int) -> None:
+    module, x = Called(body).eval(), torch.randn(3, 2, 4)
+    exported = torch.export.export(module, (x.clone(),), strict=False).module(check_guards=False)
+    before = writes(exported)
+    plain = without_writes(exported)
+    assert before > writes(plain) or left == 1
+    assert writes(plain) == OF_THE_BUFFER + left
+    assert torch.equal(plain(x.clone()), body(x.clone()))
+    assert plain.get_buffer("seen").tolist() == [1.0] * 4
