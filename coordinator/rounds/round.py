@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from coordinator.rounds.label_counting import count_labels
-from coordinator.rounds.metrics import CenterReport, RoundReport, make_center_report, make_report
+from coordinator.rounds.metrics import (
+    CLASSES,
+    CenterReport,
+    RoundReport,
+    Scoring,
+    make_center_report,
+    make_report,
+    other_scores,
+)
 from coordinator.rounds.privacy_accounting import count_releases
-from coordinator.rounds.scoring import CLASSES, Scoring, other_scores
 from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import is_sealed, sealed_round
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, Strategy

@@ -122,7 +122,7 @@ class RoundRecord(_Measured, total=False):
     refused: Mapping[ClientId, str]  # why a reply did not count
     privacy: PrivacyRecord  # a method with noise
     secure: SecureRecord  # a method that works on sums of devices
-    metrics: Mapping[str, MetricRecord]  # scores beside accuracy (scoring.py) and the user's own, by name
+    metrics: Mapping[str, MetricRecord]  # scores beside accuracy (metrics.py) and the user's own, by name
     asynchronous: AsynchronousRecord  # a round that waited for no device
 
 

@@ -20,7 +20,7 @@ from coordinator.config import CoordinatorConfig, changed_settings
 from coordinator.identity.signing_key import open_signing_key, trusted_keys
 from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.asynchronous.options import check_asynchronous
-from coordinator.rounds.scoring import scoring_of
+from coordinator.rounds.metrics import scoring_of
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher

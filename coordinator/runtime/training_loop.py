@@ -14,12 +14,11 @@ from typing import Any, cast
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
-from coordinator.rounds.metrics import RoundReport
+from coordinator.rounds.metrics import CLASSES, RoundReport, Scoring
 from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, round_record
-from coordinator.rounds.scoring import CLASSES, Scoring
 from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_seen
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.runtime.exchange.exchange_driver import Ask
@@ -101,7 +100,9 @@ class RunTrainer:
     def _round(self, run: RunConfig, run_id: str, number: int, strategy: Strategy, state: State, ask: Ask) -> State:
         """Train one round; its state and its record for metrics.jsonl are stored in one transaction."""
         before, fleet = self.meter(), self._fleet(run, run_id, number, strategy)
-        place = RoundPlace(run=run_id, number=number, of=run.rounds, schema=self.schema, fleet=fleet)
+        place = RoundPlace(
+            run=run_id, number=number, of=run.rounds, schema=self.schema, fleet=fleet, scoring=self.scoring
+        )
         if self.without_rounds and self.without_rounds.plays(strategy, state, fleet):
             after, report, more = self.without_rounds.round(place, strategy, state)
         else:
@@ -147,7 +148,7 @@ class RunTrainer:
             rng,
             batch=self.batch,
             evaluation=self.evaluation,
-            scoring=self.scoring,
+            scoring=place.scoring,
             round=number,
             of=place.of,
         )

@@ -148,6 +148,8 @@ def _updates_in_words(exchange: Mapping[str, Any], updates: Mapping[str, Any]) -
         f"(of at most {updates['concurrency']}), {updates['counted']} of {exchange['wanted']} updates"
         f"{''.join(f', {each}' for each in dropped)}; versions of the centers: {versions}"
     )
+
+
 def _averages(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """The scores of a round beside accuracy, without those of single devices."""
     return {

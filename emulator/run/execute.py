@@ -14,12 +14,11 @@ from typing import Any
 
 from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.asynchronous.training import Rules
-from coordinator.rounds.metrics import RoundReport
+from coordinator.rounds.metrics import RoundReport, scoring_of
 from coordinator.rounds.over_selection import with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import INITIAL_ROUND, evaluate_round, round_rng, run_round
 from coordinator.rounds.round_record import RoundRecord, round_record
-from coordinator.rounds.scoring import scoring_of
 from coordinator.rounds.sealed_round import check_sealed, what_is_seen
 from coordinator.strategies.base import Fleet, State, Strategy, drive
 from coordinator.strategies.registry import method_name

@@ -15,7 +15,7 @@ from coordinator.rounds.asynchronous import training as machine
 from coordinator.rounds.asynchronous.options import Asynchronous, check_asynchronous
 from coordinator.rounds.asynchronous.snapshot import pack, unpack
 from coordinator.rounds.asynchronous.training import Rules
-from coordinator.rounds.metrics import RoundReport
+from coordinator.rounds.metrics import RoundReport, Scoring
 from coordinator.rounds.round import evaluate_round
 from coordinator.runtime.exchange.current_exchange import Live
 from coordinator.runtime.exchange.exchange_driver import run_exchange
@@ -39,13 +39,15 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlace:
-    """Round `number` of `of` of a run, by its id; the fleet that it has, and the tensors of its models."""
+    """Round `number` of `of` of a run, by its id; the fleet that it has, the tensors of its models, and what its
+    devices test."""
 
     run: str
     number: int
     of: int
     schema: Schema
     fleet: Fleet
+    scoring: Scoring
 
 
 def oldest_needed(store: Store, run: str, after: State, last: int) -> int:
@@ -103,7 +105,7 @@ class WithoutRounds:
             live.finish()
         key = ExchangeKey(run_id, number, live.training.handed)
         cohort = self._cohort(key, fleet, live) if last else []
-        exchanges = evaluate_round(strategy, after, schema, cohort, batch=self.batch, last=last)
+        exchanges = evaluate_round(strategy, after, schema, cohort, batch=self.batch, last=last, scoring=place.scoring)
         report = drive(exchanges, self._test(key))
         return after if last else pack(replace(live.training, state=after), rounds), report, more
 

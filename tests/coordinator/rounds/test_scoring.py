@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score
 
-from coordinator.rounds.metrics import LOSS_RATIO, make_report
+from coordinator.rounds.metrics import LOSS_RATIO, Scoring, make_report, other_scores, scoring_of
 from coordinator.rounds.round_record import reached_in_words
-from coordinator.rounds.scoring import Scoring, other_scores, scoring_of
 from edge_client.protocol.task import Reply
 from tests.support.softmax_program import program
 
