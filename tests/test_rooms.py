@@ -24,6 +24,7 @@ RUNTIME_OF = {
     "edge_client/transport/mqtt.py": {"paho"},
     "edge_client/engines/onnx.py": {"onnxruntime"},
     "edge_client/engines/litert.py": {"ai_edge_litert", "tflite_runtime"},
+    "edge_client/engines/litert_compiled.py": {"ai_edge_litert"},
     "edge_client/engines/pt2.py": {"torch"},
     "edge_client/data/images.py": {"PIL"},
     "edge_client/cli.py": {"argcomplete"},

@@ -7,35 +7,43 @@ XNNPACK delegate is left on: without it a step of a convolutional net takes seve
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import FlatPorts, Rule, ports_by_role
+from edge_client.engines import litert_compiled
+from edge_client.engines.base import Engine, FlatPorts, Rule, ports_by_role
+from edge_client.engines.silence import silence_stderr
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 RUNTIMES = {"ai-edge-litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
-_STDERR_LOCK = threading.Lock()  # one descriptor for all threads
 
 
-def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> LitertEngine:
-    """Every function is opened once, so that a file which does not fit is refused here; see engines/base.py."""
+def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> Engine:
+    """Every function is opened once, so that a file which does not fit is refused here; see engines/base.py.
+
+    Where no runtime has an Interpreter, LiteRT's CompiledModel takes its place.
+    """
     if device not in ("auto", "cpu"):
         raise RuntimeMissing(
             f"LiteRT cannot use {device} here: its interpreter runs on the CPU",
             hint="use engine = 'onnx' or 'pt2', or device = 'cpu'",
         )
     engine = LitertEngine(program, files, threads)
-    for name in files:
-        engine.open(name)
+    try:
+        for name in files:
+            engine.open(name)
+    except RuntimeMissing as missing:
+        try:
+            return litert_compiled.open_program(program, files, threads=threads)
+        except RuntimeMissing:
+            raise missing from None
     return engine
 
 
@@ -180,7 +188,7 @@ def _make_interpreter(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the 
     reasons = []
     for package, module in RUNTIMES.items():
         try:
-            with _silence_stderr():
+            with silence_stderr():
                 return import_module(module).Interpreter(model_content=model, num_threads=threads)
         # SystemError: tflite-runtime 2.14 with numpy 2
         except (ImportError, OSError, AttributeError, SystemError) as broken:  # noqa: PERF203 - two of them
@@ -189,7 +197,7 @@ def _make_interpreter(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the 
 
 
 def _allocate(made: Any) -> None:  # noqa: ANN401 - the runtimes have no types
-    with _silence_stderr():
+    with silence_stderr():
         made.allocate_tensors()
 
 
@@ -197,18 +205,3 @@ def _trim() -> None:
     """Freed memory goes back to the system: glibc would keep blocks of an interpreter's size for later."""
     with suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextmanager
-def _silence_stderr() -> Iterator[None]:
-    """The runtime greets on file descriptor 2 for each interpreter, and has no switch for it."""
-    with _STDERR_LOCK:
-        kept = os.dup(2)
-        null = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(null, 2)
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            os.close(null)

@@ -45,7 +45,8 @@ def test_a_runtime_that_is_not_installed_is_named_with_what_to_install(
 ) -> None:
     path = stored(engine, "step", tmp_path)
     monkeypatch.setitem(sys.modules, RUNTIMES[engine], None)
-    monkeypatch.setitem(sys.modules, "tflite_runtime.interpreter", None)
+    for other in ("tflite_runtime.interpreter", "ai_edge_litert.compiled_model"):
+        monkeypatch.setitem(sys.modules, other, None)
     with pytest.raises(RuntimeMissing, match=r"hint: pip install"):
         open_engine(engine, compiled("digits-mlp").program, {"step": path})
 
@@ -100,6 +101,7 @@ def test_a_runtime_that_is_installed_but_broken_is_passed_over_for_the_next(
         p.name for p in program.functions["step"].outputs
     }
     named("tflite_runtime.interpreter", BrokenRuntime)
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.compiled_model", None)
     with pytest.raises(RuntimeMissing, match=r"tflite-runtime: returned a result[\s\S]*hint: pip install"):
         open_engine("litert", program, files)
 
