@@ -42,6 +42,10 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r".* --data DIR .*": DATA,
         r"fedcenters-emulator figures runs/simulate-wecfl-0": "tests/emulator/reports/test_run_figures.py draws a run",
     },
+    "docs/train-on-android.md": {
+        r"sudo apt install .*": INSTALLS,
+        r"g\+\+ .*|\./train .*": "tests/edge_client/engines/test_train_cc.py runs it where the headers are",
+    },
     "CONTRIBUTING.md": {r"make .*|\.ci/run.*": MAKE},
     "docs/bring-your-own-data.md": {r".* --data DIR": DATA},
     "docs/flash-a-board.md": {

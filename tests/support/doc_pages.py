@@ -27,7 +27,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FILES = ("python", "toml", "html", "ini")
-WORDS = ("text", "json", "mermaid")  # what a command prints, not what a reader types
+WORDS = ("text", "json", "mermaid", "kotlin")  # what a command prints or an app holds, not what a reader types
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}.+\n)+")
 FIRST_WORD_S = 60

@@ -1,0 +1,68 @@
+"""docs/train-on-android.md is right: the order of tensors, and the names and places that its listings count on."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from edge_client.protocol.program import Port
+from tests.support.programs import compiled
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "train-on-android.md").read_text(encoding="utf-8")
+JAVA = (DOCS / "native" / "Train.java").read_text(encoding="utf-8")
+CPP = (DOCS / "native" / "train.cc").read_text(encoding="utf-8")
+(KOTLIN,) = re.findall(r"```kotlin\n(.*?)```", PAGE, flags=re.DOTALL)
+ROWS = re.findall(r"^\| `(step|evaluate|infer)` \| (.+?) \| (.+?) \|$", PAGE, flags=re.MULTILINE)
+PROGRAM = compiled("wecfl-cnn").program
+
+
+def order(ports: tuple[Port, ...]) -> list[str]:
+    """Port names in order; those of one role as the page writes them."""
+    return [
+        kind
+        for kind, _ in groupby(name + "/…" * bool(rest) for name, _, rest in (p.name.partition("/") for p in ports))
+    ]
+
+
+@pytest.mark.parametrize(("function", "inputs", "outputs"), ROWS)
+def test_the_table_has_the_order_of_a_compiled_program(function: str, inputs: str, outputs: str) -> None:
+    found = PROGRAM.functions[function]
+    assert re.findall(r"`([^`]+)`", inputs) == order(found.inputs)
+    assert re.findall(r"`([^`]+)`", outputs) == order(found.outputs)
+
+
+def test_the_table_has_every_function() -> None:
+    assert [name for name, *_ in ROWS] == sorted(PROGRAM.functions, key=["step", "evaluate", "infer"].index)
+
+
+def test_what_a_step_gives_is_what_the_next_one_takes_in_the_same_place() -> None:
+    step = PROGRAM.functions["step"]
+    assert [port.name for port in step.outputs[:-1]] == [port.name for port in step.inputs[: len(step.outputs) - 1]]
+    assert step.outputs[-1].name == "loss"
+
+
+def test_the_listing_in_kotlin_names_the_signature_and_the_last_inputs_of_the_file() -> None:
+    from ai_edge_litert.interpreter import Interpreter
+
+    made, step = compiled("wecfl-cnn"), PROGRAM.functions["step"]
+    (named,) = re.findall(r"// ((?:\w+, )+\w+) are the last six", KOTLIN)
+    assert named.split(", ") == [port.name for port in step.inputs[-6:]]
+    (signature,) = re.findall(r'^ +"(\w+)",$', KOTLIN, flags=re.MULTILINE)
+    file = Interpreter(model_content=made.files[made.program.containers["litert"]["step"].sha256])
+    ports = file.get_signature_list()[signature]
+    into, out = (re.findall(rf'"({kind}_)\$it"', KOTLIN)[0] for kind in ("args", "output"))
+    assert set(ports["inputs"]) == {f"{into}{i}" for i in range(len(step.inputs))}
+    assert set(ports["outputs"]) == {f"{out}{i}" for i in range(len(step.outputs))}
+
+
+@pytest.mark.parametrize("listing", [JAVA, CPP], ids=["Java", "C++"])
+def test_the_listings_for_onnx_runtime_name_ports_that_a_step_has(listing: str) -> None:
+    names = {port.name.partition("/")[0] + "/" * ("/" in port.name) for port in PROGRAM.functions["step"].inputs}
+    code = re.sub(r"//.*|/\*\*.*", "", listing)
+    asked = set(re.findall(r'(?:startsWith|get|put|begins)\((?:name, )?"([\w/]+)"|values\["(\w+)"\]', code))
+    asked = {one or other for one, other in asked}
+    assert {"w/", "buffers/", "x", "y", "q", "lr", "momentum"} <= asked <= names
