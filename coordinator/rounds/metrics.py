@@ -30,6 +30,7 @@ MAX_LOSS = 1e30  # a larger reported loss is ignored: a sum of such losses would
 LOSS_RATIO = 10.0  # times the median, or the loss of guessing: the most that counts of one device in an average
 MAX_MATRIX_CLASSES = 256  # of a label per position: a larger confusion matrix is above half a megabyte
 MAX_EXPONENT = 700.0  # its exponential is finite
+MAX_ASSIGNED = 10_000  # devices whose centers a record has; of more, those that evaluated in its round
 LAST_ROUNDS = 3  # a table's figure is the mean over this many rounds at the end of a run
 
 
@@ -139,13 +140,20 @@ def make_report(  # noqa: PLR0913 - what a device may tell
         per_center=tuple(
             _average(right[labelled & (center == k)], n[labelled & (center == k)]).micro for k in range(n_centers)
         ),
-        assignment=dict(sorted(assignment.items())),
+        assignment=_told(assignment, clients),
         loss=_average(counted[knows], n[knows]),
         loss_per_device={c: float(x) for c, x, known in zip(clients, told, knows, strict=True) if known},
         loss_per_center=tuple(
             _average(counted[knows & (center == k)], n[knows & (center == k)]).micro for k in range(n_centers)
         ),
     )
+
+
+def _told(assignment: Mapping[ClientId, int], clients: Sequence[ClientId]) -> dict[ClientId, int]:
+    """The assignment as a record has it: of a large fleet, of the `clients` that evaluated."""
+    if len(assignment) <= MAX_ASSIGNED:
+        return dict(sorted(assignment.items()))
+    return {c: assignment[c] for c in clients if c in assignment}
 
 
 def accuracy(confusion: Array) -> float:

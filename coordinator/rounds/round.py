@@ -42,19 +42,24 @@ def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """Which rounds end with an evaluation, and on which share of the fleet. The last round evaluates on all devices."""
+    """Which rounds end with an evaluation, and on which share of the fleet.
+
+    The last round evaluates on all devices, or on the share `last` of them.
+    """
 
     every: int = 1
     fraction: float = 1.0
+    last: float = 1.0
 
     def __post_init__(self) -> None:
         check_range("evaluate-every", self.every, low=1)
         check_range("fraction-evaluate", self.fraction, low=1e-9, high=1.0)
+        check_range("last", self.last, low=1e-9, high=1.0)
 
     def cohort(self, fleet: Fleet, rng: np.random.Generator, *, round: int, of: int) -> list[ClientId]:  # noqa: A002 - the protocol's word
         """The devices that evaluate after round `round` of `of`, sorted; rounds count from 1. `rng` is not advanced."""
         if round == of:
-            return sorted(fleet)
+            return sample_cohort(fleet, self.last, rng.spawn(1)[0])
         return [] if round % self.every else sample_cohort(fleet, self.fraction, rng.spawn(1)[0])
 
 

@@ -1,6 +1,7 @@
 """A method's state as the bytes of a safetensors file, and back; the arrays keep their bits, dtypes and shapes.
 
-The tensors are `centers` and `extra/<name>`. The assignment is JSON in the file's metadata.
+The tensors are `centers` and `extra/<name>`. The assignment is JSON in the file's metadata; that of a numbered fleet is
+the tensor `assignment`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from coordinator.strategies.base import State
+from coordinator.strategies.numbered_fleet import NumberedAssignment
 from edge_client.errors import Malformed
 from edge_client.protocol.task import Array, Flat
 
@@ -22,7 +24,11 @@ _EXTRA = "extra/"
 def encode_state(state: State) -> bytes:
     """Encode a state. Equal states give equal bytes."""
     tensors = {"centers": state.centers} | {_EXTRA + name: array for name, array in state.extra.items()}
-    head = {"assignment": dict(sorted(state.assignment.items())), "v": 1}
+    head: dict[str, Any] = {"assignment": {}, "v": 1}
+    if isinstance(state.assignment, NumberedAssignment):
+        tensors["assignment"] = state.assignment.centers
+    else:
+        head["assignment"] = dict(sorted(state.assignment.items()))
     note = json.dumps(head, sort_keys=True, separators=(",", ":"))
     return bytes(save({k: np.asarray(v, order="C") for k, v in sorted(tensors.items())}, metadata={"fc": note}))
 
@@ -33,9 +39,11 @@ def decode_state(data: bytes) -> State:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
         head: dict[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fc"])
+        listed = {str(who): int(center) for who, center in head["assignment"].items()}
+        numbered = tensors.pop("assignment", None)
         return State(
             centers=tensors.pop("centers"),
-            assignment={str(who): int(center) for who, center in head["assignment"].items()},
+            assignment=listed if numbered is None else NumberedAssignment(numbered.astype(np.int16)),
             extra={name.removeprefix(_EXTRA): array for name, array in tensors.items()},
         )
     except (SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as wrong:

@@ -14,6 +14,7 @@ last layer, the paper all parameters.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,6 +35,7 @@ from coordinator.strategies.common.setting_checks import check_choice, check_ran
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from coordinator.strategies.common.sum_plan import SORTS, SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.numbered_fleet import mean_samples, reassigned
 from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Reply, Schema
 
 E_STEPS = ("nearest", "k-means")
@@ -89,7 +91,7 @@ class FeSEM(LocalSgd):
             first="k-means" if tells else "groups",
             sorts=0 if tells or self.server.privacy_noise else SORTS,  # with noise each sum costs epsilon
             by_loss=0 if tells else ROUNDS_BY_LOSS,
-            pulls=self._pulls(fleet),
+            pulls=self._pulls(fleet, fleet),
             representation=self.representation,
             hysteresis=self.hysteresis,
             served="center",
@@ -103,14 +105,15 @@ class FeSEM(LocalSgd):
         return AsynchronousPlan(
             choose="nearest",
             weigh=self.weights,
-            pulls=self._pulls(fleet),
+            pulls=self._pulls(fleet, fleet),
             distances=self._distances,
             hysteresis=self.hysteresis,
         )
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, then E and M. A device without a center trains from the common start, without a pull."""
-        mus, cohort = self._pulls(fleet), sample_cohort(fleet, self.fraction_train, rng)
+        cohort = sample_cohort(fleet, self.fraction_train, rng)
+        mus = self._pulls(fleet, cohort)
         seeds, watch = TaskSeeds.from_rng(rng), self._watch(state, schema, fleet, cohort)
         replies = yield StreamingExchange(
             {c: self._task(state, c, mus[c], seeds.of(c)) for c in cohort}, watch.add_reply
@@ -128,16 +131,16 @@ class FeSEM(LocalSgd):
             most = most_points(point(state.centers[0]).size)
             points = {c: point(row).copy() for c, row in zip(updates.clients[:most], updates.rows, strict=False)}
             extra = remember_points(extra, points, max_age=self.max_age)
-        return State(centers=centers, assignment={**state.assignment, **chosen}, extra=extra)
+        return State(centers=centers, assignment=reassigned(fleet, state.assignment, chosen), extra=extra)
 
-    def _pulls(self, fleet: Fleet) -> dict[ClientId, float]:
-        """mu_i = 2 lam n_mean / n_i over the whole fleet; small devices are pulled harder.
+    def _pulls(self, fleet: Fleet, clients: Iterable[ClientId]) -> dict[ClientId, float]:
+        """mu_i = 2 lam n_mean / n_i of these clients, n_mean over the whole fleet; small devices are pulled harder.
 
         Each is at most the greater of 2 lam and 1 / learning-rate (to the center in one step); above, SGD diverges.
         """
-        mean, average = sum(fleet.values()) / max(1, len(fleet)), 2 * self.lam
+        mean, average = mean_samples(fleet), 2 * self.lam
         most = max(average, 1 / self.learning_rate) if self.learning_rate else math.inf
-        return {c: min(average * mean / n, most) for c, n in fleet.items()}
+        return {c: min(average * mean / fleet[c], most) for c in clients}
 
     def _task(self, state: State, who: ClientId, mu: float, seed: int) -> Fit:
         if who not in state.assignment:

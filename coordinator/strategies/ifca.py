@@ -23,6 +23,7 @@ from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.common.sum_plan import SORTS, SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.numbered_fleet import reassigned
 from edge_client.protocol.task import ClientId, Schema
 
 
@@ -65,7 +66,7 @@ class IFCA(MultiStartSgd):
         labels = np.array([chosen[c] for c in updates.clients], dtype=np.int64)
         a = updates.n if self.weights == "samples" else np.ones(len(labels))
         centers = self.server.aggregate(state.centers, updates, one_hot(labels, self.clusters), a, schema)
-        return replace(state, centers=centers, assignment={**state.assignment, **chosen})
+        return replace(state, centers=centers, assignment=reassigned(fleet, state.assignment, chosen))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

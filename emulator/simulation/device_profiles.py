@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from coordinator.strategies.numbered_fleet import NumberedFleet
 from edge_client.protocol.task import ClientId, Fit, Probe
 
 CYCLE_S = 3_600.0
@@ -89,6 +91,25 @@ def uniform_hash(*by: object) -> float:
     return (int.from_bytes(digest[:8], "little") >> 11) / 2**53  # 53 bits: all that a float64 below 1 can hold
 
 
+class DrawnProfiles(Mapping[ClientId, DeviceProfile]):
+    """The profile of each client, drawn when it is read."""
+
+    def __init__(self, clients: Collection[ClientId], seed: int, kinds: Sequence[DeviceProfile]) -> None:
+        ends = np.cumsum([kind.share for kind in kinds])
+        self._clients, self._seed, self._kinds, self._ends = clients, seed, kinds, (ends / ends[-1]).tolist()
+
+    def __getitem__(self, who: ClientId) -> DeviceProfile:
+        if who not in self._clients:
+            raise KeyError(who)
+        return self._kinds[bisect_right(self._ends, uniform_hash(self._seed, who, "profile"))]
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
 def draw_profiles(
     clients: Iterable[ClientId], seed: int, kinds: Sequence[DeviceProfile] = DEVICE_PROFILES
 ) -> Mapping[ClientId, DeviceProfile]:
@@ -96,6 +117,6 @@ def draw_profiles(
 
     No stream of random numbers is shared with what cuts the data, or its speed would follow from how much it holds.
     """
-    ends = np.cumsum([kind.share for kind in kinds])
-    lots = {c: uniform_hash(seed, c, "profile") for c in sorted(clients)}
-    return {c: kinds[int(np.searchsorted(ends / ends[-1], lot, side="right"))] for c, lot in lots.items()}
+    if isinstance(clients, NumberedFleet):
+        return DrawnProfiles(clients, seed, kinds)
+    return dict(DrawnProfiles(dict.fromkeys(sorted(clients)), seed, kinds))

@@ -72,6 +72,13 @@ class SpilledModels(MutableMapping[Slot, Flat]):
     def __len__(self) -> int:
         return len(self._held) + len(self._stored)
 
+    def clear(self) -> None:
+        """Forget all vectors; the file stays, and is written from its beginning."""
+        self._held.clear()
+        self._stored.clear()
+        self._free.clear()
+        self._held_bytes = self._end = 0
+
     def _write(self, vector: Flat) -> _Place:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="fedcenters-", buffering=0)  # noqa: SIM115 - lives as long as this

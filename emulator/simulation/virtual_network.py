@@ -45,6 +45,7 @@ from emulator.simulation import checkpoint
 from emulator.simulation.attacks import Attack, no_attack
 from emulator.simulation.codec_channel import CodecChannel
 from emulator.simulation.device_profiles import DeviceProfile
+from emulator.simulation.drawn_devices import DrawnDevices
 from emulator.simulation.spill import SpilledModels
 from emulator.simulation.summed_devices import SummedDevices, emulated_secret
 
@@ -87,10 +88,17 @@ class EmulatedDevices:
 
     @property
     def fleet(self) -> Fleet:
+        if isinstance(self.local, DrawnDevices):
+            return self.local.fleet
         return {c: len(self.local[c].train) for c in sorted(self.local)}
 
     def open_round(self) -> None:
-        """Discard the posteriors that the probes of the last round left for its fits."""
+        """Discard the posteriors that the probes of the last round left for its fits.
+
+        Of devices that are drawn, also the models of their own that no task will name.
+        """
+        if isinstance(self.local, DrawnDevices) and not self.asks_own:
+            self.own.clear()
         self.posterior.clear()
         self.sums.open_round()
 
@@ -256,7 +264,7 @@ class VirtualNetwork:
 
         Raises UsageError for a task of a device that the fleet has not.
         """
-        if strange := sorted(map(str, exchange.keys() - self._samples.keys())):
+        if strange := sorted(str(who) for who in exchange if who not in self._samples):
             hint = f"ask devices of `fleet`, which `round` receives, as {min(self._samples)!r}"
             raise UsageError(f"the method asks {strange[0]!r}, which is no device of this run", hint=hint)
         opened = exchange_rules.open_exchange(

@@ -6,7 +6,9 @@ and copied into one matrix in memory, points in memory, the mean by products wit
 in a process of its own, the two sides in turns. Memory is the peak of resident memory above what the process had before
 the round; seconds are of CPU. All devices share SHARED different updates (hard links), so reads come from the page
 cache. `ulps` is the greatest difference of a value of the centers, in units of float32's last place, of 5,000 that are
-looked at. `before` is left out where its matrix does not fit into the free memory. Nothing is asserted.
+looked at. `map` is the dashboard's map of the devices' models after the round, and `state` the bytes of the round's
+state with three centers, beside a fleet of so many; they have no `before`. `before` is left out where its matrix does
+not fit into the free memory. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +34,16 @@ from coordinator.aggregation import centers as centers_module
 from coordinator.aggregation.robust import normalized_shares
 from coordinator.aggregation.rows import Rows
 from coordinator.clustering import column_store
+from coordinator.dashboard.embedding_map import make_embedding_map
 from coordinator.rounds.update_validation import ReplySpec, decode_accepted, decode_reply, delta_base
-from coordinator.strategies.base import Exchange, Replies, StoredReplies, drive, notify_reply
+from coordinator.storage.state_codec import encode_state
+from coordinator.strategies.base import Exchange, Fleet, Replies, State, StoredReplies, drive, notify_reply
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.registry import make_method
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Array, ClientId, Reply, Schema, TensorSpec
 from edge_client.transport.blobs import BlobFolder
-from tests.benches.machine import described, load
+from tests.benches.machine import described, load, peak_memory, reset_peak_memory
 
 SHARED = 16
 SIZES = {  # parameters -> hidden units of 64 inputs and 10 classes; the last layer is the smaller one
@@ -52,8 +57,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "fesem-all": {"clusters": 3, "representation": "all"},
     "median": {"reduce": "median"},
     "krum": {"reduce": "krum", "trim-updates": 0.1},
+    "map": {"clusters": 3},
+    "state": {"clusters": 3},
 }
-KINDS = {"fesem-all": "fesem", "median": "fedavg", "krum": "fedavg"}
+KINDS = {"fesem-all": "fesem", "median": "fedavg", "krum": "fedavg", "map": "fesem", "state": "fesem"}
+AFTER = ("map", "state")  # what follows a round
 
 
 def main() -> None:
@@ -86,7 +94,7 @@ def _measure(folder: str, size: str, devices: int, method: str, asked: argparse.
     for _ in range(asked.repeats):
         for side, runs in found.items():
             if asked.only not in (None, side) or (
-                side == "before" and needed > psutil.virtual_memory().available - 2e9
+                side == "before" and (method in AFTER or needed > psutil.virtual_memory().available - 2e9)
             ):
                 continue
             cell = {"folder": folder, "hidden": SIZES[size], "devices": devices, "method": method, "side": side}
@@ -139,7 +147,9 @@ def _cell(*, folder: str, hidden: int, devices: int, method: str, side: str, cod
     model = rng.standard_normal(schema.size, np.float32)
     state = strategy.begin(model, schema, fleet, rng)
     blobs = {cid: next(file.name for file in (Path(folder) / cid).iterdir() if file.is_file()) for cid in fleet}
-    idle = _reset_peak()
+    if method in AFTER:
+        return _after(method, state, fleet, partial(_model_of, folder, blobs, schema, model))
+    idle = reset_peak_memory()
     cpu_s, closing_s = time.process_time(), 0.0
 
     def answered(exchange: Exchange) -> Replies:
@@ -165,11 +175,33 @@ def _cell(*, folder: str, hidden: int, devices: int, method: str, side: str, cod
     now_s = time.process_time()
     sample = after.centers[:, :: max(1, schema.size // 5_000)].ravel().tolist()
     return {
-        "mb": round((_peak() - idle) / 1e6, 1),
+        "mb": round((peak_memory() - idle) / 1e6, 1),
         "cpu_s": round(now_s - cpu_s, 2),
         "closing_cpu_s": round(now_s - closing_s, 2),
         "sample": sample,
     }
+
+
+def _model_of(folder: str, blobs: Mapping[ClientId, str], schema: Schema, start: Array, cid: ClientId) -> Array:
+    """What a device sent, as the dashboard reads it."""
+    data = BlobFolder(Path(folder) / cid).read(blobs[cid])
+    found: Array = start + codecs.decode_vector(data, schema, kind="delta")
+    return found
+
+
+def _after(what: str, state: State, fleet: Fleet, model: Callable[[ClientId], Array]) -> dict[str, Any]:
+    """The map of the devices, or the bytes of the state."""
+    assignment = {cid: i % 3 for i, cid in enumerate(fleet)}
+    shift = np.float32(0.02) * np.arange(3, dtype=np.float32)[:, None]
+    state = replace(state, centers=state.centers + shift, assignment=assignment)
+    idle, cpu_s = reset_peak_memory(), time.process_time()
+    if what == "map":
+        found = make_embedding_map(((c, model(c)) for c in fleet), state.centers, assignment, count=len(fleet))
+        sample = found.device_positions[:2].ravel().tolist()
+    else:
+        sample = [len(encode_state(state))]
+    took = round(time.process_time() - cpu_s, 2)
+    return {"mb": round((peak_memory() - idle) / 1e6, 1), "cpu_s": took, "closing_cpu_s": took, "sample": sample}
 
 
 @contextmanager
@@ -203,21 +235,6 @@ def _as_it_was() -> Iterator[None]:
     yield
     ClientUpdates.from_replies = staticmethod(kept[0])  # type: ignore[method-assign]
     centers_module._means, column_store.MEMORY_BYTES = kept[1], kept[2]
-
-
-def _reset_peak() -> int:
-    """Forget the peak of resident memory; -> the memory that the process has now, in bytes."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return _status("VmRSS")
-
-
-def _peak() -> int:
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1_024 for line in lines if line.startswith(name + ":"))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.benches.results import BenchFigure, BenchResults
 
@@ -13,6 +15,19 @@ PANELS = {
 }
 FEW = 100  # below it every size is named
 INK, PALE = "#1f5a8a", "#b0b0b0"
+INKS = {"fedavg": INK, "fesem": "#b5542c"}
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "fedcenters",
+    "svg.fonttype": "none",
+    "font.size": 8,
+    "axes.spines.top": False,
+}
+MILLION_PANELS = (  # of the rows of million.py: which, against what, which quantity
+    ("devices", "n", "cpu_s", "devices, 1,000 sampled", "CPU s of a round"),
+    ("devices", "n", "mb", "devices, 1,000 sampled", "MB above idle"),
+    ("parameters", "parameters", "cpu_s", "parameters, 10⁵ devices", "CPU s of a round"),
+    ("parameters", "parameters", "mb", "parameters, 10⁵ devices", "MB above idle"),
+)
 
 
 def drawn(results: BenchResults, path: Path) -> None:
@@ -24,9 +39,7 @@ def drawn(results: BenchResults, path: Path) -> None:
 
     by_row = {f.row: f for f in results.figures if f.points}
     shown = [row for row in PANELS if row in by_row]
-    with mpl.rc_context(
-        {"svg.hashsalt": "fedcenters", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False}
-    ):
+    with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(1, len(shown), figsize=(2.7 * len(shown), 2.3), squeeze=False)
         for ax, row in zip(axes[0], shown, strict=True):
             _panel(ax, by_row[row])
@@ -48,3 +61,29 @@ def _panel(ax: object, figure: BenchFigure) -> None:
     ax.set_xlabel(size)  # type: ignore[attr-defined]
     ax.set_ylabel(f"CPU ms of {what}")  # type: ignore[attr-defined]
     ax.set_title(f"exponent at the end {figure.score:.2f} (dotted: 1)", fontsize=8)  # type: ignore[attr-defined]
+
+
+def draw_million(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write the SVG of million.py: seconds and memory against devices and against parameters."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(1, len(MILLION_PANELS), figsize=(2.5 * len(MILLION_PANELS), 2.3))
+        for ax, (what, size, quantity, below, beside) in zip(axes, MILLION_PANELS, strict=True):
+            for method, ink in INKS.items():
+                mine = [row for row in rows if (row["what"], row["method"], row["data"]) == (what, method, "synthetic")]
+                points = sorted((row[size], row[quantity]) for row in mine)
+                if points:
+                    ax.loglog(*zip(*points, strict=True), "o-", color=ink, markersize=3, label=method)
+            ax.set_ylim(bottom=0.1 if quantity == "cpu_s" else 10)
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_minor_formatter("")
+            ax.set_xlabel(below)
+            ax.set_ylabel(beside)
+        axes[0].legend(frameon=False)
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)

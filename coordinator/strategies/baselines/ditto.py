@@ -21,6 +21,7 @@ from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.sum_plan import PersonalFit, SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.numbered_fleet import all_of_one_center
 from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
 
 PERSONAL_SLOT = "personal"
@@ -54,7 +55,7 @@ class Ditto(FedAvg):
             )
             for c in cohort
         }
-        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+        return replace(state, centers=centers, assignment=all_of_one_center(fleet))
 
     def sum_plan(self, fleet: Fleet) -> SumPlan:
         """The common model as FedAvg, then the personal ones, which stay on their devices."""

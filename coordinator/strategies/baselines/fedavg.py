@@ -12,6 +12,7 @@ from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.sum_plan import SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.numbered_fleet import all_of_one_center
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 
@@ -20,14 +21,14 @@ class FedAvg(LocalSgd):
     """One model for all devices."""
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        return State(centers=model[None].copy(), assignment=dict.fromkeys(sorted(fleet), 0))
+        return State(centers=model[None].copy(), assignment=all_of_one_center(fleet))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange; without replies the center keeps its values."""
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
         centers = self._reduce(state.centers, self._updates(replies, schema), schema)
-        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+        return replace(state, centers=centers, assignment=all_of_one_center(fleet))
 
     def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - the interface's
         """Every device adds to the one center."""

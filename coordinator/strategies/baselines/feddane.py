@@ -19,6 +19,7 @@ from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.baselines.fedsgd import gradient_probe, gradient_updates
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.numbered_fleet import all_of_one_center
 from edge_client.protocol.task import Schema
 
 
@@ -40,4 +41,4 @@ class FedDANE(FedProx):
         linear = {c: common - row for c, row in zip(of_fitted.clients, of_fitted.rows, strict=True)}
         replies = yield {c: replace(self._task(center, seeds.of(c)), linear=linear[c]) for c in of_fitted.clients}
         centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)
-        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+        return replace(state, centers=centers, assignment=all_of_one_center(fleet))

@@ -17,6 +17,7 @@ from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.updates import ClientUpdates, updates_of
+from coordinator.strategies.numbered_fleet import all_of_one_center
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Flat, Probe, Reply, Schema
 
@@ -45,7 +46,7 @@ class FedSGD(MethodValue):
                 "fedsgd asks for gradients only, so this model's buffers (batch norm) would never be trained",
                 hint="use a model with group norm, or fedavg with local-steps = 1 and a batch-size of all samples",
             )
-        return State(centers=model[None].copy(), assignment=dict.fromkeys(sorted(fleet), 0))
+        return State(centers=model[None].copy(), assignment=all_of_one_center(fleet))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         cohort, seeds, center = (
@@ -55,7 +56,7 @@ class FedSGD(MethodValue):
         )
         replies = yield {c: gradient_probe(center, batch=self.batch_size, seed=seeds.of(c)) for c in cohort}
         found = gradient_updates(replies, schema)
-        assignment = dict.fromkeys(sorted(fleet), 0)
+        assignment = all_of_one_center(fleet)
         if not found.clients:
             return replace(state, assignment=assignment)
         mean = row_means(found.rows, found.n[:, None])[0].astype(center.dtype)

@@ -21,6 +21,7 @@ from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.sum_plan import SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.numbered_fleet import all_of_one_center
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Fit, Flat, OwnModel, Schema
 
@@ -78,7 +79,7 @@ class PFedMe(FedAvg):
             np.ones(len(rows)),
         )
         centers = self.server.aggregate(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
-        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+        return replace(state, centers=centers, assignment=all_of_one_center(fleet))
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         common = state.centers[0]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
 
 from coordinator.strategies.base import Replies
+from coordinator.strategies.numbered_fleet import members_of_centers
 from edge_client.protocol.task import F64, ClientId
 
 
@@ -27,6 +27,7 @@ def choose_by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId,
 
 def serving_center(assignment: Mapping[ClientId, int], who: ClientId | None) -> int:
     """The center that serves `who`: its own, or the one with most clients for a client that has none."""
-    counts = Counter(assignment.values())
-    usual = min(counts, key=lambda k: (-counts[k], k), default=0)
-    return usual if who is None else assignment.get(who, usual)
+    if who is not None and who in assignment:
+        return assignment[who]
+    counts = members_of_centers(assignment)
+    return min(counts, key=lambda k: (-counts[k], k), default=0)

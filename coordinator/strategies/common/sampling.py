@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.base import Fleet
+from coordinator.strategies.numbered_fleet import sorted_names
 from edge_client.protocol.task import ClientId
 
 MAX_SEED = 2**53  # the protocol's: JSON numbers are exact below it
@@ -16,10 +17,10 @@ MAX_SEED = 2**53  # the protocol's: JSON numbers are exact below it
 
 def sample_cohort(fleet: Fleet, fraction: float, rng: np.random.Generator) -> list[ClientId]:
     """ceil(fraction * m) distinct clients of a fleet of m, sorted; nothing is drawn when all of them are asked."""
-    clients = sorted(fleet)
+    clients = sorted_names(fleet)
     count = math.ceil(fraction * len(clients))
     if count >= len(clients):
-        return clients
+        return list(clients)
     return sorted(clients[i] for i in rng.choice(len(clients), size=count, replace=False))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from coordinator.strategies.base import Exchange, Fleet, Replies, State
 from coordinator.strategies.common.representation import is_representation, represent
 from coordinator.strategies.common.updates import unpack_by_client
+from coordinator.strategies.numbered_fleet import sorted_names
 from edge_client.protocol.nearest.sketch import count_sketch
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from emulator.reports.pictures.records import (
@@ -92,9 +93,9 @@ class RunRecorder:
 
 def sample_shown(fleet: Fleet) -> list[ClientId]:
     """At most MAX_DEVICES devices, sorted; always the same ones. Chosen by lot, as groups often follow the names."""
-    clients = sorted(fleet)
+    clients = sorted_names(fleet)
     if len(clients) <= MAX_DEVICES:
-        return clients
+        return list(clients)
     rng = np.random.Generator(np.random.PCG64(0))
     return [clients[i] for i in sorted(rng.choice(len(clients), size=MAX_DEVICES, replace=False).tolist())]
 

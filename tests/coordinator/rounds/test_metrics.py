@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from coordinator.rounds.metrics import (
+    MAX_ASSIGNED,
     FleetAverage,
     accuracy,
     ari,
@@ -114,6 +115,14 @@ def test_silence_gives_no_score_and_still_valid_json() -> None:
     record = round_record(outcome, run="r", method="m", round=1, of=2, bytes_down=3, bytes_up=4, seconds=0.5)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["bytes"] == {"down": 3, "up": 4}
+
+
+def test_of_a_large_fleet_a_record_has_the_centers_of_those_that_evaluated() -> None:
+    """A line of metrics.jsonl with a million names is 20 MB."""
+    most = {f"d{i:05d}": i % 2 for i in range(MAX_ASSIGNED)}
+    told = {"d00007": np.eye(2), "zz": np.eye(2)}
+    assert make_report(told, most, n_centers=2).assignment == most
+    assert make_report(told, {**most, "one-more": 0}, n_centers=2).assignment == {"d00007": 1}
 
 
 def test_partition_scores_do_not_care_about_names() -> None:

@@ -116,6 +116,11 @@ def test_a_share_of_the_fleet_is_tested_another_in_each_round_and_in_the_last_ev
     assert len({tuple(who) for who in tested[:-1]}) > 1
 
 
+def test_the_last_round_of_a_large_fleet_may_test_a_share_of_it() -> None:
+    _, tested = run(METHOD, EvaluationPlan(fraction=0.5, last=0.5), of=4)
+    assert [len(who) for who in tested] == [2] * 4
+
+
 def test_whom_a_round_tests_is_the_same_for_every_method_and_changes_nothing_about_training() -> None:
     """With half of the fleet sampled, training draws from the round's generator; so would a careless evaluation."""
     (half, tested), (everybody, _) = run(SAMPLED, EvaluationPlan(fraction=0.5)), run(SAMPLED, EvaluationPlan())

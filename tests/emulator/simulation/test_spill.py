@@ -61,3 +61,15 @@ def test_lines_come_back_as_they_were_in_any_order() -> None:
     assert lines != plain[1:]
     with pytest.raises(IndexError):
         lines[5]
+
+
+def test_after_clear_nothing_is_there_and_the_file_is_written_from_its_beginning() -> None:
+    kept = SpilledModels(memory=80)
+    for who in ("a", "b", "c", "d"):
+        kept[who, "main"] = np.full(10, 1.0)
+    kept.clear()
+    assert not list(kept)
+    assert kept._end == kept._held_bytes == 0
+    for who in ("b", "c", "d"):
+        kept[who, "main"] = np.full(10, float(ord(who)))
+    assert [kept[who, "main"][0] for who in ("b", "c", "d")] == [98, 99, 100]
