@@ -22,10 +22,11 @@ import numpy as np
 from coordinator.clustering.silhouette import silhouette
 from edge_client.protocol.task import F64, I64, Array, ClientId, Flat
 
-MAX_SKETCH_BYTES = 64 << 20
+MAX_SKETCH_BYTES = 32 << 20
 MAX_SKETCH_SIZE = 16_384  # numbers per device
 GRAM_MAX_DEVICES = 512  # with more devices a Lanczos iteration replaces the Gram matrix
 SILHOUETTE_MAX_DEVICES = 1_000
+COLUMN_BLOCK = 512  # columns that are float64 at a time
 COORDINATE_STEPS = 10_000  # of a coordinate, from the origin to the farthest point
 
 
@@ -127,14 +128,14 @@ class _Sketch:
 
 def principal_axes(rows: Array) -> tuple[Array, tuple[float, float]]:
     """Rows [n, s] with mean zero -> axes [s, 2] of length 1 (0 without variance), and their shares of the variance."""
-    axes, spread = np.zeros((rows.shape[1], 2), np.float32), float((rows.astype(np.float64) ** 2).sum())
+    axes, spread = np.zeros((rows.shape[1], 2), np.float32), float(np.einsum("ij,ij->", rows, rows, dtype=np.float64))
     if spread == 0.0:
         return axes, (0.0, 0.0)
     if min(rows.shape) <= GRAM_MAX_DEVICES:
         wide = rows.shape[1] > rows.shape[0]
         gram = (rows @ rows.T if wide else rows.T @ rows).astype(np.float64)
         values, vectors = np.linalg.eigh(gram)
-        values, vectors = values[::-1][:2], vectors[:, ::-1][:, :2]
+        values, vectors = values[::-1][:2], vectors[:, ::-1][:, :2].astype(rows.dtype)
         found = rows.T @ vectors if wide else vectors
     else:
         from scipy.sparse.linalg import svds
@@ -164,11 +165,20 @@ def _align(who: Sequence[ClientId], plane: Array, before: EmbeddingMap | None) -
 
 def _cosines(centers: Array) -> F64:
     """Centers [k, p] -> [k, k]; the cosines of a center of zeros are 0."""
-    exact = centers.astype(np.float64)
-    lengths = np.linalg.norm(exact, axis=1)
-    unit = exact / np.where(lengths > 0, lengths, 1)[:, None]
-    cosines: F64 = unit @ unit.T
+    products = _products(centers)
+    lengths = np.sqrt(np.diag(products))
+    lengths = np.where(lengths > 0, lengths, 1)
+    cosines: F64 = products / lengths[:, None] / lengths
     return cosines.clip(-1, 1)
+
+
+def _products(rows: Array) -> F64:
+    """Inner products [n, n] of rows [n, s] in float64, of which a block of columns is held at a time."""
+    found = np.zeros((len(rows), len(rows)))
+    for left in range(0, rows.shape[1], COLUMN_BLOCK):
+        block = rows[:, left : left + COLUMN_BLOCK].astype(np.float64)
+        found += block @ block.T
+    return found
 
 
 def _mean_silhouette(rows: Array, labels: I64) -> float | None:
@@ -178,7 +188,10 @@ def _mean_silhouette(rows: Array, labels: I64) -> float | None:
         held = held[np.linspace(0, len(held) - 1, SILHOUETTE_MAX_DEVICES).round().astype(int)]
     if len(set(labels[held].tolist())) < 2:  # noqa: PLR2004 - two centers
         return None
-    x = rows[held].astype(np.float64)
-    squares = (x**2).sum(axis=1)
-    distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * x @ x.T, 0))
+    distances = _products(rows if len(held) == len(rows) else rows[held])  # becomes them in place
+    squares = np.diag(distances).copy()
+    distances *= -2
+    distances += squares[:, None]
+    distances += squares
+    np.sqrt(np.maximum(distances, 0, out=distances), out=distances)
     return round(silhouette(distances, labels[held]), 6)

@@ -351,7 +351,9 @@ def _grant(exchange: OpenExchange, now_s: float) -> Step:
         held += waiting.size
     if not fresh:
         return exchange, []
-    queue = {cid: ready for cid, ready in exchange.queue.items() if cid not in fresh}
+    queue = dict(exchange.queue)  # a copy without some is faster made than a new dict of the others
+    for cid in fresh:
+        del queue[cid]
     granted = replace(exchange, uploads={**exchange.uploads, **fresh}, queue=queue)
     return granted, [Go(cid, upload.sha256) for cid, upload in fresh.items()]
 
@@ -363,4 +365,8 @@ def _close(exchange: OpenExchange) -> Step:
 
 
 def _without(mapping: Mapping[ClientId, V], cid: ClientId) -> Mapping[ClientId, V]:
-    return {k: v for k, v in mapping.items() if k != cid} if cid in mapping else mapping
+    if cid not in mapping:
+        return mapping
+    rest = dict(mapping)
+    del rest[cid]
+    return rest

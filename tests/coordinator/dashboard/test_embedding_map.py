@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,20 @@ def test_a_crowd_has_the_same_axes_without_a_gram_matrix(monkeypatch: pytest.Mon
     axes, again = principal_axes(rows)
     assert np.abs(np.diag(exact.T @ axes)) == pytest.approx([1, 1], abs=1e-4)
     assert again == pytest.approx(shares, abs=1e-5)
+
+
+@pytest.mark.parametrize("most", [10, 512])
+def test_a_map_takes_the_memory_of_its_sketches(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took six times as much: float64 copies of all of them, to square them."""
+    monkeypatch.setattr(surveys, "GRAM_MAX_DEVICES", most)
+    models, centers, assignment = fleet(120, 40_000)
+    tracemalloc.start()
+    try:
+        surveyed(models, centers, assignment)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.3 * models.nbytes * surveys.MAX_SKETCH_SIZE / 40_000 + 4e6
 
 
 def test_distances_and_cosines_are_exact_and_clusters_lie_apart() -> None:
