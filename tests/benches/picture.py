@@ -71,19 +71,20 @@ def draw_million(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(1, len(MILLION_PANELS), figsize=(2.5 * len(MILLION_PANELS), 2.3))
-        for ax, (what, size, quantity, below, beside) in zip(axes, MILLION_PANELS, strict=True):
+        shown = [panel for panel in MILLION_PANELS if any(row["what"] == panel[0] for row in rows)]
+        figure, axes = plt.subplots(1, len(shown), figsize=(2.5 * len(shown), 2.3), squeeze=False)
+        for ax, (what, size, quantity, below, beside) in zip(axes[0], shown, strict=True):
             for method, ink in INKS.items():
                 mine = [row for row in rows if (row["what"], row["method"], row["data"]) == (what, method, "synthetic")]
                 points = sorted((row[size], row[quantity]) for row in mine)
                 if points:
                     ax.loglog(*zip(*points, strict=True), "o-", color=ink, markersize=3, label=method)
-            ax.set_ylim(bottom=0.1 if quantity == "cpu_s" else 10)
+            ax.set_ylim(*((0.1, 100) if quantity == "cpu_s" else (10, 1_000)))
             for axis in (ax.xaxis, ax.yaxis):
                 axis.set_minor_formatter("")
             ax.set_xlabel(below)
             ax.set_ylabel(beside)
-        axes[0].legend(frameon=False)
+        axes[0, 0].legend(frameon=False)
         figure.tight_layout()
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)
