@@ -39,8 +39,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlace:
-    """Round `number` of `of` of a run, by its id; the fleet that it has, the tensors of its models, and what its
-    devices test."""
+    """Round `number` of `of` of a run, by its id: its fleet, the tensors of its models, what its devices test."""
 
     run: str
     number: int
