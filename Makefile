@@ -15,7 +15,7 @@ PEER_PYTHON ?= python3.11
 # without .pyc files each of the several hundred processes of a test run compiles what it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures hostile codecs models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures hostile codecs adapters models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -101,7 +101,7 @@ codecs: $(STAMP) ## accuracy and bytes of each codec; needs FEDCENTERS_DATA
 	$(BIN)/python -m tests.figures.codecs
 
 models: $(MODELS)/.installed ## models of a dozen libraries, each compiled and stepped beside torch, into docs/models.md; about an hour
-	$(MODELS)/bin/pytest -q tests/zoo
+	$(MODELS)/bin/pytest -q tests/zoo tests/docs/test_adapters_page.py
 	$(MODELS)/bin/python -m tests.zoo --write docs/models.md
 
 $(MODELS)/.installed: $(STAMP) tests/zoo/requirements.txt tests/zoo/requirements-alone.txt
@@ -109,6 +109,9 @@ $(MODELS)/.installed: $(STAMP) tests/zoo/requirements.txt tests/zoo/requirements
 	@$(UV) pip install -c constraints.txt --python $(MODELS)/bin/python -r tests/zoo/requirements.txt
 	@$(UV) pip install --no-deps --python $(MODELS)/bin/python -r tests/zoo/requirements-alone.txt
 	@touch $@
+
+adapters: $(MODELS)/.installed ## LoRA on a frozen base beside whole models: accuracy and bytes, three seeds; needs FEDCENTERS_DATA, about ten minutes of CPU
+	$(MODELS)/bin/python -m tests.figures.adapters
 
 fuzz: $(STAMP)   ## ten million damaged inputs to every decoder; about ten minutes of CPU
 	$(BIN)/python -m tests.attacks.fuzz_decoders --cases 10000000

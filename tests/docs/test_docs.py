@@ -51,6 +51,11 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     "docs/flash-a-board.md": {
         r"sudo .*|systemctl .*|.* --ssh .*": "needs a board or its root; tests/edge_client/board flashes folders"
     },
+    "docs/one-base-many-adapters.md": {
+        r"pip install .*": INSTALLS,
+        r"python (prepare|simulate|use)\.py": "test_adapters_page.py runs these files where peft is installed",
+        r"python three_devices\.py|kill .*|fedcenters-\w+ .*": "needs peft, which CI lacks; quick-start.md has them",
+    },
     "docs/open-on-a-phone.md": {r"mosquitto .*|fedcenters-coordinator (serve|phone) phones.toml .*": OTHER_MACHINES},
     "docs/privacy.md": {
         r"pip install .*": INSTALLS,
