@@ -50,7 +50,7 @@ def llama() -> nn.Module:
     import transformers
 
     sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
     config = transformers.LlamaConfig(vocab_size=65, max_position_embeddings=POSITIONS, **sizes, **heads)
     return transformers.LlamaForCausalLM(config)
 
@@ -59,7 +59,7 @@ def vit() -> nn.Module:
     import transformers
 
     sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 128}
-    image = {"image_size": 28, "patch_size": 7, "num_channels": 1, "num_labels": 10}
+    image: dict[str, Any] = {"image_size": 28, "patch_size": 7, "num_channels": 1, "num_labels": 10}
     return transformers.ViTForImageClassification(transformers.ViTConfig(**image, **sizes, num_attention_heads=4))
 
 
@@ -119,7 +119,7 @@ def train_base(case: Case, samples: Samples) -> nn.Module:
         logits = model(x[rows])
         loss = cross_entropy(logits.flatten(0, -2), y[rows].long().flatten())
         rule.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         rule.step()
         schedule.step()
     return model.body
@@ -133,5 +133,5 @@ def model_of(case: Case, base: Mapping[str, Tensor], *, adapted: bool) -> nn.Mod
     body.load_state_dict(base)
     if adapted:
         settings = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["q_proj", "v_proj"])
-        body = peft.get_peft_model(body, settings)  # type: ignore[arg-type]
+        body = peft.get_peft_model(body, settings)
     return Logits(body, text=case.text)

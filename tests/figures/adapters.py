@@ -59,7 +59,7 @@ FIRST = next(iter(WAYS))  # the others are compared with it
 def play(case: Case, base: Mapping[str, Tensor], fleet: fc.Fleet, way: Way, seed: int) -> dict[str, Any]:
     """One run: accuracy by round, the adjusted Rand index, the size of what is trained, bytes per device and round."""
     began = time.process_time()
-    settings: dict[str, Any] = LOCAL | {"learning_rate": RATES[way.adapted]}
+    settings: dict[str, Any] = {**LOCAL, "learning_rate": RATES[way.adapted]}
     if way.grouped:
         settings |= {"clusters": case.clusters, "representation": "*lora_B*" if way.adapted else "all"}
     model, method = partial(model_of, case, base, adapted=way.adapted), way.method(**settings)
@@ -108,7 +108,7 @@ def part_of(folder: Path, case: Case, seed: int) -> Path:
 def read_part(folder: Path, case: Case, seed: int) -> dict[str, Any]:
     """What a case and a seed have played so far."""
     path = part_of(folder, case, seed)
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}  # type: ignore[no-any-return]
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def tables(folder: Path) -> str:
