@@ -22,7 +22,7 @@ from edge_client.protocol import codecs
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from edge_client.toml_files import read_toml
 from emulator import config
-from emulator.data.fleet_split import FleetData
+from emulator.data.fleet_split import FleetData, label_counts
 from emulator.run_centers import RunCenters
 from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData
 
@@ -146,7 +146,7 @@ def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int)
         "samples": {c: len(d) for c, d in train.items()},
         "served": last["per_device"],
         "centers": last["centers"]["per_device"] if "centers" in last else None,
-        "labels": {c: np.bincount(d.y, minlength=classes) for c, d in train.items()} if classes else {},
+        "labels": {c: label_counts(d.y, classes) for c, d in train.items()} if classes else {},
         "labels_of": "training samples",
     }
     at = _center_of(split, last["assignment"], centers)

@@ -22,7 +22,7 @@ from emulator.bundle_source import is_run_folder, read_centers, read_tree
 from emulator.config import make_args, read_table
 from emulator.data import registry
 from emulator.data.fleet import Fleet
-from emulator.data.fleet_split import FleetData
+from emulator.data.fleet_split import FleetData, label_counts
 from emulator.options import SimulateArgs
 from emulator.reports.demo_page import read_events, round_events
 from emulator.reports.pictures import records as pictures
@@ -178,11 +178,11 @@ def _check_fleet(mine: FleetData, kept: FleetData, place: Path) -> None:
         if values != theirs and theirs:
             raise ConfigError(f"this fleet has the {name} {', '.join(values)}, the run {', '.join(theirs)}", hint=hint)
     for who, facts in _fleet_facts(place)["devices"].items():
-        y = mine.devices[who].train.y
-        if len(y) != sum(facts["labels"]):
-            told = f"{who!r} has {len(y)} training samples, in the run {sum(facts['labels'])}"
+        counts = label_counts(mine.devices[who].train.y).tolist()
+        if sum(counts) != sum(facts["labels"]):
+            told = f"{who!r} has {sum(counts)} training samples, in the run {sum(facts['labels'])}"
             raise ConfigError(told, hint=hint)
-        if np.issubdtype(y.dtype, np.integer) and np.bincount(y).tolist() != facts["labels"]:
+        if counts != facts["labels"]:
             raise ConfigError(f"{who!r} has other numbers of samples of each class than in the run", hint=hint)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import I64, Array, ClientId
 from emulator.data import registry
 from emulator.data.loaders.samples import TRAIN_SHARE, DataSet, RawSamples
@@ -47,6 +48,16 @@ class FleetData:
         if isinstance(who, str) and who in self.devices:
             return who
         return next((name for name, value in self.called.items() if value == who and name in self.devices), None)
+
+
+def label_counts(y: Array, classes: int = 0) -> I64:
+    """How often each class is a label, of samples [n] or of their positions [n, ...]; at least `classes` counts.
+
+    Targets that are no classes are counted as one.
+    """
+    if not np.issubdtype(y.dtype, np.integer):
+        return np.array([len(y)])
+    return np.bincount(y[y != IGNORED], minlength=classes)
 
 
 @dataclass(frozen=True, kw_only=True)

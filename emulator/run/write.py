@@ -10,10 +10,9 @@ import numpy as np
 
 from coordinator.strategies.common.center_tree import SplitTree
 from edge_client.protocol import codecs
-from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Schema
 from emulator.config import TREE_FILE
-from emulator.data.fleet_split import FleetData
+from emulator.data.fleet_split import FleetData, label_counts
 from emulator.reports.pictures import records as pictures
 from emulator.reports.pictures.image_grid import pick_images
 from emulator.run.execute import SimulationResult
@@ -52,9 +51,7 @@ def describe_fleet(split: FleetData, schema: Schema) -> Record:
     """
     devices: Record = {}
     for who, local in sorted(split.devices.items()):
-        y = local.train.y
-        counts = np.bincount(y[y != IGNORED]).tolist() if np.issubdtype(y.dtype, np.integer) else [len(y)]
-        devices[who] = {"group": split.groups.get(who), "labels": counts}
+        devices[who] = {"group": split.groups.get(who), "labels": label_counts(local.train.y).tolist()}
         if isinstance(called := split.called.get(who), (str, int, float)):
             devices[who]["called"] = called
     names = {"classes": list(split.classes), "columns": list(split.columns)}

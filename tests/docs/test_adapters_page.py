@@ -43,6 +43,7 @@ def test_the_coordinators_file_is_accepted(tmp_path: Path) -> None:
         assert make_method(run.method, **run.settings).representation == "*lora_B*"  # type: ignore[attr-defined]
 
 
+@pytest.mark.filterwarnings("ignore")  # of libraries that other projects keep
 def test_the_pages_scripts_end_with_adapters_that_peft_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

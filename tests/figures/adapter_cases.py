@@ -21,7 +21,7 @@ POSITIONS, RANK = 48, 4
 Samples = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
-class Logits(nn.Module):
+class BodyOfLogits(nn.Module):
     """A model of transformers as devices train it: samples arrive as floats, and logits leave."""
 
     def __init__(self, body: nn.Module, *, text: bool) -> None:
@@ -34,7 +34,7 @@ class Logits(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class AdaptedFleet:
     """A base, its own samples, and the fleet that adapts it."""
 
     title: str
@@ -96,21 +96,21 @@ def turned_images(folder: Path) -> tuple[Samples, fc.Fleet]:
 
 
 CASES = (
-    Case(
+    AdaptedFleet(
         title="Shakespeare by part, a Llama", text=True, clusters=3, base_steps=3_000, rounds=5, make=llama,
         read=shakespeare,
     ),
-    Case(
+    AdaptedFleet(
         title="Fashion-MNIST in four turns, a ViT", text=False, clusters=4, base_steps=1_500, rounds=10, make=vit,
         read=turned_images,
     ),
 )  # fmt: skip
 
 
-def train_base(case: Case, samples: Samples) -> nn.Module:
+def train_base(case: AdaptedFleet, samples: Samples) -> nn.Module:
     """Adam from random weights with a cosine of rates."""
     torch.manual_seed(0)
-    model, rng = Logits(case.make(), text=case.text), np.random.default_rng(0)
+    model, rng = BodyOfLogits(case.make(), text=case.text), np.random.default_rng(0)
     rule = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(rule, case.base_steps)
     x, y = (torch.from_numpy(np.asarray(part)) for part in samples)
@@ -125,7 +125,7 @@ def train_base(case: Case, samples: Samples) -> nn.Module:
     return model.body
 
 
-def model_of(case: Case, base: Mapping[str, Tensor], *, adapted: bool) -> nn.Module:
+def model_of(case: AdaptedFleet, base: Mapping[str, Tensor], *, adapted: bool) -> nn.Module:
     """The base, or the base frozen under LoRA, whose first factors the run's seed draws."""
     import peft
 
@@ -134,4 +134,4 @@ def model_of(case: Case, base: Mapping[str, Tensor], *, adapted: bool) -> nn.Mod
     if adapted:
         settings = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["q_proj", "v_proj"])
         body = peft.get_peft_model(body, settings)
-    return Logits(body, text=case.text)
+    return BodyOfLogits(body, text=case.text)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import fedcenters as fc
 from emulator.experiments.table import paired_difference
-from tests.figures.adapter_cases import CASES, DEVICES, Case, model_of, train_base
+from tests.figures.adapter_cases import CASES, DEVICES, AdaptedFleet, model_of, train_base
 from tests.support.doc_pages import DOCS, machine, put
 from tests.zoo.rows import without_torchvisions_own_operators
 
@@ -56,7 +56,7 @@ WAYS: Mapping[str, Way] = {
 FIRST = next(iter(WAYS))  # the others are compared with it
 
 
-def play(case: Case, base: Mapping[str, Tensor], fleet: fc.Fleet, way: Way, seed: int) -> dict[str, Any]:
+def play(case: AdaptedFleet, base: Mapping[str, Tensor], fleet: fc.Fleet, way: Way, seed: int) -> dict[str, Any]:
     """One run: accuracy by round, the adjusted Rand index, the size of what is trained, bytes per device and round."""
     began = time.process_time()
     settings: dict[str, Any] = {**LOCAL, "learning_rate": RATES[way.adapted]}
@@ -74,7 +74,7 @@ def play(case: Case, base: Mapping[str, Tensor], fleet: fc.Fleet, way: Way, seed
     }
 
 
-def accuracy_of(case: Case, base: Mapping[str, Tensor], fleet: fc.Fleet, seed: int) -> float:
+def accuracy_of(case: AdaptedFleet, base: Mapping[str, Tensor], fleet: fc.Fleet, seed: int) -> float:
     """Of the base as it is, over all held-out samples."""
     tests = [device.test for device in fleet.cut(seed).devices.values()]
     x, y = (torch.from_numpy(np.concatenate([np.asarray(getattr(t, name)) for t in tests])) for name in ("x", "y"))
@@ -83,7 +83,7 @@ def accuracy_of(case: Case, base: Mapping[str, Tensor], fleet: fc.Fleet, seed: i
     return float((guesses == y).double().mean())
 
 
-def play_all(folder: Path, data: Path, cases: Sequence[Case]) -> None:
+def play_all(folder: Path, data: Path, cases: Sequence[AdaptedFleet]) -> None:
     """Every base and run that left no file yet."""
     for case in cases:
         samples, fleet = case.read(data)
@@ -101,11 +101,11 @@ def play_all(folder: Path, data: Path, cases: Sequence[Case]) -> None:
                     say(f"{case.title}, seed {seed}, {name}: {found[name]['accuracy'][-1]:.3f}")
 
 
-def part_of(folder: Path, case: Case, seed: int) -> Path:
+def part_of(folder: Path, case: AdaptedFleet, seed: int) -> Path:
     return folder / f"case-{CASES.index(case)}-seed-{seed}.json"
 
 
-def read_part(folder: Path, case: Case, seed: int) -> dict[str, Any]:
+def read_part(folder: Path, case: AdaptedFleet, seed: int) -> dict[str, Any]:
     """What a case and a seed have played so far."""
     path = part_of(folder, case, seed)
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

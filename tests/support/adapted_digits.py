@@ -10,7 +10,7 @@ from coordinator.models.registry import ModelEntry
 RANK = 2
 
 
-class Adapted(nn.Module):
+class LowRankLinear(nn.Module):
     """A linear layer that stays as it is, plus two factors that are trained; the second begins at zero."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -25,7 +25,7 @@ class Adapted(nn.Module):
 
 def network() -> nn.Module:
     torch.manual_seed(0)  # the base is the same for everyone
-    return nn.Sequential(nn.Flatten(), Adapted(64, 256), nn.Tanh(), Adapted(256, 10))
+    return nn.Sequential(nn.Flatten(), LowRankLinear(64, 256), nn.Tanh(), LowRankLinear(256, 10))
 
 
 ENTRY = ModelEntry(make=network, input=(1, 8, 8), classes=10)

@@ -47,7 +47,7 @@ RUN: dict[str, Any] = {
 }
 
 
-class Heard:
+class PhoneRequests:
     """The blobs that the phone asks for, each with the round of the task that it had by then."""
 
     def __init__(self, port: int) -> None:
@@ -61,7 +61,7 @@ class Heard:
         self._client.subscribe([(self._topics.down(ME), 1), (self._topics.request(ME), 1)])
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Heard]:
+    def watched(self) -> Iterator[PhoneRequests]:
         self._client.loop_start()
         yield self
         self._client.disconnect()
@@ -113,7 +113,7 @@ def test_it_fetches_the_base_once_and_trains_the_adapter_as_pythons_client_does(
         config = prepared(scene, made, port)
         children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
         until(lambda: listens(port), children, "the coordinator's broker")
-        with served(config) as url, Heard(port).watched() as heard:
+        with served(config) as url, PhoneRequests(port).watched() as heard:
             page = visit(f"{url}#id={ME}", size=PHONE, touch=True).page
             page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
             load_table(page, tmp_path, SAMPLES)

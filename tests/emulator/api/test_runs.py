@@ -271,6 +271,15 @@ def test_a_label_for_each_position_is_learned_and_counted(layout: str) -> None:
     np.testing.assert_allclose(stacked.run.state.centers, result.run.state.centers, atol=1e-4)  # float32's order
 
 
+def test_a_run_with_labels_for_each_position_is_exported_saved_and_loaded_with_its_fleet(tmp_path: Path) -> None:
+    result = fc.simulate(fc.FedAvg(local_steps=STEPS), fleet=pixels("pixels"), model=nn.Conv2d(1, 2, 1), rounds=1)
+    card = result.export(tmp_path / "centers", formats=("onnx",)).manifest["centers"][0]["card"]
+    labels = np.concatenate([device.train.y.ravel() for device in result.split.devices.values()])
+    assert card["labels"]["counts"] == np.bincount(labels[labels >= 0]).tolist()
+    result.save(tmp_path / "mine")
+    assert fc.load(tmp_path / "mine", fleet=pixels("pixels")).assignments == result.assignments
+
+
 def test_labels_for_each_position_need_a_model_with_a_row_of_outputs_for_each() -> None:
     with pytest.raises(UsageError, match="no model of ours gives so many"):
         fc.simulate(fc.FedAvg(), fleet=pixels("tokens"), rounds=1)
