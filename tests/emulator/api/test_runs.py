@@ -277,7 +277,7 @@ def test_a_run_with_labels_for_each_position_is_exported_saved_and_loaded_with_i
     labels = np.concatenate([device.train.y.ravel() for device in result.split.devices.values()])
     assert card["labels"]["counts"] == np.bincount(labels[labels >= 0]).tolist()
     result.save(tmp_path / "mine")
-    assert fc.load(tmp_path / "mine", fleet=pixels("pixels")).assignments == result.assignments
+    assert fc.load(tmp_path / "mine", fleet=pixels("pixels")).assignments.equals(result.assignments)
 
 
 def test_labels_for_each_position_need_a_model_with_a_row_of_outputs_for_each() -> None:
