@@ -25,14 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.skellam_accounting import SPENT_KEY, sum_cost
+from coordinator.aggregation.spare_centers import merged, refilled
 from coordinator.aggregation.summed_centers import centers_of_sums, cluster_sums
-from coordinator.clustering.spare_centers import merged, refilled
 from coordinator.clustering.summed_kmeans import ClusterSums, summed_kmeans
 from coordinator.rounds.round_record import SecureRecord
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, SealedSums, State, Strategy, SumByCenter
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
-from coordinator.strategies.common.sum_plan import SumPlan, plan_of
+from coordinator.strategies.plans.sum_plan import SumPlan, plan_of
 from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import SOFT, SummedFit, SumScale, Words
 from edge_client.protocol.task import F64, I64, MAX_MODELS, OWN_MODEL, ClientId, Schema

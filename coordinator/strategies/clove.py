@@ -22,12 +22,12 @@ import numpy as np
 
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import match_labels
-from coordinator.strategies.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.base import Fleet, Replies
 from coordinator.strategies.common.assignment import told_losses
 from coordinator.strategies.common.setting_checks import check_range
-from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.ifca import IFCA
+from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
+from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
 from edge_client.protocol.task import F64, ClientId
 
 

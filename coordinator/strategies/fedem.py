@@ -19,8 +19,8 @@ import numpy as np
 from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
-from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
+from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
 from edge_client.protocol.task import Array, ClientId, Schema
 
 

@@ -23,8 +23,8 @@ from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.local_sgd import merge_anchors
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.common.sum_plan import SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
+from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
 from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel, Schema
 
 

@@ -25,7 +25,6 @@ from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
-from coordinator.strategies.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import most_points, recall_points, remember_points
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -33,9 +32,10 @@ from coordinator.strategies.common.representation import check_representation, r
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
-from coordinator.strategies.common.sum_plan import SORTS, SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import mean_samples, reassigned
+from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
+from coordinator.strategies.plans.sum_plan import SORTS, SumPlan, single_updates
 from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Reply, Schema
 
 E_STEPS = ("nearest", "k-means")

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.aggregation.centers import one_hot
-from coordinator.strategies.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.base import Fleet, Replies, Round, State
 from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
-from coordinator.strategies.common.sum_plan import SORTS, SumPlan, single_updates
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import reassigned
+from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
+from coordinator.strategies.plans.sum_plan import SORTS, SumPlan, single_updates
 from edge_client.protocol.task import ClientId, Schema
 
 

@@ -14,7 +14,7 @@ from coordinator.aggregation.summed_centers import cluster_sums
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.rounds.secure_sum import SumReady
 from coordinator.strategies.base import Exchange, Replies, SealedSums, drive, learned
-from coordinator.strategies.common.sum_plan import SORTS
+from coordinator.strategies.plans.sum_plan import SORTS
 from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError

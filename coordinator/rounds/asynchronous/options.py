@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.strategies.asynchronous_plan import whole_rounds
 from coordinator.strategies.base import Fleet, Strategy
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.setting_checks import check_range
-from coordinator.strategies.common.sum_plan import own_parts
+from coordinator.strategies.plans.asynchronous_plan import whole_rounds
+from coordinator.strategies.plans.sum_plan import own_parts
 
 DEFAULT_BUFFER, DEFAULT_STALENESS = 10, 20
 

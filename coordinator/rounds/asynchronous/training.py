@@ -33,7 +33,6 @@ from coordinator.aggregation.rows import Rows
 from coordinator.rounds.asynchronous.options import Asynchronous
 from coordinator.rounds.round import round_rng
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, outliers
-from coordinator.strategies.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.base import Fleet, State
 from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -41,6 +40,7 @@ from coordinator.strategies.common.momentum import apply_momentum
 from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.fesem import apply_hysteresis
+from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
 from edge_client.protocol.task import ClientId, Fit, Flat, Probe, Reply, Schema, Task
 
 LEAST_UPDATES = 2  # in the version of a center that has two devices

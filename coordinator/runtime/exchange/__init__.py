@@ -1,1 +1,1 @@
-"""One exchange over the network: its tasks, the uploads of the devices, the stored replies, and what comes late."""
+"""One exchange over the network, its tasks, uploads, replies; and what stands in its place without rounds."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.base import Fleet, Replies, Round, ServedModels, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
-from coordinator.strategies.common.sum_plan import SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import all_of_one_center
+from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
+from coordinator.strategies.plans.sum_plan import SumPlan
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from coordinator.strategies.base import Fleet
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.common.sum_plan import SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.plans.sum_plan import SumPlan
 from edge_client.protocol.task import Array, Schema
 
 

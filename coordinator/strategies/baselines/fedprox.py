@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from coordinator.strategies.asynchronous_plan import AsynchronousPlan
 from coordinator.strategies.base import Fleet
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.setting_checks import check_range
-from coordinator.strategies.common.sum_plan import SumPlan
+from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
+from coordinator.strategies.plans.sum_plan import SumPlan
 from edge_client.protocol.task import Fit, Flat
 
 

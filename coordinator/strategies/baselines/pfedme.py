@@ -19,9 +19,9 @@ from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
-from coordinator.strategies.common.sum_plan import SumPlan
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import all_of_one_center
+from coordinator.strategies.plans.sum_plan import SumPlan
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Fit, Flat, OwnModel, Schema
 

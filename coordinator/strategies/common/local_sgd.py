@@ -9,14 +9,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from coordinator.strategies.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.base import Fleet, ServedModels, ServingOptions, State
 from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_totals_of
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.common.sum_plan import SumPlan, check_hidden, check_noisy, plan_of, single_updates
+from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
+from coordinator.strategies.plans.sum_plan import SumPlan, check_hidden, check_noisy, plan_of, single_updates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import OPTIMISERS, OPTION_RANGES, Array, ClientId, Fit, Flat, Optimiser, Probe, Schema
 

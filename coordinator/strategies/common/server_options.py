@@ -16,8 +16,8 @@ from coordinator.aggregation.privacy import release_centers
 from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.common.sum_plan import SECURE_MODES, SECURE_STARTS
 from coordinator.strategies.common.updates import ClientUpdates
+from coordinator.strategies.plans.sum_plan import SECURE_MODES, SECURE_STARTS
 from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
 from edge_client.protocol.task import Array, Schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.clustering.spare_centers import APART, merged, refilled
+from coordinator.aggregation.spare_centers import APART, merged, refilled
 
 
 def test_an_empty_center_becomes_one_half_of_the_greatest_and_the_halves_stand_on_either_side() -> None:
