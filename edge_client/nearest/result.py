@@ -15,7 +15,7 @@ import numpy as np
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.center_file import run_file
 from edge_client.engines.targets import accuracy_of, classes_last
-from edge_client.nearest.choose_center import Selection
+from edge_client.nearest.choose_center import UNSURE, Selection
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
 from edge_client.training.learner import log_softmax
@@ -76,10 +76,16 @@ class NearestAnswer:
     def _headline(self) -> str:
         if self.center is not None:
             fits = "whether it fits is not known" if self.fit is None else f"fits {self.fit}"
-            return f"center {self.center} (by {self.way}): {fits}"
+            return f"center {self.center} (by {self.way}){self._lead()}: {fits}"
         if self.fit is None:
             return "it is not known whether a center fits this data, so none is taken"
         return "no center fits this data"
+
+    def _lead(self) -> str:
+        """Nothing, unless the samples hardly tell this center from the next."""
+        if len(self.ranking) < 2 or (self.ranking[0]["probability"] or 1.0) >= UNSURE:  # noqa: PLR2004 - it and the next
+            return ""
+        return f", hardly ahead of center {self.ranking[1]['center']}"
 
 
 def no_center_answer(device: str, chosen: Selection, *, fetched: int, signed_by: str | None) -> NearestAnswer:

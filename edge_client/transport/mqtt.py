@@ -46,6 +46,7 @@ FLUSH_TIMEOUT_S = 5.0
 FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
 MAX_IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
 VERSION_TIMEOUT_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
+CLOSED = "the connection was closed"
 TICK_S = 1.0  # how often paho looks after its keepalive
 
 SYSTEM_CREDENTIALS = Credentials()  # the system's authorities, and no certificate
@@ -325,7 +326,7 @@ class PahoSession:
 
     def _disconnected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
         if self.accepted or self.reason == "no answer":
-            self.reason = str(code)
+            self.reason = CLOSED if str(code) == "Unspecified error" else str(code)  # paho's word for a closed socket
 
 
 def _now() -> dt.datetime:

@@ -212,7 +212,8 @@ export class View {
     button.classList.toggle("main", paused);
     button.disabled = Boolean(missing);
     button.hidden = participates && this.over; // there is nothing left to pause; one that takes part later waits for a next run
-    this.part("why").textContent = missing;
+    const late = !participates && this.over ? "Training is over; taking part waits for a next run. Finding a center needs no part in it." : "";
+    this.part("why").textContent = missing || late;
     this.part("nearest").disabled = this.searching || !this.published || !this.samples || !this.linked;
   }
 

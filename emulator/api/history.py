@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
+NEEDS_PANDAS = "is what a DataFrame has: pip install pandas, and tables are DataFrames"
 
 
 class Table(Sequence[Row]):
@@ -36,7 +37,13 @@ class Table(Sequence[Row]):
             if key not in self.columns:
                 raise KeyError(f"no column {key!r}; there are {', '.join(self.columns)}")
             return [row.get(key) for row in self._rows]
+        if isinstance(key, list):
+            raise TypeError(f"a list of columns {NEEDS_PANDAS}")
         return self._rows[key]
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - never returns
+        """What a DataFrame has and this has not. Raises AttributeError."""
+        raise AttributeError(f"{name} {NEEDS_PANDAS}")
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is no dependency
         """A pandas DataFrame. Raises ImportError without pandas."""

@@ -105,7 +105,7 @@ class Testbed:
             if monitor.is_paused(self.folder):
                 last_s, doing_now = time.monotonic(), "paused on the dashboard"
             elif part := monitor.part_in_work(self.folder):
-                doing_now = f"{doing}: {part}"
+                doing_now = f"{doing}; the coordinator prepares {part}"
             if time.monotonic() - last_s > silence_s:
                 raise NetworkError(f"nothing from the coordinator for {silence_s:.0f} s while {doing}", hint=LOGS_HINT)
             self.progress.busy(doing_now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -85,6 +86,8 @@ class LabelledSamples:
     @staticmethod
     def read(path: Path) -> LabelledSamples:
         """What `to_npz` wrote, or any npz with an array x. Raises ConfigError."""
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise ConfigError(f"{path} is no npz file", hint="give an npz file with an array x")
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 known = {name: arrays[name] for name in ("x", "y", "device", "center") if name in arrays}

@@ -31,7 +31,7 @@ export function lines(node, { series, label, format, axis = format, from = null,
   let low = from ?? Math.min(...ys), high = Math.max(...ys);
   high = Math.min(to ?? Infinity, high + (high - low) * 0.08);
   if (from === null) low -= (high - low) * 0.05;
-  if (high - low < 1e-9) { low -= Math.abs(low) * 0.1 || 0.1; high += Math.abs(high) * 0.1 || 0.1; }
+  if (high - low < 1e-9) { low -= Math.abs(low) * 0.1 || 0.1; high = Math.min(to ?? Infinity, high + (Math.abs(high) * 0.1 || 0.1)); }
   const frame = drawFrame(node, rounds, low, high, axis, right, series.some(({ mark }) => mark) ? TOP + MARK_WORDS : TOP);
   if (!frame) return;
   for (const one of drawn) {

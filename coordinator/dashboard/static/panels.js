@@ -33,7 +33,7 @@ export async function showJoin() {
     el("p", {}, "A device that never trained asks which center suits it best, or hears that none does. Its samples stay with it. client.toml:"),
     el("pre", { tabindex: "0" }, config), copy,
     el("pre", { tabindex: "0" }, `$ ${command}`),
-    local ? el("p", { class: "note" }, "This broker listens on this machine only; a device elsewhere needs a broker that it can reach (docs/security.md).") : null);
+    local ? el("p", { class: "note" }, "This address is that of this machine itself; a device elsewhere needs one that it can reach (docs/security.md).") : null);
   const scan = phone && el("div", {}, el("img", { class: "qr", alt: `QR code of ${phone.url}`, src: `data:image/svg+xml;base64,${btoa(unescape(encodeURIComponent(phone.svg)))}` }),
     el("p", { class: "note" }, el("a", { href: phone.url }, "Open on a phone")));
   byId("join").replaceChildren(el("div", { class: "join" }, words, scan));

@@ -27,6 +27,19 @@ def test_the_headline_tells_apart_what_does_not_fit_and_what_is_not_known(
     assert type(answer)(**{**vars(answer), "center": center}).in_words().splitlines()[0] == headline
 
 
+@pytest.mark.parametrize(("first", "words"), [(0.5, ", hardly ahead of center 0"), (0.7, ""), (None, "")])
+def test_the_headline_says_when_the_samples_hardly_tell_the_first_two_centers_apart(
+    first: float | None, words: str
+) -> None:
+    probabilities = {} if first is None else {1: first, 0: 1 - first}
+    chosen = Selection(
+        center=1, best=1, way="entropy", samples=3, ranking=(1, 0), fit="well", probabilities=probabilities
+    )
+    answer = no_center_answer("porch", chosen, fetched=0, signed_by=None)
+    said = type(answer)(**{**vars(answer), "center": 1}).in_words().splitlines()[0]
+    assert said == f"porch: center 1 (by entropy){words}: fits well"
+
+
 def test_a_selection_shows_that_nothing_was_taken_because_nothing_is_known() -> None:
     unknown = Selection(center=None, best=1, way="entropy", samples=3, ranking=(1, 0))
     assert "center 1 is the nearest, whether it fits is not known" in repr(unknown)

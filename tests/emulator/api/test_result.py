@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -303,3 +304,12 @@ def test_without_held_out_samples_centers_have_no_accuracy_and_whether_one_fits_
     assert bundle.manifest["centers"][0]["card"]["accuracy"] is None
     with pytest.raises(UsageError, match="it is not known whether a center fits these samples"):
         result.predict(x)
+
+
+def test_a_table_without_pandas_says_what_a_data_frame_would_do() -> None:
+    table = Table([{"round": 1, "accuracy": 0.5}])
+    with pytest.raises(TypeError, match="pip install pandas"):
+        table[["round"]]
+    with pytest.raises(AttributeError, match="tail is what a DataFrame has: pip install pandas"):
+        table.tail(3)
+    assert list(copy.deepcopy(table)) == list(table)
