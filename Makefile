@@ -41,7 +41,7 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)/.installed) ## twelve emulated 
 	$(if $(wildcard $(STAMP)),$(BIN),$(DEMO)/bin)/fedcenters-emulator demo
 
 test: $(STAMP)   ## the tests
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not board"
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not board"
 
 check: $(STAMP)  ## lint, types, import rules
 	$(BIN)/ruff check .

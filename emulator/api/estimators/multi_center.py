@@ -91,7 +91,8 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
 
         The rows of a device that `fit` did not see, and all rows without `devices`, are those of a new device: they
         get the center that `fc.Result.nearest` finds for them, with a warning where several may be the right one.
-        A single center is theirs without a search. Raises UsageError where none fits.
+        A single center is theirs without a search. Raises UsageError where none fits,
+        and where fewer than five devices trained, which tells too little of that.
         """
         check_is_fitted(self)
         x = validate_data(self, x, dtype=np.float32, reset=False)

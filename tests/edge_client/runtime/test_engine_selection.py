@@ -258,6 +258,7 @@ def test_an_engine_that_cannot_be_opened_takes_no_place(stage: RealStage, monkey
     break_engine(monkeypatch, "onnx", "mu", lambda a: a * 3)
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
     monkeypatch.setitem(sys.modules, "tflite_runtime.interpreter", None)
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.compiled_model", None)
     stage.play(stage.round(1))
     assert caps(stage)["engine"] == "pt2"
     assert [each["engine"] for each in caps(stage)["refused"]] == ["onnx"]

@@ -18,7 +18,7 @@ from tests.support import softmax_program
 from tests.support.virtual_federation import WideEngine, program
 
 BALLAST = 50_000  # parameters that no sample reads, so that a model is much larger than all else of a device
-FEW, MANY = 20, 80
+FEW, MANY = 80, 140  # with 80 devices there are as many first groups as there ever are
 
 
 def peak(method: str, devices: int, secure: str) -> int:

@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import fedcenters as fc
+from edge_client.errors import UsageError
 from edge_client.protocol.task import Array
 
 CHECKS = [
@@ -50,11 +51,21 @@ def test_each_device_is_predicted_by_the_center_of_its_group(fitted: Any, sample
     assert (fitted.predict(x[mixed], devices[mixed]) == fitted.predict(x, devices)[mixed]).all()
 
 
-def test_rows_of_a_new_device_get_one_center(fitted: Any, samples: tuple[Array, Array, Array]) -> None:  # noqa: ANN401
-    x = samples[0][:60]
+def test_rows_of_a_new_device_get_one_center(samples: tuple[Array, Array, Array]) -> None:
+    x, y, _ = samples
+    halves = np.repeat([f"{who} {half}" for who in ("anna", "ben", "cleo", "dan") for half in (1, 2)], 30)
+    fitted = fc.MultiCenter(centers=2).fit(x, y, halves)
     with pytest.warns(UserWarning, match="tell the centers apart badly"):  # inputs of both groups are alike
-        found = fitted.predict(x, np.repeat("eve", 60))
-    assert any((found == fitted.predict(x, np.repeat(who, 60))).all() for who in ("anna", "cleo"))
+        found = fitted.predict(x[:60], np.repeat("eve", 60))
+    assert any((found == fitted.predict(x[:60], np.repeat(who, 60))).all() for who in ("anna 1", "cleo 1"))
+
+
+def test_of_four_devices_it_is_not_known_which_center_fits_a_new_one(
+    fitted: Any,  # noqa: ANN401
+    samples: tuple[Array, Array, Array],
+) -> None:
+    with pytest.raises(UsageError, match="it is not known whether a center fits"):
+        fitted.predict(samples[0][:60], np.repeat("eve", 60))
 
 
 def test_it_and_its_result_can_be_pickled(fitted: Any, samples: tuple[Array, Array, Array]) -> None:  # noqa: ANN401
