@@ -130,7 +130,7 @@ class RoundConfig:
                 raise ConfigError(f"{key} without concurrency: a run with rounds has no buffers", hint=hint)
             return
         if self.over_select != 1:
-            why = "nobody is waited for, so that nobody has to be asked in another's place"
+            why = "no device is waited for, so none is asked in another's place"
             raise ConfigError(f"concurrency with over-select: {why}", hint="leave one of them out")
         if self.evaluation != EvaluationPlan():
             why = "devices test once, at the end; a test would take the place of the task that a device works on"

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import paho.mqtt.client as mqtt
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion
 
 from coordinator.local_broker import free_port
 from coordinator.models.registry import build_model
 from coordinator.storage.store import Store
-from edge_client.protocol import messages
 from edge_client.protocol.program import FROZEN
 from edge_client.protocol.task import Array, Fit, Flat
-from edge_client.protocol.topics import Topics
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner
 from emulator.testbed import testbed_files as stage
@@ -27,6 +22,7 @@ from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from export.compiler.program import CompilerOutput, vector_of
 from tests.support.browser import PHONE, Open
 from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, served, text
+from tests.support.phone_traffic import overheard
 from tests.support.process_fleet import FleetScene, centers_in, until
 from tests.support.programs import compiled, opened
 from tests.support.virtual_federation import put_program
@@ -50,25 +46,12 @@ RUN: dict[str, Any] = {
 class PhoneRequests:
     """The blobs that the phone asks for, each with the round of the task that it had by then."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self) -> None:
         self.wishes: list[tuple[int, str]] = []
         self.rounds: set[int] = set()
         self._round = 0
-        self._topics = Topics(stage.DEMO_FEDERATION)
-        self._client = mqtt.Client(CallbackAPIVersion.VERSION2)
-        self._client.on_message = self._on_message
-        self._client.connect("127.0.0.1", port)
-        self._client.subscribe([(self._topics.down(ME), 1), (self._topics.request(ME), 1)])
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[PhoneRequests]:
-        self._client.loop_start()
-        yield self
-        self._client.disconnect()
-        self._client.loop_stop()
-
-    def _on_message(self, _client: mqtt.Client, _data: object, event: mqtt.MQTTMessage) -> None:
-        said = messages.read_message(bytes(event.payload), self._topics.parse(event.topic).kind)
+    def hear(self, said: Mapping[str, Any]) -> None:
         if said["k"] == "task":
             self._round = said["round"]
             self.rounds.add(self._round)
@@ -106,14 +89,14 @@ def trained_in_python(made: CompilerOutput, folder: Path) -> dict[str, Array]:
 
 
 def test_it_fetches_the_base_once_and_trains_the_adapter_as_pythons_client_does(visit: Open, tmp_path: Path) -> None:
-    port, made = free_port(), compiled(MODEL, engines=("onnx",))
+    port, made, heard = free_port(), compiled(MODEL, engines=("onnx",)), PhoneRequests()
     base = made.program.containers["onnx"][FROZEN].sha256
     with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
         scene = FleetScene(tmp_path / "run", f"mqtt://127.0.0.1:{port}", children, (RUN,))
         config = prepared(scene, made, port)
         children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
         until(lambda: listens(port), children, "the coordinator's broker")
-        with served(config) as url, PhoneRequests(port).watched() as heard:
+        with served(config) as url, overheard(port, stage.DEMO_FEDERATION, ME, heard.hear):
             page = visit(f"{url}#id={ME}", size=PHONE, touch=True).page
             page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
             load_table(page, tmp_path, SAMPLES)

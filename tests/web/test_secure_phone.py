@@ -4,26 +4,22 @@ every stage.
 
 from __future__ import annotations
 
-import contextlib
 import queue
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import paho.mqtt.client as mqtt
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion
 from playwright.sync_api import expect
 
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port
-from edge_client.protocol import messages
-from edge_client.protocol.topics import Topics
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.browser import PHONE, Open
 from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, served, text
+from tests.support.phone_traffic import overheard
 from tests.support.process_fleet import FleetScene, centers_in, until
 
 if TYPE_CHECKING:
@@ -52,24 +48,11 @@ NOISY: dict[str, Any] = SUMMED | {"num-rounds": 1, "privacy-noise": 0.1, "privac
 class Moments:
     """What the phone is asked of sums and what it announces, as it happens: ("asked" or "announced", stage)."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self) -> None:
         self.seen: queue.Queue[tuple[str, str]] = queue.Queue()
         self._stage = ""
-        self._topics = Topics(stage.DEMO_FEDERATION)
-        self._client = mqtt.Client(CallbackAPIVersion.VERSION2)
-        self._client.on_message = self._on_message
-        self._client.connect("127.0.0.1", port)
-        self._client.subscribe([(self._topics.down(ME), 1), (self._topics.request(ME), 1)])
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[Moments]:
-        self._client.loop_start()
-        yield self
-        self._client.disconnect()
-        self._client.loop_stop()
-
-    def _on_message(self, _client: mqtt.Client, _data: object, event: mqtt.MQTTMessage) -> None:
-        said = messages.read_message(bytes(event.payload), self._topics.parse(event.topic).kind)
+    def hear(self, said: Mapping[str, Any]) -> None:
         if said["k"] == "task":
             self._stage = said.get("stage", "")
         if self._stage and said["k"] in ("task", "rdy"):
@@ -111,10 +94,10 @@ def start(scene: FleetScene, port: int) -> Path:
 def test_a_phone_and_python_devices_of_every_engine_are_summed_though_the_page_is_reloaded_at_every_stage(
     visit: Open, tmp_path: Path
 ) -> None:
-    port = free_port()
+    port, moments = free_port(), Moments()
     with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
         scene = FleetScene(tmp_path / "run", f"mqtt://127.0.0.1:{port}", children, (CLEAR, SUMMED, HIDDEN, NOISY))
-        with served(start(scene, port)) as url, Moments(port).watched() as moments:
+        with served(start(scene, port)) as url, overheard(port, stage.DEMO_FEDERATION, ME, moments.hear):
             opened = visit(f"{url}#id={ME}", size=PHONE, touch=True)
             page = opened.page
             page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)

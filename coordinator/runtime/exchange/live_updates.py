@@ -1,4 +1,4 @@
-"""Devices over the network that nobody waits for: drives the state machine of rounds/asynchronous/training.py.
+"""Devices over the network that no round waits for: drives the state machine of rounds/asynchronous/training.py.
 
 It stands where an open exchange stands (live_exchange.py), for one round after another; the tasks and uploads that are
 under way at the end of a round go on in the next. Each step of the machine is stored before the machine takes it and
@@ -303,7 +303,7 @@ class LiveUpdates:
             del self._sent[who]
 
     def _hand_out(self) -> None:
-        """Give free devices tasks. Where nobody is at work and a new device waits, the round ends for it."""
+        """Give free devices tasks. Where no device is at work and a new one waits, the round ends for it."""
         if len(self.training.at_work) >= self._rules.options.concurrency:
             return
         if not any(map(self.may_get, self._rules.fleet)):

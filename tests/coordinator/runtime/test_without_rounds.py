@@ -1,4 +1,4 @@
-"""Runs that wait for no device over a broker: the journal is the run, and silent or hostile devices hold nobody."""
+"""Runs that wait for no device over a broker: the journal is the run; silent or hostile devices hold up no other."""
 
 from __future__ import annotations
 
