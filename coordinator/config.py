@@ -61,6 +61,7 @@ _KEYS: Mapping[str, tuple[str, str]] = {
     "formats": ("bundle", "formats"),
     "reference": ("bundle", "reference"),
     "bundle-run": ("bundle", "run"),
+    "class-names": ("bundle", "class_names"),
     "teach-newcomers": ("", "teach_newcomers"),
     "exit-when-done": ("", "exit_when_done"),
     "ca": ("tls", "ca"),
@@ -231,8 +232,9 @@ def config_from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfi
     for key in _PATH_KEYS:
         if table.get(key):
             table[key] = base / _typed(key, table[key], str)
-    if "formats" in table:
-        table["formats"] = tuple(_typed("formats", table["formats"], list))
+    for key in ("formats", "class-names"):
+        if key in table:
+            table[key] = tuple(_typed(key, table[key], list))
     model = _typed("model", table.pop("model"), dict)
     _check_known(model, ["name", "batch-size", "engines"], "model.")
     model = {key.replace("-", "_"): value for key, value in model.items()}

@@ -179,9 +179,12 @@ class BundleConfig:
     formats: tuple[str, ...] = FORMATS  # none: no bundle, and the catalog offers the centers' tensors only
     reference: Path | None = None
     run: str = ""  # name of the run whose centers are exported and served; the first one when empty
+    class_names: tuple[str, ...] = ()  # what people call the classes 0, 1, ...; for cards
 
     def __post_init__(self) -> None:
         check_some_of("formats", self.formats, FORMATS)
+        if any(not isinstance(name, str) or not name.isprintable() for name in self.class_names):
+            raise ConfigError("class-names holds what is no text", hint='class-names = ["walking", "sitting"]')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from edge_client.protocol.task import Array, ClientId
 from edge_client.protocol.topics import check_cid, check_sha256
 from edge_client.toml_files import parse_toml
 from export.bundle.model_cards import center_facts
-from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData, Signer, make_signer
+from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData, Signer, make_signer
 
 log = logging.getLogger(__name__)
 _LAST_TEST = """
@@ -57,6 +57,7 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
         reference=held_out(run, data=None),
         sign=_signer(run),
         newcomers=_newcomers(run),
+        names=_class_names(run),
     )
 
 
@@ -75,6 +76,13 @@ def _newcomers(run: Path) -> NewcomerData:
     splits = [codecs.decode_vector(bundle.read(entry), schema, kind="model") for entry in tree_entry["splits"]]
     tree = CenterTree.from_json(tree_entry["edges"], len(bundle.manifest["centers"]))
     return NewcomerData(router=bundle.router, start=start, tree=tree, splits=splits)
+
+
+def _class_names(run: Path) -> BundleNames:
+    """What the run's own bundle calls the classes."""
+    from export.bundle.reader import read_bundle
+
+    return read_bundle(run / "bundle").names if (run / "bundle" / "manifest.json").is_file() else BundleNames()
 
 
 def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:  # noqa: ARG001 - the entry point's signature

@@ -227,7 +227,7 @@ def _export(
     newcomers: NewcomerData,
 ) -> list[dict[str, Manifest]]:
     """Write the bundle; -> per center the manifest of each format's file, which is stored as a blob too."""
-    from export.bundle.run_source import BundleSource, LabelledSamples, make_signer
+    from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, make_signer
     from export.bundle.writer import BundleOptions, write_bundle
 
     out = config.folder / "bundle"
@@ -241,6 +241,7 @@ def _export(
         reference=None if config.bundle.reference is None else LabelledSamples.read(config.bundle.reference),
         sign=make_signer(open_signing_key(config.signing_key_folder).private, config.federation),
         newcomers=newcomers,
+        names=BundleNames(classes=config.bundle.class_names),
     )
     manifest = write_bundle(out, source, BundleOptions(formats=config.bundle.formats))
     return [

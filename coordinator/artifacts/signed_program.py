@@ -63,13 +63,16 @@ def prepare_program(
         stored = compute(lambda: _compile(config, store, missing, before, progress))
         store.facts.put(PROGRAM_FACT, stored)
     facts = json.loads(stored)
-    data = store.blobs.read(facts["program"])
+    data, program = store.blobs.read(facts["program"]), _read(store, facts["program"])
+    if len(names := config.bundle.class_names) > program.classes:
+        wrong = f"class-names has {len(names)} names, the model {program.classes} classes"
+        raise ConfigError(wrong, hint="name each class once, from 0")
 
     def sign(manifest: Manifest) -> Manifest:
         return key.sign_manifest(manifest, config.federation)
 
     return CompiledProgram(
-        program=_read(store, facts["program"]),
+        program=program,
         manifest=sign(manifest_of(data, "program", block=config.transfer.block)),
         initial=state_codec.decode_array(store.blobs.read(facts["initial"])),
         block=config.transfer.block,

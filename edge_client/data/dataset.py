@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +59,11 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceData:
-    """The data of one device; `test` is held out and never trained on."""
+    """The data of one device; `test` is held out and never trained on. `class_names` may be empty."""
 
     train: Dataset
     test: Dataset | None = None
+    class_names: tuple[str, ...] = field(default=(), repr=False)
 
 
 def describe_misfit(program: Program, data: Dataset, *, labels: bool = True) -> str:
@@ -117,7 +118,8 @@ def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
             f"no training data: {folder / 'train.npz'} does not exist",
             hint="write it with numpy.savez(path, x=samples, y=labels), or correct `data` in the configuration",
         )
-    return DeviceData(train=_read(train, limit), test=_read(test, 0) if test else None)
+    names = readers.class_names(folder)
+    return DeviceData(train=_read(train, limit), test=_read(test, 0) if test else None, class_names=names)
 
 
 def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
@@ -127,7 +129,8 @@ def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
     if x is None:
         return load_folder(folder), True
     try:
-        return DeviceData(train=Dataset(x, np.zeros(len(x), np.int64))), False
+        unlabelled = Dataset(x, np.zeros(len(x), np.int64))
+        return DeviceData(train=unlabelled, class_names=readers.class_names(folder)), False
     except ValueError as wrong:
         raise ConfigError(f"cannot use {path}: {wrong}", hint="x holds samples [n, ...], floating point") from wrong
 

@@ -193,6 +193,14 @@ def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[list[
         yield values
 
 
+def class_names(folder: Path) -> tuple[str, ...]:
+    """What schema.toml calls the classes 0, 1, ...; empty where it names none."""
+    for table in _schema(folder).values():
+        if isinstance(table, dict) and isinstance(names := table.get("classes"), list):
+            return tuple(map(str, names))
+    return ()
+
+
 def _schema(folder: Path) -> Mapping[str, Any]:
     path = folder / SCHEMA_FILE
     if not path.is_file():

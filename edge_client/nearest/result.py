@@ -44,6 +44,7 @@ class NearestAnswer:
     mixture: Mapping[int, float] = field(default_factory=dict)  # share of the samples that each center explains best
     why: tuple[str, ...] = ()
     predicted: Mapping[int, int] = field(default_factory=dict)  # class -> how many of the n samples
+    class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., as the device's schema.toml has them
     fetched: int = 0  # bytes of this visit
     signed_by: str | None = None  # the federation whose signature was checked
     personal: Mapping[str, Any] | None = None  # {"steps", "file", "accuracy", "loss"} after local steps
@@ -64,7 +65,7 @@ class NearestAnswer:
             lines.append(f"  file {self.file} ({self.format}, {self.bytes:,} bytes), {self.fetched:,} bytes fetched")
         if self.predicted:
             most = sorted(self.predicted.items(), key=lambda item: (-item[1], item[0]))[:MAX_SHOWN_CLASSES]
-            lines.append(f"  of {self.n} samples it says " + ", ".join(f"class {k}: {n}" for k, n in most))
+            lines.append(f"  of {self.n} samples it says " + ", ".join(f"{self._class(k)}: {n}" for k, n in most))
         if self.accuracy is not None:
             lines.append(f"  accuracy {self.accuracy:.1%} on {self.n} samples")
         if self.personal is not None:
@@ -80,6 +81,9 @@ class NearestAnswer:
         if self.fit is None:
             return "it is not known whether a center fits this data, so none is taken"
         return "no center fits this data"
+
+    def _class(self, k: int) -> str:
+        return self.class_names[k] if k < len(self.class_names) else f"class {k}"
 
     def _lead(self) -> str:
         """Nothing, unless the samples hardly tell this center from the next."""
@@ -136,6 +140,7 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
         sha256=sha256,
         bytes=len(content),
         predicted=_counted(logits, data),
+        class_names=local.class_names,
     )
 
 

@@ -68,6 +68,8 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"min_devices": 1.5}, "min-devices must be a whole number"),
         ({"formats": ["tflight"]}, "formats is 'tflight'"),
         ({"formats": "onnx"}, "formats must be a list"),
+        ({"class_names": "walking"}, "class-names must be a list"),
+        ({"class_names": [1]}, "class-names holds what is no text"),
         ({"below_quorum": "retry"}, "use some of: stop, continue"),
         ({"bundle_run": "other"}, "bundle-run is 'other'"),
         ({"runs": []}, "at least one [[runs]]"),

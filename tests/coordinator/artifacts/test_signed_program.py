@@ -87,3 +87,9 @@ def test_a_device_whose_engine_computes_wrongly_gets_every_other(store: Store, t
     presence.update("a", {"s": "on", "bd": 1, "caps": {"engine": "onnx", "n": 5, "refused": refused}})
     devices.let_in("run", 2)
     assert asked == [["onnx"], ["litert", "onnx"]]
+
+
+def test_more_names_than_the_model_has_classes_are_refused(store: Store, tmp_path: Path) -> None:
+    named = config(tmp_path, model=ModelConfig(name="digits-mlp"), class_names=tuple("abcdefghijk"))
+    with pytest.raises(ConfigError, match="class-names has 11 names, the model 10 classes"):
+        prepare_program(named, store, open_signing_key(tmp_path), ["pt2"])

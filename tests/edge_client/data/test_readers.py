@@ -187,3 +187,11 @@ def test_a_device_takes_new_samples_in_between_two_rounds_and_tells_how_many_it_
     stage.play(script())
     assert [rdy["n"] for rdy in stage.said("rdy")] == [12, 20]
     assert stage.said("st")[-2]["caps"]["n"] == 20
+
+
+@pytest.mark.parametrize(("schema", "names"), [(CSV_SCHEMA, ("low", "high")), ("", ()), ("[csv]\n", ())])
+def test_samples_bring_the_names_of_their_classes(tmp_path: Path, schema: str, names: tuple[str, ...]) -> None:
+    if schema:
+        (tmp_path / "schema.toml").write_text(schema)
+    np.savez(tmp_path / "train.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
+    assert load_folder(tmp_path).class_names == names

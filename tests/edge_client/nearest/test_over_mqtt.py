@@ -184,7 +184,8 @@ def test_samples_of_another_shape_are_a_matter_of_the_data(
     labels: bool,  # noqa: FBT001 - a parameter of the case
 ) -> None:
     wrong = Dataset(np.ones((4, FEATURES, 1)), np.zeros(4, np.int64))
-    stage.local = replace(stage.local, **{split: wrong})
+    local = stage.local
+    stage.local = replace(local, train=wrong) if split == "train" else replace(local, test=wrong)
     catalog = catalog_of(stage, [stage.model(1)])
     with pytest.raises(ConfigError, match=r"^x has samples of shape \[5, 1\], the program reads \[5\]: save x") as told:
         stage.visit(answering(stage, catalog), labels=labels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edge_client.nearest.choose_center import Selection
@@ -43,3 +45,12 @@ def test_the_headline_says_when_the_samples_hardly_tell_the_first_two_centers_ap
 def test_a_selection_shows_that_nothing_was_taken_because_nothing_is_known() -> None:
     unknown = Selection(center=None, best=1, way="entropy", samples=3, ranking=(1, 0))
     assert "center 1 is the nearest, whether it fits is not known" in repr(unknown)
+
+
+def test_predictions_have_the_names_of_the_devices_schema_and_numbers_where_it_has_none() -> None:
+    chosen = Selection(center=1, best=1, way="loss", samples=3, ranking=(1, 0), fit="well")
+    answer = replace(no_center_answer("porch", chosen, fetched=0, signed_by=None), predicted={0: 2, 2: 1})
+    assert "it says class 0: 2, class 2: 1" in answer.in_words()
+    named = replace(answer, class_names=("sitting", "walking"))
+    assert "it says sitting: 2, class 2: 1" in named.in_words()
+    assert named.to_json()["class_names"] == ("sitting", "walking")
