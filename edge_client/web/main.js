@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { fetchJoin, loadIdentity } from "./join.js";
+import { fetchJoin, findJoin, loadIdentity } from "./join.js";
 import { View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
 import { canVerify } from "./protocol/signing.js";
@@ -21,7 +21,8 @@ async function main() {
   if (!(await canVerify())) {
     throw new Error("this browser cannot check Ed25519 signatures; Chrome 137, Firefox 129, Safari 17 and newer can");
   }
-  const join = await fetchJoin("join.json");
+  const { join, confirmed, offline } = await findJoin("join.json");
+  if (offline) view.showOffline("The coordinator cannot be reached. Your samples are safe on this phone, and you can add more. Retrying…");
   const device = loadIdentity(join, location);
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
   if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask its operator`);
@@ -57,7 +58,13 @@ async function main() {
     view.showSamples(await samples.overview(), model);
     await showCenter(client);
   })();
-  await Promise.race([client.run(), modelKnown.then(() => new Promise(() => {}))]);
+  if (!offline) keepForLater();
+  await Promise.race([confirmed.then(() => client.run()), modelKnown.then(() => new Promise(() => {}))]);
+}
+
+/** From the next start on the page opens without its coordinator. A browser that cannot keep it goes on as before. */
+function keepForLater() {
+  navigator.serviceWorker?.register("worker.js").catch((wrong) => console.warn("this page is not kept for offline starts:", wrong.message));
 }
 
 /** Buttons and files. */
