@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-import tomli_w
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import expect
 
-from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port
 from coordinator.phone import page_files
-from coordinator.storage.store import Store
-from edge_client.protocol.messages import canonical_json
-from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
-from tests.support import softmax_program
 from tests.support.browser import FLAGS, PHONE, Open, Visit, find_chromium
+from tests.support.phone_federation import RUN, federation_of_one, known_model
 from tests.support.phone_page import PATIENCE_MS, load_table, served, text
 from tests.support.process_fleet import FleetScene
 
@@ -31,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 SAMPLES = 60
-RUN: dict[str, Any] = {"method": "fedavg", "num-rounds": 1, "local-steps": 1500, "learning-rate": 0.05}
 
 KEPT = "caches.keys().then((names) => names.filter((name) => name.startsWith('fedcenters-page/')))"
 REFUSED = """(elsewhere) => new Promise((end) => {
@@ -39,48 +32,6 @@ REFUSED = """(elsewhere) => new Promise((end) => {
     fetch(elsewhere).catch(() => {});
 })"""
 READY = "navigator.serviceWorker.ready.then((found) => found.active.state)"
-
-
-def coordinator_file(folder: Path) -> Path:
-    """A coordinator whose model is known and whose broker for browsers does not answer."""
-    open_signing_key(folder / "run")
-    with closing(Store(folder / "run" / "store")) as store:
-        named = store.blobs.put(canonical_json(softmax_program.program().to_json()))
-        store.facts.put("program", json.dumps({"program": named, "initial": named}))
-    table: dict[str, Any] = {
-        "federation": "demo",
-        "broker": f"mosquitto:{free_port()}",
-        "web-port": free_port(),
-        "folder": str(folder / "run"),
-        "formats": [],
-        "model": {"name": "digits-mlp", "engines": ["onnx"]},
-        "runs": [{"method": "fedavg", "num-rounds": 1}],
-    }
-    path = folder / "coordinator.toml"
-    path.write_text(tomli_w.dumps(table))
-    return path
-
-
-def federation_of_one(testbed: FleetScene) -> Path:
-    """A coordinator that trains with one device, which is the phone."""
-    testbed.folder.mkdir(parents=True)
-    open_signing_key(testbed.folder)
-    table: dict[str, Any] = {
-        "federation": stage.DEMO_FEDERATION,
-        "broker": f"mosquitto:{testbed.broker.rpartition(':')[2]}",
-        "web-port": free_port(),
-        "folder": str(testbed.folder.resolve()),
-        "min-devices": 1,
-        "deadline-s": 120,
-        "quorum": 1.0,
-        "formats": [],
-        "model": {"name": stage.DEMO_MODEL, "engines": ["onnx", "pt2"]},
-        "runs": [RUN],
-    }
-    config = testbed.work / "coordinator.toml"
-    stage.write_toml(config, table)
-    testbed.start_coordinator()
-    return config
 
 
 @contextmanager
@@ -158,7 +109,7 @@ def add_a_sample(opened: Visit, folder: Path) -> None:
 def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a_newer_coordinator(
     visit: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, port = coordinator_file(tmp_path), free_port()
+    config, port = known_model(tmp_path), free_port()
     with served(config, port=port) as url:
         opened = visit(url, size=PHONE, touch=True)
         page = opened.page
