@@ -30,7 +30,7 @@ async function main() {
   await requireSingleTab(`${join.federation}/${device.id}`);
   const [ort, mqtt] = await Promise.all([loadRuntime(), import(`${VENDORED}mqtt.esm.js`)]);
   const store = await Store.open(`fedcenters/${join.federation}/${device.id}`);
-  await navigator.storage?.persist?.(); // a browser short of space asks before it forgets this page
+  navigator.storage?.persist?.().catch(() => {}); // not awaited: Firefox asks its user, who may leave the question open
   const awake = new ScreenLock();
   const samples = new Samples(store);
   const client = await Client.open({

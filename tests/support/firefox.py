@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -18,11 +19,10 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from coordinator.local_broker import free_port
-
 NAMES = ("firefox-esr", "firefox")
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 MAX_ANSWER_BYTES = 64 << 20
+LISTENS = re.compile(r"WebDriver BiDi listening on (ws://\S+)")
 
 
 def find_firefox() -> str | None:
@@ -85,13 +85,13 @@ def firefox(folder: Path, *, size: tuple[int, int]) -> Iterator[FirefoxPage]:
     """A browser with a profile of its own in `folder`, and its only tab."""
     program = find_firefox()
     assert program is not None
-    profile, port = folder / "firefox", free_port()
+    profile, log = folder / "firefox", folder / "firefox.log"
     profile.mkdir()
-    command = [program, "--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port", str(port)]
-    with (folder / "firefox.log").open("wb") as log:
-        process = subprocess.Popen([*command, "about:blank"], stdout=log, stderr=log)
+    command = [program, "--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port", "0"]
+    with log.open("wb") as file:
+        process = subprocess.Popen([*command, "about:blank"], stdout=file, stderr=file)
     try:
-        with _connected(port, process) as line:
+        with connect(_address(log, process) + "/session", max_size=MAX_ANSWER_BYTES) as line:
             page = FirefoxPage(line)
             page.send("session.new", capabilities={})
             page.context = page.send("browsingContext.getTree")["contexts"][0]["context"]
@@ -105,17 +105,10 @@ def firefox(folder: Path, *, size: tuple[int, int]) -> Iterator[FirefoxPage]:
         process.wait()
 
 
-def _connected(port: int, process: subprocess.Popen[bytes]) -> ClientConnection:
+def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
     deadline = time.monotonic() + PATIENCE_S
-    while (line := _dialled(port)) is None:
-        assert process.poll() is None, "firefox has ended"
-        assert time.monotonic() < deadline, "firefox does not answer"
+    while (said := LISTENS.search(log.read_text(errors="replace"))) is None:
+        assert process.poll() is None, f"firefox has ended: {log}"
+        assert time.monotonic() < deadline, f"firefox does not answer: {log}"
         time.sleep(0.1)
-    return line
-
-
-def _dialled(port: int) -> ClientConnection | None:
-    try:
-        return connect(f"ws://127.0.0.1:{port}/session", max_size=MAX_ANSWER_BYTES)
-    except OSError:
-        return None
+    return said[1]

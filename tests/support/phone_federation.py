@@ -41,6 +41,7 @@ def known_model(folder: Path) -> Path:
 
 def federation_of_one(testbed: FleetScene) -> Path:
     """A coordinator that trains with one device, which is the phone; -> its file."""
-    broker = f"mosquitto:{testbed.broker.rpartition(':')[2]}"
-    testbed.start_coordinator(broker=broker, devices=1, **{"web-port": free_port()})
+    port = int(testbed.broker.rpartition(":")[2])
+    web = next(found for found in iter(free_port, None) if found != port)
+    testbed.start_coordinator(broker=f"mosquitto:{port}", devices=1, **{"web-port": web})
     return testbed.work / "coordinator.toml"
