@@ -1,7 +1,7 @@
 """docs/termux.sh makes an arm64 Debian under proot-distro a device, and the service that it writes trains a round.
 
-proot-distro, proot and Debian's arm64 packages are real, under qemu; the commands that only Android has (pkg, sv-enable,
-termux-*) are small programs. Of Android, its battery and its power saving it says nothing.
+proot-distro, proot and Debian's arm64 packages are real, under qemu; the commands that only Android has (pkg,
+sv-enable, termux-*) are small programs. Of Android, its battery and its power saving it says nothing.
 Needs what `make boards` needs, and proot and proot-distro (apt install proot; pip install proot-distro).
 """
 
@@ -34,6 +34,12 @@ ANDROID = {
     "termux-battery-status": json.dumps({"plugged": "PLUGGED_USB", "percentage": 64, "temperature": 27.5}),
     "termux-wifi-connectioninfo": json.dumps({"supplicant_state": "COMPLETED", "ssid": "home"}),
 }
+# On Termux proot-distro shows $PREFIX to a container, at the same place, and adds its programs to PATH.
+AS_ON_TERMUX = """#!/bin/sh
+[ "$1" = login ] || exec {program} "$@"
+shift
+exec {program} login --bind {prefix} --env PATH=/usr/sbin:/usr/bin:/sbin:/bin:{prefix}/bin "$@"
+"""
 
 
 def phone(folder: Path) -> dict[str, str]:
@@ -47,7 +53,8 @@ def phone(folder: Path) -> dict[str, str]:
         (prefix / "bin" / name).write_text(f"#!/bin/sh\necho '{answer}'\necho {name} \"$@\" >> {folder}/called\n")
         (prefix / "bin" / name).chmod(0o755)
     (prefix / "bin" / "sh").symlink_to("/bin/sh")
-    (prefix / "bin" / "proot-distro").symlink_to(program)
+    (prefix / "bin" / "proot-distro").write_text(AS_ON_TERMUX.format(program=program, prefix=prefix))
+    (prefix / "bin" / "proot-distro").chmod(0o755)
     (prefix / "bin" / "qemu-aarch64").symlink_to(qemu())
     path = f"{prefix / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin"
     stores = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("DATA", "CACHE")}
@@ -55,15 +62,9 @@ def phone(folder: Path) -> dict[str, str]:
 
 
 def image(folder: Path) -> Path:
-    """Debian's root file system as an archive; /usr/local/bin is what $PREFIX/bin, seen in the container, is on a phone."""
-    tree, archive = folder / "tree", folder / "debian.tar"
-    subprocess.run(["cp", "-al", str(rootfs()), str(tree)], check=True)
-    tools = tree / "usr" / "local" / "bin"
-    tools.mkdir(parents=True, exist_ok=True)
-    for name in ("termux-battery-status", "termux-wifi-connectioninfo"):
-        (tools / name).write_text(f"#!/bin/sh\necho '{ANDROID[name]}'\n")
-        (tools / name).chmod(0o755)
-    pack = ["tar", "--numeric-owner", "--exclude=./var/cache", "-cf", str(archive), "-C", str(tree), "."]
+    """Debian's root file system as an archive."""
+    archive = folder / "debian.tar"
+    pack = ["tar", "--numeric-owner", "--exclude=./var/cache", "-cf", str(archive), "-C", str(rootfs()), "."]
     subprocess.run(pack, check=True)
     return archive
 

@@ -32,6 +32,7 @@ def served(config: Path, *, port: int = 0) -> Iterator[str]:
     app = Starlette(routes=routes.phone_routes(read_config(config), third=third_party()))
     settings = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", ws="none", lifespan="off")
     opened = settings.bind_socket()
+    opened.listen()  # a browser that is quicker than the thread waits
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
     thread.start()

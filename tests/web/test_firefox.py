@@ -1,4 +1,7 @@
-"""The phone's page in a real Firefox: it joins, trains a round, and opens without its coordinator."""
+"""The phone's page in a real Firefox: it joins, trains a round, and opens without its coordinator.
+
+By hand, after a change of the page: apt install firefox-esr; pytest tests/web/test_firefox.py
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.support.phone_page import SCALE, csv, digits, served
 from tests.support.process_fleet import FleetScene
 from tests.support.requirements import skip_without
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 SAMPLES = 60
 
 
