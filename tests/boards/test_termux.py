@@ -107,8 +107,9 @@ def test_the_script_makes_a_phone_a_device_that_trains(tmp_path: Path) -> None:
         assert "ok   phone: plugged in, Wi-Fi; Android answers through Termux:API" in done.stdout
         root = tmp_path / "termux" / "data" / "proot-distro" / "containers" / "fedcenters" / "rootfs"
         x, y = digits()
-        data = root / "var" / "lib" / "fedcenters" / "data" / "train.npz"
-        np.savez(data, x=(x[:SAMPLES] / SCALE).reshape(-1, 1, 8, 8).astype(np.float32), y=y[:SAMPLES])
+        for name, part in (("train", slice(SAMPLES)), ("test", slice(SAMPLES, 2 * SAMPLES))):
+            samples = (x[part] / SCALE).reshape(-1, 1, 8, 8).astype(np.float32)
+            np.savez(root / "var" / "lib" / "fedcenters" / "data" / f"{name}.npz", x=samples, y=y[part])
         config = coordinator(broker.work.folder, broker, tmp_path)
         service = tmp_path / "termux" / "usr" / "var" / "service" / "fedcenters" / "run"
         serve = [sys.executable, "-m", "coordinator.cli", "serve", str(config)]

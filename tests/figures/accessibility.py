@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
 from tests.support.browser import DESKTOP, FLAGS, PHONE, find_chromium
@@ -75,7 +75,7 @@ def dashboard_pages(browser: Browser, axe: str, folder: Path, shots: Path | None
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]}, color_scheme=scheme)  # type: ignore[arg-type]
             page.goto(site.link)
-            page.wait_for_function("document.getElementById('phase').textContent === 'running'")
+            expect(page.locator("#phase")).to_have_text("running", timeout=60_000)
             found += findings(page, axe, f"dashboard, {scheme}")
             if shots:
                 page.screenshot(path=shots / f"dashboard-{scheme}.png", full_page=True)

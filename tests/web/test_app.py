@@ -138,10 +138,10 @@ def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a
         page.reload()
         text(page, "count", "^2 in 1 class")
         assert first.partition("/")[2] not in str(page.locator("script").get_attribute("src"))
-        page.wait_for_function(f"{KEPT}.then((names) => names.length === 2)")  # the old worker has its page still
+        page.wait_for_function(f"() => {KEPT}.then((names) => names.length === 2)")  # the old worker has its page still
         page.goto("about:blank")
         page.goto(url)
-        page.wait_for_function(f"{KEPT}.then((names) => names.length === 1)")
+        page.wait_for_function(f"() => {KEPT}.then((names) => names.length === 1)")
         assert page.evaluate(KEPT) != [first]
         page.goto("about:blank")
     opened.errors.clear()  # connections that nothing answers
