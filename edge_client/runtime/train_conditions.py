@@ -15,6 +15,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from edge_client.config import ClientConfig, parse_hours
@@ -208,7 +209,7 @@ def _output(command: list[str], timeout_s: float) -> str:
     return done.stdout
 
 
-def _object(text: str) -> dict[str, object]:
+def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +94,16 @@ def coordinator(keys: Path, broker: Guarded, folder: Path) -> Path:
     return config
 
 
+@contextmanager
+def service_of(log: Path, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with all that it starts; Debian's proot, unlike Termux', leaves the programs in it when it ends."""
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_the_script_makes_a_phone_a_device_that_trains(tmp_path: Path) -> None:
     shell, bundle = phone(tmp_path / "termux"), tmp_path / "porch.tar"
     with guarded_broker(tmp_path / "federation", CID) as broker:
@@ -114,7 +127,7 @@ def test_the_script_makes_a_phone_a_device_that_trains(tmp_path: Path) -> None:
         service = tmp_path / "termux" / "usr" / "var" / "service" / "fedcenters" / "run"
         serve = [sys.executable, "-m", "coordinator.cli", "serve", str(config)]
         join = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in shell.items()), str(service)]
-        with started(tmp_path / "serve.log", serve) as server, started(tmp_path / "join.log", join) as device:
+        with started(tmp_path / "serve.log", serve) as server, service_of(tmp_path / "join.log", join) as device:
             until(tmp_path / "run" / "metrics.jsonl", "round", (server, device), tmp_path)
         assert answered(tmp_path / "run") == {CID}
     called = (tmp_path / "termux" / "called").read_text().splitlines()

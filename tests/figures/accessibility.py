@@ -50,7 +50,7 @@ def phone_pages(browser: Browser, axe: str, folder: Path, shots: Path | None) ->
         page.wait_for_selector("#entry:not([hidden])")
         page.evaluate("navigator.serviceWorker.ready.then(() => true)")
         for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)
             for tab in ("draw", "photos", "table"):
                 page.evaluate(f"document.querySelector('[data-tab={tab}]').click()")
                 found += findings(page, axe, f"phone, {tab}, {scheme}")
@@ -73,7 +73,7 @@ def dashboard_pages(browser: Browser, axe: str, folder: Path, shots: Path | None
         site.hub.event({**round_event(1, [0, 0, 1, 1]), "loss_per_center": [1.0, 0.5, None]})
         site.hub.status(seen(exchange=EXCHANGE, presence=dict.fromkeys(("d0", "d1", "d2", "d3"), "on")))
         for scheme in ("light", "dark"):
-            page = browser.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]}, color_scheme=scheme)  # type: ignore[arg-type]
+            page = browser.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]}, color_scheme=scheme)
             page.goto(site.link)
             expect(page.locator("#phase")).to_have_text("running", timeout=60_000)
             found += findings(page, axe, f"dashboard, {scheme}")

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 NAMES = ("firefox-esr", "firefox")
 PATIENCE_S = 90.0
@@ -34,7 +35,7 @@ def find_firefox() -> str | None:
 class FirefoxPage:
     """One tab."""
 
-    line: ClientConnection
+    line: Connection
     context: str = ""
     asked: int = field(default=0)
 

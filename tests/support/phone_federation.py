@@ -43,5 +43,5 @@ def federation_of_one(testbed: FleetScene) -> Path:
     """A coordinator that trains with one device, which is the phone; -> its file."""
     port = int(testbed.broker.rpartition(":")[2])
     web = next(found for found in iter(free_port, None) if found != port)
-    testbed.start_coordinator(broker=f"mosquitto:{port}", devices=1, **{"web-port": web})
+    testbed.start_coordinator(broker=f"mosquitto:{port}", devices=1, web_port=web)
     return testbed.work / "coordinator.toml"
