@@ -107,6 +107,7 @@ def run_checks(config: ClientConfig) -> Iterator[CheckResult]:
         "disk": _disk,
         "memory": _memory,
         "power": _power,
+        "phone": _phone,
         "temperature": _temperature,
         "training now": _allowed,
     }
@@ -138,7 +139,10 @@ def _glibc(_config: ClientConfig) -> str:
     if sys.platform != "linux":
         return f"not Linux but {sys.platform}"
     if name != "glibc":
-        raise CheckFailed(f"the C library is {name or 'not glibc'}", "take a system with glibc, as Debian or Ubuntu")
+        raise CheckFailed(
+            f"the C library is {name or 'not glibc'}",
+            "take a system with glibc, as Debian or Ubuntu; on a phone with Termux, Debian under proot-distro",
+        )
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_GLIBC:
         raise CheckFailed(f"glibc {version}", f"the runtimes need {MIN_GLIBC[0]}.{MIN_GLIBC[1]}: a newer system")
     return f"glibc {version}"
@@ -311,6 +315,24 @@ def _power(config: ClientConfig) -> str:
     if low:
         raise CheckFailed(", ".join(low), "connect a charger")
     return ", ".join(f"{name} at {percent} %" for name, percent in draining)
+
+
+def _phone(_config: ClientConfig) -> str:
+    """On a phone with Termux, Android is asked about battery and Wi-Fi; silence there would let a task run anywhere."""
+    if not train_conditions.has_termux():
+        return "not a phone with Termux and its package termux-api"
+    battery, wifi = train_conditions.ask_termux(0)
+    status = train_conditions.termux_status(battery, wifi)
+    missing = [
+        what for what, said in (("battery", battery), ("Wi-Fi", wifi if status.metered is not None else "")) if not said
+    ]
+    if missing:
+        raise CheckFailed(
+            f"Android says nothing of the {' and the '.join(missing)}",
+            "install the app Termux:API from where Termux came from, and let it run in the background",
+        )
+    power = ", ".join(f"on battery at {percent} %" for _, percent in status.draining) or "plugged in"
+    return f"{power}, {'no Wi-Fi' if status.metered else 'Wi-Fi'}; Android answers through Termux:API"
 
 
 def _temperature(config: ClientConfig) -> str:

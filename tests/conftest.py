@@ -60,6 +60,7 @@ SKIPS_IN_CI = (
     "FEDCENTERS_DATA",
     "mount namespaces",
     "Go and its MQTT library",  # 50 s to install; by hand, after a change of the protocol: pytest tests/second_client
+    "Firefox",  # 250 MB to install; by hand, after a change of the page: pytest tests/web/test_firefox.py
     "ONNX Runtime's headers",  # Debian 12 has none; by hand: ONNXRUNTIME_INCLUDE=... pytest tests/edge_client/engines
 )
 

@@ -1,8 +1,9 @@
 """The routes of the page that makes a phone's browser an edge client.
 
-    GET /phone/             the page, with its modules and style (edge_client/web)
-    GET /phone/join.json    broker, federation, public signing keys, and the model's input, once it is compiled
-    GET /phone/third/NAME   ONNX Runtime Web and MQTT.js (vendored_files.py)
+    GET /phone/                     the page; app.webmanifest and worker.js make it an app (page_files.py)
+    GET /phone/join.json            broker, federation, signing keys, page's version, and the model, once it is compiled
+    GET /phone/VERSION/NAME         the page's modules, style and icons (edge_client/web)
+    GET /phone/VERSION/third/NAME   ONNX Runtime Web and MQTT.js (vendored_files.py)
 
 All of it is public: a phone's secret is after the '#' of its own link, which a browser sends to no server. Only listed
 files are served. The page may run WebAssembly and dial the broker, nothing else; it is isolated from other pages (COOP,
@@ -12,10 +13,8 @@ COEP), which threads need.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import sqlite3
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,18 +29,12 @@ from coordinator.config import CoordinatorConfig
 from coordinator.identity.join_links import PHONE_PATH
 from coordinator.identity.signing_key import trusted_keys
 from coordinator.phone import vendored_files
+from coordinator.phone.page_files import INDEX, MEDIA_TYPES, PageFile, read_page_files
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError, FedcentersError
 from export.serve.http_gate import security_headers
 
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".wasm": "application/wasm",
-}
-INDEX_PAGE = "index.html"
+FOR_EVER = "public, max-age=31536000, immutable"  # what is below a version's folder never changes
 
 
 def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> list[BaseRoute]:
@@ -53,8 +46,10 @@ def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> lis
     return [
         Route(PHONE_PATH, lambda _: RedirectResponse(f"{PHONE_PATH}/")),
         Route(f"{PHONE_PATH}/join.json", site.join),
-        Route(f"{PHONE_PATH}/third/{{name}}", site.third),
-        Route(f"{PHONE_PATH}/{{name:path}}", site.own),
+        Route(f"{PHONE_PATH}/{{version}}/third/{{name}}", site.third),
+        Route(f"{PHONE_PATH}/{{version}}/{{name:path}}", site.asset),
+        Route(f"{PHONE_PATH}/{{name}}", site.entry),
+        Route(f"{PHONE_PATH}/", site.entry),
     ]
 
 
@@ -76,34 +71,46 @@ class _PhoneHandlers:
                 hint="set web-port for a broker that serve starts, or web-broker = 'wss://host:port'",
             )
         self._headers, self._keys = _headers(self._broker), trusted_keys(config.signing_key_folder)
-        self._files = _own_files()
+        self._page = read_page_files(third)
         self._model: Mapping[str, Any] | None = None
 
-    async def own(self, request: Request) -> Response:
-        name = request.path_params["name"] or INDEX_PAGE
-        found = self._files.get(name)
+    async def entry(self, request: Request) -> Response:
+        """The page, its manifest, its service worker: a browser asks each time whether they changed."""
+        name = request.path_params.get("name", INDEX)
+        found = self._page.entries.get(name)
         if found is None:
             raise HTTPException(404, "there is no such file", headers=self._headers)
-        data, tag = found
-        headers = {**self._headers, "ETag": tag, "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(data, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
+        headers = {"ETag": found.tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == found.tag:
+            return Response(status_code=304, headers={**self._headers, **headers})
+        return self._answer(request, name, found, headers)
+
+    async def asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        found = self._page.assets.get(name)
+        if found is None or request.path_params["version"] != self._page.version:
+            raise HTTPException(404, "there is no such file", headers=self._headers)
+        return self._answer(request, name, found, {"Cache-Control": FOR_EVER})
+
+    def _answer(self, request: Request, name: str, found: PageFile, headers: Mapping[str, str]) -> Response:
+        zipped = "gzip" in request.headers.get("accept-encoding", "")
+        coding = {"Content-Encoding": "gzip"} if zipped else {}
+        return Response(
+            found.zipped if zipped else found.data,
+            media_type=MEDIA_TYPES[Path(name).suffix],
+            headers={**self._headers, "Vary": "Accept-Encoding", **headers, **coding},
+        )
 
     async def third(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in vendored_files.VENDORED_FILES:
+        if name not in vendored_files.VENDORED_FILES or request.path_params["version"] != self._page.version:
             raise HTTPException(404, "there is no such file", headers=self._headers)
         zipped = "gzip" in request.headers.get("accept-encoding", "")
         path = self._third / (f"{name}{vendored_files.GZIP_SUFFIX}" if zipped else name)
-        facts = await asyncio.to_thread(path.stat)
-        tag = f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"'
-        headers = {**self._headers, "ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
+        headers = {**self._headers, "Cache-Control": FOR_EVER, "Vary": "Accept-Encoding"}
         if zipped:
             headers["Content-Encoding"] = "gzip"
-        return FileResponse(path, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers, stat_result=facts)
+        return FileResponse(path, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
     async def join(self, _: Request) -> Response:
         """The public facts that a browser needs before it connects."""
@@ -114,6 +121,7 @@ class _PhoneHandlers:
             "broker": self._broker,
             "signing_keys": self._keys,
             "open": brokers.local_broker(self._config.broker) is not None,
+            "page": self._page.version,
             "model": self._model,
         }
         return JSONResponse(facts, headers={**self._headers, "Cache-Control": "no-store"})
@@ -140,22 +148,6 @@ def _headers(broker: str) -> dict[str, str]:
     origin = f"{parts.scheme}://{parts.netloc}"
     policy = (
         "script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data: blob:; "
-        f"connect-src 'self' {origin}; worker-src 'self' blob:"
+        f"connect-src 'self' {origin}; worker-src 'self' blob:; manifest-src 'self'"
     )
     return {**security_headers(policy), "Cross-Origin-Embedder-Policy": "require-corp"}
-
-
-@cache
-def _own_files() -> dict[str, tuple[bytes, str]]:
-    """Name -> (bytes, ETag) of the page's own files."""
-    import edge_client
-
-    folder = Path(edge_client.__file__).parent / "web"
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in MEDIA_TYPES and path.is_file():
-            data = path.read_bytes()
-            found[path.relative_to(folder).as_posix()] = (data, f'"{hashlib.sha256(data).hexdigest()[:32]}"')
-    if INDEX_PAGE not in found:
-        raise FedcentersError(f"the installation lacks {folder / INDEX_PAGE}", hint="install fedcenters again")
-    return found

@@ -1,18 +1,21 @@
 """Whether this device may train now, checked before each task. `DeviceRefused` says why not, and when to ask again.
 
 `training_refusal` decides, from a device's status alone. `read_device_status` reads the status from Linux: sysfs,
-/proc/meminfo, and NetworkManager where it runs. A value that the system does not show is unknown, and refuses no task.
+/proc/meminfo, and NetworkManager where it runs; on a phone with Termux from Android, through Termux:API. A value that
+the system does not show is unknown, and refuses no task.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shutil
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from edge_client.config import ClientConfig, parse_hours
@@ -31,6 +34,8 @@ METERED_VALUES = {
     3: True,
     4: False,
 }  # NMMetered of NetworkManager's D-Bus API; 3 and 4 are its guesses
+TERMUX_TIMEOUT_S = 5.0  # without the app Termux:API its commands wait for ever
+TERMUX_COMMANDS = ("termux-battery-status", "termux-wifi-connectioninfo")
 NETWORK_MANAGER = ("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager")
 
 
@@ -62,14 +67,40 @@ def check_may_train(config: ClientConfig) -> None:
 
 def read_device_status(root: Path = Path("/")) -> DeviceStatus:
     """What the system under `root` shows now."""
-    now = time.localtime()
+    now, clock = time.localtime(), int(time.monotonic() // 60)
     running = (root / "run" / "NetworkManager").is_dir()
+    phone = termux_status(*ask_termux(clock))  # Android hides most of sysfs
     return DeviceStatus(
-        draining=_batteries(root / "sys" / "class" / "power_supply"),
-        temperatures=_temperatures(root / "sys" / "class" / "thermal"),
+        draining=phone.draining or _batteries(root / "sys" / "class" / "power_supply"),
+        temperatures=phone.temperatures + _temperatures(root / "sys" / "class" / "thermal"),
         free_mib=_free_mib(root / "proc" / "meminfo"),
-        metered=is_metered(int(time.monotonic() // 60)) if running else None,
+        metered=is_metered(clock) if running else phone.metered,
         minute=60 * now.tm_hour + now.tm_min,
+    )
+
+
+def has_termux() -> bool:
+    """Whether this runs on a phone, in Termux or in a Debian under proot-distro there, with the package termux-api."""
+    return shutil.which(TERMUX_COMMANDS[0]) is not None
+
+
+@functools.lru_cache(maxsize=1)
+def ask_termux(_minute: int) -> tuple[str, str]:
+    """What Android says of the battery and of the Wi-Fi, as JSON; "" for no answer. Asked once a minute at most."""
+    battery, wifi = (_output([path], TERMUX_TIMEOUT_S) if (path := shutil.which(c)) else "" for c in TERMUX_COMMANDS)
+    return battery, wifi
+
+
+def termux_status(battery: str, wifi: str) -> DeviceStatus:
+    """A phone's readings. A link that is no Wi-Fi counts as metered; whether a Wi-Fi costs money is not told."""
+    power, link = _object(battery), _object(wifi)
+    percent, celsius, state = power.get("percentage"), power.get("temperature"), link.get("supplicant_state")
+    draining = power.get("plugged") == "UNPLUGGED" and isinstance(percent, int)
+    plausible = isinstance(celsius, (int, float)) and int(celsius) in PLAUSIBLE_CELSIUS
+    return DeviceStatus(
+        draining=(("phone", percent),) if draining else (),
+        temperatures=(("battery", float(celsius)),) if plausible else (),
+        metered=state != "COMPLETED" if isinstance(state, str) else None,
     )
 
 
@@ -80,13 +111,7 @@ def is_metered(_minute: int) -> bool | None:
     if busctl is None:
         return None
     name, path = NETWORK_MANAGER
-    command = [busctl, "--system", "get-property", name, path, name, "Metered"]
-    try:
-        said = subprocess.run(
-            command, capture_output=True, text=True, timeout=BUSCTL_TIMEOUT_S, check=False
-        ).stdout.split()
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    said = _output([busctl, "--system", "get-property", name, path, name, "Metered"], BUSCTL_TIMEOUT_S).split()
     return METERED_VALUES.get(int(said[1])) if len(said) == 2 and said[1].isdecimal() else None  # noqa: PLR2004 - "u 1"
 
 
@@ -173,3 +198,20 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
+
+
+def _output(command: list[str], timeout_s: float) -> str:
+    """What a program writes; "" where it fails or takes longer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

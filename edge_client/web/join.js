@@ -5,12 +5,60 @@ import { fromHex, toHex } from "./protocol/bytes.js";
 import { checkName } from "./protocol/topics.js";
 
 const IDENTITY = "fedcenters/identity";
+const LAST_FACTS = "fedcenters/join";
+const RETRY_MS = 5_000;
+const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
+
+/** The coordinator cannot be reached, or what stands before it says so. */
+class Unreachable extends Error {}
 
 /** What the coordinator says at join.json, checked: {federation, broker, keys, open, model}. Throws Error with words. */
-export async function fetchJoin(url) {
-  const answer = await fetch(url, { cache: "no-store" });
+export async function fetchJoin(url, kept = localStorage) {
+  let answer;
+  try {
+    answer = await fetch(url, { cache: "no-store" });
+  } catch (wrong) {
+    throw new Unreachable(`the coordinator cannot be reached: ${wrong.message}`);
+  }
+  if (answer.status >= 500) throw new Unreachable(`the coordinator answers ${answer.status}`);
   if (!answer.ok) throw new Error(`the coordinator answers ${answer.status}`);
   const raw = await answer.json();
+  if (raw.page !== VERSION) throw new Error("this page is older than its coordinator; load it again");
+  const join = readFacts(raw);
+  kept.setItem(LAST_FACTS, JSON.stringify(raw));
+  return join;
+}
+
+/**
+ * The facts, or those of the last visit where the coordinator cannot be reached. `confirmed` settles once it has answered:
+ * nothing may be sent before, since the broker, the keys or the page may be others by then.
+ */
+export async function findJoin(url, kept = localStorage) {
+  try {
+    const join = await fetchJoin(url, kept);
+    return { join, confirmed: Promise.resolve(), offline: false };
+  } catch (wrong) {
+    const last = kept.getItem(LAST_FACTS);
+    if (!(wrong instanceof Unreachable) || last === null) throw wrong;
+    const join = readFacts(JSON.parse(last));
+    return { join, confirmed: confirm(url, join, kept), offline: true };
+  }
+}
+
+async function confirm(url, { federation, broker, keys }, kept) {
+  const facts = (join) => JSON.stringify([join.federation, join.broker, join.keys.map(toHex)]);
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    try {
+      if (facts(await fetchJoin(url, kept)) === facts({ federation, broker, keys })) return;
+      throw new Error("the coordinator has another broker, or other keys, than at the last visit; load this page again");
+    } catch (wrong) {
+      if (!(wrong instanceof Unreachable)) throw wrong;
+    }
+  }
+}
+
+function readFacts(raw) {
   if (!/^wss?:\/\//.test(raw.broker)) throw new Error("this coordinator offers no broker for browsers");
   if (!raw.signing_keys.length) throw new Error("this coordinator names no signing key");
   const keys = raw.signing_keys.map((key) => {

@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { fetchJoin, loadIdentity } from "./join.js";
+import { fetchJoin, findJoin, loadIdentity } from "./join.js";
 import { View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
 import { canVerify } from "./protocol/signing.js";
@@ -21,7 +21,8 @@ async function main() {
   if (!(await canVerify())) {
     throw new Error("this browser cannot check Ed25519 signatures; Chrome 137, Firefox 129, Safari 17 and newer can");
   }
-  const join = await fetchJoin("join.json");
+  const { join, confirmed, offline } = await findJoin("join.json");
+  if (offline) view.showOffline("The coordinator cannot be reached. Your samples are safe on this phone, and you can add more. Retrying…");
   const device = loadIdentity(join, location);
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
   if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask its operator`);
@@ -29,7 +30,7 @@ async function main() {
   await requireSingleTab(`${join.federation}/${device.id}`);
   const [ort, mqtt] = await Promise.all([loadRuntime(), import(`${VENDORED}mqtt.esm.js`)]);
   const store = await Store.open(`fedcenters/${join.federation}/${device.id}`);
-  await navigator.storage?.persist?.(); // a browser short of space asks before it forgets this page
+  navigator.storage?.persist?.().catch(() => {}); // not awaited: Firefox asks its user, who may leave the question open
   const awake = new ScreenLock();
   const samples = new Samples(store);
   const client = await Client.open({
@@ -57,7 +58,13 @@ async function main() {
     view.showSamples(await samples.overview(), model);
     await showCenter(client);
   })();
-  await Promise.race([client.run(), modelKnown.then(() => new Promise(() => {}))]);
+  if (!offline) keepForLater();
+  await Promise.race([confirmed.then(() => client.run()), modelKnown.then(() => new Promise(() => {}))]);
+}
+
+/** From the next start on the page opens without its coordinator. A browser that cannot keep it goes on as before. */
+function keepForLater() {
+  navigator.serviceWorker?.register("worker.js").catch((wrong) => console.warn("this page is not kept for offline starts:", wrong.message));
 }
 
 /** Buttons and files. */

@@ -57,6 +57,10 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r"python three_devices\.py|kill .*|fedcenters-\w+ .*": "needs peft, which CI lacks; quick-start.md has them",
     },
     "docs/open-on-a-phone.md": {r"mosquitto .*|fedcenters-coordinator (serve|phone) phones.toml .*": OTHER_MACHINES},
+    "docs/train-on-a-phone-with-termux.md": {
+        r"fedcenters-coordinator provision .*|fedcenters-edge flash .*": "test_board_page.py runs them for a board",
+        r"termux-setup-storage|sh .*|proot-distro .*": "needs a phone; tests/boards/test_termux.py runs the script",
+    },
     "docs/privacy.md": {
         r"pip install .*": INSTALLS,
         r".* --data-set mnist .*": DATA,

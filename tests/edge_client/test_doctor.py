@@ -31,7 +31,7 @@ from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_f
 ROOT = Path(__file__).parents[2]
 NAMES = [
     *("python", "glibc", "runtime", "masked sums", "data", "broker", "certificate"),
-    *("clock", "disk", "memory", "power", "temperature", "training now"),
+    *("clock", "disk", "memory", "power", "phone", "temperature", "training now"),
 ]
 
 
@@ -186,6 +186,32 @@ def test_a_hot_a_dry_and_a_full_board_fail(tmp_path: Path, monkeypatch: pytest.M
     told = found(config)
     assert [name for name in ("memory", "power", "temperature", "training now") if told[name].ok] == []
     assert told["temperature"].line() == "FAIL temperature: cpu at 91 °C; give it air, or raise max-temperature"
+
+
+PHONE_ANSWERS = ('{"plugged": "PLUGGED_AC", "percentage": 50}', '{"supplicant_state": "COMPLETED"}')
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (PHONE_ANSWERS, "plugged in, Wi-Fi; Android answers"),
+        (("", PHONE_ANSWERS[1]), "Android says nothing of the battery"),
+        (("", '{"API_ERROR": "no permission"}'), "Android says nothing of the battery and the Wi-Fi"),
+    ],
+)
+def test_on_a_phone_with_termux_it_is_told_whether_android_answers(
+    answers: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in zip(device_module.TERMUX_COMMANDS, answers, strict=True):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n" if answer else "#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    device_module.ask_termux.cache_clear()
+    told = found(load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {}))["phone"]
+    device_module.ask_termux.cache_clear()
+    assert told.said.startswith(said)
+    assert told.ok == ("answers" in said)
+    assert "Termux:API" in told.line()
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,12 @@ SCALE = 16  # of scikit-learn's digits: ink from 0 to 16
 
 
 @contextlib.contextmanager
-def served(config: Path) -> Iterator[str]:
-    """The page's address, from a server in a thread of its own."""
+def served(config: Path, *, port: int = 0) -> Iterator[str]:
+    """The page's address, from a server in a thread of its own; `port` 0 is a free one."""
     app = Starlette(routes=routes.phone_routes(read_config(config), third=third_party()))
-    settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="none", lifespan="off")
+    settings = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", ws="none", lifespan="off")
     opened = settings.bind_socket()
+    opened.listen()  # a browser that is quicker than the thread waits
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
     thread.start()

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import tarfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from coordinator.config import CoordinatorConfig, config_from_keys
 from coordinator.config_sections import ModelConfig, RunConfig
 from coordinator.identity import join_links
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.phone import routes, vendored_files
+from coordinator.phone import page_files, routes, vendored_files
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, ProtocolError, RuntimeMissing
 from edge_client.protocol.messages import canonical_json
@@ -67,14 +68,18 @@ def client(folder: Path, third: Path, **more: object) -> TestClient:
 
 def test_the_page_and_its_modules_have_their_types_and_guards(tmp_path: Path, third: Path) -> None:
     web = client(tmp_path, third)
+    version = web.get("/phone/join.json").json()["page"]
     types = {
         "": "text/html",
-        "main.js": "text/javascript",
-        "protocol/json.js": "text/javascript",
-        "style.css": "text/css",
-        "third/ort.wasm.min.mjs": "text/javascript",
-        "third/ort-wasm-simd-threaded.wasm": "application/wasm",
+        "app.webmanifest": "application/manifest+json",
+        "worker.js": "text/javascript",
         "join.json": "application/json",
+        f"{version}/main.js": "text/javascript",
+        f"{version}/protocol/json.js": "text/javascript",
+        f"{version}/style.css": "text/css",
+        f"{version}/icons/icon-192.png": "image/png",
+        f"{version}/third/ort.wasm.min.mjs": "text/javascript",
+        f"{version}/third/ort-wasm-simd-threaded.wasm": "application/wasm",
     }
     for name, kind in types.items():
         answer = web.get(f"/phone/{name}")
@@ -86,20 +91,60 @@ def test_the_page_and_its_modules_have_their_types_and_guards(tmp_path: Path, th
         assert "connect-src 'self' ws://127.0.0.1:9001;" in policy
         assert "unsafe-inline" not in policy
         assert "'unsafe-eval'" not in policy
-        if name != "join.json":
+        kept = answer.headers["cache-control"]
+        assert ("immutable" in kept) == name.startswith(version), name
+        if kept == "no-cache":
             again = web.get(f"/phone/{name}", headers={"If-None-Match": answer.headers["etag"]})
             assert again.status_code == 304
-    for accepted in ("gzip", "identity"):
-        answer = web.get("/phone/third/mqtt.esm.js", headers={"Accept-Encoding": accepted})
-        assert answer.headers.get("content-encoding", "identity") == accepted
-        assert answer.content == b"export {};"
+    for name in (f"{version}/third/mqtt.esm.js", f"{version}/main.js", ""):
+        plain, zipped = (
+            web.get(f"/phone/{name}", headers={"Accept-Encoding": accepted}) for accepted in ("identity", "gzip")
+        )
+        assert "content-encoding" not in plain.headers
+        assert zipped.headers["content-encoding"] == "gzip"
+        assert plain.content == zipped.content
     assert web.get("/phone", follow_redirects=False).headers["location"] == "/phone/"
 
 
-@pytest.mark.parametrize("name", ["package.json", "..%2fclient.py", "third/..%2fa", "third/packages.txt", "nothing.js"])
+def test_a_version_names_every_file_and_checks_what_is_kept_for_a_start_without_the_coordinator(
+    tmp_path: Path, third: Path
+) -> None:
+    web = client(tmp_path, third)
+    version = web.get("/phone/join.json").json()["page"]
+    worker = web.get("/phone/worker.js").text
+    head = dict(line.removeprefix("const ").split(" = ", 1) for line in worker.split(";\n", 2)[:2])
+    assert json.loads(head["VERSION"]) == version
+    kept = json.loads(head["FILES"])
+    for address, integrity in kept.items():
+        data = web.get(f"/phone/{address.removeprefix('./')}").content
+        assert integrity == "sha256-" + base64.b64encode(hashlib.sha256(data).digest()).decode(), address
+    page = web.get("/phone/").text
+    assert set(re.findall(rf'"({version}/[^"]+)"', page)) <= kept.keys()
+    icons = [each["src"] for each in web.get("/phone/app.webmanifest").json()["icons"]]
+    assert set(icons) <= kept.keys()
+    (third / "mqtt.esm.js").write_bytes(b"export const changed = 1;")
+    other = client(tmp_path, third)
+    assert other.get("/phone/join.json").json()["page"] != version
+    assert other.get(f"/phone/{version}/main.js").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "package.json",
+        "main.js",
+        "..%2fclient.py",
+        "V/third/..%2fa",
+        "V/third/packages.txt",
+        "V/worker.js",
+        "V/index.html",
+    ],
+)
 def test_nothing_else_is_served(name: str, tmp_path: Path, third: Path) -> None:
     (tmp_path / "a").write_text("secret")
-    assert client(tmp_path, third).get(f"/phone/{name}").status_code == 404
+    web = client(tmp_path, third)
+    version = web.get("/phone/join.json").json()["page"]
+    assert web.get(f"/phone/{name.replace('V/', f'{version}/')}").status_code == 404
 
 
 def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: Path, third: Path) -> None:
@@ -110,6 +155,7 @@ def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: P
         "broker": "ws://127.0.0.1:9001",
         "signing_keys": [key.public.hex()],
         "open": True,
+        "page": page_files.read_page_files(third).version,
         "model": None,
     }
     with closing(Store(tmp_path / "store")) as store:

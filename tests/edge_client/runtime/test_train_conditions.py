@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,45 @@ def test_quiet_hours_refuse_inside_and_say_when_they_end(minute: int, begin: int
 def test_hours_that_are_none_are_refused(hours: str) -> None:
     with pytest.raises(ValueError, match=r"expected|begin"):
         parse_hours(hours)
+
+
+def test_a_phone_asks_android_for_its_battery_and_its_wifi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        "termux-battery-status": {
+            "plugged": "UNPLUGGED",
+            "percentage": 15,
+            "temperature": 31.5,
+            "status": "DISCHARGING",
+        },
+        "termux-wifi-connectioninfo": {"supplicant_state": "DISCONNECTED", "ip": "0.0.0.0"},  # noqa: S104 - no address
+    }
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    train_conditions.ask_termux.cache_clear()
+    status = read_device_status(tmp_path)
+    train_conditions.ask_termux.cache_clear()
+    assert (status.draining, status.temperatures, status.metered) == ((("phone", 15),), (("battery", 31.5),), True)
+    assert "battery phone is at 15 %" in str(refused(status))
+    assert "metered" in str(refused(replace(status, draining=())))
+
+
+@pytest.mark.parametrize(
+    ("battery", "wifi", "metered"),
+    [
+        ("", "", None),
+        ("not JSON", "[]", None),
+        (
+            '{"plugged": "PLUGGED_USB", "percentage": 3, "temperature": 9999}',
+            '{"supplicant_state": "COMPLETED"}',
+            False,
+        ),
+        ('{"plugged": "UNPLUGGED", "percentage": "12"}', '{"supplicant_state": null}', None),
+    ],
+)
+def test_a_phone_on_its_charger_trains_and_what_android_does_not_say_is_unknown(
+    battery: str, wifi: str, *, metered: bool | None
+) -> None:
+    status = train_conditions.termux_status(battery, wifi)
+    assert (status.draining, status.temperatures, status.metered) == ((), (), metered)

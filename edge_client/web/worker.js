@@ -1,0 +1,51 @@
+// The service worker: the page opens without the coordinator, from the files that came with it. The coordinator writes VERSION
+// and FILES ({address: checksum}) before these lines (coordinator/phone/page_files.py).
+// The page itself comes from the coordinator whenever that answers; its modules have their version in their address. So an
+// old program runs only while there is no coordinator, and then it does not train (join.js).
+
+const OURS = "fedcenters-page/";
+const CACHE = OURS + VERSION;
+const PATIENCE_MS = 8_000;
+
+self.addEventListener("install", (event) => event.waitUntil(keepAll()));
+self.addEventListener("activate", (event) => event.waitUntil(forgetOthers()));
+self.addEventListener("fetch", (event) => {
+  const { request } = event;
+  if (request.method !== "GET") return;
+  if (request.mode === "navigate") event.respondWith(openPage(request));
+  else if (Object.hasOwn(FILES, addressOf(request))) event.respondWith(openFile(request));
+});
+
+/** All files or none: one with another checksum fails the installation, and the worker before stays. */
+async function keepAll() {
+  const cache = await caches.open(CACHE);
+  await cache.addAll(Object.entries(FILES).map(([address, integrity]) => new Request(address, { integrity })));
+}
+
+/** What is left of other versions. This one becomes active when no page of theirs is open. */
+async function forgetOthers() {
+  const names = await caches.keys();
+  await Promise.all(names.filter((name) => name.startsWith(OURS) && name !== CACHE).map((name) => caches.delete(name)));
+}
+
+async function openPage(request) {
+  try {
+    const answer = await fetch(request, { signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (answer.status < 500) return answer;
+  } catch {
+    // no network, or no coordinator
+  }
+  return (await kept("./")) ?? Response.error();
+}
+
+async function openFile(request) {
+  return (await kept(addressOf(request))) ?? fetch(request);
+}
+
+async function kept(address) {
+  return (await caches.open(CACHE)).match(address, { ignoreVary: true });
+}
+
+function addressOf(request) {
+  return request.url.startsWith(registration.scope) ? request.url.slice(registration.scope.length) : null;
+}

@@ -1,0 +1,47 @@
+"""Coordinators for the tests of the phone's page: one that trains with the phone alone, one whose model is known."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.local_broker import free_port
+from coordinator.storage.store import Store
+from edge_client.protocol.messages import canonical_json
+from tests.support import softmax_program
+from tests.support.process_fleet import FleetScene
+
+RUN: dict[str, Any] = {"method": "fedavg", "num-rounds": 1, "local-steps": 1500, "learning-rate": 0.05}
+
+
+def known_model(folder: Path) -> Path:
+    """A coordinator whose model is known and whose broker for browsers does not answer."""
+    open_signing_key(folder / "run")
+    with closing(Store(folder / "run" / "store")) as store:
+        named = store.blobs.put(canonical_json(softmax_program.program().to_json()))
+        store.facts.put("program", json.dumps({"program": named, "initial": named}))
+    table: dict[str, Any] = {
+        "federation": "demo",
+        "broker": f"mosquitto:{free_port()}",
+        "web-port": free_port(),
+        "folder": str(folder / "run"),
+        "formats": [],
+        "model": {"name": "digits-mlp", "engines": ["onnx"]},
+        "runs": [{"method": "fedavg", "num-rounds": 1}],
+    }
+    path = folder / "coordinator.toml"
+    path.write_text(tomli_w.dumps(table))
+    return path
+
+
+def federation_of_one(testbed: FleetScene) -> Path:
+    """A coordinator that trains with one device, which is the phone; -> its file."""
+    port = int(testbed.broker.rpartition(":")[2])
+    web = next(found for found in iter(free_port, None) if found != port)
+    testbed.start_coordinator(broker=f"mosquitto:{port}", devices=1, web_port=web)
+    return testbed.work / "coordinator.toml"

@@ -1,0 +1,147 @@
+"""The phone's page as an app, in a real Chromium: it opens without its coordinator, and goes on after it was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import expect
+
+from coordinator.local_broker import free_port
+from coordinator.phone import page_files
+from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from tests.support.browser import FLAGS, PHONE, Open, Visit, find_chromium
+from tests.support.phone_federation import RUN, federation_of_one, known_model
+from tests.support.phone_page import PATIENCE_MS, load_table, served, text
+from tests.support.process_fleet import FleetScene
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext
+
+pytestmark = pytest.mark.browser
+SAMPLES = 60
+
+KEPT = "caches.keys().then((names) => names.filter((name) => name.startsWith('fedcenters-page/')))"
+REFUSED = """(elsewhere) => new Promise((end) => {
+    addEventListener("securitypolicyviolation", ({ effectiveDirective }) => end(effectiveDirective));
+    fetch(elsewhere).catch(() => {});
+})"""
+READY = "navigator.serviceWorker.ready.then((found) => found.active.state)"
+
+
+@contextmanager
+def own_browser(chromium: Browser, profile: Path) -> Iterator[BrowserContext]:
+    """A browser of its own process, whose storage is in `profile`."""
+    context = chromium.browser_type.launch_persistent_context(
+        profile,
+        executable_path=find_chromium(),
+        headless=True,
+        args=list(FLAGS),
+        viewport={"width": PHONE[0], "height": PHONE[1]},
+        is_mobile=True,
+    )
+    context.set_default_timeout(PATIENCE_MS)
+    yield context
+    with suppress(PlaywrightError):  # it may have been killed
+        context.close()
+
+
+def kill_browser(profile: Path) -> None:
+    """End its first process at once, as a system that is short of memory does."""
+    (found,) = (
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if f"--user-data-dir={profile}" in (line := process.info["cmdline"] or []) and "--type" not in " ".join(line)
+    )
+    found.kill()
+    found.wait(10)
+
+
+@pytest.mark.broker
+def test_a_browser_that_is_killed_in_a_fit_trains_to_the_end_when_the_page_is_opened_again(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    broker = f"mqtt://127.0.0.1:{free_port()}"
+    with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
+        testbed = FleetScene(tmp_path / "run", broker, children, (RUN,))
+        with served(federation_of_one(testbed)) as url:
+            profile = tmp_path / "profile"
+            with own_browser(chromium, profile) as context:
+                page = context.pages[0]
+                page.goto(url)
+                page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
+                load_table(page, tmp_path, SAMPLES)
+                page.get_by_role("button", name="Take part").click()
+                text(page, "doing", "training, step")
+                me = page.locator("#name").inner_text()
+                kill_browser(profile)
+            assert testbed.of("round") == []
+            with own_browser(chromium, profile) as context:
+                page = context.pages[0]
+                page.goto(url)
+                text(page, "count", f"^{SAMPLES} in 10 classes")
+                assert page.locator("#name").inner_text() == me
+                text(page, "doing", "training, step")  # nothing was pressed
+                (done,) = testbed.wait_for("round")
+                assert list(done["assignment"]) == [me]
+                assert text(page, "rounds", "1") == "1"
+            children.wait_for_exit(children.running)
+
+
+def another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installation is upgraded: one file of the page is another."""
+    own: Mapping[str, bytes] = page_files._own_files()
+    changed = {**own, "style.css": own["style.css"] + b"/* newer */"}
+    monkeypatch.setattr(page_files, "_own_files", lambda: changed)
+
+
+def add_a_sample(opened: Visit, folder: Path) -> None:
+    table = folder / "one.csv"
+    table.write_text("1,2,3,4,5,0\n")
+    opened.page.set_input_files("#table", table)
+
+
+def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a_newer_coordinator(
+    visit: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, port = known_model(tmp_path), free_port()
+    with served(config, port=port) as url:
+        opened = visit(url, size=PHONE, touch=True)
+        page = opened.page
+        page.wait_for_selector("#entry:not([hidden])")
+        assert page.evaluate(READY) in ("activating", "activated")
+        (first,) = page.evaluate(KEPT)
+        add_a_sample(opened, tmp_path)
+        text(page, "count", "^1 in 1 class")
+        me = page.locator("#name").inner_text()
+    dialled: list[str] = []
+    page.on("websocket", lambda line: dialled.append(line.url))
+    page.reload()
+    text(page, "offline", "^The coordinator cannot be reached.")
+    add_a_sample(opened, tmp_path)
+    text(page, "count", "^2 in 1 class")
+    assert page.locator("#name").inner_text() == me
+    assert page.evaluate("crossOriginIsolated")  # headers are kept with the files, the content security policy too
+    assert page.evaluate(REFUSED, f"http://127.0.0.1:{free_port()}/") == "connect-src"
+    expect(page.get_by_role("button", name="Take part")).to_be_disabled()
+    opened.shot("offline-start")
+    assert dialled == []
+    another_release(monkeypatch)
+    with served(config, port=port) as url:
+        text(page, "trouble", "^this page is older than its coordinator; load it again$")
+        assert dialled == []
+        page.reload()
+        text(page, "count", "^2 in 1 class")
+        assert first.partition("/")[2] not in str(page.locator("script").get_attribute("src"))
+        page.wait_for_function(f"() => {KEPT}.then((names) => names.length === 2)")  # the old worker has its page still
+        page.goto("about:blank")
+        page.goto(url)
+        page.wait_for_function(f"() => {KEPT}.then((names) => names.length === 1)")
+        assert page.evaluate(KEPT) != [first]
+        page.goto("about:blank")
+    opened.errors.clear()  # connections that nothing answers
