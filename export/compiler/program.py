@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program
+from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.adapters.frozen import freeze
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.losses.choose_loss import Targets, check_own_loss, loss_of_output, loss_of_targets
-from export.compiler.losses.choose_output import choose_output, refuse_several_outputs
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.operator_watch import count_random_numbers
 from export.compiler.program_functions import (
@@ -42,6 +42,8 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
+from export.compiler.signatures.choose_output import choose_output, refuse_several_outputs
+from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
 from export.diagnostics import first_sentence
 
@@ -58,9 +60,10 @@ class CompilerOutput:
 
 def compile_program(  # noqa: PLR0913 - the facts of a model
     module: nn.Module,
-    input: Tensor | Sequence[int],  # noqa: A002 - the manifest's word
+    input: Example,  # noqa: A002 - the manifest's word
     *,
     name: str | None = None,
+    parts: Parts = (),
     classes: int | None = None,
     target: Sequence[int] | None = None,
     loss: Loss | LossFunction = "cross-entropy",
@@ -75,8 +78,11 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
 ) -> CompilerOutput:
     """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
 
-    `input`: a batch of samples [batch, ...], of which only the shape counts, or the shape of one sample. `target`: the
-    shape of one sample's output, and `classes` stands for (classes,); the default is the shape that the model gives.
+    `input`: a batch of samples [batch, ...], of which only the shape counts; the shape of one sample; or, for a forward
+    of several tensors, a batch of each, as a dict by the names of its parameters or as a tuple in their order. Their
+    whole numbers tell how far those of drawn examples go. `parts`: for a module that cuts packed samples apart itself
+    (`pack_module`), with the shape of such a sample as `input`. `target`: the shape of one sample's output, and
+    `classes` stands for (classes,); the default is the shape that the model gives.
     `loss`: a word of the manifest, or a function of outputs [batch, *target] and `targets` that gives one number per
     sample. `targets`, for such a function: a batch of targets [batch, ...], of which shape and dtype count and integers
     are class labels; or the shape of one sample's numbers, by default that of its output. `output`: the name or number
@@ -87,10 +93,10 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     """
     if classes is not None:
         target = (classes,)
-    shape = tuple(input.shape[1:]) if isinstance(input, Tensor) else tuple(input)
     word: Loss = "squared-error" if callable(loss) else loss
     name = type(module).__name__ if name is None else name
     module = module if output is None else choose_output(module, output)
+    module, shape, packed = read_example(module, input)
     source = make_source(
         module,
         name=name,
@@ -101,6 +107,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         own_targets=targets,
         dtype=dtype,
         frozen=frozen,
+        parts=packed or parts,
     )
     _check_own_loss(source)
     _check_engines(source, engines)
@@ -142,6 +149,7 @@ def program_without_containers(source: TraceSource) -> Program:
         opset=OPSET,
         versions={"torch": torch.__version__},
         frozen=None if source.frozen is None else source.frozen.schema,
+        parts=source.parts,
     )
 
 
@@ -156,11 +164,12 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     own_targets: Targets = None,
     dtype: str = "float32",
     frozen: str = "f32",
+    parts: Parts = (),
 ) -> TraceSource:
     """What the tracer works on: a private copy of the module, its shapes and its random numbers, all checked.
 
-    `own_targets`: as `targets` of `compile_program`. Cross-entropy of more than one row of logits per sample is that of
-    torch's own layout: the classes come first.
+    `own_targets`: as `targets` of `compile_program`. `parts`: what packed samples hold, which the module cuts apart.
+    Cross-entropy of more than one row of logits per sample is that of torch's own layout: the classes come first.
     Raises ProgramRefused for a model that cannot become a training program.
     """
     mine = private_copy(module, dtype)
@@ -176,6 +185,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         own_loss=own_loss,
         dtype=dtype,
         frozen=stored,
+        parts=parts,
     )
     found = _check_answers(source, None if target is None else tuple(target))
     if own_loss is not None and loss == "squared-error":

@@ -43,6 +43,7 @@ class Objective:
             loss=model.loss,
             dtype=dtype,
             frozen=model.frozen,
+            parts=model.parts,
         )
         self.device, self.dtype = device, getattr(torch, dtype)
         self.program = program_without_containers(self.source)
