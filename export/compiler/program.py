@@ -12,6 +12,7 @@ refused here with the name of the operator and the layer, before any device sees
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,7 @@ from export.containers.write_onnx import OPSET
 from export.diagnostics import first_sentence
 
 ENGINES = ("onnx", "litert", "pt2")
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     origin: Origin | None = None,
     progress: Progress = log_progress,
 ) -> CompilerOutput:
-    """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
+    """Trace, convert and measure. `batch`: of engines that need a fixed one (LiteRT), and of models that do.
 
     `input`: a batch of samples [batch, ...], of which only the shape counts; the shape of one sample; or, for a forward
     of several tensors, a batch of each, as a dict by the names of its parameters or as a tuple in their order. Their
@@ -111,7 +113,8 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     )
     _check_own_loss(source)
     _check_engines(source, engines)
-    blobs = make_containers(source, engines, batch, progress)
+    made = make_containers(source, engines, batch, progress)
+    blobs = made.files
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
     program = replace(
         program_without_containers(source),
@@ -119,14 +122,14 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
             engine: {f: Container(sha256=hashlib.sha256(b).hexdigest(), size=len(b)) for f, b in functions.items()}
             for engine, functions in blobs.items()
         },
-        batch={engine: _batch(engine, batch) for engine in engines},
+        batch=made.batch,
         versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
-        parity={engine: _parity(source, engine, blobs[engine], batch) for engine in engines},
+        parity={engine: _parity(source, engine, blobs[engine], made.batch[engine]) for engine in engines},
         origin=origin,
         adapter=adapter_of(module, source.schema),
     )
-    runs = {fixed: golden_run(source, program, fixed=fixed) for fixed in {_fixed(e, batch) for e in engines}}
-    program = replace(program, golden={engine: runs[_fixed(engine, batch)] for engine in engines})
+    runs = {size: golden_run(source, program, fixed=None if size == "any" else size) for size in {*made.batch.values()}}
+    program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
     for engine in engines:
         check_golden(program, engine, blobs[engine])
     return CompilerOutput(program=program, files=files)
@@ -172,9 +175,10 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     Cross-entropy of more than one row of logits per sample is that of torch's own layout: the classes come first.
     Raises ProgramRefused for a model that cannot become a training program.
     """
+    name = type(module).__name__ if name is None else name
+    _warn_of_halves(module, name, dtype)
     mine = private_copy(module, dtype)
     stored = freeze(mine, frozen)
-    name = type(module).__name__ if name is None else name
     source = TraceSource(
         name=name,
         module=mine,
@@ -194,7 +198,20 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     else:
         source = replace(source, target=found, loss=loss_of_output(loss, name, found))
     _check_constants(source)
-    return replace(source, noise=count_random_numbers(source))
+    noise, shared = count_random_numbers(source)
+    return replace(source, noise=noise, shared_draws=shared)
+
+
+def _warn_of_halves(module: nn.Module, name: str, dtype: str) -> None:
+    """Say what happens to float16 and bfloat16: no runtime trains in them, so the program widens them."""
+    halves = {n: p for n, p in module.named_parameters() if p.dtype in HALVES}
+    if not halves:
+        return
+    kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in halves.values()}))
+    said = f"model {name!r} has {len(halves)} parameters in {kinds}: they are trained, sent and stored as {dtype}"
+    frozen = not all(p.requires_grad for p in halves.values())
+    more = '; frozen="f16" stores the frozen ones in half the bytes' if frozen else ""
+    warnings.warn(said + more, stacklevel=3)
 
 
 def _check_own_loss(source: TraceSource) -> None:
@@ -306,7 +323,12 @@ def vector_of(module: nn.Module, schema: Schema) -> Flat:
 def weights_of(module: nn.Module, schema: Schema) -> dict[str, Array]:
     """Copies of the module's weights and buffers, under the names of the schema."""
     state = tensors_of(module)
-    return {t.name: state[t.name].cpu().numpy().copy() for t in schema.tensors}
+    return {t.name: _widened(state[t.name].cpu()).numpy().copy() for t in schema.tensors}
+
+
+def _widened(value: Tensor) -> Tensor:
+    """float16 and bfloat16, which numpy or no codec of ours has, as float32."""
+    return value.float() if value.dtype in HALVES else value
 
 
 def load_vector(module: nn.Module, schema: Schema, flat: Flat) -> None:
@@ -325,18 +347,10 @@ def _check_engines(source: TraceSource, engines: Sequence[str]) -> None:
         raise ProgramRefused("LiteRT has no float64", hint="compile float64 programs for onnx and pt2 only")
 
 
-def _batch(engine: str, batch: int) -> BatchSize:
-    return batch if engine == "litert" else "any"
-
-
-def _fixed(engine: str, batch: int) -> int | None:
-    return batch if engine == "litert" else None
-
-
-def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], batch: int) -> float:
+def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: BatchSize) -> float:
     """The largest difference of any function from torch, relative to each output's largest value."""
-    if _batch(engine, batch) == "any":
-        batch = EXAMPLE_BATCH + 1  # another size than the traced one, so that a graph for one size only fails
+    # another size than the traced one, so that a graph for one size only fails
+    batch = EXAMPLE_BATCH + 1 if size == "any" else size
     with refusal_context(source, engine):
         worst = max(
             max_difference(source, engine, f, files[f], batch=batch, seed=1, limit=MAX_RELATIVE_DIFFERENCE)

@@ -50,6 +50,7 @@ class TraceSource:
     loss: Loss
     dtype: str  # "float32" or "float64"
     noise: int = 0  # random numbers that a training pass draws per sample
+    shared_draws: frozenset[int] = frozenset()  # which of its draws are one for the whole batch, counted from 0
     own_loss: LossFunction | None = None  # in place of `loss`, which then only says what y is
     own_targets: tuple[int, ...] | None = None  # one sample's numbers for such a loss, where they are not as the output
     frozen: Frozen | None = None
@@ -208,7 +209,7 @@ def flat_graph(source: TraceSource, function: str, transform: Callable[[Graph], 
     at = names.index("noise")
 
     def fed(*flat: Tensor) -> FlatTensors:
-        with NoiseReader(flat[at]) as draws:
+        with NoiseReader(flat[at], source.shared_draws) as draws:
             out = inner(*flat)
         draws.check()
         return out

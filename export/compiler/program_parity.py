@@ -142,7 +142,7 @@ def torch_step(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> 
     """One proximal step by torch's autograd on the model itself; by the names of the outputs."""
     net = _loaded(source, given, dtype).train()
     moving = {n: p for n, p in net.named_parameters() if f"w/{n}" in given}
-    with NoiseReader(given["noise"]) if "noise" in given else nullcontext():
+    with NoiseReader(given["noise"], source.shared_draws) if "noise" in given else nullcontext():
         out = net(given["x"])
     loss = (given["q"] * _loss(source, out, given["y"])).sum()
     grads = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)

@@ -162,13 +162,12 @@ def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[C
     if not held:
         raise ConfigError("there are no devices", hint="give at least one")
     first, one = held[0]
-    for who, part in held:
-        if part.x.shape[1:] != one.x.shape[1:]:
-            told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
-            raise ConfigError(told, hint="use one shape")
     packed = one.parts
     for who, part in held:
         packed = _joined(who, packed, part.parts)
+        if part.x.shape[1:] != one.x.shape[1:]:
+            told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
+            raise ConfigError(told, hint="use one shape")
     x_all, y_all = (np.concatenate([getattr(part, name) for _, part in held]) for name in ("x", "y"))
     whole = Columns(x=x_all, y=y_all, kind=f"{one.kind} of each device", classes=one.classes, names=one.names)
     whole = replace(whole, parts=packed)

@@ -14,12 +14,11 @@ import fedcenters as fc
 from coordinator.models.registry import ModelEntry, build_model
 from edge_client.data.dataset import describe_misfit, load_folder, load_with_or_without_labels
 from edge_client.errors import ConfigError, ProgramRefused, UsageError
-from edge_client.protocol.samples.input_parts import InputPart
+from edge_client.protocol.samples.input_parts import InputPart, pack_arrays
 from edge_client.protocol.task import Array
 from emulator.api.training_program import TrainingProgram
 from export.compiler.check_program import check_folder
-from export.compiler.program import compile_program
-from export.compiler.signatures.packed_inputs import pack_module
+from export.compiler.signatures.packed_inputs import pack_module, read_example
 from tests.support.architectures import PARTS, SeveralInputs
 
 N = 24
@@ -65,8 +64,11 @@ def test_steps_from_a_dict_of_arrays_are_torchs(program: TrainingProgram) -> Non
 
 def test_a_tuple_of_batches_is_taken_in_the_order_of_forward() -> None:
     words, seen, image, age = (X[name] for name in ("words", "seen", "image", "age"))
-    made = compile_program(net(), (words, seen, image, age), engines=("pt2",))
-    assert {part.name: part.shape for part in made.program.parts} == {part.name: part.shape for part in PARTS}
+    module, shape, parts = read_example(net(), (words, seen, image, age))
+    assert shape == (6 + 6 + 25 + 1,)
+    assert {part.name: part.shape for part in parts} == {part.name: part.shape for part in PARTS}
+    with torch.no_grad():
+        torch.testing.assert_close(module(torch.from_numpy(pack_arrays(X))), net()(**tensors()))
 
 
 def test_a_copy_that_takes_packed_samples_still_takes_its_own_arguments() -> None:
@@ -113,7 +115,7 @@ def test_a_device_reads_named_arrays_and_is_told_what_is_wrong_with_others(
     np.savez(tmp_path / "train.npz", **named, y=Y)
     (tmp_path / "train").mkdir()
     np.savez(tmp_path / "train" / "more.npz", x=X["age"][:, None], y=Y)
-    with pytest.raises(ConfigError, match="others are image float"):
+    with pytest.raises(ConfigError, match=r"samples are image float .* others are one array x"):
         load_folder(tmp_path)
 
 
@@ -135,7 +137,7 @@ def test_a_simulated_fleet_trains_on_named_arrays_and_its_folder_predicts_from_t
     np.testing.assert_array_equal(again.predict(X, center=0), told)
     assert again.nearest(X, Y).best in (0, 1)
     other = {"anna": (X, Y), "ben": ({name: values for name, values in X.items() if name != "age"}, Y)}
-    with pytest.raises(ConfigError, match="samples are"):
+    with pytest.raises(ConfigError, match="ben: samples lack the array 'age'"):
         fc.fleet(other)
 
 
@@ -144,8 +146,9 @@ def test_a_model_by_name_declares_its_arrays(monkeypatch: pytest.MonkeyPatch) ->
     assert entry.input == (6 + 6 + 25 + 1,)
     monkeypatch.setattr("tests.support.architectures.TWO", lambda: entry, raising=False)
     model = build_model("tests.support.architectures:TWO", seed=0)
-    made = compile_program(model.module, **{**model.program_facts, "engines": ("pt2",)})
-    assert [part.name for part in made.program.parts] == ["age", "image", "seen", "words"]
+    assert {part.name: part for part in model.program_facts["parts"]} == {part.name: part for part in PARTS}
+    with torch.no_grad():
+        assert model.module(torch.from_numpy(pack_arrays(X))).shape == (N, 3)
 
 
 def test_parts_of_a_sample_say_their_kind() -> None:
