@@ -38,7 +38,7 @@ def log_progress(what: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Containers:
-    """`files`: engine -> function -> file, for onnx and pt2 FROZEN -> the frozen parameters, which a .tflite holds itself.
+    """`files`: engine -> function -> file; for onnx and pt2 FROZEN -> the frozen parameters, which a .tflite holds.
 
     `batch`: engine -> the batch size that its files take.
     """
@@ -48,7 +48,7 @@ class Containers:
 
 
 def make_containers(source: TraceSource, engines: Sequence[str], batch: int, progress: Progress) -> Containers:
-    """Files for any batch size; for `batch` alone those of LiteRT, and of a model that torch can trace for one size only.
+    """Files for any batch size; for `batch` alone those of LiteRT, and of a model that torch traces for one size only.
 
     Raises ProgramRefused for what an exporter cannot convert.
     """
