@@ -47,6 +47,8 @@ class ModelShape:
         if self.parts:
             object.__setattr__(self, "parts", tuple(sorted(self.parts, key=lambda part: part.name)))
             object.__setattr__(self, "input", (row_size(self.parts),))
+        if not self.input:
+            raise ConfigError("neither input nor parts", hint="give the shape of one sample, as input=(1, 28, 28)")
         if bool(self.classes) == bool(self.target):
             raise ConfigError(
                 f"classes={self.classes} and target={self.target}",

@@ -37,7 +37,8 @@ class ComplexPair:
         if func in MAKES_REAL:
             return MAKES_REAL[func](*args, **(kwargs or {}))
         if isinstance(args[0], cls) and name in ALIKE:
-            return args[0].alike(name, *args[1:], **(kwargs or {}))
+            alike: ComplexPair = args[0].alike(name, *args[1:], **(kwargs or {}))
+            return alike
         raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method
