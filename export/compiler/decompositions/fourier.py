@@ -37,8 +37,7 @@ class ComplexPair:
         if func in MAKES_REAL:
             return MAKES_REAL[func](*args, **(kwargs or {}))
         if isinstance(args[0], cls) and name in ALIKE:
-            alike: ComplexPair = args[0].alike(name, *args[1:], **(kwargs or {}))
-            return alike
+            return args[0].alike(name, *args[1:], **(kwargs or {}))
         raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method
@@ -59,7 +58,7 @@ class ComplexPair:
         return ComplexPair(self.real + real_of(other), self.imag + imag_of(other))
 
     def __sub__(self, other: Any) -> ComplexPair:  # noqa: ANN401
-        return self + -other
+        return ComplexPair(self.real - real_of(other), self.imag - imag_of(other))
 
     def __neg__(self) -> ComplexPair:
         return ComplexPair(-self.real, -self.imag)
