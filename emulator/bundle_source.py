@@ -56,6 +56,7 @@ def source_of_centers(
     model, split = run.get_model(), run.data
     reference = _samples(split, last["assignment"], "test", run.centers)  # before what takes long: it may be missing
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
+    facts["parts"] = model.parts
     made = compile_program(model.module, **facts, batch=batch, engines=engines)
     return BundleSource(
         program=made.program,

@@ -52,6 +52,14 @@ def program(  # noqa: PLR0913 - one parameter per option
     input_shape: Annotated[
         str, typer.Option(metavar="1,28,28", help="one sample, without the batch", rich_help_panel=MODEL)
     ] = "",
+    samples: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="train.npz",
+            help="instead of --input-shape: a file of samples with x, or with x.NAME for each parameter of forward",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     classes: Annotated[
         int, typer.Option(help="how many logits, or targets, it gives per sample", rich_help_panel=MODEL)
     ] = 0,
@@ -100,7 +108,7 @@ def program(  # noqa: PLR0913 - one parameter per option
         raise UsageError("give either --out or --check", hint="--out DIR compiles into DIR, --check DIR checks DIR")
     arguments = _arguments(model_args) if model_args else None
     if check is not None:
-        if input_shape or classes or target_shape:
+        if input_shape or samples or classes or target_shape:
             raise UsageError("--check reads the shapes from program.json", hint="give --check and the folder alone")
         _check_program(check, model, arguments, seed, tolerance, as_json=as_json)
         return
@@ -113,7 +121,7 @@ def program(  # noqa: PLR0913 - one parameter per option
     if not engines:
         raise UsageError("no format is left to write", hint="add --tflite or --pt2, or leave --no-onnx out")
     settings = {
-        "shape": _shape("--input-shape", input_shape),
+        "example": _shape("--input-shape", input_shape) if samples is None else _example(samples),
         "target": _target(classes, target_shape),
         "loss": "squared-error" if loss is LossName.mse else loss.value,
         "batch": batch,
@@ -234,6 +242,24 @@ def _target(classes: int, text: str) -> tuple[int, ...]:
         hint = "give how many logits the model gives per sample, like 10, or --target-shape"
         raise UsageError("--classes is missing", hint=hint)
     return _shape("--target-shape", text) if text else (classes,)
+
+
+def _example(path: Path) -> Any:  # noqa: ANN401 - a shape, or arrays by name
+    """What the compiler takes of a device's file: the shape of x, or arrays by forward's parameters."""
+    import numpy as np
+
+    from edge_client.protocol.samples.input_parts import FROM_PARTS
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if "x" in file:
+                return tuple(file["x"].shape[1:])
+            found = {name.removeprefix(FROM_PARTS): file[name] for name in file if name.startswith(FROM_PARTS)}
+    except (OSError, ValueError, AttributeError) as wrong:
+        raise UsageError(f"cannot read {path}: {wrong}", hint="give an .npz file of numpy") from None
+    if not found:
+        raise UsageError(f"{path} has neither x nor x.NAME", hint="save it as a device's train.npz")
+    return found
 
 
 def _shape(option: str, text: str) -> tuple[int, ...]:

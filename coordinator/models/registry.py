@@ -17,8 +17,10 @@ from coordinator.models import zoo
 from edge_client.errors import ConfigError
 from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.program import Loss, class_axis
+from edge_client.protocol.samples.input_parts import Parts, row_size
 from export.compiler.losses.choose_loss import loss_of_output
 from export.compiler.losses.sample_losses import LossFunction
+from export.compiler.signatures.packed_inputs import pack_module
 from export.plugins import find_by_name
 
 
@@ -28,18 +30,25 @@ class ModelShape:
 
     `classes` is short for an output of (classes,). `own_loss`, a function of outputs and targets, replaces `loss`,
     which then only says what y is; `own_targets` is the shape of a sample's numbers, where that is not the output's.
-    `frozen` is how parameters with requires_grad=False are stored: "f32", "f16" or "i8".
+    `frozen` is how parameters with requires_grad=False are stored: "f32", "f16" or "i8". `parts`, instead of `input`:
+    the arrays of one sample, for a model whose forward takes several; they travel as one row of numbers.
     """
 
-    input: tuple[int, ...]
+    input: tuple[int, ...] = ()
     classes: int = 0
     target: tuple[int, ...] = ()
     loss: Loss = "cross-entropy"
     own_loss: LossFunction | None = None
     own_targets: tuple[int, ...] | None = None
     frozen: str = "f32"
+    parts: Parts = ()
 
     def __post_init__(self) -> None:
+        if self.parts:
+            object.__setattr__(self, "parts", tuple(sorted(self.parts, key=lambda part: part.name)))
+            object.__setattr__(self, "input", (row_size(self.parts),))
+        if not self.input:
+            raise ConfigError("neither input nor parts", hint="give the shape of one sample, as input=(1, 28, 28)")
         if bool(self.classes) == bool(self.target):
             raise ConfigError(
                 f"classes={self.classes} and target={self.target}",
@@ -55,7 +64,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ModelShape):
-    """A torch module with its name and shapes."""
+    """A torch module with its name and shapes. With `parts` the module takes packed samples."""
 
     name: str
     module: nn.Module
@@ -64,6 +73,7 @@ class Model(ModelShape):
     def program_facts(self) -> dict[str, Any]:
         """What `compile_program` is told beside the module."""
         facts: dict[str, Any] = {"name": self.name, "input": self.input, "target": self.output, "frozen": self.frozen}
+        facts["parts"] = self.parts
         if self.own_loss is None:
             return {**facts, "loss": self.loss}
         if self.loss == "squared-error":
@@ -114,5 +124,7 @@ def build_model(name: str, *, seed: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = entry.make()
+    if entry.parts:
+        module = pack_module(module, entry.parts)
     facts = {key.name: getattr(entry, key.name) for key in fields(ModelShape)}
     return Model(name=name, module=module, **facts)

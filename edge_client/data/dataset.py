@@ -17,6 +17,7 @@ import numpy as np
 from edge_client.data import readers
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.program import IGNORED, Program
+from edge_client.protocol.samples.input_parts import FROM_PARTS, Parts, other_parts
 from edge_client.protocol.task import I64, Array
 
 log = logging.getLogger(__name__)
@@ -26,11 +27,13 @@ log = logging.getLogger(__name__)
 class Dataset:
     """Samples `x` [n, ...] (floating point) and `y`: int64 class labels, or floating point targets [n, ...].
 
-    Labels are [n], or [n, ...] for one per token or pixel, where IGNORED leaves a position out.
+    Labels are [n], or [n, ...] for one per token or pixel, where IGNORED leaves a position out. `parts`: the arrays
+    that x holds, where it was packed of several; () where nothing is known of that.
     """
 
     x: Array
     y: Array
+    parts: Parts = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse arrays that no training step could read."""
@@ -70,7 +73,15 @@ def describe_misfit(program: Program, data: Dataset, *, labels: bool = True) -> 
     """Why the program cannot read these samples, and what to correct; "" if it can. Without `labels` y is ignored."""
     if len(data) == 0:
         return "no samples on this device"
+    if data.parts and not program.parts:
+        named = ", ".join(f"{FROM_PARTS}{part.name}" for part in data.parts)
+        return f"samples are the arrays {named}, the model takes one: save it as x"
+    if data.parts and (wrong := other_parts(program.parts, data.parts)):
+        return wrong
     if data.x.shape[1:] != program.input:
+        if program.parts:
+            wanted = ", ".join(f"{FROM_PARTS}{part}" for part in program.parts)
+            return f"samples are one array x {list(data.x.shape[1:])}, the model takes several: save {wanted}"
         return _misshapen("x", "samples", data.x, program.input)
     return _describe_other_targets(program, data.y) if labels else ""
 
@@ -125,11 +136,11 @@ def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
 def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
     """The folder's samples, and whether they have labels; where they have none, y is zero. Raises ConfigError."""
     path = folder / "train.npz"
-    x = readers.read_inputs_without_labels(path) if path.is_file() else None
-    if x is None:
+    found = readers.read_inputs_without_labels(path) if path.is_file() else None
+    if found is None:
         return load_folder(folder), True
     try:
-        unlabelled = Dataset(x, np.zeros(len(x), np.int64))
+        unlabelled = Dataset(found.x, found.y, parts=found.parts)
         return DeviceData(train=unlabelled, class_names=readers.class_names(folder)), False
     except ValueError as wrong:
         raise ConfigError(f"cannot use {path}: {wrong}", hint="x holds samples [n, ...], floating point") from wrong
@@ -159,9 +170,9 @@ class DataFolder:
 
 
 def _read(parts: Sequence[readers.DataFile], most: int) -> Dataset:
-    x, y = readers.gather_samples(parts, most)
+    found = readers.gather_samples(parts, most)
     try:
-        return Dataset(x, y)
+        return Dataset(found.x, found.y, parts=found.parts)
     except ValueError as wrong:
         raise ConfigError(f"cannot use {parts[-1].name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
 

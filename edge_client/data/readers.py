@@ -1,6 +1,7 @@
 """Files that become samples: arrays, tables and pictures of one folder, the newest of them, and whether any are new.
 
-    train.npz            x [n, ...] and y, as `numpy.savez` writes them; with or instead of
+    train.npz            x [n, ...] and y, as `numpy.savez` writes them; or x.ids, x.mask, ..., the arrays of a model
+                         that takes several, and y; with or instead of
     train/NAME.npz       the same in pieces
     train/NAME.x.npy     with NAME.y.npy
     train/NAME.csv       a table with a header; schema.toml says which columns mean what
@@ -22,6 +23,7 @@ import numpy as np
 
 from edge_client.data import images
 from edge_client.errors import ConfigError
+from edge_client.protocol.samples.input_parts import Parts, joined_parts, read_arrays
 from edge_client.protocol.task import Array
 from edge_client.toml_files import read_toml
 
@@ -29,8 +31,16 @@ SCHEMA_FILE = "schema.toml"
 FORMAT_HINT = "x is float [n, ...], y is [n] integers or float targets; docs/flash-a-board.md describes the files"
 CSV_KEYS = ("features", "label", "targets", "classes", "shape", "mean", "scale")
 MAX_LINE_CHARS = 1 << 20  # characters of a CSV field
-SamplePair = tuple[Array, Array]  # x [n, ...], y [n, ...]
 FolderSignature = tuple[tuple[str, int, int], ...]  # name, size, time of every file
+
+
+@dataclass(frozen=True)
+class Samples:
+    """`x` [n, ...] and `y` [n, ...]; `parts`: the arrays that x was packed of, if it was."""
+
+    x: Array
+    y: Array
+    parts: Parts = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +49,7 @@ class DataFile:
 
     changed_ns: int
     name: str
-    read: Callable[[], SamplePair]
+    read: Callable[[], Samples]
 
 
 def list_files(folder: Path, split: str) -> list[DataFile]:
@@ -56,18 +66,18 @@ def list_files(folder: Path, split: str) -> list[DataFile]:
     return sorted(found, key=lambda part: (part.changed_ns, part.name))
 
 
-def gather_samples(parts: Sequence[DataFile], limit: int) -> SamplePair:
+def gather_samples(parts: Sequence[DataFile], limit: int) -> Samples:
     """The newest `limit` samples of the parts (0: all), the oldest first. Raises ConfigError naming a wrong part."""
-    taken: list[SamplePair] = []
+    taken: list[Samples] = []
     count = 0
     for part in reversed(parts):
         if limit and count >= limit:
             break
         taken.append(_checked(part, taken[0] if taken else None))
-        count += len(taken[-1][0])
-    xs, ys = zip(*reversed(taken), strict=True)
-    x, y = np.concatenate(xs), np.concatenate(ys)
-    return (x[-limit:], y[-limit:]) if limit else (x, y)
+        count += len(taken[-1].x)
+    taken.reverse()
+    x, y = (np.concatenate([getattr(each, name) for each in taken]) for name in ("x", "y"))
+    return Samples(x[-limit:], y[-limit:], taken[0].parts) if limit else Samples(x, y, taken[0].parts)
 
 
 def folder_signature(folder: Path) -> FolderSignature:
@@ -83,14 +93,15 @@ def folder_signature(folder: Path) -> FolderSignature:
     return tuple(found)
 
 
-def read_inputs_without_labels(path: Path) -> Array | None:
-    """The samples x [n, ...] of an .npz file without y; None for any other file, which `list_files` is for."""
+def read_inputs_without_labels(path: Path) -> Samples | None:
+    """The samples of an .npz file without y, which is zero; None for any other file, which `list_files` is for."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            if not isinstance(arrays, np.lib.npyio.NpzFile) or "y" in arrays or "x" not in arrays:
+            if not isinstance(arrays, np.lib.npyio.NpzFile) or "y" in arrays:
                 return None
-            return to_float(arrays["x"])
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+            x, parts = read_arrays(arrays)
+            return Samples(to_float(x), np.zeros(len(x), np.int64), parts)
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile):
         return None
 
 
@@ -104,51 +115,61 @@ def to_labels(y: Array) -> Array:
     return y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else y
 
 
-def _part(folder: Path, path: Path, read: Callable[[], SamplePair]) -> DataFile:
+def _part(folder: Path, path: Path, read: Callable[[], Samples]) -> DataFile:
     return DataFile(changed_ns=path.stat().st_mtime_ns, name=str(path.relative_to(folder)), read=read)
 
 
-def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[], SamplePair] | None:
+def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[], Samples] | None:
     """How a file is read; None for one that is no samples."""
     if path.suffix == ".npz":
         return lambda: _npz(path)
     if path.name.endswith(".x.npy"):
-        return lambda: (_npy(path), _npy(path.with_name(path.name.removesuffix(".x.npy") + ".y.npy")))
+        return lambda: Samples(_npy(path), _npy(path.with_name(path.name.removesuffix(".x.npy") + ".y.npy")))
     if path.suffix == ".csv":
         return lambda: _csv(path, _table(schema, "csv", CSV_KEYS, path))
     if path.suffix.lower() in images.SUFFIXES and path.parent != pieces:
-        return lambda: images.read_image(
-            path, _table(schema, "images", images.IMAGE_KEYS, path), label=path.parent.name
+        return lambda: Samples(
+            *images.read_image(path, _table(schema, "images", images.IMAGE_KEYS, path), label=path.parent.name)
         )
     return None
 
 
-def _checked(part: DataFile, other: SamplePair | None) -> SamplePair:
+def _checked(part: DataFile, other: Samples | None) -> Samples:
     try:
-        x, y = part.read()
-        x, y = to_float(x), to_labels(y)
+        found = part.read()
+        x, y = to_float(found.x), to_labels(found.y)
         if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
             raise ValueError(f"x is {x.shape} and y is {y.shape}; the first dimensions must agree")  # noqa: TRY301 - joined below
-        if other is not None and (x.shape[1:], y.shape[1:]) != (other[0].shape[1:], other[1].shape[1:]):
-            raise ValueError(f"samples are {list(x.shape[1:])}, others are {list(other[0].shape[1:])}")  # noqa: TRY301
-        if other is not None and y.dtype.kind != other[1].dtype.kind:
-            raise ValueError(f"y is {y.dtype}, others are {other[1].dtype}")  # noqa: TRY301
+        if other is not None:
+            _check_alike(x, y, found.parts, other)
     except KeyError as missing:
         raise ConfigError(f"{part.name} lacks {missing.args[0]}", hint=FORMAT_HINT) from missing
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, csv.Error) as wrong:
         raise ConfigError(f"cannot use {part.name}: {wrong}", hint=FORMAT_HINT) from wrong
-    return x, y
+    return Samples(x, y, found.parts)
 
 
-def _npz(path: Path) -> SamplePair:
+def _check_alike(x: Array, y: Array, parts: Parts, other: Samples) -> None:
+    """Raise ValueError for samples that are not of the kind of others."""
+    if [part.name for part in parts] != [part.name for part in other.parts]:
+        mine, theirs = (", ".join(map(str, each)) or "one array x" for each in (parts, other.parts))
+        raise ValueError(f"samples are {mine}, others are {theirs}")
+    joined_parts(parts, other.parts)
+    if (x.shape[1:], y.shape[1:]) != (other.x.shape[1:], other.y.shape[1:]):
+        raise ValueError(f"samples are {list(x.shape[1:])}, others are {list(other.x.shape[1:])}")
+    if y.dtype.kind != other.y.dtype.kind:
+        raise ValueError(f"y is {y.dtype}, others are {other.y.dtype}")
+
+
+def _npz(path: Path) -> Samples:
     with path.open("rb") as file:
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError("one array, not an archive of arrays")  # noqa: TRY004 - joins numpy's own
-        missing = [name for name in ("x", "y") if name not in arrays]
-        if missing:
-            raise KeyError(f"the array '{missing[0]}'")
-        return arrays["x"], arrays["y"]
+        x, parts = read_arrays(arrays)
+        if "y" not in arrays:
+            raise KeyError("the array 'y'")
+        return Samples(x, arrays["y"], parts)
 
 
 def _npy(path: Path) -> Array:
@@ -159,7 +180,7 @@ def _npy(path: Path) -> Array:
     return array
 
 
-def _csv(path: Path, table: Mapping[str, Any]) -> SamplePair:
+def _csv(path: Path, table: Mapping[str, Any]) -> Samples:
     """A table with a header -> x [n, ...] float32 and y: [n] int64 classes, or [n, t] float32 targets."""
     csv.field_size_limit(MAX_LINE_CHARS)
     features, label, targets = list(table["features"]), table.get("label"), table.get("targets")
@@ -173,12 +194,12 @@ def _csv(path: Path, table: Mapping[str, Any]) -> SamplePair:
     if "shape" in table:
         x = x.reshape(len(x), *map(int, table["shape"]))
     if targets is not None:
-        return x, np.array([[float(value) for value in row[width:]] for row in rows], dtype=np.float32)
+        return Samples(x, np.array([[float(value) for value in row[width:]] for row in rows], dtype=np.float32))
     names = [str(name) for name in table["classes"]]
     unknown = sorted({row[width] for row in rows} - set(names))
     if unknown:
         raise ValueError(f"the class {unknown[0]!r} is not among the classes of {SCHEMA_FILE}")
-    return x, np.array([names.index(row[width]) for row in rows], dtype=np.int64)
+    return Samples(x, np.array([names.index(row[width]) for row in rows], dtype=np.int64))
 
 
 def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[list[str]]:

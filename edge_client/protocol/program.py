@@ -14,6 +14,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol import validators
 from edge_client.protocol.blocks import KIND_LIMITS, Manifest
 from edge_client.protocol.golden_run import Golden
+from edge_client.protocol.samples.input_parts import Parts, read_parts
 from edge_client.protocol.task import MAX_DIMS, Schema, TensorSpec
 from edge_client.protocol.tensors import MAX_HEADER_BYTES
 
@@ -145,6 +146,7 @@ class Program:
     own_loss: bool = False  # the loss is a function of the user's, which only the containers hold
     frozen: Schema | None = None
     adapter: Adapter | None = None
+    parts: Parts = ()  # where a sample is several arrays in one row: what x holds
 
     def files(self, engine: str, functions: Iterable[str]) -> dict[str, Container]:
         """What an engine opens for these functions: the file of each, and that of the frozen tensors if it has one."""
@@ -190,6 +192,7 @@ class Program:
             "classifier": list(self.schema.classifier),
             **({} if self.frozen is None else {FROZEN: [[t.name, list(t.shape)] for t in self.frozen.tensors]}),
             "input": list(self.input),
+            **({"parts": [part.to_json() for part in self.parts]} if self.parts else {}),
             "target": list(self.target),
             "dtype": self.dtype,
             "functions": {
@@ -236,7 +239,8 @@ class Program:
                     ),
                     tuple(_TEXT(n, "classifier") for n in raw["classifier"]),
                 ),
-                input=tuple(_SHAPE(raw["input"], "input")),
+                input=(shape := tuple(_SHAPE(raw["input"], "input"))),
+                parts=read_parts(raw.get("parts"), shape),
                 target=_target(raw["target"], loss),
                 dtype=_DTYPE(raw["dtype"], "dtype"),
                 functions={

@@ -22,6 +22,7 @@ from torch import nn
 from coordinator.models.registry import Model
 from edge_client.errors import ConfigError, ProgramRefused
 from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
 from emulator.data import registry
 from export.bundle.center_files import export_center
@@ -51,6 +52,7 @@ def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
     facts = {
         "name": model.name,
         "input": model.input,
+        "parts": [part.to_json() for part in model.parts],
         "classes": model.classes,
         "target": model.target,
         "loss": model.loss,
@@ -75,7 +77,8 @@ def read_facts(folder: Path) -> tuple[dict[str, Any], Schema] | None:
         told = json.loads(path.read_text(encoding="utf-8"))
         tensors = tuple(TensorSpec(name=n, role=r, shape=tuple(s)) for n, r, s in told.pop("schema"))
         schema = Schema(tensors, tuple(told.pop("classifier")))
-        return {**told, "input": tuple(told["input"]), "target": tuple(told["target"])}, schema
+        parts = tuple(InputPart.from_json(row) for row in told.get("parts", ()))
+        return {**told, "input": tuple(told["input"]), "target": tuple(told["target"]), "parts": parts}, schema
     except (OSError, ValueError, KeyError, TypeError) as wrong:
         raise ConfigError(f"{path} cannot be read: {wrong}", hint="save the run again") from wrong
 

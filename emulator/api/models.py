@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,12 @@ from torch import nn
 from coordinator.models.registry import Model, build_model
 from edge_client.errors import UsageError
 from edge_client.protocol.program import IGNORED, class_axis
+from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from edge_client.protocol.task import Flat, Schema
 from export.compiler.losses.choose_loss import layout_of
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
+from export.compiler.signatures.packed_inputs import pack_module
 
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
@@ -50,9 +52,16 @@ def own_model(
                 hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes",
             )
         model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
-    model = make_module(model, seed)
+    model, packed = make_module(model, seed), _parts(split)
+    if packed:
+        model = pack_module(model, packed)
     source = make_source(
-        model, input=shape, loss="squared-error", own_loss=loss, own_targets=None if labels else one.y.shape[1:]
+        model,
+        input=shape,
+        loss="squared-error",
+        own_loss=loss,
+        own_targets=None if labels else one.y.shape[1:],
+        parts=packed,
     )
     if labels:
         kind = layout_of(source.target, one.y.shape[1:])
@@ -70,7 +79,7 @@ def own_model(
                 hint=f"give it one output per class: {most + 1}{gaps if len(used) <= most else ''}",
             )
         facts: dict[str, Any] = {"classes": outputs} if kind == "cross-entropy" else {"target": source.target}
-        return Model(name=source.name, module=model, input=shape, **facts, loss=kind, own_loss=loss)
+        return Model(name=source.name, module=model, input=shape, **facts, parts=packed, loss=kind, own_loss=loss)
     return Model(
         name=source.name,
         module=model,
@@ -79,7 +88,14 @@ def own_model(
         loss="squared-error",
         own_loss=loss,
         own_targets=source.own_targets,
+        parts=packed,
     )
+
+
+def _parts(split: FleetData) -> Parts:
+    """The arrays of a sample, with whole numbers as far as those of any device go."""
+    held = [d.parts for local in split.devices.values() for d in (local.train, local.test) if d is not None]
+    return reduce(joined_parts, held)
 
 
 class Perceptron(nn.Sequential):

@@ -15,7 +15,7 @@ from edge_client.nearest.choose_center import UNSURE, Selection, choose_center
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
 from edge_client.training.learner import log_softmax
-from emulator.api.data.reading import as_array, frame_inputs, is_frame
+from emulator.api.data.reading import as_array, frame_inputs, is_frame, read_inputs
 from emulator.run_centers import RunCenters
 
 
@@ -111,7 +111,8 @@ def _model(source: RunCenters, device: ClientId, model: Flat | OwnModel) -> Flat
 
 def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401
     program = source.program
-    samples = np.ascontiguousarray(_of_frame(x, source.data.columns) if is_frame(x) else as_array(x), dtype=np.float32)
+    given = _of_frame(x, source.data.columns) if is_frame(x) else read_inputs(x, program.parts)[0]
+    samples = np.ascontiguousarray(given, dtype=np.float32)
     if samples.shape[1:] != program.input or not len(samples):
         raise UsageError(f"samples of shape {samples.shape}", hint=f"give [n, {', '.join(map(str, program.input))}]")
     if not np.isfinite(samples).all():

@@ -8,7 +8,7 @@ import io
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -171,13 +171,14 @@ class Result:
             raise UsageError(f"there is no center {center}", hint=f"there are {count}, from 0 on")
         return module_of(self.model.module, self.run.schema, self.run.state.centers[center])
 
-    def nearest(self, x: Array, y: Array | None = None) -> Selection:
+    def nearest(self, x: Array | Mapping[str, Array], y: Array | None = None) -> Selection:
         """The center for a device that never trained, from its samples [n, ...], with labels [n] or without.
 
         `center` of the answer is None where none is taken; `fit` is "well", "badly" or "none", or None where it is not
         known. `probabilities` are by center, `reasons` plain lines. The first call lets the run's devices teach the
         rule, which takes seconds.
-        Labels are values of `classes`, or their numbers; a data frame is read by the names of `columns`.
+        Labels are values of `classes`, or their numbers; a data frame is read by the names of `columns`. Samples of a
+        model with several inputs are a dict of arrays.
         """
         with show_work("nearest center"):
             return choose(self._source, x, y)
@@ -187,7 +188,7 @@ class Result:
         """The rule of `nearest`, taught by the run's devices; None for a method whose centers are not of devices."""
         return self._source.router
 
-    def predict(self, x: Array, *, device: object = None, center: int | None = None) -> Array:
+    def predict(self, x: Array | Mapping[str, Array], *, device: object = None, center: int | None = None) -> Array:
         """Predicted classes [n] for samples [n, ...], or targets [n, ...] of a model without classes.
 
         Classes are the values of `classes`, where the run has some. Of a data frame the run's `columns` are taken by

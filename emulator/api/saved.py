@@ -192,6 +192,7 @@ def _model(
     """-> the user's own model, the tensors of a center, the first weights, and whether the model is a traced one."""
     from coordinator.models.registry import Model, build_model
     from emulator.api.models import first_model, make_module, own_model, schema_for
+    from export.compiler.signatures.packed_inputs import pack_module
 
     facts = read_facts(place)
     if facts is None:  # one of ours, or a folder that an older version wrote
@@ -210,6 +211,7 @@ def _model(
         return kept, schema, start, True
     module = make_module(given, args.seed)
     check_module(module, schema, None if kept is None else kept.module)
+    module = pack_module(module, fields_["parts"]) if fields_["parts"] else module
     return Model(module=module, **fields_), schema, start, False
 
 

@@ -19,6 +19,7 @@ from edge_client.engines.base import ENGINES, Engine, open_engine, run_step
 from edge_client.engines.targets import no_targets, port_targets
 from edge_client.errors import UsageError
 from edge_client.protocol.program import LOSSES, Program
+from edge_client.protocol.samples.input_parts import pack_arrays
 from edge_client.protocol.task import F64, Array, Tensors
 from edge_client.training.learner import EngineLearner
 from edge_client.training.noise import step_noise
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from export.compiler.losses.sample_losses import LossFunction
+    from export.compiler.signatures.packed_inputs import Example
 
 LOSS_WORDS = {**{name: name for name in LOSSES}, "mse": "squared-error"}
 EVALUATED_AT_ONCE = 256  # samples
+Samples = Array | Mapping[str, Array]  # [n, ...], or an array by the name of each of forward's parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ class TrainingProgram:
     def step(  # noqa: PLR0913 - the inputs of a proximal step
         self,
         state: TrainingState,
-        x: Array,
+        x: Samples,
         y: Array,
         *,
         lr: float = 0.01,
@@ -139,16 +142,17 @@ class TrainingProgram:
             steps=state.steps + 1,
         )
 
-    def evaluate(self, weights: Tensors, x: Array, y: Array) -> tuple[F64, Array]:
+    def evaluate(self, weights: Tensors, x: Samples, y: Array) -> tuple[F64, Array]:
         """-> the loss of each sample [n], float64, and the outputs [n, ...], in inference mode."""
         learner = EngineLearner(self._engine, self.manifest)
         vector = self.manifest.schema.join(self._complete(weights))
         losses, outputs = learner.evaluate([vector], self._samples(x, y), batch=EVALUATED_AT_ONCE)
         return losses[0], outputs[0]
 
-    def predict(self, weights: Tensors, x: Array) -> Array:
+    def predict(self, weights: Tensors, x: Samples) -> Array:
         """The module's outputs [n, ...]: logits of a classifier, in inference mode."""
-        return self.evaluate(weights, x, no_targets(self.manifest, len(x)))[1]
+        count = len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+        return self.evaluate(weights, x, no_targets(self.manifest, count))[1]
 
     def _complete(self, weights: Tensors) -> dict[str, Array]:
         """The weights in the schema's order. Raises UsageError when one is missing or has another shape."""
@@ -158,14 +162,18 @@ class TrainingProgram:
             raise UsageError(f"no weights of the right shape for {', '.join(wrong)}", hint=hint)
         return {name: np.asarray(weights[name]) for name in shapes}
 
-    def _samples(self, x: Array, y: Array) -> Dataset:
+    def _samples(self, x: Samples, y: Array) -> Dataset:
         try:
-            data = Dataset(np.asarray(x), np.asarray(y))
+            data = Dataset(self._rows(x), np.asarray(y))
         except ValueError as wrong:
-            raise UsageError(str(wrong), hint="give x [n, ...] and y [n] as arrays") from None
+            raise UsageError(str(wrong), hint="give x [n, ...] and y [n] as arrays, several inputs as a dict") from None
         if misfit := describe_misfit(self.manifest, data):
             raise UsageError(misfit, hint=f"the program was compiled for samples of shape {self.manifest.input}")
         return data
+
+    def _rows(self, x: Samples) -> Array:
+        """One array; several by name are packed."""
+        return pack_arrays(dict(x), self.manifest.parts) if isinstance(x, Mapping) else np.asarray(x)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -180,7 +188,7 @@ class TrainingProgram:
 
 def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     module: nn.Module,
-    example_input: Tensor | Array | Sequence[int],
+    example_input: Example,
     loss: str | LossFunction = "cross-entropy",
     *,
     targets: Tensor | Array | Sequence[int] | None = None,
@@ -190,7 +198,9 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
 ) -> TrainingProgram:
     """Trace one training step of a torch module, forward, backward and update, into files for stock runtimes.
 
-    `example_input`: a batch of samples [n, ...], of which only the shape counts, or the shape of one sample. `loss`:
+    `example_input`: a batch of samples [n, ...], of which only the shape counts, or the shape of one sample; for a
+    forward of several tensors a batch of each, as a dict by the names of its parameters, or as a tuple in their order.
+    `step` and the others then take such a dict as x. `loss`:
     "cross-entropy" of class labels, one per sample or one per pixel (outputs [n, classes, ...], as torch has them);
     "token-cross-entropy" of one label per token (outputs [n, tokens, classes]); "squared-error" ("mse") of float
     targets; or a function of outputs and targets that gives one number per sample [n]. `targets`, for such a function:
@@ -221,12 +231,10 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
         raise UsageError(f"{type(module).__name__} is no torch module", hint="give the module itself, as Net()")
     if not callable(loss) and loss not in LOSS_WORDS:
         raise UsageError(f"unknown loss {loss!r}", hint=f"use one of {', '.join(LOSS_WORDS)}, or give a function")
-    shape = getattr(example_input, "shape", None)
-    shape = tuple(example_input) if shape is None else tuple(shape)[1:]
     facts: dict[str, Any] = {"name": type(module).__name__, "engines": engines, "batch": batch, "output": output}
     facts["loss"] = loss if callable(loss) else LOSS_WORDS[loss]
     facts["targets"] = torch.from_numpy(targets) if isinstance(targets, np.ndarray) else targets
-    made = compile_model(module, shape, **facts)
+    made = compile_model(module, example_input, **facts)
     weights = weights_of(module, made.program.schema)
     return TrainingProgram(manifest=made.program, files=made.files, weights=weights, engine=engines[0])
 

@@ -188,7 +188,7 @@ def _as_devices_see(data: DataSet, part: RawSamples, rows: Sequence[I64], cut: P
         x[begin:end] = data.ready(rotate_images(part.x[rows[i]], int(turns[i])))
         labels = part.y[rows[i]]
         y[begin:end] = labels if cut.written is None else written[i][labels]
-        sets.append(Dataset(x[begin:end], y[begin:end]))
+        sets.append(Dataset(x[begin:end], y[begin:end], parts=data.parts))
     return [sets[k] for k in which]
 
 

@@ -21,16 +21,17 @@ from export.bundle.verify_centers import PARITY_LIMIT, accuracy_by_device, laten
 from export.bundle.writer import MAX_COMPARED_SAMPLES, BundleOptions, engines_of, random_inputs, write_bundle
 from export.compiler.program import weights_of
 from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, check_unused, container_files, write_folder
+from export.compiler.signatures.packed_inputs import Example
 from export.compiler.user_model import compile_model
 
 MAX_ACCURACY_LOSS = 0.02  # of a quantized file, in mean accuracy of the devices that it serves
 KEY_BYTES = 32
 
 
-def write_program(out: Path, module: nn.Module, shape: tuple[int, ...], **facts: Any) -> dict[str, Any]:  # noqa: ANN401 - compile_program's own
+def write_program(out: Path, module: nn.Module, example: Example, **facts: Any) -> dict[str, Any]:  # noqa: ANN401 - compile_program's own
     """Compile into a new folder. -> {"out", "model", "parameters", "files": one row per file, program.json last}."""
     check_unused(out)
-    made = compile_model(module, shape, **facts)
+    made = compile_model(module, example, **facts)
     program = made.program
     sizes = write_folder(out, program, made.files, weights_of(module, program.schema))
     rows: list[dict[str, Any]] = [

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.protocol.program import Program
+from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Array, ClientId
 
 SERVED = "The method serves devices other models than this file, as their own models or mixtures. These, on"
@@ -70,6 +71,7 @@ def program_facts(program: Program) -> dict[str, Any]:
     return {
         "model": program.model,
         "input": list(program.input),
+        **({"parts": [part.to_json() for part in program.parts]} if program.parts else {}),
         "output": list(program.target),
         "loss": program.loss,
         "parameters": program.schema.n_params,
@@ -101,7 +103,12 @@ def _method_lines(card: Mapping[str, Any]) -> list[str]:
 
 def _runs(card: Mapping[str, Any]) -> list[str]:
     shape, out = (", ".join(map(str, card[key])) for key in ("input", "output"))
-    return [f"Input `x` [n, {shape}] float32, output `logits` [n, {out}] float32; TFLite files take one sample."]
+    lines = [f"Input `x` [n, {shape}] float32, output `logits` [n, {out}] float32; TFLite files take one sample."]
+    at = 0
+    for part in map(InputPart.from_json, card.get("parts", ())):
+        lines.append(f"* columns {at} to {at + part.size - 1} of `x`: `{part.name}` {list(part.shape)}, {part.kind}")
+        at += part.size
+    return lines
 
 
 def _accuracy(found: Mapping[str, float], of: str) -> list[str]:

@@ -107,6 +107,12 @@ class _BundleBuild:
         self._material, self._wish, self.writer = material, options, writer
         self._program, self._files = material.program, material.files
         self._frozen = frozen_tensors(material.program, material.files)
+        sizes = {size for engine, size in material.program.batch.items() if engine != "litert" and size != "any"}
+        if options.formats and sizes:
+            raise ProgramRefused(
+                f"model {material.program.model!r} takes batches of {min(sizes)} only, and a center's file any number",
+                hint="let forward take any batch size, as by x.shape[0] in place of len(x)",
+            )
         self._network = _loader(material, self._frozen, module) if options.formats else None
         reference = material.reference
         self._samples = (

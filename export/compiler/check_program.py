@@ -21,6 +21,7 @@ from export.compiler.program import ENGINES, make_source
 from export.compiler.program_folder import FROZEN_FILE, ContainerFile, ProgramFolder, container_files, read_folder
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
+from export.compiler.signatures.packed_inputs import pack_module
 from export.diagnostics import first_sentence
 
 BATCH_SIZES = (8, 3)  # for engines that take any batch size
@@ -50,7 +51,7 @@ def check_folder(
             else "leave `loss` out",
         )
     source = make_source(
-        module,
+        pack_module(module, program.parts) if program.parts else module,
         name=program.model,
         input=program.input,
         target=program.target,
@@ -58,6 +59,7 @@ def check_folder(
         own_loss=loss,
         own_targets=None if program.has_classes else program.truth,
         dtype=program.dtype,
+        parts=program.parts,
     )
     _refuse_other(program, source)
     source = _with_frozen(source, folder)

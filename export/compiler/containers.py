@@ -6,16 +6,18 @@ A container is cached when it is ready, so a run that is killed goes on where it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from torch.export import ExportedProgram
 
 from edge_client.errors import ProgramRefused
-from edge_client.protocol.program import FROZEN, FUNCTIONS
+from edge_client.protocol.program import FROZEN, FUNCTIONS, BatchSize
 from export.compiler.container_cache import cached_file, constants_hash, container_key
 from export.compiler.forward_pass import ForwardPasses
+from export.compiler.operator_watch import Untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 from export.compiler.tracing import FlatGraph, export_graph, trace_function
 from export.containers.quick_conversion import quick_conversion
@@ -34,38 +36,67 @@ def log_progress(what: str) -> None:
     log.info("compiling %s", what)
 
 
-def make_containers(
-    source: TraceSource, engines: Sequence[str], batch: int, progress: Progress
-) -> dict[str, dict[str, bytes]]:
-    """Engine -> function -> file; for onnx and pt2 FROZEN -> the frozen parameters, which a .tflite holds itself.
+@dataclass(frozen=True, kw_only=True)
+class Containers:
+    """`files`: engine -> function -> file; for onnx and pt2 FROZEN -> the frozen parameters, which a .tflite holds.
+
+    `batch`: engine -> the batch size that its files take.
+    """
+
+    files: Mapping[str, Mapping[str, bytes]]
+    batch: Mapping[str, BatchSize]
+
+
+def make_containers(source: TraceSource, engines: Sequence[str], batch: int, progress: Progress) -> Containers:
+    """Files for any batch size; for `batch` alone those of LiteRT, and of a model that torch traces for one size only.
 
     Raises ProgramRefused for what an exporter cannot convert.
     """
     out: dict[str, dict[str, bytes]] = {engine: {} for engine in engines}
     passes = ForwardPasses(source)
+    fixed = None
     with quick_conversion():
-        for function in FUNCTIONS if {"onnx", "pt2"} & set(engines) else ():
-            for engine, file in _dynamic_files(passes, function, engines, progress).items():
-                out[engine][function] = file
+        if {"onnx", "pt2"} & set(engines):
+            try:
+                found = _graph_files(passes, engines, None, progress)
+            except Untraceable as refused:
+                fixed = batch
+                try:
+                    found = _graph_files(passes, engines, fixed, progress)
+                except ProgramRefused:
+                    raise refused from None
+                log.warning("%s: its files take batches of %s samples only", refused.message, batch)
+            out |= found
         if "litert" in engines:
             out["litert"] = dict.fromkeys(FUNCTIONS, _litert_file(passes, batch, progress))
     if source.frozen is not None:
         for engine in {"onnx", "pt2"} & set(engines):
             out[engine][FROZEN] = source.frozen.file
+    sizes: dict[str, BatchSize] = {e: batch if e == "litert" else "any" if fixed is None else fixed for e in engines}
+    return Containers(files=out, batch=sizes)
+
+
+def _graph_files(
+    passes: ForwardPasses, engines: Sequence[str], fixed: int | None, progress: Progress
+) -> dict[str, dict[str, bytes]]:
+    """Of onnx and pt2: engine -> function -> file, for any batch size or a fixed one."""
+    out: dict[str, dict[str, bytes]] = {engine: {} for engine in engines if engine != "litert"}
+    for function in FUNCTIONS:
+        for engine, file in _function_files(passes, function, engines, fixed, progress).items():
+            out[engine][function] = file
     return out
 
 
-def _dynamic_files(
-    passes: ForwardPasses, function: str, engines: Sequence[str], progress: Progress
+def _function_files(
+    passes: ForwardPasses, function: str, engines: Sequence[str], fixed: int | None, progress: Progress
 ) -> dict[str, bytes]:
-    """Engine -> the file of one function, for any batch size."""
-    source = passes.source
-    graph = trace_function(passes, function, batch=EXAMPLE_BATCH, dynamic=True)
+    source, batch = passes.source, fixed or EXAMPLE_BATCH
+    graph = trace_function(passes, function, batch=batch, dynamic=fixed is None)
     ports = function_ports(source, function)
 
     @cache
     def exported() -> ExportedProgram:
-        return export_graph(source, function, graph, batch=EXAMPLE_BATCH)
+        return export_graph(source, function, graph, batch=batch, dynamic=fixed is None)
 
     def onnx() -> bytes:
         program = exported()
@@ -77,7 +108,7 @@ def _dynamic_files(
     for engine, make in {"pt2": lambda: to_pt2(exported()), "onnx": onnx}.items():
         if engine in engines:
             progress(f"{engine} {function}")
-            made[engine] = cached_file(_key(engine, source, {function: graph}, EXAMPLE_BATCH), make)
+            made[engine] = cached_file(_key(engine, source, {function: graph}, batch), make)
     return made
 
 

@@ -6,6 +6,7 @@ A linear layer over sequences gets one long batch: torch's own flattening fixes 
 a product with a mask: torch's own needs the number of values as a plain number. Stacked recurrent layers are called
 one by one: torch's decomposition of a stack leaves out the dropout between the layers (torch 2.13). Pools over three
 axes are pools over two and then over one, and padding by repetition picks by index: their gradients then exist.
+Fourier transforms give pairs of real tensors (decompositions/fourier.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
 from export.compiler.decompositions.label_losses import LOSS_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
@@ -269,8 +271,9 @@ def _local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float 
     return x / (around * alpha + k).pow(beta)
 
 
-FORWARD_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
+FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **LOSS_OVERRIDES,
+    **FOURIER_OVERRIDES,
     F.linear: _linear,
     F.rms_norm: _rms_norm,
     F.dropout: DROPOUT,

@@ -24,7 +24,7 @@ from edge_client.errors import ProgramRefused
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array
-from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, vocabulary_size
+from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, whole_numbers
 from export.compiler.program_parity import torch_step
 
 BATCH = 8  # for engines that take any batch size
@@ -87,7 +87,7 @@ def _candidates(source: TraceSource, program: Program, batch: int) -> Iterator[G
             batch=batch,
             lr=1.0,
             pull=1.0,
-            tokens=vocabulary_size(source.module),
+            tokens=whole_numbers(source),
             losses=(0.0,) * steps,
             weights=(),
             buffers=(),

@@ -29,15 +29,20 @@ BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "label_
 ONE_SIZE = "Constraints violated"  # how torch.export begins
 
 
-def count_random_numbers(source: TraceSource) -> int:
-    """The random numbers that a training pass draws per sample. Raises ProgramRefused for draws of no single sample."""
+def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
+    """The random numbers that a training pass draws per sample, and which draws are one for the whole batch.
+
+    Such a draw, as a mask of weights, takes its numbers from the first sample's row. Raises ProgramRefused for draws
+    that grow with the batch in another way.
+    """
     two, three = (_watch_pass(source, batch).draws for batch in (2, 3))
-    for (layer, operator, small), (*_, large) in zip(two, three, strict=False):
-        if small * 3 != large * 2:
+    shared = frozenset(i for i, (one, other) in enumerate(zip(two, three, strict=False)) if one[-1] == other[-1])
+    for i, ((layer, operator, small), (*_, large)) in enumerate(zip(two, three, strict=False)):
+        if i not in shared and small * 3 != large * 2:
             raise _refused_layer(source, layer, operator, "its random numbers do not belong to one sample each")
     if len(two) != len(three):
         raise _refused_layer(source, two[-1][0], two[-1][1], "it draws another number of times for other samples")
-    return sum(small for *_, small in two) // 2
+    return sum(small if i in shared else small // 2 for i, (*_, small) in enumerate(two)), shared
 
 
 def refuse_random(source: TraceSource) -> None:
@@ -56,15 +61,19 @@ def refuse_operator(source: TraceSource, operator: str, reason: str) -> NoReturn
     raise _refused_layer(source, layers, operator, reason)
 
 
+class Untraceable(ProgramRefused):
+    """Torch cannot trace the model for any batch size; it may do so for one."""
+
+
 def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
     if str(wrong).startswith(ONE_SIZE):
-        raise ProgramRefused(
+        raise Untraceable(
             f"model {source.name!r} is not the same for every batch size",
-            hint="write x.shape[0], not len(x), which is a plain number; or compile for litert, which has one size",
+            hint="write x.shape[0], not len(x), which is a plain number",
         ) from wrong
     line = _line_of(wrong)
-    raise ProgramRefused(
+    raise Untraceable(
         f"model {source.name!r} cannot be traced{f' at {line}' if line else ''}: {first_sentence(wrong)}",
         hint="forward must be the same operators for every batch: no branches on values, no .item()",
     ) from wrong

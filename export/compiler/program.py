@@ -12,6 +12,7 @@ refused here with the name of the operator and the layer, before any device sees
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,13 +24,13 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program
+from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.adapters.frozen import freeze
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.losses.choose_loss import Targets, check_own_loss, loss_of_output, loss_of_targets
-from export.compiler.losses.choose_output import choose_output, refuse_several_outputs
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.operator_watch import count_random_numbers
 from export.compiler.program_functions import (
@@ -42,10 +43,13 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
+from export.compiler.signatures.choose_output import choose_output, refuse_several_outputs
+from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
 from export.diagnostics import first_sentence
 
 ENGINES = ("onnx", "litert", "pt2")
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +62,10 @@ class CompilerOutput:
 
 def compile_program(  # noqa: PLR0913 - the facts of a model
     module: nn.Module,
-    input: Tensor | Sequence[int],  # noqa: A002 - the manifest's word
+    input: Example,  # noqa: A002 - the manifest's word
     *,
     name: str | None = None,
+    parts: Parts = (),
     classes: int | None = None,
     target: Sequence[int] | None = None,
     loss: Loss | LossFunction = "cross-entropy",
@@ -73,10 +78,13 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     origin: Origin | None = None,
     progress: Progress = log_progress,
 ) -> CompilerOutput:
-    """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
+    """Trace, convert and measure. `batch`: of engines that need a fixed one (LiteRT), and of models that do.
 
-    `input`: a batch of samples [batch, ...], of which only the shape counts, or the shape of one sample. `target`: the
-    shape of one sample's output, and `classes` stands for (classes,); the default is the shape that the model gives.
+    `input`: a batch of samples [batch, ...], of which only the shape counts; the shape of one sample; or, for a forward
+    of several tensors, a batch of each, as a dict by the names of its parameters or as a tuple in their order. Their
+    whole numbers tell how far those of drawn examples go. `parts`: for a module that cuts packed samples apart itself
+    (`pack_module`), with the shape of such a sample as `input`. `target`: the shape of one sample's output, and
+    `classes` stands for (classes,); the default is the shape that the model gives.
     `loss`: a word of the manifest, or a function of outputs [batch, *target] and `targets` that gives one number per
     sample. `targets`, for such a function: a batch of targets [batch, ...], of which shape and dtype count and integers
     are class labels; or the shape of one sample's numbers, by default that of its output. `output`: the name or number
@@ -87,10 +95,10 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     """
     if classes is not None:
         target = (classes,)
-    shape = tuple(input.shape[1:]) if isinstance(input, Tensor) else tuple(input)
     word: Loss = "squared-error" if callable(loss) else loss
     name = type(module).__name__ if name is None else name
     module = module if output is None else choose_output(module, output)
+    module, shape, packed = read_example(module, input)
     source = make_source(
         module,
         name=name,
@@ -101,10 +109,12 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         own_targets=targets,
         dtype=dtype,
         frozen=frozen,
+        parts=packed or parts,
     )
     _check_own_loss(source)
     _check_engines(source, engines)
-    blobs = make_containers(source, engines, batch, progress)
+    made = make_containers(source, engines, batch, progress)
+    blobs = made.files
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
     program = replace(
         program_without_containers(source),
@@ -112,14 +122,14 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
             engine: {f: Container(sha256=hashlib.sha256(b).hexdigest(), size=len(b)) for f, b in functions.items()}
             for engine, functions in blobs.items()
         },
-        batch={engine: _batch(engine, batch) for engine in engines},
+        batch=made.batch,
         versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
-        parity={engine: _parity(source, engine, blobs[engine], batch) for engine in engines},
+        parity={engine: _parity(source, engine, blobs[engine], made.batch[engine]) for engine in engines},
         origin=origin,
         adapter=adapter_of(module, source.schema),
     )
-    runs = {fixed: golden_run(source, program, fixed=fixed) for fixed in {_fixed(e, batch) for e in engines}}
-    program = replace(program, golden={engine: runs[_fixed(engine, batch)] for engine in engines})
+    runs = {size: golden_run(source, program, fixed=None if size == "any" else size) for size in {*made.batch.values()}}
+    program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
     for engine in engines:
         check_golden(program, engine, blobs[engine])
     return CompilerOutput(program=program, files=files)
@@ -142,6 +152,7 @@ def program_without_containers(source: TraceSource) -> Program:
         opset=OPSET,
         versions={"torch": torch.__version__},
         frozen=None if source.frozen is None else source.frozen.schema,
+        parts=source.parts,
     )
 
 
@@ -156,16 +167,18 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     own_targets: Targets = None,
     dtype: str = "float32",
     frozen: str = "f32",
+    parts: Parts = (),
 ) -> TraceSource:
     """What the tracer works on: a private copy of the module, its shapes and its random numbers, all checked.
 
-    `own_targets`: as `targets` of `compile_program`. Cross-entropy of more than one row of logits per sample is that of
-    torch's own layout: the classes come first.
+    `own_targets`: as `targets` of `compile_program`. `parts`: what packed samples hold, which the module cuts apart.
+    Cross-entropy of more than one row of logits per sample is that of torch's own layout: the classes come first.
     Raises ProgramRefused for a model that cannot become a training program.
     """
+    name = type(module).__name__ if name is None else name
+    _warn_of_halves(module, name, dtype)
     mine = private_copy(module, dtype)
     stored = freeze(mine, frozen)
-    name = type(module).__name__ if name is None else name
     source = TraceSource(
         name=name,
         module=mine,
@@ -176,6 +189,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         own_loss=own_loss,
         dtype=dtype,
         frozen=stored,
+        parts=parts,
     )
     found = _check_answers(source, None if target is None else tuple(target))
     if own_loss is not None and loss == "squared-error":
@@ -184,7 +198,20 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     else:
         source = replace(source, target=found, loss=loss_of_output(loss, name, found))
     _check_constants(source)
-    return replace(source, noise=count_random_numbers(source))
+    noise, shared = count_random_numbers(source)
+    return replace(source, noise=noise, shared_draws=shared)
+
+
+def _warn_of_halves(module: nn.Module, name: str, dtype: str) -> None:
+    """Say what happens to float16 and bfloat16: no runtime trains in them, so the program widens them."""
+    halves = {n: p for n, p in module.named_parameters() if p.dtype in HALVES}
+    if not halves:
+        return
+    kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in halves.values()}))
+    said = f"model {name!r} has {len(halves)} parameters in {kinds}: they are trained, sent and stored as {dtype}"
+    frozen = not all(p.requires_grad for p in halves.values())
+    more = '; frozen="f16" stores the frozen ones in half the bytes' if frozen else ""
+    warnings.warn(said + more, stacklevel=3)
 
 
 def _check_own_loss(source: TraceSource) -> None:
@@ -296,7 +323,12 @@ def vector_of(module: nn.Module, schema: Schema) -> Flat:
 def weights_of(module: nn.Module, schema: Schema) -> dict[str, Array]:
     """Copies of the module's weights and buffers, under the names of the schema."""
     state = tensors_of(module)
-    return {t.name: state[t.name].cpu().numpy().copy() for t in schema.tensors}
+    return {t.name: _widened(state[t.name].cpu()).numpy().copy() for t in schema.tensors}
+
+
+def _widened(value: Tensor) -> Tensor:
+    """float16 and bfloat16, which numpy or no codec of ours has, as float32."""
+    return value.float() if value.dtype in HALVES else value
 
 
 def load_vector(module: nn.Module, schema: Schema, flat: Flat) -> None:
@@ -315,18 +347,10 @@ def _check_engines(source: TraceSource, engines: Sequence[str]) -> None:
         raise ProgramRefused("LiteRT has no float64", hint="compile float64 programs for onnx and pt2 only")
 
 
-def _batch(engine: str, batch: int) -> BatchSize:
-    return batch if engine == "litert" else "any"
-
-
-def _fixed(engine: str, batch: int) -> int | None:
-    return batch if engine == "litert" else None
-
-
-def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], batch: int) -> float:
+def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: BatchSize) -> float:
     """The largest difference of any function from torch, relative to each output's largest value."""
-    if _batch(engine, batch) == "any":
-        batch = EXAMPLE_BATCH + 1  # another size than the traced one, so that a graph for one size only fails
+    # another size than the traced one, so that a graph for one size only fails
+    batch = EXAMPLE_BATCH + 1 if size == "any" else size
     with refusal_context(source, engine):
         worst = max(
             max_difference(source, engine, f, files[f], batch=batch, seed=1, limit=MAX_RELATIVE_DIFFERENCE)

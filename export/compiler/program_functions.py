@@ -24,11 +24,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from edge_client.protocol.program import IGNORED, Dimension, Function, Loss, Port, class_axis
+from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Schema
 from export.compiler.adapters.frozen import Frozen
 from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, own_losses, per_sample_loss
 from export.compiler.random_ops import NoiseReader
 from export.compiler.sgd_step import SgdStep
+from export.compiler.signatures.packed_inputs import example_rows
 
 FlatTensors = tuple[Tensor, ...]
 Graph = Callable[..., FlatTensors]
@@ -48,9 +50,11 @@ class TraceSource:
     loss: Loss
     dtype: str  # "float32" or "float64"
     noise: int = 0  # random numbers that a training pass draws per sample
+    shared_draws: frozenset[int] = frozenset()  # which of its draws are one for the whole batch, counted from 0
     own_loss: LossFunction | None = None  # in place of `loss`, which then only says what y is
     own_targets: tuple[int, ...] | None = None  # one sample's numbers for such a loss, where they are not as the output
     frozen: Frozen | None = None
+    parts: Parts = ()  # what a packed sample holds; the module cuts it apart
 
     @property
     def params(self) -> list[str]:
@@ -205,7 +209,7 @@ def flat_graph(source: TraceSource, function: str, transform: Callable[[Graph], 
     at = names.index("noise")
 
     def fed(*flat: Tensor) -> FlatTensors:
-        with NoiseReader(flat[at]) as draws:
+        with NoiseReader(flat[at], source.shared_draws) as draws:
             out = inner(*flat)
         draws.check()
         return out
@@ -251,6 +255,11 @@ def example_inputs(source: TraceSource, function: str, batch: int, seed: int = 0
     dtype = getattr(torch, source.dtype)
     state, tokens = tensors_of(source.module), vocabulary_size(source.module)
 
+    def samples(shape: Sequence[int]) -> Tensor:
+        if source.parts:
+            return example_rows(source.parts, batch, draw, dtype)
+        return torch.randint(tokens, list(shape), generator=draw).to(dtype) if tokens else normal(shape, 1.0)
+
     def normal(shape: Sequence[int], scale: float) -> Tensor:
         return torch.randn(list(shape), generator=draw, dtype=dtype) * scale
 
@@ -263,7 +272,7 @@ def example_inputs(source: TraceSource, function: str, batch: int, seed: int = 0
             "buffers": lambda: state[name] * (1 + normal(shape, 0.1).abs()) + 0.1,
             "velocity": lambda: normal(shape, 0.05),
             "linear": lambda: normal(shape, 0.05),
-            "x": lambda: torch.randint(tokens, shape, generator=draw).to(dtype) if tokens else normal(shape, 1.0),
+            "x": lambda: samples(shape),
             "y": lambda: _example_targets(source, shape, draw),
             "q": lambda: torch.softmax(normal(shape, 1.0), -1),
             "noise": lambda: torch.rand(shape, generator=draw).to(dtype),  # multiples of 2^-24, as devices draw them
@@ -287,6 +296,13 @@ def _example_targets(source: TraceSource, shape: Sequence[int], draw: torch.Gene
     if source.own_loss is not None:
         return torch.rand(list(shape), generator=draw).to(dtype)
     return torch.softmax(torch.randn(list(shape), generator=draw, dtype=dtype), -1)
+
+
+def whole_numbers(source: TraceSource) -> int:
+    """Samples drawn as whole numbers below this suit the model; 0: as real numbers."""
+    if source.parts:
+        return min((part.below for part in source.parts if part.below), default=0)
+    return vocabulary_size(source.module)
 
 
 def vocabulary_size(module: nn.Module) -> int:

@@ -27,7 +27,13 @@ from torch import Tensor, nn
 from edge_client.protocol.program import FROZEN, IGNORED
 from edge_client.protocol.task import Array
 from export.compiler.losses.sample_losses import POSITION_LOSSES
-from export.compiler.program_functions import TraceSource, example_inputs, function_ports, private_copy
+from export.compiler.program_functions import (
+    TraceSource,
+    example_inputs,
+    function_ports,
+    private_copy,
+    whole_numbers,
+)
 from export.compiler.random_ops import NoiseReader
 from export.containers.write_onnx import run_onnx
 from export.containers.write_pt2 import run_pt2
@@ -94,8 +100,9 @@ def _perturbed_inputs(source: TraceSource, function: str, args: Sequence[Tensor]
     """The inputs in float64, their weights and samples moved by a few roundings to both sides."""
     names = [p.name for p in function_ports(source, function).inputs]
     draw = torch.Generator().manual_seed(0)
+    still = {"x"} if whole_numbers(source) else set()  # a token moved by a rounding is another token
     for _ in range(PERTURBED_PAIRS):
-        shifts = [_shift(name, a, draw) for name, a in zip(names, args, strict=True)]
+        shifts = [None if name in still else _shift(name, a, draw) for name, a in zip(names, args, strict=True)]
         for side in (1, -1):
             yield [a if shift is None else a.double() + side * shift for a, shift in zip(args, shifts, strict=True)]
 
@@ -135,7 +142,7 @@ def torch_step(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> 
     """One proximal step by torch's autograd on the model itself; by the names of the outputs."""
     net = _loaded(source, given, dtype).train()
     moving = {n: p for n, p in net.named_parameters() if f"w/{n}" in given}
-    with NoiseReader(given["noise"]) if "noise" in given else nullcontext():
+    with NoiseReader(given["noise"], source.shared_draws) if "noise" in given else nullcontext():
         out = net(given["x"])
     loss = (given["q"] * _loss(source, out, given["y"])).sum()
     grads = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)

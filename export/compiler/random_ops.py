@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -69,18 +70,21 @@ COVERED_OPERATORS = frozenset(
 class NoiseReader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
     """A context in which random operators read `noise` [batch, numbers per sample], from left to right.
 
-    Enter it outside of torch.func's transforms, so that it sees their plain tensors.
+    The draws whose numbers are in `shared`, counted from 0, belong to no sample, as a mask of weights: they read the
+    first row alone. Enter it outside of torch.func's transforms, so that it sees their plain tensors.
     """
 
-    def __init__(self, noise: Tensor) -> None:
+    def __init__(self, noise: Tensor, shared: AbstractSet[int] = frozenset()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.noise, self.taken = noise, 0
+        self.noise, self.shared, self.taken, self.draws = noise, shared, 0, 0
 
     def take(self, shape: Sequence[int]) -> Tensor:
         """The next columns in this shape, row by row; flat first, as torch may confuse two sizes."""
-        columns = math.prod(shape) // self.noise.shape[0]
-        u = self.noise[:, self.taken : self.taken + columns].reshape(-1)
-        self.taken += columns
+        shared = self.draws in self.shared
+        rows = self.noise[:1] if shared else self.noise
+        columns = math.prod(shape) // (1 if shared else self.noise.shape[0])
+        u = rows[:, self.taken : self.taken + columns].reshape(-1)
+        self.taken, self.draws = self.taken + columns, self.draws + 1
         return u.reshape(list(shape))
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's

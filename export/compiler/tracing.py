@@ -53,13 +53,15 @@ def trace_function(
     return FlatGraph(traced, constants[0 if closed else len(source.frozen_names) :]).eval()
 
 
-def export_graph(source: TraceSource, function: str, graph: nn.Module, *, batch: int) -> ExportedProgram:
-    """A dynamic graph of `trace_function` as torch's exported program, batch size from 1."""
-    dims = Dim("batch", min=1, max=MAX_BATCH)
+def export_graph(
+    source: TraceSource, function: str, graph: nn.Module, *, batch: int, dynamic: bool = True
+) -> ExportedProgram:
+    """A graph of `trace_function` as torch's exported program: batch size from 1, or `batch` unless `dynamic`."""
+    dims = Dim("batch", min=1, max=MAX_BATCH) if dynamic else None
     inputs = function_ports(source, function).inputs
-    shapes = tuple({i: dims for i, d in enumerate(p.shape) if d == "batch"} or None for p in inputs)
+    shapes: Any = tuple({i: dims for i, d in enumerate(p.shape) if d == "batch"} or None for p in inputs)
     flat = (*example_inputs(source, function, batch), *source.frozen_tensors)
-    shapes = (*shapes, *[None] * (len(flat) - len(shapes)))
+    shapes = (*shapes, *[None] * (len(flat) - len(shapes))) if dynamic else None
     try:
         made = _export(graph, flat, shapes, deferred=False)
     except Exception:  # noqa: BLE001 - what torch cannot prove for every batch; `_parity` tries another batch size
@@ -80,7 +82,7 @@ def _export(graph: nn.Module, flat: tuple[Tensor, ...], shapes: Any, *, deferred
         return torch.export.export(
             graph,
             flat,
-            dynamic_shapes=(shapes,),
+            dynamic_shapes=None if shapes is None else (shapes,),
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=deferred,
         )

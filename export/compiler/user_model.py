@@ -13,6 +13,7 @@ from torch import nn
 
 from edge_client.errors import FedcentersError, ProgramRefused, UsageError
 from export.compiler.program import CompilerOutput, compile_program
+from export.compiler.signatures.packed_inputs import Example
 from export.plugins import describe_error, import_path
 
 Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
@@ -53,10 +54,10 @@ def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded:
     return made
 
 
-def compile_model(module: nn.Module, shape: tuple[int, ...], **facts: Any) -> CompilerOutput:  # noqa: ANN401 - compile_program's own
+def compile_model(module: nn.Module, example: Example, **facts: Any) -> CompilerOutput:  # noqa: ANN401 - compile_program's own
     """`compile_program`; any other exception of the user's forward under the tracer becomes ProgramRefused."""
     try:
-        return compile_program(module, shape, **facts)
+        return compile_program(module, example, **facts)
     except (FedcentersError, ImportError):
         raise
     except Exception as wrong:

@@ -20,7 +20,8 @@ from tests.support.programs import BATCH, compiled, feeds, model, opened, relati
 from tests.support.web_steps import check_page
 
 PAPERS = ("linear-regression", "mnist-mlp", "cifar-lenet", "celeba-cnn", "letters-cnn", "femnist-cnn")
-QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers", "dropout", "pools", "asking"}
+QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers", "several-inputs"}
+QUICK |= {"dropout", "pools", "asking"}
 ENGINES = ("onnx", "litert", "pt2")
 SINGLE_STEP = 1e-5
 ROOM = 10  # times what torch's own float32 is off, where that is more: long sums, norms of flat samples, kinks

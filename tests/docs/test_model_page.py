@@ -10,7 +10,9 @@ import pytest
 from coordinator import config as coordinator_config
 from coordinator.models.registry import build_model
 from coordinator.strategies.registry import make_method
+from edge_client.data.dataset import describe_misfit, load_folder
 from export.compiler.decompositions.supported_ops import SUPPORTED
+from tests.support import softmax_program
 from tests.support.doc_pages import DOCS, PageReader, blocks
 
 PAGE = "train-your-own-model.md"
@@ -42,6 +44,15 @@ def test_each_loss_of_the_page_falls_when_it_is_trained(reader: PageReader) -> N
     lines = [line.rsplit(maxsplit=3) for line in printed(reader, "losses.py").splitlines()]
     assert [name.strip() for name, *_ in lines] == ["label smoothing", "BCE", "Huber", "Dice", "tokens"]
     assert all(float(after) < float(before) for _, before, _, after in lines)
+
+
+def test_a_model_of_several_inputs_trains_predicts_and_writes_a_devices_file(reader: PageReader) -> None:
+    first, second = printed(reader, "several.py").splitlines()
+    assert first.startswith("loss ")
+    assert first.endswith("outputs (60, 3)")
+    assert len(second.strip("[]").split()) == 5
+    misfit = describe_misfit(softmax_program.program(), load_folder(reader.folder).train)
+    assert misfit.startswith("samples are the arrays x.ids, x.mask, x.meta, the model takes one")
 
 
 def test_the_coordinators_configuration_and_factory_are_accepted(

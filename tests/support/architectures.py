@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from coordinator.models.registry import ModelEntry
+from edge_client.protocol.samples.input_parts import InputPart
 from tests.support import networks, picking_networks
 
 
@@ -209,6 +210,26 @@ def decoder_of_rows() -> nn.Module:
     )
 
 
+class SeveralInputs(nn.Module):
+    """Words where a mask says so, an image and a number of its own: integers, booleans and floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.conv, self.head = nn.Embedding(11, 4), nn.Conv2d(1, 2, 3), nn.Linear(4 + 18 + 1, 3)
+
+    def forward(self, words: Tensor, seen: Tensor, image: Tensor, age: Tensor) -> Tensor:
+        counted = seen.unsqueeze(-1)
+        text = (self.embed(words) * counted).sum(1) / counted.sum(1).clamp(min=1)
+        pixels = torch.relu(self.conv(image)).view(words.shape[0], -1)
+        return self.head(torch.cat([text, pixels, age.view(-1, 1)], 1))  # type: ignore[no-any-return]
+
+
+PARTS = (
+    InputPart(name="words", shape=(6,), kind="int", below=11),
+    InputPart(name="seen", shape=(6,), kind="bool", below=2),
+    InputPart(name="image", shape=(1, 5, 5)),
+    InputPart(name="age", shape=()),
+)
 IMAGE, ROW, SEQUENCE, TOKENS, VECTORS = (1, 8, 8), (5,), (6, 5), (6,), (6, 8)
 ENTRIES = {
     **networks.ENTRIES,
@@ -217,6 +238,7 @@ ENTRIES = {
     "frozen-middle": ModelEntry(make=frozen_middle, input=ROW, classes=3),
     "shared-layer": ModelEntry(make=shared_layer, input=ROW, classes=3),
     "tied-embedding": ModelEntry(make=NextToken, input=TOKENS, classes=11),
+    "several-inputs": ModelEntry(make=SeveralInputs, parts=PARTS, classes=3),
     "several-buffers": ModelEntry(make=Smoothed, input=ROW, classes=3),
     "lstm": ModelEntry(make=lambda: Recurrent(nn.LSTM), input=SEQUENCE, classes=3),
     "gru": ModelEntry(make=lambda: Recurrent(nn.GRU), input=SEQUENCE, classes=3),

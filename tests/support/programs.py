@@ -27,6 +27,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 from export.compiler.program import CompilerOutput, compile_program
 from export.compiler.program_functions import vocabulary_size
+from export.compiler.signatures.packed_inputs import pack_module
 from tests.support.architectures import ENTRIES
 
 BATCH = 8
@@ -41,7 +42,9 @@ def model(name: str) -> Model:
     entry = ENTRIES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Model(name=name, module=entry.make(), input=entry.input, classes=entry.classes, loss=entry.loss)
+        module = pack_module(entry.make(), entry.parts) if entry.parts else entry.make()
+        facts: dict[str, Any] = {"input": entry.input, "parts": entry.parts, "classes": entry.classes}
+        return Model(name=name, module=module, loss=entry.loss, **facts)
 
 
 @cache
@@ -63,9 +66,8 @@ def compiled(name: str, dtype: str = "float32", engines: tuple[str, ...] = ("onn
 
 def _compiled(name: str, dtype: str, engines: tuple[str, ...]) -> CompilerOutput:
     m = model(name)
-    return compile_program(
-        m.module, name=name, input=m.input, classes=m.classes, loss=m.loss, dtype=dtype, batch=BATCH, engines=engines
-    )
+    facts: dict[str, Any] = {"input": m.input, "parts": m.parts, "classes": m.classes, "loss": m.loss}
+    return compile_program(m.module, name=name, **facts, dtype=dtype, batch=BATCH, engines=engines)
 
 
 def opened(made: CompilerOutput, engine: str, folder: Path) -> Engine:

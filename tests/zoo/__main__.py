@@ -48,7 +48,8 @@ def main() -> int:
             continue
         if key in kept and not asked.again and set(asked.engines) <= set(kept[key].get("engines", {})):
             continue
-        kept[key] = kept.get(key, {}) | judge(row, asked.engines)
+        found = judge(row, asked.engines)
+        kept[key] = found | {"engines": kept.get(key, {}).get("engines", {}) | found.get("engines", {})}
         sys.stdout.write(f"{key} {kept[key]}\n")
         sys.stdout.flush()
         asked.results.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")

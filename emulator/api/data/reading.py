@@ -13,6 +13,7 @@ import numpy as np
 
 from edge_client.data.dataset import DeviceData, load_folder
 from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.samples.input_parts import Parts, describe_arrays, pack_arrays
 from edge_client.protocol.task import Array
 from export.plugins import nearest_name_hint
 
@@ -29,7 +30,7 @@ class Columns:
     """`x` [n, ...] raw, `y` [n, ...] raw, `by` [n]: to whom each sample belongs; `kind` is what they came from.
 
     `classes` are the names of the labels, where the source has them; `by_name` is the name of the column. `names` are
-    those of the columns of x, in order, where x is a table.
+    those of the columns of x, in order, where x is a table. `parts`: the arrays that x was packed of, if it was.
     """
 
     x: Array
@@ -39,6 +40,7 @@ class Columns:
     by_name: str = ""
     classes: Sequence[str] = ()
     names: Sequence[str] = ()
+    parts: Parts = ()
 
 
 def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) -> Columns:
@@ -65,6 +67,20 @@ def as_array(value: Any) -> Array:
     if hasattr(value, "getbands"):
         return channels_first(np.asarray(value))
     return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+
+
+def read_inputs(x: Any, wanted: Parts | None = None) -> tuple[Array, Parts]:
+    """Samples as one array, packed where they are a dict of arrays by name. -> (x, its parts).
+
+    `wanted`: the parts that are expected. Raises UsageError for arrays that cannot be packed, or are others.
+    """
+    if not isinstance(x, Mapping):
+        return as_array(x), ()
+    arrays = {str(name): as_array(values) for name, values in x.items()}
+    try:
+        return pack_arrays(arrays, wanted), describe_arrays(arrays)
+    except ValueError as wrong:
+        raise UsageError(str(wrong), hint="give a dict with an array [n, ...] for each input of the model") from None
 
 
 def channels_first(pixels: Array) -> Array:
@@ -96,7 +112,8 @@ def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
         raise UsageError(f"{len(data)} arrays", hint="write fc.fleet((x, y), ...): two arrays, and no names of columns")
     if by is not None:
         raise UsageError(f"arrays have no column {by!r}", hint="write by=array, with one value for each sample")
-    return Columns(x=as_array(data[0]), y=as_array(data[1]))
+    samples, parts = read_inputs(data[0])
+    return Columns(x=samples, y=as_array(data[1]), parts=parts)
 
 
 def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:

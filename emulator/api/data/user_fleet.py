@@ -13,6 +13,7 @@ import numpy as np
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.program import IGNORED
+from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from edge_client.protocol.task import I64, Array
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import Columns, as_array, device_folders, read_columns
@@ -44,7 +45,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
 ) -> Fleet:
     """A fleet of your own samples: one device per value of a column (`by`), or a `partition` among `devices`.
 
-    `data` is a torch Dataset or DataLoader, a pair (x, y) of arrays or tensors, a pandas DataFrame, a Hugging Face
+    `data` is a torch Dataset or DataLoader, a pair (x, y) of arrays or tensors (x is a dict of several, by the names of
+    forward's parameters, for a model that takes several), a pandas DataFrame, a Hugging Face
     Dataset, a dict that has such data for each device, or a folder with a subfolder for each device (as
     fedcenters-edge reads it). `x`, `y` and `by` name columns where there are any; of a pandas DataFrame x is every
     other column of numbers. `by` may also be an array [n]. `partition` is what `fc.partitions` says.
@@ -142,7 +144,7 @@ def _test_columns(
             f"test samples are {list(held.x.shape[1:])}, training samples {list(train.x.shape[1:])}",
             hint="use one shape",
         )
-    return held
+    return replace(held, parts=_joined("test samples", train.parts, held.parts))
 
 
 def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[Columns, GivenParts]:  # noqa: ANN401
@@ -153,20 +155,37 @@ def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[C
     for who, mine in data.items():
         both = [mine.train, mine.test] if isinstance(mine, DeviceData) else [mine]
         of = list(held[0][1].names) or x if held else x  # in the order of the first device
-        columns = [read_columns((d.x, d.y) if isinstance(d, Dataset) else d, x=of, y=y) for d in both if d is not None]
+        columns = [_of_device(d, x=of, y=y) for d in both if d is not None]
         held += [(str(who), part) for part in columns]
         rows = [np.arange(end, end := end + len(part.x)) for part in columns]
         parts.append(rows[0] if len(rows) == 1 else tuple(rows))
     if not held:
         raise ConfigError("there are no devices", hint="give at least one")
     first, one = held[0]
+    packed = one.parts
     for who, part in held:
+        packed = _joined(who, packed, part.parts)
         if part.x.shape[1:] != one.x.shape[1:]:
             told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
             raise ConfigError(told, hint="use one shape")
     x_all, y_all = (np.concatenate([getattr(part, name) for _, part in held]) for name in ("x", "y"))
     whole = Columns(x=x_all, y=y_all, kind=f"{one.kind} of each device", classes=one.classes, names=one.names)
+    whole = replace(whole, parts=packed)
     return whole, GivenParts(parts, names=device_names(list(data)))
+
+
+def _of_device(data: Any, *, x: Any, y: str | int | None) -> Columns:  # noqa: ANN401 - see `fleet`
+    if not isinstance(data, Dataset):
+        return read_columns(data, x=x, y=y)
+    return replace(read_columns((data.x, data.y), x=x, y=y), parts=data.parts)
+
+
+def _joined(who: str, one: Parts, other: Parts) -> Parts:
+    """The parts of both. Raises ConfigError for others than the first samples have."""
+    try:
+        return joined_parts(one, other)
+    except ValueError as wrong:
+        raise ConfigError(f"{who}: {wrong}", hint="give all samples the same arrays") from None
 
 
 def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataSet, Sequence[str | bool]]:
@@ -178,6 +197,7 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     ready = to_unit_range if train.x.dtype == np.uint8 else to_float
     held = raw[1] if test is not None else None
     data = DataSet(train=raw[0], test=held, ready=ready, train_share=share, names=names)
+    data = replace(data, parts=train.parts if test is None else test.parts)
     return data, classes or train.classes
 
 

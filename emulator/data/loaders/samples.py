@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edge_client.data.dataset import Dataset
+from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import I64, Array
 
 TRAIN_SHARE = 0.8
@@ -65,7 +66,8 @@ class DataSet:
     """A whole data set. Without an official `test` part every device trains on `train_share` of its own samples.
 
     `ready` turns raw rows into float32 that a model takes; `note` is a caveat to print beside any result. `names` are
-    those of the users, by their numbers; without them devices are numbered.
+    those of the users, by their numbers; without them devices are numbered. `parts`: the arrays that each sample was
+    packed of, where it was.
     """
 
     train: RawSamples
@@ -74,6 +76,7 @@ class DataSet:
     note: str = ""
     train_share: float = TRAIN_SHARE
     names: Sequence[str] = field(default=(), repr=False)
+    parts: Parts = ()
 
     @property
     def classes(self) -> int:
@@ -82,7 +85,7 @@ class DataSet:
         return int(self.train.y.max()) + 1 if single else 0
 
     def dataset(self, samples: RawSamples) -> Dataset:
-        return Dataset(self.ready(samples.x), samples.y)
+        return Dataset(self.ready(samples.x), samples.y, parts=self.parts)
 
     def joined(self) -> DataSet:
         """One part that holds all samples, training before test."""

@@ -67,6 +67,7 @@ def cpu_recipe(model: Model, *, dtype: str = "float32") -> CpuRecipe:
         own_targets=model.own_targets,
         dtype=dtype,
         frozen=model.frozen,
+        parts=model.parts,
     )
     return CpuRecipe(source=source, program=program_without_containers(source))
 

@@ -60,7 +60,7 @@ def autograd_step(source: TraceSource, model: FlatModel) -> Step:
             if noise is None:
                 out = model.module(x)
             else:
-                with NoiseReader(noise) as draws:
+                with NoiseReader(noise, source.shared_draws) as draws:
                     out = model.module(x)
                 draws.check()
             losses = sample_losses(source, out, y)
@@ -80,7 +80,7 @@ def record_step(source: TraceSource, model: FlatModel, x: Tensor, y: Tensor, noi
         state, rest = dict(zip(names, flat, strict=False)), flat[len(names) :]
         x, y, q, *noise = rest
         trained = [state[name].requires_grad_() for name in source.params]
-        out, after = _forward(model, state, x, noise)
+        out, after = _forward(source, model, state, x, noise)
         losses = sample_losses(source, out, y)
         gradients = torch.autograd.grad(losses, trained, q, allow_unused=True)
         written = [after[name] if after[name] is not state[name] else None for name in source.buffers]
@@ -100,11 +100,11 @@ def record_step(source: TraceSource, model: FlatModel, x: Tensor, y: Tensor, noi
 
 
 def _forward(
-    model: FlatModel, state: Mapping[str, Tensor], x: Tensor, noise: Sequence[Tensor]
+    source: TraceSource, model: FlatModel, state: Mapping[str, Tensor], x: Tensor, noise: Sequence[Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     if not noise:
         return call_module(model.module, state, x)
-    with NoiseReader(noise[0]) as draws:
+    with NoiseReader(noise[0], source.shared_draws) as draws:
         made = call_module(model.module, state, x)
     draws.check()
     return made

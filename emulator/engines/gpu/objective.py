@@ -22,7 +22,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coordinator.models.registry import Model
-from edge_client.errors import RuntimeMissing
+from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.task import Flat, Optimiser, TensorSpec
 from edge_client.training.optimiser import NORM_FLOOR, move
 from export.compiler.losses.sample_losses import per_sample_loss
@@ -43,7 +43,13 @@ class Objective:
             loss=model.loss,
             dtype=dtype,
             frozen=model.frozen,
+            parts=model.parts,
         )
+        if self.source.shared_draws:
+            raise ProgramRefused(
+                f"model {model.name!r} draws masks for a whole batch, which clients side by side cannot share",
+                hint="choose the engine lean",
+            )
         self.device, self.dtype = device, getattr(torch, dtype)
         self.program = program_without_containers(self.source)
         self.n_params, self.size = self.source.schema.n_params, self.source.schema.size

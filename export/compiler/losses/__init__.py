@@ -1,1 +1,1 @@
-"""What a program minimises: losses of samples and positions, the user's own, and the output that they read."""
+"""What a program minimises: losses of samples and positions, and the user's own."""

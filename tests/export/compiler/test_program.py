@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edge_client.data.dataset import Dataset
+from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, ProgramRefused, UsageError
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import EngineLearner
-from export.compiler.program import CompilerOutput, compile_program, load_vector, schema_of, vector_of
+from export.bundle.run_source import BundleSource
+from export.bundle.writer import write_bundle
+from export.compiler.program import CompilerOutput, compile_program, load_vector, make_source, schema_of, vector_of
 from export.diagnostics import first_sentence
 from tests.support.programs import BATCH, compiled, model, opened
 
@@ -215,3 +218,44 @@ class OneHeight(nn.Linear):
 def test_an_assertion_of_the_model_about_its_input_is_a_refusal() -> None:
     with pytest.raises(ProgramRefused, match=r"does not take samples of shape .*another height"):
         compile_program(OneHeight(5, 3), (4,), engines=("onnx",))
+
+
+class AskedByLength(nn.Linear):
+    """`len(x)` makes the batch a plain number, so that torch cannot trace any size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).reshape(len(x), 3)
+
+
+def test_a_model_that_traces_for_one_batch_size_only_gets_files_of_that_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = AskedByLength(4, 3)
+    made = compile_program(module, (4,), engines=("pt2",), batch=6)
+    assert made.program.batch == {"pt2": 6}
+    assert made.program.golden["pt2"].batch == 6
+    assert "take batches of 6 samples only" in caplog.text
+    files = {name: tmp_path / file.sha256 for name, file in made.program.files("pt2", ("step", "evaluate")).items()}
+    for path in files.values():
+        path.write_bytes(made.files[path.name])
+    learner = EngineLearner(open_engine("pt2", made.program, files), made.program)
+    x = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
+    outputs = learner.evaluate([vector_of(module, made.program.schema)], Dataset(x, np.zeros(10, int)), batch=4)[1]
+    with torch.no_grad():
+        np.testing.assert_allclose(outputs[0], module(torch.from_numpy(x)).numpy(), atol=1e-5)
+    material = BundleSource(program=made.program, files=made.files, centers=[np.zeros(15, np.float32)], cards=[{}])
+    with pytest.raises(ProgramRefused, match="takes batches of 6 only"):
+        write_bundle(tmp_path / "b", material)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_is_widened_and_the_user_is_told(kind: torch.dtype) -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to(kind)
+    with pytest.warns(UserWarning, match=f"4 parameters in {str(kind)[6:]}: they are trained.* as float32"):
+        source = make_source(module, input=(4,))
+    assert {p.dtype for p in source.module.parameters()} == {torch.float32}
+    assert module[0].weight.dtype == kind
+    np.testing.assert_array_equal(vector_of(module, source.schema), vector_of(source.module, source.schema))
+    module[0].requires_grad_(requires_grad=False)
+    with pytest.warns(UserWarning, match='frozen="f16" stores the frozen ones in half the bytes'):
+        make_source(module, input=(4,))

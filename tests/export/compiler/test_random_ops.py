@@ -22,7 +22,7 @@ from edge_client.training.learner import EngineLearner
 from export.compiler.containers import EXAMPLE_BATCH
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import compile_program, make_source, vector_of
-from export.compiler.program_functions import function_ports
+from export.compiler.program_functions import example_inputs, function_ports
 from export.compiler.tracing import export_graph, trace_function
 from export.containers.write_pt2 import run_pt2
 from tests.support.programs import BATCH, compiled, feeds, model, opened, relative
@@ -103,9 +103,33 @@ class Weights(nn.Linear):
         return nn.functional.linear(x, nn.functional.dropout(self.weight, 0.5, self.training), self.bias)
 
 
-def test_numbers_that_belong_to_no_sample_are_refused_by_layer() -> None:
-    with pytest.raises(ProgramRefused, match=r"layer 0 \(Weights\).*do not belong to one sample"):
-        make_source(nn.Sequential(Weights(5, 3)), input=(5,))
+def test_a_mask_of_weights_is_one_for_the_batch_and_reads_the_first_samples_numbers() -> None:
+    source = make_source(nn.Sequential(nn.Dropout(0.5), Weights(5, 3)), input=(5,), loss="squared-error")
+    assert source.noise == 5 + 15
+    assert source.shared_draws == {1}
+    graph = trace_function(ForwardPasses(source), "step", batch=EXAMPLE_BATCH, dynamic=True)
+    for batch in (1, 4):
+        given = example_inputs(source, "step", batch)
+        at = {port.name: value for port, value in zip(function_ports(source, "step").inputs, given, strict=True)}
+        noise = at["noise"]
+        mask = (noise[0, 5:].reshape(3, 5) >= 0.5) * 2.0
+        x = at["x"] * (noise[:, :5] >= 0.5) * 2.0
+        out = x @ (at["w/1.weight"] * mask).T + at["w/1.bias"]
+        told = (at["q"] * ((out - at["y"]) ** 2).mean(1)).sum()
+        torch.testing.assert_close(graph(*given)[-1], told)
+
+
+class Pairs(nn.Linear):
+    """A number for every pair of samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.rand(len(x), len(x)) if self.training else torch.zeros(len(x), len(x))
+        return super().forward(x + drawn.sum(1, keepdim=True))
+
+
+def test_numbers_that_belong_neither_to_a_sample_nor_to_the_batch_are_refused_by_layer() -> None:
+    with pytest.raises(ProgramRefused, match=r"layer 0 \(Pairs\).*do not belong to one sample"):
+        make_source(nn.Sequential(Pairs(5, 3)), input=(5,))
 
 
 class DropPath(nn.Module):

@@ -1,0 +1,106 @@
+"""Fourier transforms without complex numbers: torch.fft's own values, and torch's own gradients in a traced step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_client.errors import ProgramRefused
+from export.compiler.decompositions.fourier import FOURIER_OVERRIDES, MAX_LENGTH, ComplexPair
+from export.compiler.forward_pass import ForwardPasses
+from export.compiler.program import make_source
+from export.compiler.program_functions import example_inputs
+from export.compiler.program_parity import output_differences, torch_outputs
+from export.compiler.tracing import trace_function
+
+EXACT = 1e-10  # float64
+RNG = torch.Generator().manual_seed(0)
+X = torch.randn(3, 7, 10, generator=RNG, dtype=torch.float64)
+
+
+def whole(value: Any) -> Tensor:  # noqa: ANN401 - a pair or a tensor
+    return torch.complex(value.real, value.imag) if isinstance(value, ComplexPair) else value
+
+
+@pytest.mark.parametrize("norm", [None, "ortho", "forward"])
+@pytest.mark.parametrize("n", [None, 6, 13])
+@pytest.mark.parametrize("name", ["fft", "rfft", "ifft", "irfft"])
+def test_a_transform_of_one_axis_is_torchs(name: str, n: int | None, norm: str | None) -> None:
+    theirs = getattr(torch.fft, name)
+    given = torch.fft.fft(X, dim=1) if name == "irfft" else X
+    pair = ComplexPair(given.real, given.imag) if given.is_complex() else given
+    torch.testing.assert_close(whole(FOURIER_OVERRIDES[theirs](pair, n, 1, norm)), theirs(given, n, 1, norm))
+
+
+@pytest.mark.parametrize("dim", [(-2, -1), (1, 0)])
+@pytest.mark.parametrize("name", ["fft2", "fftn", "rfft2", "rfftn"])
+def test_a_transform_of_several_axes_and_its_inverse_are_torchs(name: str, dim: tuple[int, int]) -> None:
+    theirs, back = getattr(torch.fft, name), getattr(torch.fft, f"i{name}")
+    told = theirs(X, dim=dim, norm="ortho")
+    torch.testing.assert_close(whole(FOURIER_OVERRIDES[theirs](X, dim=dim, norm="ortho")), told)
+    pair = ComplexPair(told.real, told.imag)
+    torch.testing.assert_close(whole(FOURIER_OVERRIDES[back](pair, dim=dim)), back(told, dim=dim))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_fft": 16, "window": torch.ones(16, dtype=torch.float64)},
+        {"n_fft": 16, "hop_length": 5, "win_length": 12, "window": torch.hann_window(12, dtype=torch.float64)},
+        {"n_fft": 8, "center": False, "normalized": True, "onesided": False, "window": torch.ones(8).double()},
+    ],
+)
+def test_a_short_time_transform_is_torchs(settings: dict[str, Any]) -> None:
+    x = X.reshape(3, 70)
+    told = torch.stft(x, return_complex=True, **settings)
+    torch.testing.assert_close(whole(FOURIER_OVERRIDES[torch.stft](x, return_complex=True, **settings)), told)
+
+
+class Spectrum(nn.Module):
+    """A mel-like front end behind a trained layer, and a filter between transforms, as in FNet and global filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gain = nn.Linear(24, 24), nn.Parameter(torch.linspace(0.5, 1.5, 13))
+        self.register_buffer("window", torch.hann_window(8))
+        self.head = nn.Linear(24 + 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        mixed = torch.fft.irfft(torch.fft.rfft(x, dim=-1) * self.gain, n=24, dim=-1)
+        frames = torch.stft(x, 8, hop_length=4, window=self.window, return_complex=True)
+        mel = torch.log(frames.abs().pow(2).mean(-1) + 1)
+        both = torch.fft.fftn(mixed.unflatten(1, (4, 6)), dim=(1, 2)).real.flatten(1)
+        return self.head(torch.cat([both, mel], 1))  # type: ignore[no-any-return]
+
+
+def test_a_step_through_transforms_is_torchs_at_another_batch_size() -> None:
+    source = make_source(Spectrum(), input=(24,), loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 5)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < EXACT
+
+
+class Angles(nn.Linear):
+    """An operator of complex numbers that is not covered."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.fft.fft(x).angle())
+
+
+class Long(nn.Linear):
+    """An axis that no product should transform."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.fft.fft(x.repeat(1, MAX_LENGTH)).real[:, :4])
+
+
+@pytest.mark.parametrize(("module", "says"), [(Angles(4, 2), "angle"), (Long(4, 2), f"at most {MAX_LENGTH}")])
+def test_other_operators_of_complex_numbers_and_long_axes_are_refused(module: nn.Module, says: str) -> None:
+    passes = ForwardPasses(make_source(nn.Sequential(module), input=(4,)))
+    with pytest.raises(ProgramRefused, match=says):
+        trace_function(passes, "infer", batch=4, dynamic=True)
