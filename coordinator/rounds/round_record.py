@@ -79,17 +79,29 @@ class StalenessRecord(TypedDict):
     most: int
 
 
-class AsynchronousRecord(TypedDict):
-    """A round that waited for no device: updates that counted, tasks that were stopped or expired.
+class TestedRecord(TypedDict):
+    """The centers of which a record has the scores: those after this round, in these versions."""
 
-    `versions` has the versions of each center since the run's first such round.
-    """
+    round: int
+    versions: Sequence[int]
 
+
+class _Counts(TypedDict):
     versions: Sequence[int]
     counted: int
     stale: int
     expired: int
     staleness: StalenessRecord
+
+
+class AsynchronousRecord(_Counts, total=False):
+    """A round that waited for no device: updates that counted, tasks that were stopped or expired.
+
+    `versions` has the versions of each center since the run's first such round. `tested` is there where a test ended in
+    this round that began with an earlier version.
+    """
+
+    tested: TestedRecord
 
 
 class _Measured(TypedDict):
