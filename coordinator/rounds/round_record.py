@@ -187,6 +187,25 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
     return record
 
 
+def place_in_words(record: Mapping[str, Any]) -> str:
+    """Which round a record is of; of a run without rounds how many updates it counts, and the versions."""
+    told, of = record.get("asynchronous"), f"{record['round']}/{record['of']}"
+    if told is None:
+        return f"round {of}"
+    return f"record {of}: {told['counted']} more updates, {versions_in_words(told['versions'])}"
+
+
+def versions_in_words(versions: Sequence[int]) -> str:
+    """The versions of the centers, in the order of the centers."""
+    return f"version{'s' * (len(versions) > 1)} {', '.join(map(str, versions))}"
+
+
+def tested_in_words(record: Mapping[str, Any]) -> str:
+    """Where a run without rounds tested earlier versions than those of its record: which."""
+    told = record.get("asynchronous", {}).get("tested")
+    return "" if told is None else f" of {versions_in_words(told['versions'])}"
+
+
 def reached_in_words(record: Mapping[str, Any]) -> str:
     """The accuracy of a round, or where it has none its other scores, or its loss; "" where nothing was measured."""
     found = {name: value["micro"] for name, value in (record.get("metrics") or {}).items()}
