@@ -113,12 +113,11 @@ def played(side: str, model: str) -> dict[str, Any]:
         "start_s": round(ready_s - began_s, 2),
         "wall_s": round(ends[-1][0] - ready_s, 2),
         "cpu_s": round(ends[-1][1] - cpu_s, 2),
-        "rounds_s": [
-            round(end - begin, 2) for begin, (end, _, _) in zip([ready_s, *(e[0] for e in ends)], ends, strict=False)
-        ],
+        "rounds_s": [round(end - begin, 2) for begin, end in pairwise([ready_s, *(end for end, _, _ in ends)])],
+        "rounds_cpu_s": [round(end - begin, 2) for begin, end in pairwise([cpu_s, *(cpu for _, cpu, _ in ends)])],
         "moved_mb": [None if moved is None else round(moved, 1) for _, _, moved in ends],
         "samples_mb": round(
-            sum(d.train.x.nbytes + d.test.x.nbytes for d in local.values() if d.test is not None) / MB, 1
+            sum(data.x.nbytes for one in local.values() for data in (one.train, one.test) if data) / MB
         ),
         "digest": sha.hexdigest(),
         "load": round(load(), 1),
@@ -137,7 +136,8 @@ def fleet() -> dict[ClientId, DeviceData]:
 
     names = [f"device-{i:03d}" for i in range(DEVICES)]
     return {
-        who: DeviceData(train=drawn(i % 3, SAMPLES), test=drawn(i % 3, SAMPLES // 4)) for i, who in enumerate(names)
+        who: DeviceData(train=drawn(number % 3, SAMPLES), test=drawn(number % 3, SAMPLES // 4))
+        for number, who in enumerate(names)
     }
 
 
