@@ -107,8 +107,15 @@ def cell(*, devices: int, size: str) -> dict[str, Any]:
             centers = prepared.initial + np.float32(0.01) * np.arange(CENTERS, dtype=np.float32)[:, None]
             state = State(centers=centers, assignment={who: i % CENTERS for i, who in enumerate(names)})
             report = make_report({}, state.assignment, n_centers=CENTERS)
-            facts = {"method": "fesem", "round": 1, "of": 1, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
-            record = round_record(report, run=config.runs[0].name, **facts)
+            told: dict[str, Any] = {
+                "method": "fesem",
+                "round": 1,
+                "of": 1,
+                "bytes_down": 0,
+                "bytes_up": 0,
+                "seconds": 0.0,
+            }
+            record = round_record(report, run=config.runs[0].name, **told)
             store.states.put(store.states.run_id(config.runs[0].name, lambda: "1"), 1, state, [record])
             store.facts.put("lesson", json.dumps(config.fingerprint()))
             strategy = make_strategy(config.runs[0], config)
@@ -117,7 +124,7 @@ def cell(*, devices: int, size: str) -> dict[str, Any]:
             idle, cpu_s = reset_peak_memory(), time.process_time()
             catalog, _, _ = publish_centers([outcome], config, store, prepared, unix_ms=0)
             took = round(time.process_time() - cpu_s, 2)
-        facts = {"devices": devices, "parameters": size, "router": catalog.router is not None}
+        facts: dict[str, Any] = {"devices": devices, "parameters": size, "router": catalog.router is not None}
         files = sum(file.stat().st_size for file in (folder / "bundle").rglob("*") if file.is_file()) / 1e6
         return facts | {"mb": round((peak_memory() - idle) / 1e6, 1), "cpu_s": took, "bundle_mb": round(files, 1)}
 
