@@ -68,10 +68,12 @@ bench-task: $(STAMP) $(PEERS)/flower/.installed $(PEERS)/fluke/.installed ## the
 bench-programs: $(STAMP) ## a training step of every model on every engine against torch
 	$(BIN)/python -m tests.benches.programs --json bench-programs.json
 
-bench-scale: $(STAMP) ## memory and seconds of a round of 1,000 devices, before and now; replies per second; rounds of a simulated fleet up to a million; about an hour
+bench-scale: $(STAMP) ## memory and seconds of a round of 1,000 devices, before and now; replies per second; rounds of a simulated fleet up to a million; the bundle; Ray; about an hour and a half
 	$(BIN)/python -m tests.benches.aggregation
 	$(BIN)/python -m tests.benches.replies
 	$(BIN)/python -m tests.benches.million
+	$(BIN)/python -m tests.benches.bundle
+	$(BIN)/python -m tests.benches.cluster
 
 bench-fleet: $(STAMP) ## 1,000 devices that upload 1.15 MB each, then 5,000 small ones, over mosquitto; some minutes on an idle machine
 	$(BIN)/python -m tests.benches.fleet

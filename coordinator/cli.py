@@ -205,14 +205,16 @@ def format_event(event: Mapping[str, Any]) -> str:
     """An event of metrics.jsonl as one line of text."""
     kind = event["event"]
     if kind == "round":
-        from coordinator.rounds.round_record import reached_in_words
+        from coordinator.rounds.round_record import place_in_words, reached_in_words, tested_in_words
 
-        reached = reached_in_words(event) or "not evaluated"
+        scores = reached_in_words(event)
+        reached = scores + tested_in_words(event) if scores else "not evaluated"
         secure = event.get("secure", {})
         reached += "".join(f"; no sum: {reason}" for reason in secure.get("failed", ()))
         if secure and event["round"] == 1:
             reached += f"; the coordinator sees {secure['sees']}"
-        return f"{event['run']} round {event['round']}/{event['of']}: {reached}, {event['seconds']:.1f} s"
+        where = place_in_words(event)
+        return f"{event['run']} {where}{';' if 'asynchronous' in event else ':'} {reached}, {event['seconds']:.1f} s"
     if kind == "program":
         return f"program {event['model']} ready for {', '.join(event['parity'])} ({event['seconds']:.1f} s)"
     if kind == "bundle":

@@ -132,11 +132,6 @@ class RoundConfig:
         if self.over_select != 1:
             why = "no device is waited for, so none is asked in another's place"
             raise ConfigError(f"concurrency with over-select: {why}", hint="leave one of them out")
-        if self.evaluation != EvaluationPlan():
-            why = "devices test once, at the end; a test would take the place of the task that a device works on"
-            raise ConfigError(
-                f"concurrency with evaluate-every or fraction-evaluate: {why}", hint="leave out both, or concurrency"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,7 +117,7 @@ class DashboardView:
 
     def _newest(self, history: RunHistory) -> dict[str, Any]:
         """What a page knows of a run beside its lines: the newest center, accuracy and loss of each device."""
-        about = {"run": history.name, "method": history.method, "of": history.of}
+        about = {"run": history.name, "method": history.method, "of": history.of, "updates": history.updates}
         return about | history.newest(len(self.devices))
 
     def _refuse(self, refused: Mapping[ClientId, str], event: RoundRecord) -> Messages:
@@ -193,7 +193,8 @@ class DashboardView:
     def _exchange(self, exchange: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         counts = {group: len(exchange[group]) for group in ("answered", "uploading", "waiting", "refused", "open")}
         same = {key: exchange[key] for key in ("round", "exchange", "asked", "wanted", "quorum", "left_s", "closed")}
-        return {**same, **counts, "id": exchange["run"], "run": names.get(exchange["run"], exchange["run"])}
+        updates = {"updates": exchange["updates"]} if "updates" in exchange else {}  # a run without rounds
+        return {**same, **counts, **updates, "id": exchange["run"], "run": names.get(exchange["run"], exchange["run"])}
 
     # -- output
 

@@ -37,12 +37,17 @@ Centers = NDArray[np.int16]
 
 
 class RunHistory:
-    """One run. `lines` are its rounds' short records, oldest first; `sent` counts the bytes of all its rounds."""
+    """One run. `lines` are its rounds' short records, oldest first; `sent` counts the bytes of all its rounds.
+
+    `updates` counts those of a run without rounds; None for one with rounds.
+    """
 
     def __init__(self, name: str, method: str, of: int) -> None:
         self.name, self.method, self.of = name, method, of
         self.lines: deque[dict[str, Any]] = deque()
         self.sent = {"down": 0, "up": 0}
+        self.updates: int | None = None
+        self._updates_after: dict[int, int] = {}  # a round
         self._centers: deque[Centers] = deque()
         self._accuracies: deque[NDArray[np.float32]] = deque()
         self._tested: dict[str, dict[int, float]] = {"accuracy": {}, "loss": {}}  # by device, of its newest test
@@ -64,6 +69,7 @@ class RunHistory:
             line["metrics"] = {name: value["micro"] for name, value in metrics.items()}
         line["sizes"] = np.bincount(centers[centers >= 0], minlength=len(event["per_center"])).tolist()
         line["moved"] = self._moved(centers)
+        line |= self._count(event)
         line["refused"] = len(event.get("refused", {}))
         self.lines.append(line)
         self.sent = {"down": self.sent["down"] + event["bytes"]["down"], "up": self.sent["up"] + event["bytes"]["up"]}
@@ -73,6 +79,16 @@ class RunHistory:
             for kept in (self.lines, self._centers, self._accuracies):
                 kept.popleft()
         return line
+
+    def _count(self, event: RoundRecord) -> dict[str, Any]:
+        """Of a run without rounds: its updates so far, the versions, and after how many updates a test began."""
+        if "asynchronous" not in event:
+            return {}
+        told = event["asynchronous"]
+        self.updates = (self.updates or 0) + told["counted"]
+        self._updates_after[event["round"]] = self.updates
+        tested = self._updates_after.get(told["tested"]["round"], 0) if "tested" in told else self.updates
+        return {"updates": self.updates, "tested": tested, "versions": list(told["versions"])}
 
     def _moved(self, centers: Centers) -> int:
         """The number of devices whose center differs from the one in the round before."""

@@ -79,17 +79,29 @@ class StalenessRecord(TypedDict):
     most: int
 
 
-class AsynchronousRecord(TypedDict):
-    """A round that waited for no device: updates that counted, tasks that were stopped or expired.
+class TestedRecord(TypedDict):
+    """The centers of which a record has the scores: those after this round, in these versions."""
 
-    `versions` has the versions of each center since the run's first such round.
-    """
+    round: int
+    versions: Sequence[int]
 
+
+class _Counts(TypedDict):
     versions: Sequence[int]
     counted: int
     stale: int
     expired: int
     staleness: StalenessRecord
+
+
+class AsynchronousRecord(_Counts, total=False):
+    """A round that waited for no device: updates that counted, tasks that were stopped or expired.
+
+    `versions` has the versions of each center since the run's first such round. `tested` is there where a test ended in
+    this round that began with an earlier version.
+    """
+
+    tested: TestedRecord
 
 
 class _Measured(TypedDict):
@@ -173,6 +185,25 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
     if local_steps is not None:
         record["local_steps"] = local_steps
     return record
+
+
+def place_in_words(record: Mapping[str, Any]) -> str:
+    """Which round a record is of; of a run without rounds how many updates it counts, and the versions."""
+    told, of = record.get("asynchronous"), f"{record['round']}/{record['of']}"
+    if told is None:
+        return f"round {of}"
+    return f"record {of}: {told['counted']} more updates, {versions_in_words(told['versions'])}"
+
+
+def versions_in_words(versions: Sequence[int]) -> str:
+    """The versions of the centers, in the order of the centers."""
+    return f"version{'s' * (len(versions) > 1)} {', '.join(map(str, versions))}"
+
+
+def tested_in_words(record: Mapping[str, Any]) -> str:
+    """Where a run without rounds tested earlier versions than those of its record: which."""
+    told = record.get("asynchronous", {}).get("tested")
+    return "" if told is None else f" of {versions_in_words(told['versions'])}"
 
 
 def reached_in_words(record: Mapping[str, Any]) -> str:

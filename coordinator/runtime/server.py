@@ -26,6 +26,7 @@ from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.event_loop import AwakeClock, Controls, EventLoop, ServerStopped
 from coordinator.runtime.exchange.exchange_driver import run_exchange
+from coordinator.runtime.exchange.interval_tests import IntervalTests
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange
 from coordinator.runtime.exchange.without_rounds import Network, WithoutRounds
 from coordinator.runtime.leadership import Superseded, seen_epoch
@@ -343,7 +344,13 @@ class Server:
             seed=config.seed,
             batch=config.model.batch_size,
             max_update_ratio=config.update.max_ratio,
-            live={},
+            tests=IntervalTests(
+                evaluation=config.round.evaluation,
+                store=self._store,
+                seed=config.seed,
+                batch=config.model.batch_size,
+                is_online=network.is_online,
+            ),
         )
 
     def _wait_for_connected(self, session: EventLoop, key: ExchangeKey) -> None:

@@ -22,8 +22,9 @@ from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, r
 from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_seen
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.runtime.exchange.exchange_driver import Ask
+from coordinator.runtime.exchange.interval_tests import RoundPlace
 from coordinator.runtime.exchange.masked_sums import STAGES, MaskedSums, check_masked, told_choices
-from coordinator.runtime.exchange.without_rounds import RoundPlace, WithoutRounds, oldest_needed
+from coordinator.runtime.exchange.without_rounds import WithoutRounds, oldest_needed
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey

@@ -70,6 +70,11 @@ class StateStore:
         found = ((number, self._read(number, blob)) for number, blob in self._database.rows(query, (run,)))
         return next(((number, state) for number, state in found if state is not None), None)
 
+    def of_round(self, run: str, number: int) -> State | None:
+        """The state after round `number`; None where it is not stored, or cannot be read."""
+        rows = self._database.rows("select blob from states where run = ? and round = ?", (run, number))
+        return self._read(number, rows[0][0]) if rows else None
+
     def _read(self, number: int, blob: str) -> State | None:
         """The state after round `number`, or None where its blob is damaged or lost."""
         try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.rounds.round_record import SCORES, reached_in_words, upgraded_record
+from coordinator.rounds.round_record import SCORES, reached_in_words, upgraded_record, versions_in_words
 from coordinator.storage.run_reader import open_database
 from edge_client import __version__
 from edge_client.printable import printable_line, size_in_words
@@ -69,7 +69,13 @@ def read_status(folder: Path) -> dict[str, Any]:
     newest = {event["event"]: event for event in events}
     starts = [place for place, event in enumerate(events) if event["event"] == "start"]
     errors = [event["message"] for event in events[starts[-1] if starts else 0 :] if event["event"] == "error"]
-    last = {event["run"]: event for event in events if event["event"] == "round"}
+    rounds_told = [event for event in events if event["event"] == "round"]
+    last = {event["run"]: event for event in rounds_told}
+    tested = last | {event["run"]: event for event in rounds_told if reached_in_words(event)}  # the newest scores
+    updates: dict[str, int] = {}  # of runs without rounds
+    for event in rounds_told:
+        if "asynchronous" in event:
+            updates[event["run"]] = updates.get(event["run"], 0) + event["asynchronous"]["counted"]
     return {
         "version": __version__,
         "folder_bytes": _bytes_of(folder),
@@ -85,8 +91,10 @@ def read_status(folder: Path) -> dict[str, Any]:
                 "round": rounds.get(run["name"], ("", 0))[1] or 0,
                 "of": run["rounds"],
                 "secure": last.get(run["name"], {}).get("secure") or _secure_setting(run),
-                **{key: last.get(run["name"], {}).get(key) for key in (*SCORES, "loss", "bytes", "seconds")},
-                "metrics": _averages(last.get(run["name"], {})),
+                **{key: last.get(run["name"], {}).get(key) for key in ("bytes", "seconds", "asynchronous")},
+                **{key: tested.get(run["name"], {}).get(key) for key in (*SCORES, "loss")},
+                "updates": updates.get(run["name"]),
+                "metrics": _averages(tested.get(run["name"], {})),
                 **refused.get(run["name"], {"refused": {}, "late": []}),
             }
             for run in lesson.get("runs", [])
@@ -114,8 +122,11 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     for run in found["runs"]:
         scores = reached_in_words(run)
         reached = f", {scores}" if scores else ""
-        took = "" if run["seconds"] is None else f", last round {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
-        out.append(f"{run['name']} ({run['method']}): round {run['round']}/{run['of']}{reached}{took}")
+        told = run["asynchronous"]
+        each = "round" if told is None else "record"
+        took = "" if run["seconds"] is None else f", last {each} {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
+        counted = "" if told is None else f"{run['updates']} updates, {versions_in_words(told['versions'])}, "
+        out.append(f"{run['name']} ({run['method']}): {counted}{each} {run['round']}/{run['of']}{reached}{took}")
         out += _secure_in_words(run["secure"])
         out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
         out += [f"  late: {_names(run['late'])}"] if run["late"] else []
@@ -142,11 +153,13 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
 def _updates_in_words(exchange: Mapping[str, Any], updates: Mapping[str, Any]) -> str:
     """A run without rounds: who works, and what has come since the last record."""
     versions = ", ".join(map(str, updates["versions"]))
+    asked = updates.get("test")
+    test = "" if asked is None else f"; test: {asked['answered']} of {asked['wanted']} answers"
     dropped = [f"{updates[key]} {key}" for key in ("stale", "expired") if updates[key]]
     return (
         f"now: {exchange['run']} without rounds: {exchange['asked']} devices at work "
         f"(of at most {updates['concurrency']}), {updates['counted']} of {exchange['wanted']} updates"
-        f"{''.join(f', {each}' for each in dropped)}; versions of the centers: {versions}"
+        f"{''.join(f', {each}' for each in dropped)}; versions of the centers: {versions}{test}"
     )
 
 

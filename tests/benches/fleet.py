@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,6 +195,7 @@ def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
         "moments": moments,
         "answered": len(json.loads(last_round(folder))["per_device"]) if ends == "tested" else answers(found),
         "refused": len(run["refused"]),
+        "why": dict(Counter(run["refused"].values()).most_common(5)),
         "late": len(run["late"]),
         "bytes": run["bytes"],
         "coordinator_mb": {phase: round(mb) for (who, phase), mb in watcher.peaks.items() if who == "coordinator"},
@@ -212,6 +214,7 @@ def _config(folder: Path, broker: str, devices: int, model: str) -> dict[str, An
         "max-devices": devices,
         "start-timeout-s": 3600,
         "deadline-s": 3600,
+        "below-quorum": "continue",
         "formats": [],
         "codec": "f32",
         "model": {"name": model, "engines": ["onnx"]},

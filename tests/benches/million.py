@@ -7,10 +7,11 @@
                  10 images with its CNN of two convolutions; it has 1,500 such rounds, here some are played
 
 A device's samples are drawn from its number when it is used: `synthetic` has a pattern for each digit and three groups
-that write the digits differently, `writers` are those of MNIST in turn, with images of 8 x 8 pixels. The model is an
-MLP 64-h-10. Each cell is a process of its own, one after the other. Seconds are of a round after the first one, of the
-wall and of CPU; `mb` is the peak of resident memory above what the process had before there was a fleet. --picture
-draws the figures of the file --json. Nothing is asserted.
+that write the digits differently, `writers` are those of MNIST in turn, with images of 8 x 8 pixels, `fashion` has a
+mix of Fashion-MNIST's labels for each device, in three groups that name them differently, in 8 x 8 pixels too. The
+model is an MLP 64-h-10. Each cell is a process of its own, one after the other. Seconds are of a round after the first
+one, of the wall and of CPU; `mb` is the peak of resident memory above what the process had before there was a fleet.
+--picture draws the figures of the file --json. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from coordinator.storage.state_codec import encode_state
 from coordinator.strategies.registry import make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import I64, Array
+from emulator.data.drawn_mixes import label_mixes
 from emulator.data.registry import load_data_set
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.run.execute import run_simulation
@@ -248,6 +250,12 @@ def writers(n: int) -> Fleet:
     return sizes[np.arange(n) % len(images)], draw
 
 
+def fashion(n: int) -> Fleet:
+    """Each device has its own mix of labels, with the names of its group (drawn_mixes.py)."""
+    whole = load_data_set("fashion-mnist").train
+    return label_mixes(pooled(whole.x), whole.y, devices=n, train=TRAIN, test=TEST, groups=GROUPS)
+
+
 def pooled(images: Array) -> Array:
     """[m, 1, 28, 28] of 0..255 -> [m, 1, 8, 8] of 0..1: means of 4 x 4 pixels of the images with a margin."""
     wide = np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2)))
@@ -269,7 +277,12 @@ def cifar10(n: int) -> Fleet:
     return np.full(n, PFL_IMAGES), draw
 
 
-SOURCES: dict[str, Callable[[int], Fleet]] = {"synthetic": synthetic, "writers": writers, "cifar10": cifar10}
+SOURCES: dict[str, Callable[[int], Fleet]] = {
+    "synthetic": synthetic,
+    "writers": writers,
+    "fashion": fashion,
+    "cifar10": cifar10,
+}
 
 if __name__ == "__main__":
     main()

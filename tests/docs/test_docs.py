@@ -73,7 +73,7 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     },
     "docs/run-at-scale.md": {
         r"mosquitto .*|fedcenters-coordinator serve .*": OTHER_MACHINES,
-        r"ray start .*|.* --ray auto": "tests/emulator/parallel/test_ray_pool.py starts a cluster and runs the option",
+        r"ray .*|.* --ray .*|export RAY_AUTH_MODE=token": "tests/emulator/parallel/test_ray_pool.py starts clusters",
         r".* --engine stacked": "needs a GPU; pytest -m gpu, and tests/benches/gpu.py",
     },
     "docs/security.md": {

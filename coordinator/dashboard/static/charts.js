@@ -22,7 +22,7 @@ function ticks(low, high, count) {
 }
 
 // series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; a mark is at the highest value of all; the axis begins at `from` and ends at `to` at the latest
-export function lines(node, { series, label, format, axis = format, from = null, to = null, right = 58, empty }) {
+export function lines(node, { series, label, format, axis = format, from = null, to = null, right = 58, empty, unit }) {
   const drawn = series.map((one) => ({ ...one, values: thin(one.values) }));
   const points = drawn.flatMap((one) => one.values).filter(([, y]) => y !== null && y !== undefined);
   if (!points.length) { showEmpty(node, empty); return; }
@@ -47,7 +47,7 @@ export function lines(node, { series, label, format, axis = format, from = null,
   endNames(frame, drawn, right);
   for (const { mark, colour, values } of drawn) if (mark) drawMark(frame, mark, values.find(([x]) => x === mark[0])?.[1], colour);
   const table = new Map(rounds.map((x) => [x, drawn.map((one) => [one, one.values.find(([r]) => r === x)?.[1]])]));
-  addReadout(node, frame, rounds, label, (x) => table.get(x).filter(([, y]) => y != null).map(([one, y]) => `${one.name} ${format(y)}`).join(", "));
+  addReadout(node, frame, rounds, label, unit, (x) => table.get(x).filter(([, y]) => y != null).map(([one, y]) => `${one.name} ${format(y)}`).join(", "));
 }
 
 function drawMark(frame, [round, words], y, colour) { // a ring at one round, with its words above, where no curve is
@@ -69,7 +69,7 @@ function endNames(frame, drawn, right) { // at the right end of each line, moved
 }
 
 // stacks: [{name, colour, values: [[round, y], ...]}], stacked on each other
-export function bars(node, { stacks, label, format, axis = format, empty }) {
+export function bars(node, { stacks, label, format, axis = format, empty, unit }) {
   const drawn = stacks.map((one) => ({ ...one, values: thin(one.values) }));
   const rounds = drawn[0].values.map(([x]) => x);
   if (!rounds.length) { showEmpty(node, empty); return; }
@@ -90,7 +90,7 @@ export function bars(node, { stacks, label, format, axis = format, empty }) {
   });
   const at = new Map(rounds.map((x, i) => [x, i]));
   frame.x = (x) => place(at.get(x));
-  addReadout(node, frame, rounds, label, (x) => drawn.map((one) => `${one.name} ${format(one.values[at.get(x)][1])}`).join(", "));
+  addReadout(node, frame, rounds, label, unit, (x) => drawn.map((one) => `${one.name} ${format(one.values[at.get(x)][1])}`).join(", "));
 }
 
 function showEmpty(node, words) {
@@ -113,7 +113,9 @@ function drawFrame(node, rounds, low, high, format, right, top = TOP) {
   return { root, x, y, width, height };
 }
 
-function addReadout(node, frame, rounds, label, words) {
+const spot = (unit, x) => (unit === "updates" ? `${x} updates` : `${unit ?? "round"} ${x}`);
+
+function addReadout(node, frame, rounds, label, unit, words) {
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: frame.height - BOTTOM, visibility: "hidden" });
   frame.root.append(cursor);
   const said = el("output", { class: "said" });
@@ -121,12 +123,12 @@ function addReadout(node, frame, rounds, label, words) {
     cursors.set(node, round);
     cursor.setAttribute("visibility", round === null ? "hidden" : "visible");
     if (round !== null) { cursor.setAttribute("x1", frame.x(round)); cursor.setAttribute("x2", frame.x(round)); }
-    said.textContent = round === null ? "" : `round ${round}: ${words(round)}`;
+    said.textContent = round === null ? "" : `${spot(unit, round)}: ${words(round)}`;
   };
   node.replaceChildren(frame.root, said);
   node.tabIndex = 0;
   node.setAttribute("role", "group");
-  node.setAttribute("aria-label", `${label}. Newest, round ${rounds.at(-1)}: ${words(rounds.at(-1))}. Arrow keys read the others.`);
+  node.setAttribute("aria-label", `${label}. Newest, ${spot(unit, rounds.at(-1))}: ${words(rounds.at(-1))}. Arrow keys read the others.`);
   node.onpointermove = (event) => {
     const at = event.clientX - node.getBoundingClientRect().left;
     look(rounds.reduce((best, round) => (Math.abs(frame.x(round) - at) < Math.abs(frame.x(best) - at) ? round : best)));

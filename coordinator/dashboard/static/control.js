@@ -58,6 +58,7 @@ export function show() {
   byId("stop").disabled = !may;
   byId("unlock").hidden = hasControl() || !state.alive;
   for (const id of ["pause", "close"]) byId(id).hidden = !hasControl() || !trains;
+  if (exchange?.updates) byId("close").hidden = true; // there is no round to close
   byId("stop").hidden = byId("more").hidden = !hasControl() || (isDone() && !state.alive);
 }
 

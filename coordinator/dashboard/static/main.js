@@ -8,7 +8,7 @@ import * as overview from "./overview.js";
 import { showDevice, showEnded, showFiles, showJoin } from "./panels.js";
 import { fetchJson, Refused, stream } from "./remote.js";
 import * as devices from "./devices.js";
-import { applyEvent, endStream, state } from "./state.js";
+import { applyEvent, endStream, place, state } from "./state.js";
 
 const TABLE_MS = 500; // between two redraws of the table of devices
 const TICK_MS = 1000; // between two readings of the clock, for elapsed times
@@ -55,7 +55,7 @@ function drawFleet(run) {
 function drawMap(run) {
   const found = state.maps[run?.run];
   const secure = run?.lines.at(-1)?.secure;
-  setText("map-empty", secure ? `No map: of this run the coordinator sees ${secure.sees}.` : "The map appears after the first round.");
+  setText("map-empty", secure ? `No map: of this run the coordinator sees ${secure.sees}.` : run?.updates == null ? "The map appears after the first round." : "The map appears after the first updates.");
   byId("map-empty").hidden = Boolean(found);
   byId("map-note").hidden = Boolean(secure);
   byId("cosine-card").hidden = !found || found.centers.length < 2; // one center has no cosine with another
@@ -65,13 +65,19 @@ function drawMap(run) {
   drawnMap = found;
   const centers = new Map(state.fleet.ids.map((id, i) => [id, run.centers[i] ?? -1]));
   map.update(found, (id) => centers.get(id) ?? -1);
-  setText("map-round", `${found.run}, round ${found.round}`);
+  const spot = pictureWords(run, found.round);
+  setText("map-round", `${found.run}, ${spot}`);
   const sizes = found.centers.map(() => 0);
   for (const id of found.devices) if (centers.get(id) >= 0) sizes[centers.get(id)] += 1;
   byId("map-legend").replaceChildren(...sizes.slice(0, 16).map((n, k) => el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}: ${n}`)));
-  byId("map").setAttribute("aria-label", `Map of ${found.devices.length} devices after round ${found.round}: ${sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
+  byId("map").setAttribute("aria-label", `Map of ${found.devices.length} devices, ${spot}: ${sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
   heat(byId("cosine"), found.cosine.slice(0, 24).map((row) => row.slice(0, 24)), "Cosine of every pair of centers");
   overview.tiles(run, found);
+}
+
+function pictureWords(run, round) { // the round of a map; of a run without rounds how many updates there were
+  const line = run.lines.findLast((one) => one.round === round);
+  return run.updates == null ? `round ${round}` : `${line ? place(run, line) : "earlier"} updates`;
 }
 
 function drawAssignment(run) {
@@ -80,8 +86,8 @@ function drawAssignment(run) {
   if (!grid?.rows.length) return;
   drawGrid(byId("assignment"), grid, run.of, innerWidth > 560);
   const line = run.lines.at(-1);
-  setText("assignment-more", grid.rows.length < grid.of ? `${grid.rows.length} of ${grid.of} devices` : `${line.moved} moved in round ${line.round}`);
-  byId("assignment").setAttribute("aria-label", `Centers of ${grid.rows.length} devices over ${grid.rows[0].length} rounds; in the newest, ${line.sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
+  setText("assignment-more", grid.rows.length < grid.of ? `${grid.rows.length} of ${grid.of} devices` : `${line.moved} moved ${run.updates == null ? "in round" : "with the last of"} ${place(run, line)}${run.updates == null ? "" : " updates"}`);
+  byId("assignment").setAttribute("aria-label", `Centers of ${grid.rows.length} devices over ${grid.rows[0].length} ${run.updates == null ? "rounds" : "records"}; in the newest, ${line.sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
 }
 
 // The grid and the map are too large for the stream: they are fetched when they change, one request at a time.

@@ -3,7 +3,7 @@
 import * as charts from "./charts.js";
 import { fetchedCenter } from "./devices.js";
 import { byId, bytes, centerColour, duration, el, moment, percent, seconds, setText } from "./dom.js";
-import { bestSoFar, countReady, isDone, lastRound, runNamed, state, timing } from "./state.js";
+import { bestSoFar, countReady, isDone, isTested, lastRound, lastTest, place, placeTested, placeWords, runNamed, state, timing, unit } from "./state.js";
 
 const REFERENCE = "fedavg"; // the method that learns one model for all
 const HUES = ["var(--training)", "var(--uploading)", "var(--late)", "var(--answered)", "var(--c3)", "var(--c5)"];
@@ -61,7 +61,7 @@ export function header() {
   setText("phase", words);
   pill.className = `pill ${isOver() ? "done" : !state.alive || phase === "stopped" ? "gone" : paused ? "paused" : "live"}`;
   const waits = phase === "waiting for devices" && !state.runs.length && state.facts.needs;
-  setText("doing", waits ? `${countReady()} of ${waits} devices` : exchange ? `${exchange.run}, round ${exchange.round}` : isDone() ? "all runs are done" : "");
+  setText("doing", waits ? `${countReady()} of ${waits} devices` : exchange ? `${exchange.run}, ${exchange.updates ? "without rounds" : `round ${exchange.round}`}` : isDone() ? "all runs are done" : "");
 }
 
 const names = (run) => (run.run === run.method ? run.run : `${run.run} (${run.method})`);
@@ -84,10 +84,13 @@ function showTime() {
 }
 
 export function tiles(run, map) {
-  const line = lastRound(run);
-  const going = state.now.exchange?.run === run?.run ? state.now.exchange?.round : null;
-  setText("t-round", run ? `${Math.max(line.round, going ?? 0)} / ${run.of}` : state.now.exchange ? `${state.now.exchange.round}` : "–");
+  const line = lastTest(run), mine = state.now.exchange?.run === run?.run ? state.now.exchange : null;
+  const updates = run?.updates ?? (mine?.updates ? 0 : null), going = mine?.round;
+  setText("h-round", updates === null ? "Round" : "Updates");
+  if (updates !== null) setText("t-round", String(updates + (mine?.updates?.counted ?? 0)));
+  else setText("t-round", run ? `${Math.max(lastRound(run).round, going ?? 0)} / ${run.of}` : state.now.exchange ? `${state.now.exchange.round}` : "–");
   showTime();
+  wordsOf(updates !== null);
   setText("t-accuracy", percent(line?.accuracy.micro));
   byId("t-accuracy").dataset.value = line?.accuracy.micro ?? "";
   setText("t-accuracy-more", line ? scores(run, line) : "");
@@ -106,6 +109,17 @@ export function tiles(run, map) {
   setText("t-bytes-more", `${rounds}in all ${bytes(all.down)} down, ${bytes(all.up)} up${state.now.since_ms ? ` since ${moment(state.now.since_ms)}` : ""}`);
 }
 
+// What the page calls the parts of a run.
+function wordsOf(withoutRounds) {
+  const each = withoutRounds ? "record" : "round";
+  setText("h-assignment", withoutRounds ? "Assignment over updates" : "Assignment over rounds");
+  setText("h-bytes", `Bytes per ${each}`);
+  setText("h-seconds", `Time per ${each}`);
+  setText("h-rounds", withoutRounds ? "Updates" : "Rounds");
+  setText("h-sent", withoutRounds ? "Sent in the run" : "Sent in the rounds");
+  if (withoutRounds) setText("assignment-empty", "One column per record, one row per device.");
+}
+
 // What a run on sums hides from the coordinator, and the newest round's sums that were not made.
 export function secure(run) {
   const { mode, sees, failed = [] } = lastRound(run)?.secure ?? {};
@@ -119,9 +133,13 @@ export function exchange() {
   const { exchange } = state.now;
   byId("exchange").hidden = !exchange;
   if (!exchange) return;
-  setText("exchange-words", `Round ${exchange.round}, exchange ${exchange.exchange}: ${exchange.answered} of ${exchange.wanted} answers, quorum ${exchange.quorum}, ${Math.round(exchange.left_s)} s left`);
+  const { updates } = exchange;
+  if (updates) {
+    const test = updates.test ? `; test: ${updates.test.answered} of ${updates.test.wanted} answers` : "";
+    setText("exchange-words", `${exchange.asked} devices at work (of at most ${updates.concurrency}), ${updates.counted} of ${exchange.wanted} updates until the next record, versions of the centers: ${updates.versions.join(", ")}${test}`);
+  } else setText("exchange-words", `Round ${exchange.round}, exchange ${exchange.exchange}: ${exchange.answered} of ${exchange.wanted} answers, quorum ${exchange.quorum}, ${Math.round(exchange.left_s)} s left`);
   byId("exchange-bar").max = exchange.wanted || 1;
-  byId("exchange-bar").value = exchange.answered;
+  byId("exchange-bar").value = updates ? updates.counted : exchange.answered;
 }
 
 // Every run on one axis: the reference dashed, the best so far thick and with a ring at its highest round.
@@ -130,61 +148,66 @@ export function drawMethods() {
   const series = state.runs.map((run, i) => {
     const isBest = best?.run === run, reference = run.method === REFERENCE;
     return {
-      name: names(run), short: `${run.run} ${percent(lastRound(run).accuracy.micro)}`, dashed: reference && !isBest, thick: isBest,
+      name: names(run), short: `${run.run} ${percent(lastTest(run).accuracy.micro)}`, dashed: reference && !isBest, thick: isBest,
       colour: isBest ? "var(--accent)" : reference ? "var(--all)" : HUES[i % HUES.length],
-      mark: isBest ? [best.round, `best so far ${percent(best.accuracy)}`] : null,
-      values: run.lines.map((line) => [line.round, line.accuracy.micro]),
+      mark: isBest ? [best.at, `best so far ${percent(best.accuracy)}`] : null,
+      values: run.lines.filter(isTested).map((line) => [placeTested(run, line), line.accuracy.micro]),
     };
   });
-  charts.lines(byId("methods"), { series, label: "Accuracy of every run over rounds", format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, right: 110, empty: "The first round is not over yet." });
+  charts.lines(byId("methods"), { series, unit: unit(state.runs[0]), label: `Accuracy of every run over ${over(state.runs[0])}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, right: 110, empty: notYet(state.runs[0]) });
   setText("verdict", best ? verdict(best) : "");
 }
 
-function verdict({ run, round, accuracy }) {
+const notYet = (run) => (unit(run) === "round" ? "The first round is not over yet." : "No test is over yet.");
+const over = (run) => (unit(run) === "round" ? "rounds" : "updates");
+
+function verdict({ run, at, accuracy }) {
   const reference = state.runs.find((one) => one.method === REFERENCE);
-  const other = lastRound(reference)?.accuracy.micro, own = lastRound(run).accuracy.micro;
-  if (!reference || reference === run || other == null || own == null) return `best so far: ${run.run}, ${percent(accuracy)} in round ${round}`;
+  const other = lastTest(reference)?.accuracy.micro, own = lastTest(run).accuracy.micro;
+  if (!reference || reference === run || other == null || own == null) return `best so far: ${run.run}, ${percent(accuracy)} ${placeWords(run, at)}`;
   const difference = 100 * (own - other);
   return `${run.run} is ${Math.abs(difference).toFixed(1)} points ${difference < 0 ? "below" : "above"} ${reference.run}`;
 }
 
 export function drawCurves(run) {
-  const all = run?.lines ?? [];
+  const all = run?.lines ?? [], tested = all.filter(isTested), axis = unit(run);
   const k = lastRound(run)?.per_center.length ?? 0;
   const centers = Array.from({ length: Math.min(k, 40) }, (_, i) => i);
-  const of = (key) => centers.map((i) => ({ name: `center ${i}`, short: `c${i}`, colour: centerColour(i), values: all.map((line) => [line.round, line[key]?.[i] ?? null]) }));
-  const overall = { name: "all devices", short: "all", colour: "var(--all)", dashed: true, values: all.map((line) => [line.round, line.accuracy.micro]) };
-  charts.lines(byId("accuracy"), { series: k > 1 ? [...of("per_center"), overall] : [overall], label: "Accuracy per center over rounds", format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: "The first round is not over yet." });
-  charts.lines(byId("loss"), { series: of("loss_per_center"), label: "Loss per center over rounds", format: (y) => y.toFixed(y < 1 ? 3 : 2), axis: (y) => String(+y.toFixed(3)), from: 0, empty: all.length ? "This run's devices did not report a loss." : "The first round is not over yet." });
-  const traffic = (key, name, colour) => ({ name, colour, values: all.map((line) => [line.round, line.bytes[key]]) });
-  charts.bars(byId("bytes"), { stacks: [traffic("down", "down", "var(--training)"), traffic("up", "up", "var(--uploading)")], label: "Bytes per round", format: bytes, axis: (n) => (n ? bytes(n).replace(/\.0 /, " ") : "0"), empty: "The first round is not over yet." });
-  charts.bars(byId("seconds"), { stacks: [{ name: "time", colour: "var(--answered)", values: all.map((line) => [line.round, line.seconds]) }], label: "Time per round", format: seconds, axis: (s) => (s < 120 ? `${+s.toFixed(2)} s` : seconds(s)), empty: "The first round is not over yet." });
+  const of = (key) => centers.map((i) => ({ name: `center ${i}`, short: `c${i}`, colour: centerColour(i), values: tested.map((line) => [placeTested(run, line), line[key]?.[i] ?? null]) }));
+  const overall = { name: "all devices", short: "all", colour: "var(--all)", dashed: true, values: tested.map((line) => [placeTested(run, line), line.accuracy.micro]) };
+  charts.lines(byId("accuracy"), { series: k > 1 ? [...of("per_center"), overall] : [overall], unit: axis, label: `Accuracy per center over ${over(run)}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: notYet(run) });
+  charts.lines(byId("loss"), { series: of("loss_per_center"), unit: axis, label: `Loss per center over ${over(run)}`, format: (y) => y.toFixed(y < 1 ? 3 : 2), axis: (y) => String(+y.toFixed(3)), from: 0, empty: all.length ? "This run's devices did not report a loss." : notYet(run) });
+  const traffic = (key, name, colour) => ({ name, colour, values: all.map((line) => [place(run, line), line.bytes[key]]) });
+  charts.bars(byId("bytes"), { stacks: [traffic("down", "down", "var(--training)"), traffic("up", "up", "var(--uploading)")], unit: axis, label: axis === "round" ? "Bytes per round" : "Bytes per record", format: bytes, axis: (n) => (n ? bytes(n).replace(/\.0 /, " ") : "0"), empty: notYet(run) });
+  charts.bars(byId("seconds"), { stacks: [{ name: "time", colour: "var(--answered)", values: all.map((line) => [place(run, line), line.seconds]) }], unit: axis, label: axis === "round" ? "Time per round" : "Time per record", format: seconds, axis: (s) => (s < 120 ? `${+s.toFixed(2)} s` : seconds(s)), empty: notYet(run) });
 }
 
 export function roundTable(run) {
   const table = byId("rounds");
   const k = Math.min(lastRound(run)?.per_center.length ?? 0, 12);
-  const wide = ["Round", "Accuracy", ...Array.from({ length: k > 1 ? k : 0 }, (_, i) => `Center ${i}`), "Moved", "Down", "Up", "Time"];
+  const wide = [unit(run) === "round" ? "Round" : "Updates", "Accuracy", ...Array.from({ length: k > 1 ? k : 0 }, (_, i) => `Center ${i}`), "Moved", "Down", "Up", "Time"];
   table.tHead.replaceChildren(el("tr", {}, ...wide.map((word, i) => el("th", { scope: "col", class: i ? "number" : "" }, word))));
   const cell = (value, text) => el("td", { class: "number", "data-value": value ?? "" }, text);
   table.tBodies[0].replaceChildren(...(run?.lines ?? []).slice(-100).reverse().map((line) => el("tr", { "data-round": line.round },
-    el("td", {}, String(line.round)), cell(line.accuracy.micro, percent(line.accuracy.micro)),
+    el("td", {}, String(place(run, line))), cell(line.accuracy.micro, percent(line.accuracy.micro)),
     ...(k > 1 ? line.per_center.slice(0, k).map((x) => cell(x, percent(x))) : []),
     cell(line.moved, String(line.moved)), cell(line.bytes.down, bytes(line.bytes.down)), cell(line.bytes.up, bytes(line.bytes.up)), cell(line.seconds, seconds(line.seconds)))));
 }
+
+const withoutRounds = (name) => runNamed(name)?.updates != null;
 
 const EVENT_TEXTS = {
   start: (e) => `the coordinator leads ${e.federation}, epoch ${e.epoch}`,
   program: (e) => `training program of ${e.model} compiled, ${seconds(e.seconds)}`,
   joined: (e) => (e.devices > 1 ? `${e.devices} devices are connected, ${e.device} last` : `${e.device} ${e.n ? `joined: ${e.engine}, ${e.n} samples` : `is connected: ${e.engine}; it is not in the training`}`),
   offers: (e) => `${e.device} offers ${e.n} samples for training`,
-  "let-in": (e) => `${e.device} takes part from round ${e.round} of ${e.run}`,
+  "let-in": (e) => `${e.device} takes part ${withoutRounds(e.run) ? "from now on in" : `from round ${e.round} of`} ${e.run}`,
   "left-out": (e) => `${e.device} is left out: ${e.why}`,
-  "run-done": (e) => `${e.run} is done after ${e.rounds} rounds`,
+  "run-done": (e) => `${e.run} is done${withoutRounds(e.run) ? ` after ${runNamed(e.run).updates} updates` : ` after ${e.rounds} rounds`}`,
   bundle: () => "the centers are published",
   served: (e) => `${e.device} took center ${e.center} as ${e.format}`,
   done: (e) => `all done in ${seconds(e.seconds)}`,
-  refused: (e) => `${e.run}, round ${e.round}: ${e.count > 1 ? `${e.count} answers` : `the answer of ${e.device}`} did not count (${e.reason})`,
+  refused: (e) => `${e.run}${withoutRounds(e.run) ? "" : `, round ${e.round}`}: ${e.count > 1 ? `${e.count} answers` : `the answer of ${e.device}`} did not count (${e.reason})`,
   error: (e) => e.message,
 };
 const SEVERITY = { error: "error", refused: "warning", "left-out": "warning" };

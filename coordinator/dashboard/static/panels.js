@@ -3,7 +3,7 @@
 import { fetchBlob, fetchJson } from "./remote.js";
 import { byId, bytes, centerColour, el, onCenter, percent } from "./dom.js";
 import { lines } from "./charts.js";
-import { state } from "./state.js";
+import { runNamed, state } from "./state.js";
 
 async function download(path) {
   const url = URL.createObjectURL(await fetchBlob(`api/files/${path.split("/").map(encodeURIComponent).join("/")}`));
@@ -65,20 +65,20 @@ export async function showDevice(id) {
   const cards = [], later = [];
   for (const [run, rounds] of Object.entries(about.runs)) {
     const at = rounds.at(-1)?.center ?? null;
-    const map = about.maps[run];
+    const map = about.maps[run], each = runNamed(run)?.updates == null ? "round" : "record"; // a record of updates
     const chart = el("div", { class: "plot chart low" });
     cards.push(el("section", { class: "card half", "aria-label": `Accuracy in ${run}` }, el("div", { class: "head" }, el("h2", {}, `${run}: accuracy on its held-out samples`)), chart));
-    later.push(() => lines(chart, { series: [{ name: "accuracy", short: "", colour: centerColour(at ?? 0), values: rounds.map((r) => [r.round, r.accuracy]) }], label: `Accuracy of ${about.id} in ${run}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: "Not tested yet." }));
-    const strip = rounds.slice(-60).map((r) => el("span", { css: { background: centerColour(r.center), color: onCenter(r.center) }, title: `round ${r.round}` }, r.center === null ? "–" : String(r.center)));
+    later.push(() => lines(chart, { series: [{ name: "accuracy", short: "", colour: centerColour(at ?? 0), values: rounds.map((r) => [r.round, r.accuracy]) }], unit: each, label: `Accuracy of ${about.id} in ${run}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: "Not tested yet." }));
+    const strip = rounds.slice(-60).map((r) => el("span", { css: { background: centerColour(r.center), color: onCenter(r.center) }, title: `${each} ${r.round}` }, r.center === null ? "–" : String(r.center)));
     const farthest = Math.max(...(map?.distance ?? [0]), 1e-12);
     const bars = (map?.distance ?? []).flatMap((d, k) => [el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}`),
       el("div", { class: "track" }, el("div", { css: { width: `${(100 * d) / farthest}%`, background: centerColour(k) } })), el("span", { class: "number", "data-value": d }, d.toFixed(4))]);
-    cards.push(el("section", { class: "card half", "aria-label": `Centers in ${run}` }, el("div", { class: "head" }, el("h2", {}, `${run}: its center, round by round`)), el("div", { class: "strip" }, ...strip),
-      el("div", { class: "head", css: { "margin-top": "16px" } }, el("h2", {}, "Distance to every center"), el("span", { class: "quiet" }, map ? `round ${map.round}` : "")),
-      bars.length ? el("div", { class: "bars" }, ...bars) : el("p", { class: "quiet" }, "It sent no model in the newest round that has a map.")));
+    cards.push(el("section", { class: "card half", "aria-label": `Centers in ${run}` }, el("div", { class: "head" }, el("h2", {}, `${run}: its center, ${each} by ${each}`)), el("div", { class: "strip" }, ...strip),
+      el("div", { class: "head", css: { "margin-top": "16px" } }, el("h2", {}, "Distance to every center"), el("span", { class: "quiet" }, map ? `${each} ${map.round}` : "")),
+      bars.length ? el("div", { class: "bars" }, ...bars) : el("p", { class: "quiet" }, `It sent no model in the newest ${each} that has a map.`)));
   }
   if (about.refused.length) cards.push(el("section", { class: "card full" }, el("div", { class: "head" }, el("h2", {}, "Answers that did not count")),
-    el("ul", { class: "events" }, ...about.refused.toReversed().map((r) => el("li", {}, `${r.run} round ${r.round}: ${r.reason}`)))));
+    el("ul", { class: "events" }, ...about.refused.toReversed().map((r) => el("li", {}, `${r.run} ${runNamed(r.run)?.updates == null ? "round" : "record"} ${r.round}: ${r.reason}`)))));
   node.replaceChildren(...parts, el("div", { class: "grid" }, ...cards));
   later.forEach((draw) => draw());
   return back;

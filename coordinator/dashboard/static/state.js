@@ -45,6 +45,14 @@ export const applyEvent = (kind, data) => handlers[kind]?.(data);
 export const endStream = () => { state.frozen = clock(); state.alive = false; };
 export const runNamed = (name) => state.runs.find((run) => run.run === name);
 export const lastRound = (run) => run?.lines.at(-1);
+// Of a run without rounds a record has scores only where a test ended; so has each that `evaluate-every` leaves out.
+export const isTested = (line) => line.accuracy.micro !== null || line.loss != null || Object.values(line.metrics ?? {}).some((value) => value !== null);
+export const lastTest = (run) => run?.lines.findLast(isTested) ?? lastRound(run);
+// A run without rounds counts updates; the place of a record on an axis, and the words for it.
+export const unit = (run) => (run?.updates == null ? "round" : "updates");
+export const place = (run, line) => (unit(run) === "round" ? line.round : line.updates ?? 0);
+export const placeTested = (run, line) => (unit(run) === "round" ? line.round : line.tested ?? 0);
+export const placeWords = (run, x) => (unit(run) === "round" ? `in round ${x}` : `after ${x} updates`);
 export const isDone = () => Boolean(state.facts.done);
 
 // The seconds since the first start, and the seconds that the missing rounds will take at the pace of each run's last five.
@@ -65,12 +73,12 @@ export function timing() {
   return { elapsed, left: known && !isDone() ? left : null };
 }
 
-// The run with the highest accuracy so far, and the round where it has it.
+// The run with the highest accuracy so far, and where it has it: the round, or the updates.
 export function bestSoFar() {
   let best = null;
   for (const run of state.runs) for (const line of run.lines) {
     const accuracy = line.accuracy.micro;
-    if (accuracy !== null && (best === null || accuracy > best.accuracy)) best = { run, round: line.round, accuracy };
+    if (accuracy !== null && (best === null || accuracy > best.accuracy)) best = { run, at: placeTested(run, line), accuracy };
   }
   return best;
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,17 @@ PREFIX = "asynchronous/"
 _FACTS = PREFIX + "facts"
 
 
-def pack(training: Training, rounds: Mapping[ClientId, int]) -> State:
-    """`rounds` says in which round each device at work got its task."""
+class Snapshot(NamedTuple):
+    """The machine, in which round each device at work got its task, and in which the open test began (0: none)."""
+
+    training: Training
+    rounds: Mapping[ClientId, int] = {}
+    test: int = 0
+
+
+def pack(snapshot: Snapshot) -> State:
+    """The state to be stored."""
+    training, rounds, test = snapshot
     arrays: dict[str, Array] = {}
     buffers: list[dict[ClientId, dict[str, Any]]] = []
     for k, buffer in enumerate(training.buffers):
@@ -46,12 +55,13 @@ def pack(training: Training, rounds: Mapping[ClientId, int]) -> State:
         "scales": dict(training.scales),
         "buffers": buffers,
         "at_work": at_work,
+        "test": test,
     }
     arrays[_FACTS] = np.frombuffer(json.dumps(facts, sort_keys=True).encode(), dtype=np.uint8)
     return replace(training.state, extra={**training.state.extra, **arrays})
 
 
-def unpack(packed: State) -> tuple[Training, dict[ClientId, int]] | None:
+def unpack(packed: State) -> Snapshot | None:
     """What `pack` was given; None for the state of a round that waited for its devices."""
     if _FACTS not in packed.extra:
         return None
@@ -74,7 +84,7 @@ def unpack(packed: State) -> tuple[Training, dict[ClientId, int]] | None:
         handed=facts["handed"],
         scales=facts["scales"],
     )
-    return training, rounds
+    return Snapshot(training, rounds, facts.get("test", 0))  # one of an older version has no test
 
 
 def _start(center: int, version: int) -> str:

@@ -7,14 +7,14 @@ import math
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
 from coordinator.runtime.exchange.live_exchange import LiveExchange
-from coordinator.runtime.exchange.live_updates import LiveUpdates
+from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.runtime.exchange.upload_receiver import Announcement
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId
 
-Live = LiveExchange | LiveUpdates
+Live = LiveExchange | UpdatesAndTest
 
 
 class CurrentExchange:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -28,9 +28,10 @@ class LiveExchange:
     """The exchange that is open now. The event loop calls its methods, one event at a time.
 
     `replies` holds the accepted replies without a vector. With `late`, `late_updates` takes what comes after closing.
+    A device that `may_ask` leaves out is asked later, by `resend_task`, and keeps the upload of its other task.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - an exchange has these
         self,
         key: ExchangeKey,
         tasks: NetworkExchange,
@@ -39,7 +40,9 @@ class LiveExchange:
         context: ExchangeContext,
         *,
         late: bool = False,
+        may_ask: Callable[[ClientId], bool] = lambda _: True,
     ) -> None:
+        self._may_ask = may_ask
         self.key, self._prepared, self._context = key, prepared, context
         self.late_updates: LateUpdates | None = None
         self._late = late
@@ -87,19 +90,23 @@ class LiveExchange:
         return self._state.progress(self._context.clock.now_s())
 
     def begin(self) -> None:
-        """Grant the blobs and send every task that has no stored reply; again after each connection to the broker."""
-        for cid, asked in self._prepared.items():
-            self._context.downloads.grant(cid, asked.blobs)
+        """Send every task that has no stored reply; again after each connection to the broker."""
         for cid in self._prepared:
             self.resend_task(cid)
         self.tick()
 
     def resend_task(self, cid: ClientId) -> None:
-        """Send the task again, unless the device has answered."""
-        if cid not in self._prepared or cid in self._state.accepted or cid in self._state.refused or self.closed:
+        """Send the task again, and grant its blobs, unless the device has answered."""
+        if not self.wants(cid) or not self._may_ask(cid):
             return
+        self._context.downloads.grant(cid, self._prepared[cid].blobs)
         left_ms = max(0, int((self._state.closes_at_s - self._context.clock.now_s()) * 1000))
         self._sent[cid] = self._context.sender.send(cid, "task", left_ms=left_ms, **self._prepared[cid].fields)
+
+    def wants(self, cid: ClientId) -> bool:
+        """Whether the answer of this device is still wanted."""
+        answered = cid in self._state.accepted or cid in self._state.refused
+        return cid in self._prepared and not answered and not self.closed
 
     def tick(self) -> None:
         """Let time pass: deadlines, silent uploads, the heartbeat."""
@@ -231,8 +238,9 @@ class LiveExchange:
             )
             self._receiver.uploads.abandon(self._prepared.keys() - self.late_updates.expected)
         else:
-            self._receiver.uploads.abandon(self._prepared)
-            for cid in sorted(before.asked - before.accepted.keys() - before.refused.keys() - command.keys):
+            self._receiver.uploads.abandon(filter(self._may_ask, self._prepared))
+            left = before.asked - before.accepted.keys() - before.refused.keys() - command.keys
+            for cid in filter(self._may_ask, sorted(left)):
                 self._context.sender.send(cid, "stop", **self.key._asdict(), why="the exchange is closed")
 
     def _on_accepted(self, record: StoredReply, reply: Reply) -> None:

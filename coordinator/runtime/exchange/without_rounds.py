@@ -1,30 +1,33 @@
 """A run over the network that waits for no device: its rounds are only how its updates are counted.
 
-After each round the state of the machine is stored with the round's record. Devices test once, after the last round:
-those that are connected then, and the first `quorum` of their answers count. Fewer are no reason to fail.
+After each round the state of the machine is stored with the round's record. At the beginning of a round that is due for
+it devices begin to test the newest centers, while updates go on (updates_and_test.py); the record of the round in which
+the test ends has its scores, and names the round whose centers they are. After the last round nothing goes on: all that
+are connected test. Of each test the first `quorum` of the answers count, and fewer are no reason to fail.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.rounds.asynchronous import training as machine
 from coordinator.rounds.asynchronous.options import Asynchronous, check_asynchronous
-from coordinator.rounds.asynchronous.snapshot import pack, unpack
+from coordinator.rounds.asynchronous.snapshot import Snapshot, pack, unpack
 from coordinator.rounds.asynchronous.training import Rules
-from coordinator.rounds.metrics import RoundReport, Scoring
+from coordinator.rounds.metrics import RoundReport
 from coordinator.rounds.round import evaluate_round
+from coordinator.rounds.round_record import AsynchronousRecord
 from coordinator.runtime.exchange.current_exchange import Live
 from coordinator.runtime.exchange.exchange_driver import run_exchange
-from coordinator.runtime.exchange.live_updates import LiveUpdates
+from coordinator.runtime.exchange.interval_tests import IntervalTests, RoundPlace, answers_wanted, may_be_few
 from coordinator.runtime.exchange.task_messages import ExchangeContext
+from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy, drive
-from edge_client.protocol.task import ClientId, Schema
+from edge_client.protocol.task import ClientId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,24 +40,16 @@ class Network:
     newcomers: Callable[[], bool]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundPlace:
-    """Round `number` of `of` of a run, by its id: its fleet, the tensors of its models, what its devices test."""
-
-    run: str
-    number: int
-    of: int
-    schema: Schema
-    fleet: Fleet
-    scoring: Scoring
-
-
 def oldest_needed(store: Store, run: str, after: State, last: int) -> int:
-    """The rounds up to which nothing is needed: of those up to `last`, not the ones of tasks that ended later."""
+    """The rounds up to which nothing is needed: of those up to `last`, not the ones of tasks that ended later.
+
+    A test needs the state before the round in which it began.
+    """
     found = unpack(after)
-    under_way = found[1].values() if found else ()
+    under_way = [] if found is None else [number - 1 for number in found.rounds.values()]
+    test = [found.test - 2] if found is not None and found.test else []
     ended = store.journal.oldest_task(run, last)
-    return min([last, *(number - 1 for number in under_way), *([] if ended is None else [ended - 1])])
+    return min([last, *under_way, *test, *([] if ended is None else [ended - 1])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +62,8 @@ class WithoutRounds:
     seed: int
     batch: int
     max_update_ratio: float
-    live: dict[str, LiveUpdates]  # by run, once it has begun in this process
+    tests: IntervalTests
+    live: dict[str, UpdatesAndTest] = field(default_factory=dict)  # by run, once it has begun in this process
 
     def plays(self, strategy: Strategy, state: State, fleet: Fleet) -> bool:
         """Whether the next round waits for no device: not where the method's centers have to come apart first."""
@@ -75,53 +71,64 @@ class WithoutRounds:
         return unpack(state) is not None or not plan.needs_round(state)
 
     def round(self, place: RoundPlace, strategy: Strategy, state: State) -> tuple[State, RoundReport, dict[str, Any]]:
-        """Play one round; -> the state to be stored, what the test found, and what the record tells beside it."""
-        run_id, number, schema, fleet = place.run, place.number, place.schema, place.fleet
+        """Play one round; -> the state to be stored, what a test found, and what the record tells beside it."""
+        run_id, number = place.run, place.number
         rules = Rules(
-            strategy=check_asynchronous(strategy, fleet),
+            strategy=check_asynchronous(strategy, place.fleet),
             options=self.options,
-            schema=schema,
-            fleet=fleet,
+            schema=place.schema,
+            fleet=place.fleet,
             seed=self.seed,
             max_update_ratio=self.max_update_ratio,
         )
-        training, rounds = unpack(state) or (machine.begin_training(state), {})
+        before = unpack(state) or Snapshot(machine.begin_training(state))
         context = self.network.open(ExchangeKey(run_id, number, 0))
-        live = self.live.get(run_id) or LiveUpdates(
+        live = self.live.get(run_id) or UpdatesAndTest(
             run_id, context, is_online=self.network.is_online, newcomers=self.network.newcomers
         )
         self.live[run_id] = live
-        live.open_round(number, training, rules, rounds)
+        live.updates.open_round(number, before.training, rules, before.rounds)
+        self.tests.begin(place, strategy, before, live, context)
         if not live.closed:
             self.network.run_until_closed(live)
-        after = machine.served_state(live.training, rules)
-        more: dict[str, Any] = {"asynchronous": live.counts.record(live.training.versions)}
-        if live.refused:
-            more["refused"] = live.refused
-        last = number == place.of
-        rounds = live.rounds
-        if last:
+        played = live.updates.journalled
+        after, rounds = machine.served_state(played.training, rules), played.rounds
+        told = played.counts.record(played.training.versions)
+        more: dict[str, Any] = {"asynchronous": told} | ({"refused": played.refused} if played.refused else {})
+        if number == place.of:
             live.finish()
-        key = ExchangeKey(run_id, number, live.training.handed)
-        cohort = self._cohort(key, fleet, live) if last else []
-        exchanges = evaluate_round(strategy, after, schema, cohort, batch=self.batch, last=last, scoring=place.scoring)
-        report = drive(exchanges, self._test(key))
-        return after if last else pack(replace(live.training, state=after), rounds), report, more
+            return after, self._last_test(place, strategy, after, live), more
+        report = self._report(place, strategy, after, live, told)
+        return pack(Snapshot(replace(played.training, state=after), rounds, self.tests.begun(run_id))), report, more
 
-    def _cohort(self, key: ExchangeKey, fleet: Fleet, live: LiveUpdates) -> list[ClientId]:
-        """Who tests: the devices that could be given a task, or those that were asked when the test began."""
+    def _report(
+        self, place: RoundPlace, strategy: Strategy, after: State, live: UpdatesAndTest, told: AsynchronousRecord
+    ) -> RoundReport:
+        """What the test found that ended in this round; without one, the devices' centers alone."""
+        found = self.tests.end(place.run, live)
+        nothing = drive(
+            evaluate_round(strategy, after, place.schema, [], batch=self.batch, last=False, scoring=place.scoring),
+            lambda _: {},
+        )
+        if found is None:
+            return nothing
+        report, told["tested"] = found
+        return replace(report, assignment=nothing.assignment or report.assignment)
+
+    def _last_test(self, place: RoundPlace, strategy: Strategy, after: State, live: UpdatesAndTest) -> RoundReport:
+        """All devices that could be given a task test, or those that were asked when the test began."""
+        key = ExchangeKey(place.run, place.number, live.updates.journalled.training.handed)
         asked = self.store.exchanges.task_hashes(key)
-        return sorted(asked) if asked else [who for who in sorted(fleet) if live.may_get(who)]
+        cohort = sorted(asked) if asked else [who for who in sorted(place.fleet) if live.updates.may_get(who)]
+        exchanges = evaluate_round(
+            strategy, after, place.schema, cohort, batch=self.batch, last=True, scoring=place.scoring
+        )
 
-    def _test(self, key: ExchangeKey) -> Callable[[Exchange], Replies]:
         def ask_next(tasks: Exchange) -> Replies:
             nonlocal key
             now, key = key, key._replace(exchange=key.exchange + 1)
-            context = self.network.open(now)
-            config = replace(context.config, round=replace(context.config.round, below_quorum="continue"))
-            wanted = max(1, math.ceil(round(config.round.quorum * len(tasks), 9)))
-            return run_exchange(
-                now, dict(tasks), wanted, replace(context, config=config), self.network.run_until_closed
-            )
+            context = may_be_few(self.network.open(now))
+            wanted = answers_wanted(context, len(tasks))
+            return run_exchange(now, dict(tasks), wanted, context, self.network.run_until_closed)
 
-        return ask_next
+        return drive(exchanges, ask_next)

@@ -48,15 +48,16 @@ def _ray_is_installed() -> None:
 
 
 @contextmanager
-def two_nodes() -> Iterator[Cluster]:
-    """A cluster with one CPU on each node; nothing of it is left afterwards."""
+def started_nodes(count: int = 2) -> Iterator[Cluster]:
+    """A cluster with one CPU and a store of its own on each of `count` nodes; nothing of it is left afterwards."""
     from ray.cluster_utils import Cluster
 
     before = set(psutil.Process().children(recursive=True))
     node = {"num_cpus": 1, "object_store_memory": STORE}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
-        cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        for _ in range(count - 1):
+            cluster.add_node(num_cpus=1, object_store_memory=STORE)
         yield cluster
     finally:
         started = set(psutil.Process().children(recursive=True)) - before
@@ -71,7 +72,7 @@ def cluster() -> Iterator[Cluster | None]:
         yield None
         return
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    with two_nodes() as nodes:
+    with started_nodes() as nodes:
         yield nodes
 
 
@@ -166,7 +167,7 @@ def test_a_node_lost_in_the_middle_of_a_round_changes_nothing() -> None:
     learned = [alone.answers(asked(FIT)) for _ in range(3)]
     with (
         Gate() as gate,
-        two_nodes() as nodes,
+        started_nodes() as nodes,
         open_ray_pool(GatedRecipe(port=gate.port), LOCAL, address=nodes.address) as crew,
     ):
         unrounded(crew)
@@ -187,6 +188,39 @@ def test_a_node_lost_in_the_middle_of_a_round_changes_nothing() -> None:
         same(crew.answers(asked(FIT)), learned[2])
         workers = [psutil.Process(pid) for pid in gate.seen if psutil.pid_exists(pid)]
     assert not psutil.wait_procs(workers, timeout=30)[1]
+
+
+@pytest.mark.slow
+def test_a_run_on_three_nodes_goes_on_with_the_same_bits_when_one_is_killed_at_work() -> None:
+    strategy = make_method("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
+    settings = RunSettings(rounds=4, seed=0, batch=8)
+    alone = run_simulation(strategy, W, EmulatedDevices(learner=PlainRecipe().open(), local=LOCAL), settings)
+    losers: list[threading.Thread] = []
+    with (
+        Gate() as gate,
+        started_nodes(3) as nodes,
+        open_ray_pool(GatedRecipe(port=gate.port), LOCAL, address=nodes.address) as crew,
+    ):
+        leaving = list(nodes.worker_nodes)[-1]
+        raylet = leaving.all_processes["raylet"][0].process.pid
+
+        def lose() -> None:
+            gate.wait_until(lambda pid: raylet in {parent.pid for parent in psutil.Process(pid).parents()})
+            nodes.remove_node(leaving, allow_graceful=False)
+            gate.open()
+
+        def ended(record: Mapping[str, object]) -> None:
+            if record["round"] == 1:
+                gate.close()
+                losers.append(threading.Thread(target=lose))
+                losers[0].start()
+
+        found = run_simulation(strategy, W, crew, settings, progress=ended)
+        losers[0].join()
+        workers = [psutil.Process(pid) for pid in gate.seen if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(workers, timeout=30)[1]
+    np.testing.assert_array_equal(found.state.centers, alone.state.centers)
+    assert found.records == alone.records
 
 
 class Gate:
