@@ -7,9 +7,9 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from coordinator.rounds.metrics import FleetAverage, RoundReport
-from coordinator.rounds.sealed_round import COUNTS_KEY
 from coordinator.strategies.base import Exchange, Fleet, Replies, SealedSums, State, SumByCenter
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.plans.sum_plan import plan_of
 from edge_client.protocol.summed_task import MAX_BITS, SCORE_LEVELS, SummedProbe, SumScale
 from edge_client.protocol.task import ClientId

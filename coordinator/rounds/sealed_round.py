@@ -25,20 +25,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.skellam_accounting import SPENT_KEY, sum_cost
-from coordinator.aggregation.spare_centers import merged, refilled
 from coordinator.aggregation.summed_centers import centers_of_sums, cluster_sums
 from coordinator.clustering.summed_kmeans import ClusterSums, summed_kmeans
 from coordinator.rounds.round_record import SecureRecord
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, SealedSums, State, Strategy, SumByCenter
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.loss_starts import COUNTS_KEY, starts_by_loss
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.fesem import BY_LOSS_KEY
 from coordinator.strategies.plans.sum_plan import SumPlan, plan_of
 from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import SOFT, SummedFit, SumScale, Words
-from edge_client.protocol.task import F64, I64, MAX_MODELS, OWN_MODEL, ClientId, Schema
+from edge_client.protocol.task import F64, I64, OWN_MODEL, Array, ClientId, Schema
 
-COUNTS_KEY = "center-devices"  # in State.extra, [K]: devices of each center at its last release
-BY_LOSS_KEY = "by-loss"  # in State.extra: rounds in which the devices still choose by their losses
 T = TypeVar("T")
 Asked = Generator[Exchange, Replies, T]
 
@@ -82,7 +81,8 @@ def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet,
     plan, first = plan_of(strategy, fleet), COUNTS_KEY not in state.extra
     parts: dict[str, Any] = {"strategy": strategy, "plan": plan, "schema": schema, "fleet": fleet}
     if first and plan.first == "groups":
-        state = yield from _separate_starts(parts, state, rng)
+        starts, least = _SealedStarts(parts=parts, every=tuple(sorted(fleet))), strategy.server.least_members
+        state = yield from starts_by_loss(starts, state, fleet, rng, least=least, sorts=plan.sorts)
         if COUNTS_KEY not in state.extra:
             return state
     cohort = tuple(sample_cohort(fleet, strategy.fraction_train, rng))
@@ -99,32 +99,34 @@ def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet,
     return after
 
 
-def _separate_starts(parts: dict[str, Any], state: State, rng: np.random.Generator) -> Round:
-    """Centers of random groups; where the plan sorts and the fleet is large enough, of more groups than K centers.
+@dataclass(frozen=True, kw_only=True)
+class _SealedStarts:
+    """The first centers from random groups (loss_starts.py), by sums.
 
     Each device trains anew for each of these sums, in a slot of its own, so that no two of them contain one update.
     """
-    plan, every, k = parts["plan"], tuple(sorted(parts["fleet"])), len(state.centers)
-    least, common = parts["strategy"].server.least_members, state.extra["start"]
-    most, seeds = max(k, MAX_MODELS if plan.sorts else 0), TaskSeeds.from_rng(rng)
-    groups = min(most, max(1, len(every) // least))  # each can be summed
-    deal = dict(zip(every, (rng.permutation(len(every)) % groups).tolist(), strict=True))
-    wide = replace(state, centers=np.tile(common, (max(groups, k), 1)))
-    run = _SealedRound(state=wide, cohort=every, seeds=seeds, **parts)
-    wide = yield from run.random_starts(deal)
-    if groups <= k or COUNTS_KEY not in wide.extra:
-        return wide
-    sort = parts | {"plan": replace(plan, choose="loss", by_loss=0)}
-    for number in range(1, plan.sorts + 1):
-        if number > 1:
-            centers = refilled(wide.centers, wide.extra[COUNTS_KEY], common, least=least, rng=rng)
-            wide = replace(wide, centers=centers)
-        run = _SealedRound(state=wide, cohort=every, seeds=TaskSeeds.from_rng(rng), **sort)
-        wide = yield from run.add(partial(run.task, slot=f"start-{number}", start=common))
-    compare = run.task(every[0]).compare
-    points = np.concatenate([wide.centers[:, a:b] for a, b in compare], axis=1).astype(np.float64)
-    centers, counts = merged(wide.centers, wide.extra[COUNTS_KEY], points, np.tile(common, (k, 1)), rng)
-    return replace(wide, centers=centers, assignment={}, extra={**wide.extra, COUNTS_KEY: counts})
+
+    parts: Mapping[str, Any]
+    every: tuple[ClientId, ...]
+
+    def groups(self, wide: State, deal: Mapping[ClientId, int], seeds: TaskSeeds) -> Round:
+        return _SealedRound(state=wide, cohort=self.every, seeds=seeds, **self.parts).random_starts(deal)
+
+    def sort(self, wide: State, number: int, seeds: TaskSeeds) -> Round:
+        by_loss = {**self.parts, "plan": replace(self.parts["plan"], choose="loss", by_loss=0)}
+        run = _SealedRound(state=wide, cohort=self.every, seeds=seeds, **by_loss)
+        return run.add(partial(run.task, slot=f"start-{number}", start=wide.extra["start"]))
+
+    def points(self, centers: Array) -> Array:
+        compare = compared_columns(self.parts["schema"], self.parts["plan"].representation)
+        return np.concatenate([centers[:, start:end] for start, end in compare], axis=1)
+
+
+def compared_columns(schema: Schema, representation: str) -> tuple[tuple[int, int], ...]:
+    """The columns in which models are compared: those of the classifier, or of all parameters."""
+    names = schema.classifier if representation == "classifier" else ()
+    parts = [schema.slices[name] for name in names] or [slice(0, schema.n_params)]
+    return tuple((part.start, part.stop) for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +157,6 @@ class _SealedRound:
         start: dict[str, Any] = {"start": OWN_MODEL, "init": common} if plan.own_start else {"start": common}
         mu = plan.pulls.get(who, 0.0)
         fit = self.strategy.fit(anchor=common, mu=mu, seed=self.seeds.of(who), **start)
-        names = self.schema.classifier if plan.representation == "classifier" else ()
-        parts = [self.schema.slices[name] for name in names] or [slice(0, self.schema.n_params)]
         given: dict[str, Any] = {
             "stage": "choose",
             "choose": "loss" if self._by_loss else plan.choose,
@@ -164,7 +164,7 @@ class _SealedRound:
             "scale": self.scale,
             "open": tuple(range(k)),
             "share": self.share(who) if plan.weigh == "samples" else 1.0,
-            "compare": tuple((part.start, part.stop) for part in parts),
+            "compare": compared_columns(self.schema, plan.representation),
             "hysteresis": plan.hysteresis,
             "sigma": plan.sigma,
             "repeats": plan.repeats,

@@ -60,7 +60,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "common_weight": {ALL: "share of the common model beside the personal one where a device is served"},
     "late_weight": {ALL: "weight of an update that came after its round"},
     "eps": {ALL: "share of the way to the mean that a round goes, 0 to 1"},
-    "start": {ALL: 'how centers begin apart: "groups", "k-means" or "redraw"'},
+    "start": {ALL: 'how centers begin apart: "groups", "k-means", "redraw" or "loss"'},
     "per_group": {ALL: "devices of the cold start for each group"},
     "first_steps": {ALL: "steps of SGD in the cold start"},
     "metric": {ALL: 'distance of two updates: "cosine", "l2" or "l1"'},

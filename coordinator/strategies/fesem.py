@@ -6,16 +6,17 @@
     w_i  starts at its center, then SGD on f_i(w) + (mu_i / 2) ||w - c_k||^2, mu_i = 2 lam n_mean / n_i   (eq. 7)
 
 In the first round every device trains from one common start, and the best of 20 k-means runs on these models gives the
-centers. A center without devices keeps its values. Clusters that are computed anew get the numbers of the nearest old
-centers, so a center keeps its number. representation.py says which parameters are compared: the public code takes the
-last layer, the paper all parameters.
+centers. With start "loss" random groups give them, which devices sort by their losses (loss_starts.py), and for three
+rounds devices choose by loss, until the centers have moved far enough apart. A center without devices keeps its values.
+Clusters that are computed anew get the numbers of the nearest old centers, so a center keeps its number.
+representation.py says which parameters are compared: the public code takes the last layer, the paper all parameters.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -27,7 +28,9 @@ from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
 from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import most_points, recall_points, remember_points
+from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.loss_starts import ClearStarts
 from coordinator.strategies.common.representation import check_representation, represent
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
@@ -41,6 +44,8 @@ from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Repl
 E_STEPS = ("nearest", "k-means")
 ROUNDS_BY_LOSS = 3  # with secure: by then the centers of random groups have come apart
 CLIENT_WEIGHTS = ("equal", "samples")
+STARTS = ("k-means", "loss")
+BY_LOSS_KEY = "by-loss"  # in State.extra: rounds in which the devices still choose by their losses
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
 
@@ -55,6 +60,7 @@ class FeSEM(LocalSgd):
     e_step: str = "nearest"  # "k-means": cluster anew each round and match to the old centers, as WeCFL's code does
     weights: str = "equal"  # "samples": devices count by n_i, in k-means and in the M-step
     hysteresis: float = 0.0  # h: a device moves only if the new distance is below (1 - h) of the old one
+    start: str = "k-means"  # "loss": as with secure, whose server sees no points (secure-start)
     max_age: int = 5  # rounds for which k-means remembers a device that is not asked; needs fraction-train below 1
 
     def __post_init__(self) -> None:
@@ -67,6 +73,7 @@ class FeSEM(LocalSgd):
         check_representation(self.representation)
         check_choice("e-step", self.e_step, E_STEPS)
         check_choice("weights", self.weights, CLIENT_WEIGHTS)
+        check_choice("start", self.start, STARTS)
         self.check_pull(2 * self.lam, "an average device", setting="lam")
 
     @property
@@ -112,6 +119,8 @@ class FeSEM(LocalSgd):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, then E and M. A device without a center trains from the common start, without a pull."""
+        if self.start == "loss" and int(state.extra.get(BY_LOSS_KEY, ROUNDS_BY_LOSS)):
+            return (yield from self._round_by_loss(state, schema, fleet, rng))
         cohort = sample_cohort(fleet, self.fraction_train, rng)
         mus = self._pulls(fleet, cohort)
         seeds, watch = TaskSeeds.from_rng(rng), self._watch(state, schema, fleet, cohort)
@@ -132,6 +141,40 @@ class FeSEM(LocalSgd):
             points = {c: point(row).copy() for c, row in zip(updates.clients[:most], updates.rows, strict=False)}
             extra = remember_points(extra, points, max_age=self.max_age)
         return State(centers=centers, assignment=reassigned(fleet, state.assignment, chosen), extra=extra)
+
+    def _round_by_loss(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """A round in which devices choose the center of least loss; the first one begins with the centers' start."""
+        if BY_LOSS_KEY not in state.extra:
+            begun = yield from self._first_centers(state, schema, fleet, rng)
+            if begun is state:
+                return state
+            state = begun
+        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        replies = yield {c: self.probe_centers(state, "loss", seed=seeds.of(c)) for c in cohort}
+        chosen = choose_by_loss(replies, rng)
+        left = np.array(int(state.extra.get(BY_LOSS_KEY, ROUNDS_BY_LOSS)) - 1)
+        state = replace(
+            state,
+            assignment=reassigned(fleet, state.assignment, chosen),
+            extra={**state.extra, BY_LOSS_KEY: left},
+        )
+        mus = self._pulls(fleet, chosen)
+        replies = yield {c: self._task(state, c, mus[c], seeds.of(c)) for c in chosen}
+        updates = ClientUpdates.from_replies(replies, schema.size)
+        R = one_hot(np.array([chosen[c] for c in updates.clients], dtype=np.int64), self.clusters)
+        return replace(state, centers=self._m_step(state.centers, updates, R, self._weights(updates.n), schema))
+
+    def _first_centers(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        starts = ClearStarts(
+            method=self,
+            schema=schema,
+            fleet=fleet,
+            mean=partial(self._m_step, schema=schema),
+            by_samples=self.weights == "samples",
+            pulls=self._pulls(fleet, fleet),
+            representation=self.representation,
+        )
+        return (yield from starts.round(state, rng))
 
     def _pulls(self, fleet: Fleet, clients: Iterable[ClientId]) -> dict[ClientId, float]:
         """mu_i = 2 lam n_mean / n_i of these clients, n_mean over the whole fleet; small devices are pulled harder.

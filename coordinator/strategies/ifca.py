@@ -5,19 +5,22 @@
     c_k <- sum_{k_i = k} a_i w_i / sum_{k_i = k} a_i       a_i = 1 (IFCA, model averaging) or n_i (HypCluster)
 
 Centers must start apart, or all devices choose the same one. Equal losses are decided by lot. A center that no device
-chose keeps its values; a device that does not answer keeps its last center.
+chose keeps its values; a device that does not answer keeps its last center. With start "loss" the first centers are
+those of loss_starts.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.strategies.base import Fleet, Replies, Round, State
 from coordinator.strategies.common.assignment import choose_by_loss
-from coordinator.strategies.common.initial_centers import MultiStartSgd
+from coordinator.strategies.common.initial_centers import START_MODES, MultiStartSgd
+from coordinator.strategies.common.loss_starts import ClearStarts
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.common.updates import ClientUpdates
@@ -31,6 +34,8 @@ from edge_client.protocol.task import ClientId, Schema
 class IFCA(MultiStartSgd):
     """`clusters` models for the fleet, chosen by loss."""
 
+    start_modes: ClassVar[tuple[str, ...]] = (*START_MODES, "loss")
+
     weights: str = "equal"  # "samples": devices weigh n_i, which is HypCluster
 
     def __post_init__(self) -> None:
@@ -41,7 +46,7 @@ class IFCA(MultiStartSgd):
         """Each device chooses by its losses and tells no one. Raises ConfigError for starts that compare updates."""
         if self.start == "k-means":
             raise single_updates(self, "start k-means compares the devices' updates", "set start = groups")
-        first = "groups" if self.start == "groups" else "none"
+        first = "none" if self.start == "redraw" else "groups"
         sorts = 0 if self.server.privacy_noise else SORTS  # with noise each sum costs epsilon
         return SumPlan(choose="loss", weigh=self.weights, first=first, sorts=sorts, served="center")
 
@@ -52,6 +57,20 @@ class IFCA(MultiStartSgd):
     def choose(self, replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
         """The center of each device that told its losses at all K centers."""
         return choose_by_loss(replies, rng)
+
+    def separate_starts(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """As the base class says, and "loss": random groups that devices sort by their losses."""
+        if self.start != "loss" or "ungrouped" not in state.extra:
+            return (yield from super().separate_starts(state, schema, fleet, rng))
+        starts = ClearStarts(
+            method=self,
+            schema=schema,
+            fleet=fleet,
+            mean=lambda centers, updates, R, a: self.server.aggregate(centers, updates, R, a, schema),
+            by_samples=self.weights == "samples",
+        )
+        after = yield from starts.round(state, rng)
+        return after if after is state else replace(after, extra={"start": state.extra["start"]})
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""

@@ -19,7 +19,7 @@ from edge_client.protocol.secure.device_sums import (
     UnmaskArrived,
     VectorReady,
 )
-from edge_client.protocol.secure.masks import Words
+from edge_client.protocol.secure.masks import Words, add_masks_into
 from edge_client.protocol.secure.sum_messages import (
     READERS,
     DealtShares,
@@ -265,6 +265,25 @@ def test_masked_words_are_uniform_bytes_and_do_not_follow_the_plain_ones() -> No
     assert abs(((counts - expected) ** 2 / expected).sum() - 255) < 5 * np.sqrt(2 * 255)
     rows = np.corrcoef([plain.astype(float), *(words.astype(float) for words in masked)])
     assert np.abs(rows - np.eye(7)).max() < 5 / np.sqrt(form.words)
+
+
+def test_ten_thousand_sums_do_not_tell_which_of_two_sets_of_vectors_was_added() -> None:
+    """Three devices, fresh keys in each sum, the sets by lot, with equal sums. What a distinguisher may read of a sum:
+    each masked bit, and whether it equals the next device's. Five standard deviations of what chance gives.
+    """
+    sums, words, drawn = 10_000, 4, np.random.default_rng(11)
+    sets = np.array([[[0] * words, [7] * words, [9] * words], [[16] * words, [0] * words, [0] * words]], np.uint32)
+    lots = drawn.integers(2, size=sums)
+    uploads = sets[lots]
+    for uploaded in uploads:
+        own, pair = ([drawn.bytes(16) for _ in range(3)] for _ in range(2))
+        for i, vector in enumerate(uploaded):  # pair[i] masks the devices i and i + 1
+            add_masks_into(vector, [(own[i], 1), (pair[i], 1), (pair[i - 1], -1)])
+    bits = np.unpackbits(uploads.view(np.uint8).reshape(sums, 3, -1), axis=2).astype(np.float64)
+    read = np.concatenate([bits, bits == np.roll(bits, 1, axis=1)], axis=1).reshape(sums, -1)
+    told = (lots - lots.mean()) @ (read - read.mean(axis=0)) / (sums * lots.std() * read.std(axis=0))
+    assert np.abs(told).max() < 5 / np.sqrt(sums)
+    assert np.abs(read.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(sums)
 
 
 def test_two_sets_of_vectors_with_equal_sums_leave_transcripts_that_differ_in_masked_words_alone() -> None:

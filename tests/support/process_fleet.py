@@ -88,14 +88,14 @@ class FleetScene:
             for i in range(workers)
         ]
 
-    def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
-        """The events of a kind, once there are `count` of them."""
+    def wait_for(self, kind: str, count: int = 1, *, patience_s: float | None = None) -> list[dict[str, Any]]:
+        """The events of a kind, once there are `count` of them; `patience_s` as for `until`."""
 
         def enough() -> bool:
             self.events += self._tail.read_new()
             return len(self.of(kind)) >= count
 
-        until(enough, self.children, f"{count} events {kind!r} in {self.folder}")
+        until(enough, self.children, f"{count} events {kind!r} in {self.folder}", patience_s=patience_s)
         return self.of(kind)
 
     def of(self, kind: str) -> list[dict[str, Any]]:

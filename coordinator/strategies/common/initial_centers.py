@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -46,13 +47,15 @@ class MultiStartSgd(LocalSgd):
     `initial_centers`, without an exchange; all devices may then choose the one that is best by chance.
     """
 
+    start_modes: ClassVar[tuple[str, ...]] = START_MODES
+
     clusters: int = field(default=3, kw_only=False)
     start: str = "groups"  # "redraw" may leave all devices with one center (experiment ifca-starts)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("clusters", self.clusters, low=1, high=MAX_MODELS)
-        check_choice("start", self.start, START_MODES)
+        check_choice("start", self.start, self.start_modes)
 
     @property
     def clusters_together(self) -> bool:

@@ -10,10 +10,11 @@ import pytest
 
 from coordinator.rounds.privacy_accounting import privacy_spent
 from coordinator.rounds.round import round_rng
-from coordinator.rounds.sealed_round import COUNTS_KEY, check_sealed, sealed_round, what_is_seen
+from coordinator.rounds.sealed_round import check_sealed, sealed_round, what_is_seen
 from coordinator.strategies.base import Exchange, Replies, SealedSums, State, drive, learned
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.registry import METHODS, Setting, make_method
@@ -90,6 +91,19 @@ def test_a_run_on_sums_ends_with_the_centers_of_a_run_in_the_clear(case: str, se
         order = d2.argmin(axis=1).tolist()
     # Words of 32 bits for 12 devices have 1.8e8 levels; five steps magnify their rounding less than tenfold.
     np.testing.assert_allclose(sealed.state.centers[list(order)], clear.state.centers, atol=1e-5)
+
+
+@pytest.mark.parametrize(("case", "rounds"), [("fesem", 4), ("hypcluster", 1)])  # by distance from the fourth on
+def test_a_run_in_the_clear_that_starts_by_loss_makes_the_choices_of_one_on_sums(case: str, rounds: int) -> None:
+    """More random groups than centers, of which some are closed, and the merge."""
+    settings = {**SMALL, "clusters": 4, "secure-start": "loss"}
+    clear, sealed = (
+        world(build(case, {**settings, **own}), grouped_fleet(48, 4), rounds=rounds)
+        for own in ({"start": "loss"}, {"secure": "updates"})
+    )
+    assert clear.state.assignment == sealed.state.assignment
+    assert len(set(clear.state.assignment.values())) == 4
+    np.testing.assert_allclose(sealed.state.centers, clear.state.centers, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", [case for case in (*SUMMED, *SOFT_ONES) if case not in WEIGHTED])
@@ -273,6 +287,13 @@ def test_a_fleet_too_small_for_a_group_of_each_center_begins_with_fewer_groups(c
     made.round()
     assert (made.state.centers != begin).any()
     assert made.state.extra[COUNTS_KEY].sum() == len(few)
+
+
+@pytest.mark.parametrize("case", ["fesem", "ifca"])
+def test_a_first_round_that_too_few_devices_answer_changes_nothing(case: str) -> None:
+    """Not the number of centers either: the start has more groups than the run has centers."""
+    made = world(build(case, {**SMALL, "secure": "updates", "secure-start": "loss"}), grouped_fleet(30, 2))
+    assert one_round(made, Watched(made, {"add": set(made.fleet)})) is made.state
 
 
 def test_fesem_begins_with_random_groups_and_three_rounds_by_loss_and_goes_on_by_distance() -> None:

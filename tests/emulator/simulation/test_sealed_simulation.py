@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+import fedcenters as fc
 from coordinator.strategies.registry import make_method
 from edge_client.errors import ConfigError, UsageError
 from emulator.options import SimulateArgs
@@ -30,6 +32,16 @@ def test_the_record_says_what_the_server_sees_and_bytes_are_those_of_the_words(s
     # The choice: 2 words. The sums: parameters, weight and count for each block. The evaluation: 5 of 32 bits.
     words = 2 * 2 + 2 * blocks * (len(start_of()) + 2) + 4 * 5
     assert record["bytes"]["up"] == len(LOCAL) * words
+
+
+def test_with_a_frozen_base_one_block_of_words_is_what_is_trained() -> None:
+    """So K blocks that hide a device's center are short where only a head, or adapters, are trained."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 32).requires_grad_(False), nn.ReLU(), nn.Linear(32, 10))  # noqa: FBT003 - torch's own
+    method = make_method("fedem", **SETTINGS, secure="updates+membership")
+    fleet = fc.fleets.digits(devices=10, groups=2)
+    found = fc.simulate(method, fleet=fleet, model=module, rounds=2)
+    trained = 32 * 10 + 10
+    assert found.run.records[-1]["bytes"]["up"] == 10 * 4 * (2 * (trained + 2) + 5)  # and the evaluation's five
 
 
 def test_a_resumed_run_ends_with_the_same_centers(tmp_path: Path) -> None:
