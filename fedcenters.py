@@ -10,11 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "CAM",
     "CFL",
     "FLHC",
     "IFCA",
     "TKM",
     "Bundle",
+    "CAMWeCFL",
     "CLoVE",
     "ClusterCounts",
     "Comparison",
@@ -65,6 +67,8 @@ _METHODS = "coordinator.strategies.registry"  # which also writes their docstrin
 _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "Bundle": "export.bundle.reader",
     "CFL": _METHODS,
+    "CAM": _METHODS,
+    "CAMWeCFL": _METHODS,
     "CLoVE": _METHODS,
     "Comparison": "emulator.api.comparison",
     "ClusterCounts": "emulator.api.cluster_counts",
@@ -115,6 +119,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
 }
 
 if TYPE_CHECKING:
+    from coordinator.strategies.additive.cam import CAM, CAMWeCFL
     from coordinator.strategies.base import State
     from coordinator.strategies.baselines.ditto import Ditto
     from coordinator.strategies.baselines.fedavg import FedAvg

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 METHOD_NAMES = {
+    "cam": "CAM",
+    "cam-wecfl": "CAM over WeCFL",
     "cfl": "CFL",
     "clove": "CLoVE",
     "ditto": "Ditto",
