@@ -21,6 +21,7 @@ __all__ = [
     "ClusterCounts",
     "Comparison",
     "Ditto",
+    "FeMAM",
     "FeSEM",
     "FeSEMMA",
     "FedAvg",
@@ -74,6 +75,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "ClusterCounts": "emulator.api.cluster_counts",
     "Ditto": _METHODS,
     "FLHC": _METHODS,
+    "FeMAM": _METHODS,
     "FeSEM": _METHODS,
     "FeSEMMA": _METHODS,
     "FedAvg": _METHODS,
@@ -120,6 +122,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
 
 if TYPE_CHECKING:
     from coordinator.strategies.additive.cam import CAM, CAMWeCFL
+    from coordinator.strategies.additive.femam import FeMAM
     from coordinator.strategies.base import State
     from coordinator.strategies.baselines.ditto import Ditto
     from coordinator.strategies.baselines.fedavg import FedAvg

@@ -75,6 +75,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "eta": {ALL: "step of w_i in a local round"},
     "local_rounds": {ALL: "exchanges in a round"},
     "beta": {ALL: "share of the way to the mean that the common model goes"},
+    "level_rounds": {ALL: "rounds in which each level but the last is trained"},
     "common": {
         ALL: "whether the common member is trained after the first warm_up rounds; without it this is the base method"
     },
@@ -97,6 +98,9 @@ _ENSEMBLE = RoundCost("K", "K", "K")
 COSTS: Mapping[str, RoundCost] = {
     "cam": RoundCost("3; 4 in the first round", "K + 1; sums of two", "2; sums of two"),
     "cam-wecfl": RoundCost("2", "2; sums of two", "2; sums of two"),
+    "femam": RoundCost(
+        "1", "0; one at the beginning of the last level, a sum of three", "0; 1 in the first two levels"
+    ),
     "nonfed": RoundCost("1", "0; one at the beginning", "0"),
     "feddane": RoundCost("2", "2", "2"),
     "cfl": RoundCost("1; one more per level for a new device", "1", "1"),

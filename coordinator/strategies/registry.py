@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 from coordinator.strategies.additive.cam import CAM, CAMWeCFL
+from coordinator.strategies.additive.femam import FeMAM
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.baselines.ditto import Ditto
 from coordinator.strategies.baselines.fedavg import FedAvg
@@ -51,6 +52,7 @@ METHODS: dict[str, type[Any]] = {
     "fedprox": FedProx,
     "fedprox-plus": FedProxPlus,
     "fedsgd": FedSGD,
+    "femam": FeMAM,
     "fesem": FeSEM,
     "fesem-ma": FeSEMMA,
     "flhc": FLHC,

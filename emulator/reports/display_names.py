@@ -20,6 +20,7 @@ METHOD_NAMES = {
     "fedprox-plus": "FedProx+",
     "fedsgd": "FedSGD",
     "fedsoft": "FedSoft",
+    "femam": "FeMAM",
     "fesem": "FeSEM",
     "fesem-ma": "FeSEM-MA",
     "flhc": "FL+HC",

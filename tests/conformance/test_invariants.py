@@ -91,6 +91,8 @@ ROWS = [
     Same("cam", {"warm-up": 9}, "fedavg"),
     Same("cam", {**ONE_CENTER, "common": False}, "fedavg"),
     Same("cam", {"clusters": 3, "common": False}, "hypcluster", {"clusters": 3}),
+    Same("femam", {"level-rounds": 9}, "fedavg"),
+    Same("femam", {"level-rounds": 0}, "nonfed", fractions=WHOLE, what="devices"),
     Same("cam-wecfl", {"warm-up": 9}, "fedavg"),
     Same("cam-wecfl", {**ONE_CENTER, "common": False}, "fedavg", fractions=WHOLE),
     Same("cam-wecfl", {"clusters": 2, "common": False}, "wecfl", {"clusters": 2}),

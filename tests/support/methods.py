@@ -18,7 +18,7 @@ from edge_client.protocol.task import ClientId, Flat, OwnModel, Schema
 from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.softmax_program import devices_of, start_of
 
-SMALL: dict[str, Setting] = {"local-steps": 3, "batch-size": 8, "first-steps": 10}
+SMALL: dict[str, Setting] = {"local-steps": 3, "batch-size": 8, "first-steps": 10, "level-rounds": 1}
 FULL: Setting = 1_000  # a batch of all samples: then seeds, which follow names and exchanges, decide nothing
 COUNTS = ("clusters", "components", "runs")  # what methods call the number of their models
 
