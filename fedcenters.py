@@ -34,6 +34,7 @@ __all__ = [
     "FedGroup",
     "FedProx",
     "FedProxPlus",
+    "FedRC",
     "FedSGD",
     "FedSoft",
     "Fit",
@@ -88,6 +89,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "FedGroup": _METHODS,
     "FedProx": _METHODS,
     "FedProxPlus": _METHODS,
+    "FedRC": _METHODS,
     "FedSGD": _METHODS,
     "FedSoft": _METHODS,
     "Fit": "edge_client.protocol.task",
@@ -138,7 +140,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.clove import CLoVE
     from coordinator.strategies.common.local_sgd import LocalSgd
     from coordinator.strategies.common.server_options import ServerOptions
-    from coordinator.strategies.fedem import FedEM
+    from coordinator.strategies.fedem import FedEM, FedRC
     from coordinator.strategies.fedgroup import FedGroup
     from coordinator.strategies.fedsoft import FedSoft
     from coordinator.strategies.fesem import FeSEM

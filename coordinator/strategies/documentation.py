@@ -108,6 +108,7 @@ COSTS: Mapping[str, RoundCost] = {
     "ifca": _BY_LOSS,
     "clove": RoundCost("2", "K", "1"),
     "fedem": RoundCost("1 + K; 2 + K in the first round", "K", "K"),
+    "fedrc": RoundCost("1 + K; 3 + K in the first round", "K", "K"),
     "fedsoft": RoundCost("1; 2 every tau rounds", "1; 1 + K every tau rounds", "1"),
     "fedavg-plus": _ENSEMBLE,
     "fedprox-plus": _ENSEMBLE,

@@ -23,7 +23,7 @@ from coordinator.strategies.cfl import CFL
 from coordinator.strategies.clove import CLoVE
 from coordinator.strategies.common.setting_checks import KINDS
 from coordinator.strategies.documentation import method_doc
-from coordinator.strategies.fedem import FedEM
+from coordinator.strategies.fedem import FedEM, FedRC
 from coordinator.strategies.fedgroup import FedGroup
 from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
@@ -49,6 +49,7 @@ METHODS: dict[str, type[Any]] = {
     "feddws": FedDWS,
     "fedem": FedEM,
     "fedgroup": FedGroup,
+    "fedrc": FedRC,
     "fedprox": FedProx,
     "fedprox-plus": FedProxPlus,
     "fedsgd": FedSGD,

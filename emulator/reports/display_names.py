@@ -18,6 +18,7 @@ METHOD_NAMES = {
     "fedgroup": "FedGroup",
     "fedprox": "FedProx",
     "fedprox-plus": "FedProx+",
+    "fedrc": "FedRC",
     "fedsgd": "FedSGD",
     "fedsoft": "FedSoft",
     "femam": "FeMAM",

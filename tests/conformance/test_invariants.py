@@ -91,6 +91,8 @@ ROWS = [
     Same("cam", {"warm-up": 9}, "fedavg"),
     Same("cam", {**ONE_CENTER, "common": False}, "fedavg"),
     Same("cam", {"clusters": 3, "common": False}, "hypcluster", {"clusters": 3}),
+    Same("fedrc", {"clusters": 3}, "fedem", {"clusters": 3, "label-prior": "device"}),
+    Same("fedrc", {**ONE_CENTER, "label-prior": "model"}, "fedavg"),
     Same("femam", {"level-rounds": 9}, "fedavg"),
     Same("femam", {"level-rounds": 0}, "nonfed", fractions=WHOLE, what="devices"),
     Same("cam-wecfl", {"warm-up": 9}, "fedavg"),
@@ -168,7 +170,7 @@ def test_exchanging_the_numbers_of_centers_exchanges_them_and_changes_nothing_el
     np.testing.assert_allclose(first.state.centers, second.state.centers[order], rtol=0, atol=1e-12 * scale)
 
 
-PER_CENTER = ("pi/", "u/")  # entries of State.extra with one number per center
+PER_CENTER = ("pi/", "u/", "label-totals")  # entries of State.extra with a number or a row per center
 
 
 def renumbered(state: State, order: np.ndarray) -> State:

@@ -5,9 +5,9 @@
     level 2   c_k  by k-means on the devices' last layers and means by samples, on L_i( f(w) + f(c) ), w fixed
     level 3   p_i  by the device alone, on L_i( f(w) + f(c_k(i)) + f(p) ), w and c fixed
 
-One level is trained at a time, and a level that has been trained stays as it is. A new level's output begins as zero, so
-that no level makes the sum worse at its beginning. p_i never leaves its device. A center is exported as w + c_k, with a
-third member that gives zeros, from which a new device can train its own.
+One level is trained at a time, and a level that has been trained stays as it is. A new level's output begins as zero.
+p_i never leaves its device. A center is exported as w + c_k, with a third member that gives zeros, from which a new
+device can train its own.
 """
 
 from __future__ import annotations
