@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from coordinator.models.members import summed_name
 from coordinator.models.registry import MODELS, build_model
 from coordinator.strategies.registry import make_method, summed_members
 from edge_client.errors import ConfigError, UsageError
