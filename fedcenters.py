@@ -10,15 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "CAM",
     "CFL",
     "FLHC",
     "IFCA",
     "TKM",
     "Bundle",
+    "CAMWeCFL",
     "CLoVE",
     "ClusterCounts",
     "Comparison",
     "Ditto",
+    "FeMAM",
     "FeSEM",
     "FeSEMMA",
     "FedAvg",
@@ -31,6 +34,7 @@ __all__ = [
     "FedGroup",
     "FedProx",
     "FedProxPlus",
+    "FedRC",
     "FedSGD",
     "FedSoft",
     "Fit",
@@ -65,11 +69,14 @@ _METHODS = "coordinator.strategies.registry"  # which also writes their docstrin
 _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "Bundle": "export.bundle.reader",
     "CFL": _METHODS,
+    "CAM": _METHODS,
+    "CAMWeCFL": _METHODS,
     "CLoVE": _METHODS,
     "Comparison": "emulator.api.comparison",
     "ClusterCounts": "emulator.api.cluster_counts",
     "Ditto": _METHODS,
     "FLHC": _METHODS,
+    "FeMAM": _METHODS,
     "FeSEM": _METHODS,
     "FeSEMMA": _METHODS,
     "FedAvg": _METHODS,
@@ -82,6 +89,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "FedGroup": _METHODS,
     "FedProx": _METHODS,
     "FedProxPlus": _METHODS,
+    "FedRC": _METHODS,
     "FedSGD": _METHODS,
     "FedSoft": _METHODS,
     "Fit": "edge_client.protocol.task",
@@ -115,6 +123,8 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
 }
 
 if TYPE_CHECKING:
+    from coordinator.strategies.additive.cam import CAM, CAMWeCFL
+    from coordinator.strategies.additive.femam import FeMAM
     from coordinator.strategies.base import State
     from coordinator.strategies.baselines.ditto import Ditto
     from coordinator.strategies.baselines.fedavg import FedAvg
@@ -130,7 +140,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.clove import CLoVE
     from coordinator.strategies.common.local_sgd import LocalSgd
     from coordinator.strategies.common.server_options import ServerOptions
-    from coordinator.strategies.fedem import FedEM
+    from coordinator.strategies.fedem import FedEM, FedRC
     from coordinator.strategies.fedgroup import FedGroup
     from coordinator.strategies.fedsoft import FedSoft
     from coordinator.strategies.fesem import FeSEM

@@ -1,4 +1,4 @@
-"""The models that a fleet can train, by name. A name with a colon is an import path.
+"""The models that a fleet can train, by name. A name with a colon is an import path, one with a plus a sum of models.
 
 A model is a plain torch module that maps a batch of samples [batch, *input] to logits [batch, classes], or to targets
 of any shape. The same seed gives the same weights; torch's global generator keeps its state.
@@ -6,14 +6,16 @@ of any shape. The same seed gives the same weights; torch's global generator kee
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from coordinator.models import zoo
+from coordinator.models.members import PLUS, summed_name
+from coordinator.models.sums import Sum, with_members
 from edge_client.errors import ConfigError
 from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.program import Loss, class_axis
@@ -106,13 +108,16 @@ MODELS = {
 def build_model(name: str, *, seed: int) -> Model:
     """The built-in model `name`, or one by import path `package.module:factory` or registered name (plugins.py).
 
-    A factory is a callable without arguments that returns a `ModelEntry`; a `ModelEntry` itself is accepted too. Raises
-    UsageError for an unknown name, ConfigError for an object of another kind.
+    "a+b" is the sum of the outputs of both (sums.py). A factory is a callable without arguments that returns a
+    `ModelEntry`; a `ModelEntry` itself is accepted too. Raises UsageError for an unknown name, ConfigError for an
+    object of another kind, and for a sum of models of different samples or outputs.
 
     >>> model = build_model("digits-mlp", seed=0)
     >>> model.input, model.output
     ((1, 8, 8), (10,))
     """
+    if PLUS in name:
+        return _sum_of(name, [build_model(part, seed=seed + m) for m, part in enumerate(name.split(PLUS))])
     entry = find_by_name("models", name, MODELS)
     if not isinstance(entry, ModelEntry) and callable(entry):
         entry = entry()
@@ -128,3 +133,21 @@ def build_model(name: str, *, seed: int) -> Model:
         module = pack_module(module, entry.parts)
     facts = {key.name: getattr(entry, key.name) for key in fields(ModelShape)}
     return Model(name=name, module=module, **facts)
+
+
+def summed(model: Model, members: int) -> Model:
+    """The sum of `members` models of this kind; a sum, and a model that is to be alone, stays what it is."""
+    module = with_members(model.module, members)
+    return model if module is model.module else replace(model, name=summed_name(model.name, members), module=module)
+
+
+def _sum_of(name: str, members: Sequence[Model]) -> Model:
+    first = members[0]
+    for other in members[1:]:
+        if (other.input, other.output, other.loss) != (first.input, first.output, first.loss):
+            raise ConfigError(
+                f"{name}: {other.name} takes {other.input} and gives {other.output}, {first.name} {first.input} and "
+                f"{first.output}",
+                hint="add models of the same samples, outputs and loss",
+            )
+    return replace(first, name=name, module=Sum([member.module for member in members]))

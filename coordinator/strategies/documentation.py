@@ -53,7 +53,10 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "eps_1": {ALL: "bound of the mean update's norm; a share of the largest if relative"},
     "eps_2": {ALL: "bound of the largest update's norm; a share of the first round's if relative"},
     "gamma": {ALL: "how far the two sides must point apart, 0 to 1"},
-    "warm_up": {ALL: "rounds before the first split or clustering"},
+    "warm_up": {
+        ALL: "rounds before the first split or clustering",
+        **dict.fromkeys(("CAM", "CAMWeCFL"), "rounds in which the common member is trained alone"),
+    },
     "smallest": {ALL: "devices of a leaf that may still be split"},
     "coverage": {ALL: "share of a leaf's devices that must answer for a split"},
     "linkage": {ALL: 'how clusters are joined: "single", "complete", "average" or "ward"'},
@@ -72,6 +75,10 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "eta": {ALL: "step of w_i in a local round"},
     "local_rounds": {ALL: "exchanges in a round"},
     "beta": {ALL: "share of the way to the mean that the common model goes"},
+    "level_rounds": {ALL: "rounds in which each level but the last is trained"},
+    "common": {
+        ALL: "whether the common member is trained after the first warm_up rounds; without it this is the base method"
+    },
     "server": {ALL: "ServerOptions: robust means, privacy noise and momentum of the centers"},
 }
 
@@ -89,6 +96,11 @@ ONE = RoundCost("1", "1", "1")
 _BY_LOSS = RoundCost("2; 3 in the first round", "K", "1")
 _ENSEMBLE = RoundCost("K", "K", "K")
 COSTS: Mapping[str, RoundCost] = {
+    "cam": RoundCost("3; 4 in the first round", "K + 1; sums of two", "2; sums of two"),
+    "cam-wecfl": RoundCost("2", "2; sums of two", "2; sums of two"),
+    "femam": RoundCost(
+        "1", "0; one at the beginning of the last level, a sum of three", "0; 1 in the first two levels"
+    ),
     "nonfed": RoundCost("1", "0; one at the beginning", "0"),
     "feddane": RoundCost("2", "2", "2"),
     "cfl": RoundCost("1; one more per level for a new device", "1", "1"),
@@ -96,6 +108,7 @@ COSTS: Mapping[str, RoundCost] = {
     "ifca": _BY_LOSS,
     "clove": RoundCost("2", "K", "1"),
     "fedem": RoundCost("1 + K; 2 + K in the first round", "K", "K"),
+    "fedrc": RoundCost("1 + K; 3 + K in the first round", "K", "K"),
     "fedsoft": RoundCost("1; 2 every tau rounds", "1; 1 + K every tau rounds", "1"),
     "fedavg-plus": _ENSEMBLE,
     "fedprox-plus": _ENSEMBLE,

@@ -7,6 +7,14 @@
 
 A device is served sum_m pi_im softmax(h_m(x)): a mixture of probabilities (public copies mix logits). A round takes
 1 + M exchanges. Models must start apart, or they stay equal.
+
+FedRC (Guo, Tang, Lin, ICML 2024) divides a sample's likelihood by how usual its label is in the model, so that devices
+with other shares of classes, or other inputs, do not part; only other meanings of a class do:
+
+    E  q_im(j) ~ pi_im p(y_j | x_j; theta_m) / p_m(y_j)
+
+Here p(y | x; theta_m) is corrected to the device's own labels by Bayes' rule (`label-prior = device`), which has this
+division and a normalised result; p_m(y) are the labels of the devices by their pi.
 """
 
 from __future__ import annotations
@@ -64,3 +72,10 @@ class FedEM(MultiStartSgd):
     def label_shares(self, state: State) -> Mapping[ClientId, Array]:
         """pi: how much of a device's samples each model was trained on, whatever their labels."""
         return unpack_by_client(state.extra, "pi")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FedRC(FedEM):
+    """FedEM whose models are told apart by what classes mean, and not by how often a device has them."""
+
+    label_prior: str = "device"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
+from coordinator.strategies.additive.cam import CAM, CAMWeCFL
+from coordinator.strategies.additive.femam import FeMAM
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.baselines.ditto import Ditto
 from coordinator.strategies.baselines.fedavg import FedAvg
@@ -21,7 +23,7 @@ from coordinator.strategies.cfl import CFL
 from coordinator.strategies.clove import CLoVE
 from coordinator.strategies.common.setting_checks import KINDS
 from coordinator.strategies.documentation import method_doc
-from coordinator.strategies.fedem import FedEM
+from coordinator.strategies.fedem import FedEM, FedRC
 from coordinator.strategies.fedgroup import FedGroup
 from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
@@ -34,6 +36,8 @@ from edge_client.errors import ConfigError, UsageError
 from export.plugins import find_by_name, nearest_name_hint
 
 METHODS: dict[str, type[Any]] = {
+    "cam": CAM,
+    "cam-wecfl": CAMWeCFL,
     "cfl": CFL,
     "clove": CLoVE,
     "ditto": Ditto,
@@ -45,9 +49,11 @@ METHODS: dict[str, type[Any]] = {
     "feddws": FedDWS,
     "fedem": FedEM,
     "fedgroup": FedGroup,
+    "fedrc": FedRC,
     "fedprox": FedProx,
     "fedprox-plus": FedProxPlus,
     "fedsgd": FedSGD,
+    "femam": FeMAM,
     "fesem": FeSEM,
     "fesem-ma": FeSEMMA,
     "flhc": FLHC,
@@ -108,6 +114,14 @@ def method_path(strategy: Strategy) -> str:
     kind = type(strategy)
     known = next((name for name, ours in METHODS.items() if ours is kind), None)
     return known or f"{kind.__module__}:{kind.__qualname__}"
+
+
+def summed_members(method: str) -> int:
+    """Of how many models the method serves the sum; 1 for a class that cannot be imported here."""
+    try:
+        return int(getattr(find_by_name("methods", method, METHODS), "members", 1))
+    except UsageError:
+        return 1
 
 
 def method_settings(strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any dataclass of settings

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.registry import method_path, method_settings
+from coordinator.strategies.registry import method_path, method_settings, summed_members
 from edge_client.errors import UsageError
 from emulator import choose_k as trials
 from emulator.api.checks import check_fleet, check_method, in_words_of_python
@@ -101,6 +101,8 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
         if model is not None or not fleet.model:
             from emulator.api.models import own_model
 
-            own["model"] = own_model(model, fleet.cut(seed), loss=None, seed=seed)
+            own["model"] = own_model(
+                model, fleet.cut(seed), loss=None, seed=seed, members=summed_members(method_path(method))
+            )
         args = SimulateArgs(method=method_path(method), settings=method_settings(method), rounds=rounds, seed=seed)
         return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, **own))

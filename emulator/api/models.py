@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from coordinator.models.registry import Model, build_model
+from coordinator.models.registry import Model, build_model, summed
 from edge_client.errors import UsageError
 from edge_client.protocol.program import IGNORED, class_axis
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
@@ -30,13 +30,25 @@ HIDDEN = 64
 
 
 def own_model(
-    model: nn.Module | Callable[[], nn.Module] | str | None, split: FleetData, *, loss: LossFunction | None, seed: int
+    model: nn.Module | Callable[[], nn.Module] | str | None,
+    split: FleetData,
+    *,
+    loss: LossFunction | None,
+    seed: int,
+    members: int = 1,
 ) -> Model:
     """The model for the samples of these devices; a function that makes one is called with torch's generator at `seed`.
 
-    None is a `Perceptron`. Raises UsageError for a model that has fewer outputs than the devices have classes,
-    ProgramRefused for one that takes no such samples or cannot be trained.
+    With `members` above 1 it is a sum of so many like it (coordinator/models/sums.py). None is a `Perceptron`. Raises
+    UsageError for a model that has fewer outputs than the devices have classes, ProgramRefused for one that takes no
+    such samples or cannot be trained.
     """
+    return summed(_own_model(model, split, loss=loss, seed=seed), members)
+
+
+def _own_model(
+    model: nn.Module | Callable[[], nn.Module] | str | None, split: FleetData, *, loss: LossFunction | None, seed: int
+) -> Model:
     if isinstance(model, str):
         ours = build_model(model, seed=seed)
         return ours if loss is None else replace(ours, own_loss=loss)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.local_broker import start_broker
 from coordinator.storage.run_reader import last_state, read_program
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.registry import method_path, method_settings
+from coordinator.strategies.registry import method_path, method_settings, summed_members
 from edge_client.errors import UsageError
 from emulator.api.checks import check_fleet, check_method, check_own, in_words_of_python
 from emulator.api.data import fleets
@@ -83,7 +83,7 @@ class MqttFederation:
             from emulator.api.models import own_model
 
             model = self.model if self.model is not None else self.fleet.model or None
-            own = own_model(model, self.fleet.cut(seed), loss=self.loss, seed=seed)
+            own = own_model(model, self.fleet.cut(seed), loss=self.loss, seed=seed, members=summed_members(args.method))
         args, split = make_fleet(args if own is None else replace(args, model=own.name), self.fleet)
         found: list[Result] = []
 

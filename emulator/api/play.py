@@ -61,7 +61,7 @@ def play(  # noqa: PLR0913 - the parts of a run
             _tell_where_it_goes_on(checkpoints, args.rounds, say)
         with (
             open_devices(
-                model or args.model,
+                args.model if model is None or isinstance(model, str) else model,
                 loaded.split,
                 seed=args.seed,
                 batch=settings.batch,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.registry import method_path, method_settings
+from coordinator.strategies.registry import method_path, method_settings, summed_members
 from edge_client.errors import UsageError
 from emulator.api.checks import check_callback, check_fleet, check_method, check_own, in_words_of_python
 from emulator.api.play import play
@@ -203,6 +203,6 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     if loss is not None or not isinstance(wanted, str):
         from emulator.api.models import own_model
 
-        prepared = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed)
+        prepared = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(args.method))
     whole: dict[str, Any] = {"resume": given["resume"], "keep": given["out"] is not None}
     return play(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from coordinator.strategies.base import State, Strategy
-from coordinator.strategies.registry import make_method, method_name, method_path, method_settings
+from coordinator.strategies.registry import make_method, method_name, method_path, method_settings, summed_members
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
@@ -191,6 +191,7 @@ def _model(
 ) -> tuple[Model | None, Schema, Flat, bool]:
     """-> the user's own model, the tensors of a center, the first weights, and whether the model is a traced one."""
     from coordinator.models.registry import Model, build_model
+    from coordinator.models.sums import with_members
     from emulator.api.models import first_model, make_module, own_model, schema_for
     from export.compiler.signatures.packed_inputs import pack_module
 
@@ -198,7 +199,9 @@ def _model(
     if facts is None:  # one of ours, or a folder that an older version wrote
         try:
             model = (
-                own_model(given, split, loss=None, seed=args.seed) if given else build_model(args.model, seed=args.seed)
+                own_model(given, split, loss=None, seed=args.seed, members=summed_members(args.method))
+                if given
+                else build_model(args.model, seed=args.seed)
             )
         except UsageError as unknown:
             hint = "give the run's own: fc.load(folder, model=...)"
@@ -209,7 +212,7 @@ def _model(
     start = np.zeros(schema.size, np.float32) if kept is None else first_model(kept)
     if given is None:
         return kept, schema, start, True
-    module = make_module(given, args.seed)
+    module = with_members(make_module(given, args.seed), summed_members(args.method))
     check_module(module, schema, None if kept is None else kept.module)
     module = pack_module(module, fields_["parts"]) if fields_["parts"] else module
     return Model(module=module, **fields_), schema, start, False

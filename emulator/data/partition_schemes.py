@@ -17,9 +17,15 @@ import numpy as np
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import F64, I64
 from emulator.data import share_matrices, wecfl_compat
-from emulator.data.fleet_split import FleetData, PartitionIndices, label_permutation_groups, make_fleet_data
+from emulator.data.fleet_split import (
+    FleetData,
+    PartitionIndices,
+    label_permutation_groups,
+    latin_square,
+    make_fleet_data,
+)
 from emulator.data.loaders.samples import DataSet
-from emulator.data.mixtures import Mixtures
+from emulator.data.mixtures import MAX_QUARTER_TURNS, Mixtures
 from emulator.data.ordered_schemes import Continuous, Shards, SizeSkew
 from emulator.data.user_schemes import ByUser
 from export.plugins import find_by_name, nearest_name_hint
@@ -81,7 +87,12 @@ class SharesOfClasses(ABC):
         )
         dealt = share_matrices.deal_by_shares(data.train.y, p, rng)
         tests = None if data.test is None else share_matrices.deal_by_shares(data.test.y, p, rng)
-        return make_fleet_data(data, PartitionIndices(train=dealt, test=tests, groups=member), rng)
+        cut = PartitionIndices(train=dealt, test=tests, groups=member)
+        return make_fleet_data(data, self.seen_by_devices(cut, classes, rng), rng)
+
+    def seen_by_devices(self, cut: PartitionIndices, classes: int, rng: np.random.Generator) -> PartitionIndices:  # noqa: ARG002 - schemes that change samples override it
+        """The cut with what devices make of their samples: how they turn images, what they call classes."""
+        return cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +103,31 @@ class Dirichlet(SharesOfClasses):
 
     def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
         return share_matrices.dirichlet_shares(devices, classes, self.alpha, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shifts(Dirichlet):
+    """Labels, images and meanings differ at once (FedRC, Guo 2024): a fleet in which only the meanings are groups.
+
+    Labels: each class is divided by a Dirichlet(alpha) over all devices. Images: device i turns them by i / `groups`
+    modulo `turns` quarters of a circle. Meanings: device i writes the classes as group i mod `groups` does, in a
+    permutation of its own, no two of which agree for any class.
+    """
+
+    alpha: float = field(default=1.0, kw_only=False)
+    groups: int = 3
+    turns: int = 2
+
+    def groups_of(self, devices: int) -> I64:
+        if not 1 <= self.turns <= MAX_QUARTER_TURNS:
+            raise ConfigError(f"turns is {self.turns}", hint=f"use 1 to {MAX_QUARTER_TURNS} quarters")
+        return _members(devices, self.groups)
+
+    def seen_by_devices(self, cut: PartitionIndices, classes: int, rng: np.random.Generator) -> PartitionIndices:
+        _within(self.groups, classes, "groups")
+        member = self.groups_of(len(cut.train))
+        turns = np.arange(len(member)) // self.groups % self.turns
+        return replace(cut, turns=turns, written=latin_square(classes, self.groups, rng)[member])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +214,7 @@ class LabelPermutations:
 PARTITION_SCHEMES: dict[str, type[PartitionScheme]] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
+    "shifts": Shifts,
     "n-class": NClass,
     "cluster-dirichlet": ClusterDirichlet,
     "cluster-n-class": ClusterNClass,

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coordinator.models.members import summed_name
 from coordinator.rounds.round_record import RoundRecord
-from coordinator.strategies.registry import make_method, method_settings
+from coordinator.strategies.registry import make_method, method_settings, summed_members
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.data import registry
 from emulator.data.loaders.samples import DataSet
@@ -127,7 +128,8 @@ def measure_cell(
     facts: dict[str, Any] = {"seed": job.seed, "batch": batch}
     lesson = {"cell": cell.key(job.seed), "engine": place.engine, "settings": method_settings(strategy)}
     checkpoints = _usable(Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson))
-    with open_devices(column.model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
+    model = summed_name(column.model, summed_members(cell.row.method))
+    with open_devices(model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
         result = run_simulation(
             strategy,
             start,
@@ -146,7 +148,7 @@ def measure_cell(
         "method": cell.row.method,
         "settings": method_settings(strategy),
         "partition": column.partition,
-        "model": column.model,
+        "model": model,
         "devices": len(split.devices),
         "rounds": cell.rounds,
         "seed": job.seed,

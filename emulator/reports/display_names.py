@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 METHOD_NAMES = {
+    "cam": "CAM",
+    "cam-wecfl": "CAM over WeCFL",
     "cfl": "CFL",
     "clove": "CLoVE",
     "ditto": "Ditto",
@@ -16,8 +18,10 @@ METHOD_NAMES = {
     "fedgroup": "FedGroup",
     "fedprox": "FedProx",
     "fedprox-plus": "FedProx+",
+    "fedrc": "FedRC",
     "fedsgd": "FedSGD",
     "fedsoft": "FedSoft",
+    "femam": "FeMAM",
     "fesem": "FeSEM",
     "fesem-ma": "FeSEM-MA",
     "flhc": "FL+HC",

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.models.members import summed_name
+from coordinator.strategies.registry import summed_members
 from edge_client.data.dataset import describe_misfit
 from edge_client.errors import UsageError
 from edge_client.protocol.program import Program
@@ -61,6 +63,7 @@ def make_fleet(args: SimulateArgs, fleet: Fleet | None = None) -> tuple[Simulate
             hint="name yours: --model package.module:Factory; in Python model=MyModule, or the name of one of ours",
         )
     split = fleet.cut(args.seed)
+    model = summed_name(model, summed_members(args.method))
     found: dict[str, Any] = {**fleet.options, "model": model, "devices": len(split.devices)}
     return replace(args, **found), split
 

@@ -302,10 +302,11 @@ def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Sch
             f"this model cannot be trained: {'every parameter is frozen' if frozen else 'it has no parameters'}",
             hint="give some parameter requires_grad=True",
         )
-    return Schema((*params, *buffers), tuple(_last_layer(module) if classifier is None else classifier))
+    return Schema((*params, *buffers), tuple(last_layer(module) if classifier is None else classifier))
 
 
-def _last_layer(module: nn.Module) -> list[str]:
+def last_layer(module: nn.Module) -> list[str]:
+    """The names of the trained parameters of the last linear or convolution layer; none without such a layer."""
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}  # a shared one by its first name
     for layer in reversed([layer for layer in module.modules() if isinstance(layer, kinds)]):

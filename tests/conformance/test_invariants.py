@@ -19,7 +19,7 @@ from coordinator.strategies.base import State
 from coordinator.strategies.registry import METHODS, Setting
 from edge_client.data.dataset import Dataset, DeviceData
 from tests.support.methods import FULL, MethodWorld, build, world
-from tests.support.softmax_program import grouped_fleet
+from tests.support.softmax_program import folded, grouped_fleet
 
 UNEQUAL = grouped_fleet(5, 2)
 EQUAL = {c: DeviceData(train=Dataset(d.train.x[:40], d.train.y[:40]), test=d.test) for c, d in UNEQUAL.items()}
@@ -88,6 +88,16 @@ ROWS = [
     Same("cfl", {"eps-1": 0.0, "warm-up": 0}, "fedavg"),
     Same("flhc", {"threshold": 1e9, "warm-up": 1}, "fedavg", fractions=WHOLE),
     Same("fedgroup", ONE_CENTER, "fedavg"),
+    Same("cam", {"warm-up": 9}, "fedavg"),
+    Same("cam", {**ONE_CENTER, "common": False}, "fedavg"),
+    Same("cam", {"clusters": 3, "common": False}, "hypcluster", {"clusters": 3}),
+    Same("fedrc", {"clusters": 3}, "fedem", {"clusters": 3, "label-prior": "device"}),
+    Same("fedrc", {**ONE_CENTER, "label-prior": "model"}, "fedavg"),
+    Same("femam", {"level-rounds": 9}, "fedavg"),
+    Same("femam", {"level-rounds": 0}, "nonfed", fractions=WHOLE, what="devices"),
+    Same("cam-wecfl", {"warm-up": 9}, "fedavg"),
+    Same("cam-wecfl", {**ONE_CENTER, "common": False}, "fedavg", fractions=WHOLE),
+    Same("cam-wecfl", {"clusters": 2, "common": False}, "wecfl", {"clusters": 2}),
 ]
 # fmt: on
 
@@ -160,7 +170,7 @@ def test_exchanging_the_numbers_of_centers_exchanges_them_and_changes_nothing_el
     np.testing.assert_allclose(first.state.centers, second.state.centers[order], rtol=0, atol=1e-12 * scale)
 
 
-PER_CENTER = ("pi/", "u/")  # entries of State.extra with one number per center
+PER_CENTER = ("pi/", "u/", "label-totals")  # entries of State.extra with a number or a row per center
 
 
 def renumbered(state: State, order: np.ndarray) -> State:
@@ -179,5 +189,7 @@ def assert_served_the_same(
     """`who` on the left and `other` (or `who`) on the right; `atol` is a share of the largest value."""
     ours, theirs = left.served(who), right.served(other or who)
     assert [weight for weight, _ in ours] == pytest.approx([weight for weight, _ in theirs])
-    for (_, a), (_, b) in zip(ours, theirs, strict=True):
+    for (_, a), (_, b) in zip(
+        [(w, folded(m, left.members)) for w, m in ours], [(w, folded(m, right.members)) for w, m in theirs], strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol * np.abs(b).max())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.config_sections import RunConfig
-from coordinator.strategies.registry import METHODS, method_settings
+from coordinator.strategies.registry import METHODS, method_settings, summed_members
 from tests.support.direct_calls import train_directly
 from tests.support.methods import build
 from tests.support.virtual_federation import Federation
@@ -19,7 +19,7 @@ RUNS = tuple(
     RunConfig(method=name, rounds=ROUNDS, name=name, settings=dict(method_settings(build(name, {"local-steps": 2}))))
     for name in sorted(METHODS)
 )
-
+ALONE, OF_TWO, OF_THREE = (tuple(run for run in RUNS if summed_members(run.method) == n) for n in (1, 2, 3))
 
 POLICIES = tuple(
     RunConfig(
@@ -43,7 +43,13 @@ POLICIES = tuple(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    return Federation.of(tmp_path_factory.mktemp("federation"), runs=RUNS, devices=DEVICES).play()
+    return Federation.of(tmp_path_factory.mktemp("federation"), runs=ALONE, devices=DEVICES).play()
+
+
+@pytest.fixture(scope="module")
+def of_sums(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Federation]:
+    places, runs = tmp_path_factory.mktemp("federations"), {2: OF_TWO, 3: OF_THREE}
+    return {n: Federation.of(places / str(n), runs=some, devices=DEVICES, members=n).play() for n, some in runs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +58,14 @@ def with_buffers(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return Federation.of(folder, runs=POLICIES, devices=DEVICES, buffered=True).play()
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+@pytest.mark.parametrize("run", ALONE, ids=lambda run: run.name)
 def test_over_a_broker_a_method_ends_as_with_direct_calls(trained: Federation, run: RunConfig) -> None:
     check_same(trained, run)
+
+
+@pytest.mark.parametrize("run", OF_TWO + OF_THREE, ids=lambda run: run.name)
+def test_so_does_a_method_that_adds_models(of_sums: dict[int, Federation], run: RunConfig) -> None:
+    check_same(of_sums[summed_members(run.method)], run)
 
 
 @pytest.mark.parametrize("run", POLICIES, ids=lambda run: run.name)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.protocol.task import Fit, Probe
@@ -15,10 +16,15 @@ from tests.support.softmax_program import grouped_fleet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 LOCAL = grouped_fleet(6, 2, n=20)
-COMMON = {
-    name: str(value).lower() if isinstance(value, bool) else str(value)  # as users write it
-    for name, value in method_settings(LocalSgd()).items()
-}
+
+
+def as_written(method: LocalSgd | Strategy) -> dict[str, str]:
+    """The settings of a method as users write them."""
+    settings = method_settings(method).items()
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings}
+
+
+COMMON = as_written(LocalSgd())
 
 
 def table(heading: str) -> dict[str, list[str]]:
@@ -53,7 +59,7 @@ def test_the_command_of_the_page_names_a_method_and_settings_that_it_has() -> No
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_row_lists_the_methods_own_settings_and_defaults(name: str) -> None:
-    settings = {key: str(value) for key, value in method_settings(make_method(name)).items()}
+    settings = as_written(make_method(name))
     cell = EDGES[name][0]
     if cell.startswith("of the common ones only"):
         assert set(re.findall(r"`([\w-]+)`", cell)) == set(settings)

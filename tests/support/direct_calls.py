@@ -25,11 +25,11 @@ def train_directly(
     The devices of `silent` do not answer from round `since` on.
     """
     run = run or fed.config.runs[0]
-    learner = EngineLearner(SoftmaxEngine(), program(buffered=fed.buffered))
+    learner = EngineLearner(SoftmaxEngine(), program(buffered=fed.buffered, members=fed.members))
     local = grouped_fleet(fed.config.fleet.min_devices, 2)
     devices = EmulatedDevices(learner=learner, local=local, wire=round_through_f32_delta)
     strategy, schema, seed = make_strategy(run, fed.config), devices.program.schema, fed.config.seed
-    start = start_of(buffered=fed.buffered).astype(np.float32)
+    start = start_of(buffered=fed.buffered, members=fed.members).astype(np.float32)
     state = strategy.begin(start, schema, devices.fleet, round_rng(seed, 0))
     served: list[Mapping[ClientId, float]] = []
     for number in range(1, run.rounds + 1):

@@ -6,7 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
+from coordinator.models.members import SumLayout
 from coordinator.rounds.metrics import RoundReport
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy, drive, learned
@@ -16,7 +18,7 @@ from edge_client.protocol.task import ClientId, Flat, OwnModel, Schema
 from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.softmax_program import devices_of, start_of
 
-SMALL: dict[str, Setting] = {"local-steps": 3, "batch-size": 8, "first-steps": 10}
+SMALL: dict[str, Setting] = {"local-steps": 3, "batch-size": 8, "first-steps": 10, "level-rounds": 1}
 FULL: Setting = 1_000  # a batch of all samples: then seeds, which follow names and exchanges, decide nothing
 COUNTS = ("clusters", "components", "runs")  # what methods call the number of their models
 
@@ -45,6 +47,11 @@ def build(case: str, more: Mapping[str, Setting] | None = None, *, k: int = 2) -
     known = method_settings(make_method(name))
     asked = {**SMALL, **dict.fromkeys(COUNTS, k), **own, **(more or {})}
     return make_method(name, **{key: value for key, value in asked.items() if key in known})
+
+
+def members_of(strategy: Strategy) -> int:
+    """How many models the method adds."""
+    return int(getattr(strategy, "members", 1))
 
 
 @dataclass
@@ -83,6 +90,16 @@ class MethodWorld:
     def schema(self) -> Schema:
         return self.devices.program.schema
 
+    @property
+    def members(self) -> int:
+        return members_of(self.strategy)
+
+    @property
+    def own_places(self) -> NDArray[np.bool_]:
+        """[size] which numbers of a center are its own: of a sum those of its last member."""
+        alone = np.ones(self.schema.size, dtype=np.bool_)
+        return SumLayout(self.schema, self.members).places[-1] if self.members > 1 else alone
+
     def served(self, who: ClientId | None) -> list[tuple[float, Flat]]:
         """The mixture that serves `who`, with the models that the device keeps itself put in."""
         return [(weight, self._model(model, who)) for weight, model in self.strategy.predictor(self.state, who)]
@@ -97,8 +114,9 @@ class MethodWorld:
 
 def world(strategy: Strategy, local: Mapping[ClientId, DeviceData], *, seed: int = 0, rounds: int = 0) -> MethodWorld:
     """A fleet at its start, then `rounds` rounds."""
-    devices = devices_of(local)
-    state = strategy.begin(start_of(), devices.program.schema, devices.fleet, round_rng(seed, 0))
+    members = members_of(strategy)
+    devices = devices_of(local, members=members)
+    state = strategy.begin(start_of(members=members), devices.program.schema, devices.fleet, round_rng(seed, 0))
     made = MethodWorld(strategy, devices, state, seed)
     for _ in range(rounds):
         made.round()

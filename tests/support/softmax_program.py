@@ -1,7 +1,8 @@
 """A training program in twenty lines of numpy: softmax regression in float64, for tests that need exact arithmetic.
 
 The model is a weight [classes, features] and a bias [classes]; with `buffered` also a running mean [features] that each
-training step moves and that evaluation subtracts, so that buffers have an effect. Feeds are checked, never changed.
+training step moves and that evaluation subtracts, so that buffers have an effect. A sum of several `members` has as
+many weights and biases, and the switches of coordinator/models/sums.py. Feeds are checked, never changed.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
 FEATURES, CLASSES = 5, 4
 
 
-def schema(*, buffered: bool = False) -> Schema:
-    tensors = [
-        TensorSpec(name="head.weight", role="p", shape=(CLASSES, FEATURES)),
-        TensorSpec(name="head.bias", role="p", shape=(CLASSES,)),
-    ]
+def schema(*, buffered: bool = False, members: int = 1) -> Schema:
+    prefixes = [f"members.{m}." for m in range(members)] if members > 1 else [""]
+    shapes = {"head.weight": (CLASSES, FEATURES), "head.bias": (CLASSES,)}
+    tensors = [TensorSpec(name=p + name, role="p", shape=shape) for p in prefixes for name, shape in shapes.items()]
     if buffered:
         tensors.append(TensorSpec(name="mean", role="b", shape=(FEATURES,)))
-    return Schema(tuple(tensors), ("head.weight", "head.bias"))
+    if members > 1:
+        tensors.append(TensorSpec(name="trained", role="b", shape=(members,)))
+    return Schema(tuple(tensors), tuple(prefixes[-1] + name for name in shapes))
 
 
-def program(*, buffered: bool = False) -> Program:
+def program(*, buffered: bool = False, members: int = 1) -> Program:
     return Program(
         model="softmax",
         loss="cross-entropy",
         optimizer="sgd",
-        schema=schema(buffered=buffered),
+        schema=schema(buffered=buffered, members=members),
         input=(FEATURES,),
         target=(CLASSES,),
         dtype="float64",
@@ -61,14 +63,20 @@ class SoftmaxEngine:
 
     def step(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
-        names = ("head.weight", "head.bias")
         loss, error = self._forward(feeds)
         error *= feeds["q"][:, None]
-        gradient = {"head.weight": error.T @ self._centered(feeds), "head.bias": error.sum(axis=0)}
+        prefixes = _members(feeds)
+        switches = feeds.get("buffers/trained", np.ones(len(prefixes)))
+        gradient = {}
+        for prefix, on in zip(prefixes, switches, strict=True):
+            gradient[f"{prefix}head.weight"] = on * (error.T @ self._centered(feeds))
+            gradient[f"{prefix}head.bias"] = on * error.sum(axis=0)
         out: dict[str, Array] = {"loss": feeds["q"] @ loss}
-        for name in names:
+        if "buffers/trained" in feeds:
+            out["buffers/trained"] = feeds["buffers/trained"]
+        for name, own in gradient.items():
             pull = feeds["mu"] * (feeds[f"w/{name}"] - feeds[f"anchor/{name}"])
-            velocity = feeds["momentum"] * feeds[f"velocity/{name}"] + gradient[name] + feeds[f"linear/{name}"] + pull
+            velocity = feeds["momentum"] * feeds[f"velocity/{name}"] + own + feeds[f"linear/{name}"] + pull
             out[f"velocity/{name}"] = velocity
             out[f"w/{name}"] = feeds[f"w/{name}"] - feeds["lr"] * velocity
         if "buffers/mean" in feeds:
@@ -88,7 +96,9 @@ class SoftmaxEngine:
         return x
 
     def _logits(self, feeds: Tensors) -> Array:
-        logits: Array = self._centered(feeds) @ feeds["w/head.weight"].T + feeds["w/head.bias"]
+        x = self._centered(feeds)
+        each = [x @ feeds[f"w/{p}head.weight"].T + feeds[f"w/{p}head.bias"] for p in _members(feeds)]
+        logits: Array = np.sum(each, axis=0)
         return logits
 
     def _forward(self, feeds: Tensors) -> tuple[Array, Array]:
@@ -96,6 +106,11 @@ class SoftmaxEngine:
         shifted = logits - logits.max(axis=1, keepdims=True)
         log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         return -(feeds["y"] * log_p).sum(axis=1), np.exp(log_p) - feeds["y"]
+
+
+def _members(feeds: Tensors) -> list[str]:
+    """What stands before the names of each member's weights; nothing, where the model is no sum."""
+    return [name[2 : -len("head.weight")] for name in feeds if name.startswith("w/") and name.endswith("head.weight")]
 
 
 class SoftmaxUpdate:
@@ -141,15 +156,25 @@ def grouped_fleet(devices: int, groups: int, *, seed: int = 0, n: int = 40) -> d
     }
 
 
-def devices_of(local: Mapping[ClientId, DeviceData], *, buffered: bool = False) -> EmulatedDevices:
+def devices_of(local: Mapping[ClientId, DeviceData], *, buffered: bool = False, members: int = 1) -> EmulatedDevices:
     """Devices whose updates arrive unrounded, in float64."""
     return EmulatedDevices(
-        learner=EngineLearner(SoftmaxEngine(), program(buffered=buffered)), local=local, wire=no_rounding
+        learner=EngineLearner(SoftmaxEngine(), program(buffered=buffered, members=members)),
+        local=local,
+        wire=no_rounding,
     )
 
 
-def start_of(seed: int = 0, *, buffered: bool = False) -> Flat:
-    return 0.1 * np.random.default_rng(seed).standard_normal(schema(buffered=buffered).size)
+def start_of(seed: int = 0, *, buffered: bool = False, members: int = 1) -> Flat:
+    """The first model; a sum begins as its first member."""
+    one = 0.1 * np.random.default_rng(seed).standard_normal(schema(buffered=buffered).size)
+    return one if members == 1 else np.concatenate([one, np.zeros((members - 1) * len(one)), np.ones(members)])
+
+
+def folded(model: Flat, members: int) -> Flat:
+    """The one softmax regression that a sum of them is."""
+    summed: Flat = model[:-members].reshape(members, -1).sum(axis=0) if members > 1 else model
+    return summed
 
 
 def play(

@@ -98,9 +98,9 @@ class WideEngine(softmax_program.SoftmaxEngine):
 CONTAINERS = {"step": b"steps", "evaluate": b"evaluates"}
 
 
-def program(*, ballast: int = 0, buffered: bool = False) -> Program:
+def program(*, ballast: int = 0, buffered: bool = False, members: int = 1) -> Program:
     """The program of these worlds; its containers are a few bytes that only their hashes name."""
-    plain = softmax_program.program(buffered=buffered)
+    plain = softmax_program.program(buffered=buffered, members=members)
     extra = (TensorSpec(name="ballast", role="p", shape=(ballast,)),) if ballast else ()
     files = {name: Container(sha256=_sha256(data), size=len(data)) for name, data in CONTAINERS.items()}
     tensors = sorted((*plain.schema.tensors, *extra), key=lambda tensor: tensor.role == "b")
@@ -139,13 +139,14 @@ def put_program(store: Store, made: Program, files: Iterable[bytes], initial: Fl
     store.facts.get_or_make(PROGRAM_FACT, lambda: signed_program.put_program(store, made, files, initial))
 
 
-def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False) -> None:
+def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False, members: int = 1) -> None:
     """The program of these worlds, with its initial model."""
-    made = program(ballast=ballast, buffered=buffered)
+    made = program(ballast=ballast, buffered=buffered, members=members)
     start = np.zeros(made.schema.size, np.float32)
-    plain = softmax_program.start_of(buffered=buffered)
-    start[: softmax_program.program().schema.size] = plain[: softmax_program.program().schema.size]
-    start[made.schema.n_params :] = plain[softmax_program.program().schema.size :]
+    plain = softmax_program.start_of(buffered=buffered, members=members)
+    params = made.schema.n_params - ballast
+    start[:params] = plain[:params]
+    start[made.schema.n_params :] = plain[params:]
     put_program(store, made, CONTAINERS.values(), start)
 
 
@@ -157,6 +158,7 @@ class Federation:
     config: CoordinatorConfig
     ballast: int = 0
     buffered: bool = False
+    members: int = 1
     server: Server | None = None
     store: DoomedStore | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -173,16 +175,17 @@ class Federation:
         broker: MemoryBroker | None = None,
         ballast: int = 0,
         buffered: bool = False,
+        members: int = 1,
         **changes: Anything,
     ) -> Federation:
-        return cls(VirtualWorld(folder, broker=broker), config(folder / "run", **changes), ballast, buffered)
+        return cls(VirtualWorld(folder, broker=broker), config(folder / "run", **changes), ballast, buffered, members)
 
     def start_coordinator(self, *, fatal: int = 0, before: bool = True, name: str = "coordinator.0") -> Participant:
         """One coordinator process; `fatal` counts the store's writes from this start."""
         self.server, self.open_since_s = None, None
 
         with closing(Store(self.config.folder / "store")) as fresh:
-            seed_program(fresh, ballast=self.ballast, buffered=self.buffered)
+            seed_program(fresh, ballast=self.ballast, buffered=self.buffered, members=self.members)
 
         def life(me: Participant) -> None:
             store = DoomedStore(self.config.folder / "store", fatal=fatal, before=before, die=me.vanish)

@@ -59,21 +59,21 @@ class PhoneRequests:
             self.wishes.append((self._round, said["sha256"]))
 
 
-def prepared(scene: FleetScene, made: CompilerOutput, port: int) -> Path:
+def prepared(scene: FleetScene, made: CompilerOutput, port: int, name: str = MODEL) -> Path:
     """The coordinator's configuration; it finds its program compiled."""
     config = scene.work / "coordinator.toml"
     facts: dict[str, Any] = {"broker": f"mosquitto:{port}", "web-port": free_port(), "devices": 1, "seed": 3}
-    model = {"name": MODEL, "engines": ["onnx"]}
+    model = {"name": name, "engines": ["onnx"]}
     more: dict[str, Any] = {"formats": [], "reference": "", "exit_when_done": False, "model": model}
     stage.write_coordinator(config, scene.folder, runs=scene.runs, **facts, **more)
     scene.folder.mkdir(parents=True)
     with closing(Store(scene.folder / "store")) as store:
-        put_program(store, made.program, made.files.values(), start_of(made))
+        put_program(store, made.program, made.files.values(), start_of(made, name))
     return config
 
 
-def start_of(made: CompilerOutput) -> Flat:
-    return vector_of(build_model(MODEL, seed=0).module, made.program.schema)
+def start_of(made: CompilerOutput, name: str = MODEL) -> Flat:
+    return vector_of(build_model(name, seed=0).module, made.program.schema)
 
 
 def trained_in_python(made: CompilerOutput, folder: Path) -> dict[str, Array]:

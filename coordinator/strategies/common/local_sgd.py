@@ -49,6 +49,7 @@ class LocalSgd(MethodValue):
     """
 
     takes_newcomers: ClassVar[bool] = True
+    members: ClassVar[int] = 1  # models whose outputs are added; above 1 a run's model is such a sum (models/sums.py)
 
     local_steps: int = 20
     learning_rate: float = 0.1

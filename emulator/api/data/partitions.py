@@ -29,6 +29,7 @@ from emulator.data.partition_schemes import (
     NClass,
     PartitionScheme,
     Rotations,
+    Shifts,
     parse_scheme,
 )
 from emulator.data.user_schemes import ByUser
@@ -45,6 +46,7 @@ __all__ = [
     "NClass",
     "Rotations",
     "Shards",
+    "Shifts",
     "SizeSkew",
     "for_flower",
 ]

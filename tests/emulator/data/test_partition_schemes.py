@@ -50,6 +50,7 @@ TRUE_CUTS = [  # every sample is used exactly once
     "cluster-n-class:groups=4,classes-group=5,classes=3,least=2",
     "rotations:groups=4",
     "label-permutations:groups=3,new=0",
+    "shifts:alpha=1.0,groups=2,turns=2,least=2",
     "by-user",
     "by-user:per-device=3",
     "size-skew",
@@ -59,7 +60,7 @@ TRUE_CUTS = [  # every sample is used exactly once
     "continuous:strictness=0.7",
 ]
 MIXTURES = [f"mixtures:shares={shares}" for shares in ("10-90", "30-70", "linear", "random")]
-FORMS = {"rotations": pictures, "mixtures": mixed}  # what a scheme needs of its data
+FORMS = {"rotations": pictures, "shifts": pictures, "mixtures": mixed}  # what a scheme needs of its data
 every_cut = pytest.mark.parametrize("spec", TRUE_CUTS)
 
 

@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from coordinator.models.members import summed_name
 from coordinator.models.registry import MODELS, build_model
-from coordinator.strategies.registry import make_method
+from coordinator.strategies.registry import make_method, summed_members
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Flat, Schema
 from emulator.data import registry
@@ -72,8 +73,9 @@ def test_every_cell_can_begin_with_its_columns_model(name: str) -> None:
     refused = set[tuple[str, str]]()
     for cell in plan.read_plan(name).cells:
         method, fleet = make_method(cell.row.method, **cell.settings), {f"device-{i:02d}": 20 for i in range(20)}
+        model = summed_name(cell.column.model, summed_members(cell.row.method))
         try:
-            method.begin(*begun_with(cell.column.model), fleet, np.random.default_rng(0))
+            method.begin(*begun_with(model), fleet, np.random.default_rng(0))
         except ConfigError:
             refused.add((cell.row.name, cell.column.name))
     assert refused == REFUSED.get(name, set())

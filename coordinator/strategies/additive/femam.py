@@ -1,0 +1,86 @@
+"""FeMAM (Chen, Zhou, Long, Ma, Jiang, Zhang, 2024, arXiv 2405.16472): a sum of levels, from all devices to one.
+
+    y = f(x; w) + f(x; c_k(i)) + f(x; p_i)
+    level 1   w    by FedAvg on L_i( f(w) )
+    level 2   c_k  by k-means on the devices' last layers and means by samples, on L_i( f(w) + f(c) ), w fixed
+    level 3   p_i  by the device alone, on L_i( f(w) + f(c_k(i)) + f(p) ), w and c fixed
+
+One level is trained at a time, and a level that has been trained stays as it is. A new level's output begins as zero.
+p_i never leaves its device. A center is exported as w + c_k, with a third member that gives zeros, from which a new
+device can train its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from coordinator.models.members import SumLayout
+from coordinator.strategies.additive.members import begin_sum, check_policy, train_common, train_groups
+from coordinator.strategies.base import Fleet, Round, ServedModels, State
+from coordinator.strategies.common.assignment import serving_center
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.wecfl import WeCFL
+from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
+
+PERSONAL, SLOT = 1, "personal"  # the member of the sum, and where a device keeps it
+ROUNDS_KEY = "rounds-trained"  # in State.extra
+LEVELS = 3
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FeMAM(WeCFL):
+    """A common model, `clusters` centers over it, and a personal model over these, one after the other."""
+
+    members: ClassVar[int] = LEVELS
+
+    level_rounds: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_policy(self)
+        check_range("level-rounds", self.level_rounds, low=0)
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
+        """All centers alike, before the first level. Raises ConfigError for a model that is no sum of three."""
+        begin = partial(super().begin, schema=schema, fleet=fleet, rng=rng)
+        state = begin_sum(SumLayout(schema, self.members), model, begin)
+        return replace(state, extra={**state.extra, ROUNDS_KEY: np.array(0)})
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """One exchange, of the level that is trained."""
+        layout, level = SumLayout(schema, self.members), self._level(state)
+        state = replace(state, extra={**state.extra, ROUNDS_KEY: state.extra[ROUNDS_KEY] + 1})
+        if level == 0:
+            return (yield from train_common(self, layout, state, fleet, rng))
+        if level == 1:
+            clustered = partial(super().round, schema=schema, fleet=fleet, rng=rng)
+            return (yield from train_groups(layout, state, clustered))
+        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        starts = layout.with_trained(state.centers, PERSONAL)
+        yield {
+            c: self.fit(
+                start=OWN_MODEL,
+                init=starts[serving_center(state.assignment, c)],
+                slot=SLOT,
+                upload=False,
+                seed=seeds.of(c),
+            )
+            for c in cohort
+        }
+        return state
+
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
+        """The center of the device; with its personal model as soon as that is trained."""
+        center = state.centers[serving_center(state.assignment, who)]
+        if who is None or int(state.extra[ROUNDS_KEY]) <= (LEVELS - 1) * self.level_rounds:
+            return ((1.0, center),)
+        return ((1.0, OwnModel(slot=SLOT, init=center)),)
+
+    def _level(self, state: State) -> int:
+        """The level of the next round, from 0."""
+        return min(int(state.extra[ROUNDS_KEY]) // self.level_rounds, LEVELS - 1) if self.level_rounds else LEVELS - 1
