@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 
 from edge_client.errors import UsageError
 from emulator.experiments import curves, plan
 from emulator.experiments.command import ExperimentArgs, run_experiment
-from emulator.experiments.plan import TableCell
+from emulator.experiments.plan import TableCell, row_label
 from emulator.reports import plots
 from tests.emulator.experiments.test_plan import TOML
 
@@ -33,18 +34,37 @@ def results(cell: TableCell) -> Sequence[Mapping[str, Any]]:
 
 def test_a_line_is_the_mean_of_the_finished_seeds_and_a_cell_that_was_not_run_has_none() -> None:
     found = curves.by_column(PLAN, lambda cell: results(cell) if cell == FEDAVG else [])
-    assert found.keys() == {"A, 2 seeds"}
-    assert found["A, 2 seeds"].keys() == {"FedAvg"}
-    np.testing.assert_allclose(np.array(found["A, 2 seeds"]["FedAvg"], np.float64), [0.6, 0.8])
+    assert found == {"A, 2 seeds": {"FedAvg": [[0.5, 0.75], [0.7, 0.85]]}}
+    np.testing.assert_allclose(np.array(curves.mean_curve(found["A, 2 seeds"]["FedAvg"]), np.float64), [0.6, 0.8])
 
 
 def test_lines_of_one_panel_are_of_the_same_seeds() -> None:
-    assert curves.by_column(PLAN, results) == {"A, 1 seed": {"FedAvg": [0.5, 0.75], "FedSGD": [0.3, 0.4]}}
+    assert curves.by_column(PLAN, results) == {"A, 1 seed": {"FedAvg": [[0.5, 0.75]], "FedSGD": [[0.3, 0.4]]}}
+
+
+def test_every_seed_has_a_dot_at_its_figure_of_the_table_in_the_colour_of_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    make = plots.make_figure
+    monkeypatch.setattr(plots, "make_figure", lambda *args: drawn.append(make(*args)) or drawn[-1])
+    assert curves.draw_table_curves(PLAN, results, tmp_path / "p.svg")
+    first, second = drawn[0].axes[0].collections
+    np.testing.assert_allclose(first.get_offsets()[:, 1], [(0.5 + 0.75) / 2])  # of fewer than three rounds all count
+    np.testing.assert_allclose(second.get_offsets()[:, 1], [0.35])
+    assert first.get_offsets()[0, 0] > 2  # beyond the last round
+    lines = drawn[0].axes[0].get_lines()
+    for dots, line in zip((first, second), lines, strict=True):
+        np.testing.assert_allclose(dots.get_facecolor()[0], to_rgba(line.get_color()))
+
+
+def test_a_dot_is_the_mean_of_the_last_three_rounds_with_an_accuracy() -> None:
+    assert curves.seed_ends([[0.1, 0.2, 0.4, 0.6, None], [None, None]]) == [pytest.approx(0.4)]
 
 
 def test_a_line_says_how_many_centers_it_has() -> None:
-    assert curves.row_label(FEDAVG) == "FedAvg"
-    assert curves.row_label(replace(FEDAVG, row=replace(FEDAVG.row, k=3))) == "FedAvg, K = 3"
+    assert row_label(FEDAVG) == "FedAvg"
+    assert row_label(replace(FEDAVG, row=replace(FEDAVG.row, k=3))) == "FedAvg, K = 3"
 
 
 def test_rounds_without_an_accuracy_are_passed_over_and_errors_have_no_curve() -> None:
