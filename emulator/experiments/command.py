@@ -94,7 +94,7 @@ def summarise_experiment(prepared: ExperimentArgs) -> dict[str, Any]:
     found = summarise_cells(plan, plan.only(prepared.only), finished_results(prepared.place, prepared.seeds))
     section = render_summary(found)
     if prepared.write is not None:
-        replace_section(prepared.write, prepared.name, section)
+        replace_section(prepared.write, prepared.name, section, figures=False)
     return {**found, "table": section}
 
 

@@ -96,27 +96,33 @@ def paired_difference(ours: Mapping[int, float], other: Mapping[int, float]) -> 
 
 
 def lost_rows(old: str, new: str) -> list[str]:
-    """The rows of a table that have fewer figures in its `new` text than in the `old`, as "data, K, method"."""
+    """The rows of a table that have fewer figures in its `new` text than in the `old`, as "data, K, method".
+
+    A row of no seed, which tables had before, has none.
+    """
 
     def figures(text: str) -> dict[str, int]:
         lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
-        return {", ".join(cells[:3]): sum(cell.strip() not in ("", NOT_RUN) for cell in cells) for cells in lines[2:]}
+        rows = {", ".join(cells[:3]): [cell.strip() for cell in cells] for cells in lines[2:]}
+        return {
+            row: sum(cell not in ("", NOT_RUN) for cell in cells) for row, cells in rows.items() if cells[-1] != "-"
+        }
 
     now = figures(new)
     return [row for row, held in figures(old).items() if now.get(row, 0) < held]
 
 
-def replace_section(path: Path, name: str, section: str) -> None:
+def replace_section(path: Path, name: str, section: str, *, figures: bool = True) -> None:
     """Replace what stands between the markers of `name` in a Markdown file; without markers it is added at the end.
 
-    Raises UsageError, and leaves the file, where a figure would become "not run".
+    Raises UsageError, and leaves the file, where one of its `figures` would be lost.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     block = f"{begin}\n{section}\n{end}"
     before, found, rest = text.partition(begin)
     if found and end in rest:
-        if lost := lost_rows(rest.partition(end)[0], section):
+        if figures and (lost := lost_rows(rest.partition(end)[0], section)):
             raise UsageError(
                 f"{path} has figures that were not run here ({'; '.join(lost[:3])}); it stays as it is",
                 hint="give the folder of its finished cells as --out, another file as --write, or delete the section",

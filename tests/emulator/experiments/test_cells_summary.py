@@ -31,6 +31,8 @@ def test_the_command_writes_its_section_and_runs_nothing(tmp_path: Path) -> None
     assert json.loads(json.dumps(found)) == found
     assert found["of"] == len(read_plan("wecfl-table2").cells)
     assert found["table"] in page.read_text()
+    summarise_experiment(ExperimentArgs(name="wecfl-table2", out=RESULTS, only=["FedAvg"], write=page))
+    assert found["table"] not in page.read_text()
     empty = summarise_experiment(ExperimentArgs(name="wecfl-table2", out=tmp_path))
     assert (empty["run"], empty["of"]) == (0, found["of"])
     assert list(tmp_path.iterdir()) == [page]

@@ -33,13 +33,17 @@ def results(cell: TableCell) -> Sequence[Mapping[str, Any]]:
 
 
 def test_a_line_is_the_mean_of_the_finished_seeds_and_a_cell_that_was_not_run_has_none() -> None:
-    found = curves.by_column(PLAN, lambda cell: results(cell) if cell == FEDAVG else [])
-    assert found == {"A, 2 seeds": {"FedAvg": [[0.5, 0.75], [0.7, 0.85]]}}
-    np.testing.assert_allclose(np.array(curves.mean_curve(found["A, 2 seeds"]["FedAvg"]), np.float64), [0.6, 0.8])
+    (panel,) = curves.by_column(PLAN, lambda cell: results(cell) if cell == FEDAVG else [])
+    assert panel.title == "A, 2 seeds"
+    assert panel.lines.keys() == panel.dots.keys() == {"FedAvg"}
+    np.testing.assert_allclose(np.array(panel.lines["FedAvg"], np.float64), [0.6, 0.8])
 
 
-def test_lines_of_one_panel_are_of_the_same_seeds() -> None:
-    assert curves.by_column(PLAN, results) == {"A, 1 seed": {"FedAvg": [[0.5, 0.75]], "FedSGD": [[0.3, 0.4]]}}
+def test_lines_of_one_panel_are_of_the_same_seeds_and_dots_are_of_all() -> None:
+    (panel,) = curves.by_column(PLAN, results)
+    assert panel.title == "A, 1 seed"
+    assert panel.lines == {"FedAvg": [0.5, 0.75], "FedSGD": [0.3, 0.4]}
+    assert {name: len(dots) for name, dots in panel.dots.items()} == {"FedAvg": 2, "FedSGD": 1}
 
 
 def test_every_seed_has_a_dot_at_its_figure_of_the_table_in_the_colour_of_its_row(
@@ -47,12 +51,18 @@ def test_every_seed_has_a_dot_at_its_figure_of_the_table_in_the_colour_of_its_ro
 ) -> None:
     drawn: list[Any] = []
     make = plots.make_figure
-    monkeypatch.setattr(plots, "make_figure", lambda *args: drawn.append(make(*args)) or drawn[-1])
+
+    def keep(*args: Any) -> Any:  # noqa: ANN401 - matplotlib's
+        drawn.append(make(*args))
+        return drawn[-1]
+
+    monkeypatch.setattr(plots, "make_figure", keep)
     assert curves.draw_table_curves(PLAN, results, tmp_path / "p.svg")
     first, second = drawn[0].axes[0].collections
-    np.testing.assert_allclose(first.get_offsets()[:, 1], [(0.5 + 0.75) / 2])  # of fewer than three rounds all count
+    np.testing.assert_allclose(first.get_offsets()[:, 1], [0.625, 0.775])  # of fewer than three rounds all count
     np.testing.assert_allclose(second.get_offsets()[:, 1], [0.35])
-    assert first.get_offsets()[0, 0] > 2  # beyond the last round
+    left, right = first.get_offsets()[0, 0], second.get_offsets()[0, 0]
+    assert 2 < left < right < drawn[0].axes[0].get_xlim()[1]  # beyond the last round, and seen
     lines = drawn[0].axes[0].get_lines()
     for dots, line in zip((first, second), lines, strict=True):
         np.testing.assert_allclose(dots.get_facecolor()[0], to_rgba(line.get_color()))

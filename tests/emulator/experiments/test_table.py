@@ -50,7 +50,7 @@ def test_a_measure_of_some_cells_has_one_column_with_a_verdict_and_none_where_no
     text = TOML.replace("[settings]", '[also]\naccuracy-test-batch = "accuracy"\n[settings]')
     plan = parse_plan("t", text)
     assert "statistics of the test batch" not in render_table(plan, results, command="")
-    both = [{**FOUND[0], "values": {**FOUND[0]["values"], "accuracy-test-batch": [85.4]}}, FOUND[1]]
+    both = [{"seed": 0, "values": {"accuracy": [85.5], "accuracy-test-batch": [85.4]}, "note": ""}, FOUND[1]]
     head, _, ours = rows_of(render_table(plan, lambda c: both if c.row.method == "fedavg" else [], command=""))
     assert head[9] == "accuracy %, statistics of the test batch"
     assert ours[9] == "85.40; agrees (-0.7); n = 1"
