@@ -255,6 +255,14 @@ def experiment(  # noqa: PLR0913 - a command line
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices' work.")] = 1,
     write: Annotated[Path | None, typer.Option(help="A Markdown file in which to put the table.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw accuracy by round, as .png or .svg.")] = None,
+    kept: Annotated[bool, typer.Option("--kept", help="Run nothing: the table of the finished cells.")] = False,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROWS", help="Run nothing: paired differences of finished rows, as wecfl,fesem; or of all to: best."
+        ),
+    ] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Run nothing: which cells are finished.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's table and print it beside the paper's.
@@ -266,10 +274,10 @@ def experiment(  # noqa: PLR0913 - a command line
     """
     progress = ConsoleProgress()
     progress.say(f"reading {name}")
-    from emulator.experiments.command import ExperimentArgs
-    from emulator.experiments.command import run_experiment as carry_out
+    from emulator.experiments import command
+    from emulator.reports.console_tables import differences_table
 
-    prepared = ExperimentArgs(
+    prepared = command.ExperimentArgs(
         name=name,
         data=data,
         seeds=seeds,
@@ -279,8 +287,17 @@ def experiment(  # noqa: PLR0913 - a command line
         workers=workers,
         write=write,
         picture=picture,
+        kept=kept,
     )
-    found = carry_out(prepared, progress.say)
+    if compare:
+        found = command.compare_experiment(prepared, compare)
+        print(json.dumps(found)) if as_json else differences_table(found)
+        return
+    if summary:
+        found = command.summarise_experiment(prepared)
+        print(json.dumps(found) if as_json else found["table"])
+        return
+    found = command.run_experiment(prepared, progress.say)
     for what, why in found["reasons"].items():
         progress.say(f"{what} was not run: {why}")
     print(json.dumps(found) if as_json else found["table"])

@@ -1,10 +1,13 @@
 """`fedcenters-emulator experiment`: run the missing cells of a table, estimate the time left, write the table.
 
+With `kept` nothing is run. `--compare` and `--summary` read finished cells only.
+
 Only this module reads the clock.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +17,15 @@ from typing import Any
 from edge_client.errors import ConfigError, UsageError
 from emulator.experiments import plan as plans
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
+from emulator.experiments.cells_summary import render_summary, summarise_cells
+from emulator.experiments.compare import compare_rows
 from emulator.experiments.plan import TableCell
-from emulator.experiments.table import render_table, replace_section
+from emulator.experiments.table import Results, render_table, replace_section
 from emulator.run.summary import Record
 
 REPORT_INTERVAL_S = 15.0
 PICTURES = (".png", ".svg")
+SEED_OF_FILE = re.compile(r"-s(\d+)-[0-9a-f]+\.json$")
 Report = Callable[[str], None]
 
 
@@ -36,6 +42,11 @@ class ExperimentArgs:
     workers: int = 1
     write: Path | None = None
     picture: Path | None = None
+    kept: bool = False
+
+    @property
+    def place(self) -> CellStorage:
+        return CellStorage(data=self.data, out=self.out / self.name, workers=self.workers)
 
 
 def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
@@ -49,15 +60,12 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
     seeds = prepared.seeds or plan.seeds
     todo = cell_runs(plan.only(prepared.only), seeds)
-    place = CellStorage(data=prepared.data, out=prepared.out / prepared.name, workers=prepared.workers)
+    place = prepared.place
     missing = [job for job in todo if read_finished(job, place) is None]
     say(f"{prepared.name}: {len(todo)} runs of {plan.rounds} rounds, {len(todo) - len(missing)} finished before")
-    reasons = run_cells(todo, place, plan.metrics, ProgressReporter(missing, say))
-
-    def results(cell: TableCell) -> list[Mapping[str, Any]]:
-        held = [read_finished(CellRun(cell=cell, seed=seed), place) for seed in range(seeds)]
-        return [one for one in held if one is not None]
-
+    asked = (*plan.metrics, *plan.also)
+    reasons = {} if prepared.kept else run_cells(todo, place, asked, ProgressReporter(missing, say))
+    results = finished_results(place, seeds)
     section = render_table(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
     done = sum(read_finished(job, place) is not None for job in todo)
     if reasons and not done:
@@ -70,6 +78,36 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
         if not draw_table_curves(plan, results, prepared.picture):
             say(f"{prepared.picture} is left out: no finished cell has an accuracy")
     return {"experiment": prepared.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
+
+
+def compare_experiment(prepared: ExperimentArgs, asked: Sequence[str]) -> dict[str, Any]:
+    """Paired differences between finished rows, as `compare_rows` says. Runs nothing. Raises UsageError."""
+    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
+    results = finished_results(prepared.place, prepared.seeds)
+    found = compare_rows(plan.only(prepared.only), results, (*plan.metrics, *plan.also), asked)
+    return {"experiment": plan.name, "rounds": plan.rounds, "comparisons": [one.to_json() for one in found]}
+
+
+def summarise_experiment(prepared: ExperimentArgs) -> dict[str, Any]:
+    """Which cells are finished, as JSON types and as `table` in Markdown; written where `write` says. Runs nothing."""
+    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
+    found = summarise_cells(plan, plan.only(prepared.only), finished_results(prepared.place, prepared.seeds))
+    section = render_summary(found)
+    if prepared.write is not None:
+        replace_section(prepared.write, prepared.name, section, figures=False)
+    return {**found, "table": section}
+
+
+def finished_results(place: CellStorage, seeds: int | None) -> Results:
+    """A cell's finished seeds: those below `seeds`, or every seed of which the folder has a file."""
+    named = [int(found[1]) for path in place.out.glob("*.json") if (found := SEED_OF_FILE.search(path.name))]
+    most = 1 + max(named, default=-1) if seeds is None else seeds
+
+    def results(cell: TableCell) -> list[Mapping[str, Any]]:
+        held = [read_finished(CellRun(cell=cell, seed=seed), place) for seed in range(most)]
+        return [one for one in held if one is not None]
+
+    return results
 
 
 def command_of(prepared: ExperimentArgs, rounds: int, seeds: int) -> str:

@@ -3,6 +3,9 @@
 Accuracy and F1 are those of the last three rounds, on the devices' own test samples: f1-of-devices is the mean of the
 devices' macro F1, weighted by samples, f1-pooled the macro F1 of all samples. What is measured against pure
 distributions uses the fleet's hold-outs: a matrix of centers by distributions.
+
+What is measured with other statistics of batch norm is one more evaluation of the final centers, so one training gives
+the figures of both. It is after the last round alone.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from functools import cached_property
 
 import numpy as np
 
-from coordinator.rounds.metrics import last_rounds
+from coordinator.rounds.metrics import RoundReport, last_rounds, make_report
 from coordinator.rounds.round import serving_probe
 from coordinator.strategies.base import Strategy
+from edge_client.data.dataset import DeviceData
 from edge_client.protocol.task import Array, ClientId
 from emulator.data.fleet_split import FleetData
 from emulator.run.execute import SimulationResult
@@ -51,6 +55,27 @@ class FinishedRun:
             right.append((logits.argmax(axis=-1) == data.y).mean(axis=1) if known else np.full(len(loss), np.nan))
         return np.stack(losses, axis=1), np.stack(right, axis=1)
 
+    @cached_property
+    def with_test_batch(self) -> RoundReport | None:
+        """The final evaluation in training mode: batch norm with the statistics of a device's whole test part.
+
+        As code evaluates that never leaves training mode; the samples that are judged then influence each other. None
+        for a model without such statistics, and where devices correct a center to the labels of their samples.
+        """
+        program, state = self.devices.program, self.result.state
+        if program.schema.n_params == program.schema.size or getattr(self.strategy, "label_prior", "model") != "model":
+            return None
+        tested = {c: d.test for c, d in self.split.devices.items() if d.test is not None and len(d.test)}
+        local = {c: DeviceData(train=test, test=test) for c, test in tested.items()}
+        devices = EmulatedDevices(learner=self.devices.learner, local=local, own=self.devices.own)
+        tasks = {
+            c: replace(serving_probe(self.strategy, state, c, batch=len(test)), buffers="batch")
+            for c, test in tested.items()
+        }
+        replies = {c: r for c, r in devices.answers(tasks).items() if not isinstance(r, str)}
+        matrices = {c: r.confusion[0] for c, r in replies.items() if r.confusion is not None}
+        return make_report(matrices, state.assignment, n_centers=len(state.centers))
+
     def training_accuracy(self) -> Mapping[ClientId, float]:
         """Every device's accuracy on what it trained on, with the model that serves it (FedSoft's "local")."""
         tasks = {
@@ -66,17 +91,28 @@ class FinishedRun:
 class Measure:
     """How a table names it, how its values are found, and how far from the paper still counts as agreeing.
 
-    `slack` is absolute; `relative_slack` is a share of the paper's figure.
+    `slack` is absolute; `relative_slack` is a share of the paper's figure. `lower_is_better`: of errors, for one.
     """
 
     title: str
     values: Callable[[FinishedRun], list[float]]
     slack: float = 0.0
     relative_slack: float = 0.0
+    lower_is_better: bool = False
+
+
+def _of_test_batch(found: FinishedRun, quantity: str) -> list[float]:
+    report = found.with_test_batch
+    value = None if report is None else getattr(report, quantity).micro
+    return [] if value is None else [100 * value]
 
 
 def _percent(values: list[float]) -> list[float]:
     return [100 * value for value in values]
+
+
+def _error(title: str, value: Callable[[FinishedRun], float]) -> Measure:
+    return Measure(title=title, relative_slack=0.15, lower_is_better=True, values=lambda found: [value(found)])
 
 
 MEASURES: dict[str, Measure] = {
@@ -91,21 +127,27 @@ MEASURES: dict[str, Measure] = {
     "f1-pooled": Measure(
         title="pooled F1 %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "f1_pooled"))
     ),
+    "accuracy-test-batch": Measure(
+        title="accuracy %, statistics of the test batch", slack=1.0, values=lambda f: _of_test_batch(f, "accuracy")
+    ),
+    "f1-test-batch": Measure(
+        title="F1 of devices %, statistics of the test batch",
+        slack=1.0,
+        values=lambda f: _of_test_batch(f, "f1_of_devices"),
+    ),
     "ari": Measure(title="ARI", slack=0.05, values=lambda f: f.ari),
     "one-center": Measure(
         title="all devices on one center, % of seeds",
+        lower_is_better=True,
         values=lambda f: [100.0 * (len(set(f.result.state.assignment.values())) == 1)],
     ),
-    "own-error": Measure(
-        title="MSE, best center", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].min(axis=0).mean())]
-    ),
-    "other-error": Measure(
-        title="MSE, worst center", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].max(axis=0).mean())]
-    ),
-    "least-error": Measure(title="least MSE", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].min())]),
-    "greatest-error": Measure(title="greatest MSE", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].max())]),
+    "own-error": _error("MSE, best center", lambda f: float(f.holdouts[0].min(axis=0).mean())),
+    "other-error": _error("MSE, worst center", lambda f: float(f.holdouts[0].max(axis=0).mean())),
+    "least-error": _error("least MSE", lambda f: float(f.holdouts[0].min())),
+    "greatest-error": _error("greatest MSE", lambda f: float(f.holdouts[0].max())),
     "spread-error": Measure(
         title="MSE between centers, % of mean",
+        lower_is_better=True,
         values=lambda f: _percent([float((np.ptp(f.holdouts[0], axis=0) / f.holdouts[0].mean(axis=0)).mean())]),
     ),
     "best-lower": Measure(

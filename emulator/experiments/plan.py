@@ -81,15 +81,24 @@ class TableCell:
         return f"{self.column.data_set}-{self.row.method}-k{self.row.k}-r{self.rounds}-s{seed}-{digest}"
 
 
+def row_label(cell: TableCell) -> str:
+    """A row's name with its number of centers."""
+    return cell.row.name if cell.row.k == 1 else f"{cell.row.name}, K = {cell.row.k}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExperimentPlan:
-    """A whole table: its cells, row by row within each column."""
+    """A whole table: its cells, row by row within each column.
+
+    `also` are measures that a kept cell may lack; each names the metric whose printed figure it is beside.
+    """
 
     name: str
     title: str
     source: str
     notes: tuple[str, ...]
     metrics: tuple[str, ...]
+    also: Mapping[str, str]
     rounds: int
     seeds: int
     cells: tuple[TableCell, ...]
@@ -155,12 +164,19 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
             source=raw["source"],
             notes=tuple(raw.get("notes", ())),
             metrics=metrics,
+            also=_also(raw.get("also", {}), metrics),
             rounds=rounds,
             seeds=int(raw["seeds"]),
             cells=cells,
         )
     except (KeyError, TypeError, ValueError) as wrong:
         raise ConfigError(f"experiment {name}: {wrong!r}", hint="compare it with the other files beside it") from wrong
+
+
+def _also(measured: Mapping[str, str], metrics: Sequence[str]) -> dict[str, str]:
+    if unknown := set(measured.values()) - set(metrics):
+        raise ValueError(f"also: no metric is called {', '.join(sorted(unknown))}")
+    return dict(measured)
 
 
 def _check_against(rows: Sequence[TableRow]) -> None:

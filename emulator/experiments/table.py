@@ -1,6 +1,8 @@
 """The finished cells of a plan as Markdown: the paper's figure, ours, a verdict, and a comparison between our rows.
 
-A plan without any figure of a paper shows ours alone. A seed's figure is the mean over its last rounds. Ours is the
+Rows that were not run are counted below the table, not shown (cells_summary.py lists them). A plan without any figure
+of a paper shows ours alone. A measure that only some cells have (`also` of the plan) has one column, with its verdict
+against the same printed figure. A seed's figure is the mean over its last rounds. Ours is the
 mean over seeds ± their standard deviation (n - 1 in the denominator); one seed has no ±.
 
 The verdict is the difference, ours less the paper's. "agrees" before it: the difference is at most two of the paper's
@@ -32,21 +34,26 @@ def render_table(
     """The whole section under its heading, without one. `reasons` says why a column or a method could not be run."""
     known = any(cell.paper for cell in plan.cells)
     compared = any(cell.row.against for cell in plan.cells)
+    run = [(cell, found) for cell in plan.cells if (found := list(results(cell)))]
+    also = [name for name in plan.also if any(seed_figures(found, name) for _, found in run)]
     titles = [MEASURES[name].title for name in plan.metrics]
     shown = [f"{t}: {what}" for t in titles for what in ("paper", "ours", "verdict")] if known else titles
+    shown += [MEASURES[name].title for name in also]
     pairs = [f"{titles[0]} against another row, paired"] if compared else []
     head = ["data", "K", "method", *shown, *pairs, "seeds"]
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", ""]
     lines += [_line(head), _line(["---"] * len(head))]
     notes: set[str] = set()
-    for cell in plan.cells:
-        found = list(results(cell))
+    for cell, found in run:
         notes |= {f"{cell.column.name}: {one['note']}" for one in found if one["note"]}
         parts = [_three(cell, name, found) for name in plan.metrics]
         figures = [part for three in parts for part in (three if known else three[1:2])]
+        figures += [_beside(cell, name, plan.also[name], found) for name in also]
         figures += [_against(plan, cell, found, results)] if compared else []
-        lines.append(_line([cell.column.name, str(cell.row.k), cell.row.name, *figures, str(len(found) or "-")]))
+        lines.append(_line([cell.column.name, str(cell.row.k), cell.row.name, *figures, str(len(found))]))
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
+    if absent := len(plan.cells) - len(run):
+        said.append(f"{absent} of {len(plan.cells)} cells were not run; `--summary` names them")
     lines += ["", *(f"* {note}." for note in said)] if said else []
     return "\n".join(lines)
 
@@ -89,30 +96,36 @@ def paired_difference(ours: Mapping[int, float], other: Mapping[int, float]) -> 
 
 
 def lost_rows(old: str, new: str) -> list[str]:
-    """The rows of a table that have fewer figures in its `new` text than in the `old`, as "data, K, method"."""
+    """The rows of a table that have fewer figures in its `new` text than in the `old`, as "data, K, method".
+
+    A row of no seed, which tables had before, has none.
+    """
 
     def figures(text: str) -> dict[str, int]:
         lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
-        return {", ".join(cells[:3]): sum(cell.strip() != NOT_RUN for cell in cells) for cells in lines}
+        rows = {", ".join(cells[:3]): [cell.strip() for cell in cells] for cells in lines[2:]}
+        return {
+            row: sum(cell not in ("", NOT_RUN) for cell in cells) for row, cells in rows.items() if cells[-1] != "-"
+        }
 
     now = figures(new)
-    return [row for row, held in figures(old).items() if now.get(row, held) < held]
+    return [row for row, held in figures(old).items() if now.get(row, 0) < held]
 
 
-def replace_section(path: Path, name: str, section: str) -> None:
+def replace_section(path: Path, name: str, section: str, *, figures: bool = True) -> None:
     """Replace what stands between the markers of `name` in a Markdown file; without markers it is added at the end.
 
-    Raises UsageError, and leaves the file, where a figure would become "not run".
+    Raises UsageError, and leaves the file, where one of its `figures` would be lost.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     block = f"{begin}\n{section}\n{end}"
     before, found, rest = text.partition(begin)
     if found and end in rest:
-        if lost := lost_rows(rest.partition(end)[0], section):
+        if figures and (lost := lost_rows(rest.partition(end)[0], section)):
             raise UsageError(
                 f"{path} has figures that were not run here ({'; '.join(lost[:3])}); it stays as it is",
-                hint="give the folder of its finished cells as --out, or another file as --write",
+                hint="give the folder of its finished cells as --out, another file as --write, or delete the section",
             )
         text = before + block + rest.partition(end)[2]
     else:
@@ -130,6 +143,17 @@ def _three(cell: TableCell, name: str, found: Sequence[Mapping[str, Any]]) -> tu
         return printed, NOT_RUN, ""
     mean, deviation = mean_and_deviation(values)
     return printed, f"{mean:.2f}{_plus_minus(deviation)}", verdict(MEASURES[name], paper, mean)
+
+
+def _beside(cell: TableCell, name: str, metric: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """Our figure and its verdict in one; the seeds are named where some have no such figure."""
+    values = list(seed_figures(found, name).values())
+    if not values:
+        return ""
+    mean, deviation = mean_and_deviation(values)
+    said = verdict(MEASURES[name], cell.paper.get(metric), mean)
+    n = "" if len(values) == len(found) else f"n = {len(values)}"
+    return "; ".join(part for part in (f"{mean:.2f}{_plus_minus(deviation)}", said, n) if part)
 
 
 def _against(plan: ExperimentPlan, cell: TableCell, found: Sequence[Mapping[str, Any]], results: Results) -> str:

@@ -100,6 +100,24 @@ def choice_table(result: Mapping[str, Any]) -> None:
     console.print(f"take {result['clusters']} centers, by {result['by']}")
 
 
+def differences_table(result: Mapping[str, Any]) -> None:
+    """Paired differences between rows of a table, by data and measure. Bold: the interval leaves out zero."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in result["comparisons"]:
+        groups.setdefault(f"{row['data']}, {row['measure']}", []).append(row)
+    console = Console(highlight=False)
+    for title, rows in groups.items():
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("row", "less", "difference", "95 % interval", "seeds"):
+            table.add_column(column, justify="left" if column in ("row", "less") else "right")
+        for row in rows:
+            difference = "-" if row["difference"] is None else f"{row['difference']:+.2f}"
+            between = "none" if row["interval"] is None else "{:+.2f} to {:+.2f}".format(*row["interval"])
+            style = "bold" if row["clear"] else None
+            table.add_row(row["first"], row["second"], difference, between, str(row["n"]), style=style)
+        console.print(table)
+
+
 def share(value: float | None) -> str:
     """0.5 -> 50.0%; a dash for None."""
     return "-" if value is None else f"{value:.1%}"

@@ -1,13 +1,12 @@
-"""`python -m tests.figures.label_pairs`: why WeCFL on devices with pairs of labels is below the paper (RESULTS.md).
+"""`python -m tests.figures.label_pairs`: why WeCFL on devices with pairs of labels is below the paper.
 
-10,000 training samples of Fashion-MNIST stand for its test part, so that nothing is chosen on it. Each variant trains
-60 devices in ten groups, about two CPU minutes; `ways` are how its centers are tested afterwards. `turns` say how each
-center's last move lies to the one before: the cosine is near 1 where it creeps, and near -1 where it goes to and fro.
-`labels` are those that a device holds: with the published code's quirks (emulator/data/wecfl_compat.py) a draw may lose
-some.
-`pairs` counts the different pairs of them, `shirts` those with class 6, which three others are mistaken for. Of one
-training of Ditto, `center` tests the common model with `label-prior = device`, `personal` the devices' own, `both`
-their mixture.
+The figures are in docs/results-trials.md. 10,000 training samples of Fashion-MNIST stand for its test part, so that
+nothing is chosen on it. Each variant trains 60 devices in ten groups, about two CPU minutes; `ways` are how its
+centers are tested afterwards. `turns` say how each center's last move lies to the one before: the cosine is near 1
+where it creeps, and near -1 where it goes to and fro. `labels` are those that a device holds: with the published
+code's quirks (emulator/data/wecfl_compat.py) a draw may lose some. `pairs` counts the different pairs of them,
+`shirts` those with class 6, which three others are mistaken for. Of one training of Ditto, `center` tests the common
+model with `label-prior = device`, `personal` the devices' own, `both` their mixture.
 """
 
 from __future__ import annotations
@@ -205,7 +204,9 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--clusters", type=int, default=10)
-    parser.add_argument("--momentum", type=float, default=0.0, help="of the server; RESULTS.md says what 0.8 does")
+    parser.add_argument(
+        "--momentum", type=float, default=0.0, help="of the server; what 0.8 does: docs/results-trials.md"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for variant in asked.variants:

@@ -1,4 +1,6 @@
-"""`python -m tests.figures.nearest --data DIR --json`: does a device that never trained find its center? (RESULTS.md)
+"""`python -m tests.figures.nearest --data DIR --json`: does a device that never trained find its center?
+
+The figures are in docs/results-nearest.md.
 
 Trains WeCFL on five fleets (tests/figures/nearest_fleets.py), holds devices out, and lets them choose by every way of
 edge_client/protocol/nearest/router.py after 1, 5, 20 and 100 samples. Thresholds, temperatures and weights are learned

@@ -1,4 +1,6 @@
-"""`python -m tests.figures.nearest_strangers --data DIR`: who is told that a center fits? (RESULTS.md)
+"""`python -m tests.figures.nearest_strangers --data DIR`: who is told that a center fits?
+
+The figures are in docs/results-nearest.md.
 
 Small fleets train WeCFL with two centers on digits and on WISDM's activities. Devices that never trained then ask for
 their center with `SAMPLES` samples, with and without labels: held-out devices of the fleet's groups, and the same

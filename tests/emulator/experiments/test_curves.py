@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 
 from edge_client.errors import UsageError
 from emulator.experiments import curves, plan
 from emulator.experiments.command import ExperimentArgs, run_experiment
-from emulator.experiments.plan import TableCell
+from emulator.experiments.plan import TableCell, row_label
 from emulator.reports import plots
 from tests.emulator.experiments.test_plan import TOML
 
@@ -32,19 +33,48 @@ def results(cell: TableCell) -> Sequence[Mapping[str, Any]]:
 
 
 def test_a_line_is_the_mean_of_the_finished_seeds_and_a_cell_that_was_not_run_has_none() -> None:
-    found = curves.by_column(PLAN, lambda cell: results(cell) if cell == FEDAVG else [])
-    assert found.keys() == {"A, 2 seeds"}
-    assert found["A, 2 seeds"].keys() == {"FedAvg"}
-    np.testing.assert_allclose(np.array(found["A, 2 seeds"]["FedAvg"], np.float64), [0.6, 0.8])
+    (panel,) = curves.by_column(PLAN, lambda cell: results(cell) if cell == FEDAVG else [])
+    assert panel.title == "A, 2 seeds"
+    assert panel.lines.keys() == panel.dots.keys() == {"FedAvg"}
+    np.testing.assert_allclose(np.array(panel.lines["FedAvg"], np.float64), [0.6, 0.8])
 
 
-def test_lines_of_one_panel_are_of_the_same_seeds() -> None:
-    assert curves.by_column(PLAN, results) == {"A, 1 seed": {"FedAvg": [0.5, 0.75], "FedSGD": [0.3, 0.4]}}
+def test_lines_of_one_panel_are_of_the_same_seeds_and_dots_are_of_all() -> None:
+    (panel,) = curves.by_column(PLAN, results)
+    assert panel.title == "A, 1 seed"
+    assert panel.lines == {"FedAvg": [0.5, 0.75], "FedSGD": [0.3, 0.4]}
+    assert {name: len(dots) for name, dots in panel.dots.items()} == {"FedAvg": 2, "FedSGD": 1}
+
+
+def test_every_seed_has_a_dot_at_its_figure_of_the_table_in_the_colour_of_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    make = plots.make_figure
+
+    def keep(*args: Any) -> Any:  # noqa: ANN401 - matplotlib's
+        drawn.append(make(*args))
+        return drawn[-1]
+
+    monkeypatch.setattr(plots, "make_figure", keep)
+    assert curves.draw_table_curves(PLAN, results, tmp_path / "p.svg")
+    first, second = drawn[0].axes[0].collections
+    np.testing.assert_allclose(first.get_offsets()[:, 1], [0.625, 0.775])  # of fewer than three rounds all count
+    np.testing.assert_allclose(second.get_offsets()[:, 1], [0.35])
+    left, right = first.get_offsets()[0, 0], second.get_offsets()[0, 0]
+    assert 2 < left < right < drawn[0].axes[0].get_xlim()[1]  # beyond the last round, and seen
+    lines = drawn[0].axes[0].get_lines()
+    for dots, line in zip((first, second), lines, strict=True):
+        np.testing.assert_allclose(dots.get_facecolor()[0], to_rgba(line.get_color()))
+
+
+def test_a_dot_is_the_mean_of_the_last_three_rounds_with_an_accuracy() -> None:
+    assert curves.seed_ends([[0.1, 0.2, 0.4, 0.6, None], [None, None]]) == [pytest.approx(0.4)]
 
 
 def test_a_line_says_how_many_centers_it_has() -> None:
-    assert curves.row_label(FEDAVG) == "FedAvg"
-    assert curves.row_label(replace(FEDAVG, row=replace(FEDAVG.row, k=3))) == "FedAvg, K = 3"
+    assert row_label(FEDAVG) == "FedAvg"
+    assert row_label(replace(FEDAVG, row=replace(FEDAVG.row, k=3))) == "FedAvg, K = 3"
 
 
 def test_rounds_without_an_accuracy_are_passed_over_and_errors_have_no_curve() -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
+from coordinator.models.registry import build_model
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import make_method
-from edge_client.data.dataset import Dataset
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array, Flat, Probe, Reply
+from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.experiments.measures import MEASURES, FinishedRun
+from emulator.simulation.virtual_network import EmulatedDevices
+from export.compiler.program import vector_of
 
 LETTERS = {"lower": [0, 0, 0, 1], "upper": [1, 1, 0, 2]}
 # Of the centers 0, 1 and 2 these are right for 75, 25 and 0 % of the lower case, and for 25, 50 and 25 % of the upper.
@@ -71,3 +77,37 @@ def test_local_accuracy_is_that_of_training_samples_and_counts_every_device_alik
     devices = SimpleNamespace(fleet={"a": 11, "b": 2, "silent": 1}, answers=answers)
     # 9 of 11 and 1 of 2; who refuses counts for nothing.
     assert MEASURES["local-training"].values(over([0], {}, devices)) == [pytest.approx(100 * (9 / 11 + 1 / 2) / 2)]
+
+
+def test_the_test_batchs_statistics_are_those_of_training_mode() -> None:
+    model = build_model("wecfl-cnn", seed=3)
+    rng = np.random.default_rng(0)
+    local = {
+        who: DeviceData(
+            train=Dataset(rng.normal(size=(8, *model.input)).astype(np.float32), rng.integers(0, 10, 8)),
+            test=Dataset(3 + 2 * rng.normal(size=(n, *model.input)).astype(np.float32), rng.integers(0, 10, n)),
+        )
+        for who, n in (("a", 40), ("b", 23))
+    }
+    devices = EmulatedDevices(learner=cpu_recipe(model).open(), local=local)
+    vector = vector_of(model.module, devices.program.schema)
+    result = SimpleNamespace(state=State(centers=vector[None]))
+    found = {"result": result, "devices": devices, "split": SimpleNamespace(devices=local)}
+    over = FinishedRun(strategy=make_method("fedavg"), **cast("Any", found))
+    right, every = 0, 0
+    for data in (local["a"].test, local["b"].test):
+        assert data is not None
+        with torch.no_grad():
+            said = model.module.train()(torch.from_numpy(data.x)).argmax(1).numpy()
+        right, every = right + int((said == data.y).sum()), every + len(data)
+    assert MEASURES["accuracy-test-batch"].values(over) == [pytest.approx(100 * right / every)]
+    assert 0 <= MEASURES["f1-test-batch"].values(over)[0] <= 100
+
+    corrected = replace(over, strategy=make_method("fedavg", **{"label-prior": "device"}))
+    assert MEASURES["accuracy-test-batch"].values(corrected) == []  # it would learn the labels that are judged
+
+
+def test_a_model_without_batch_norm_has_no_figure_of_the_test_batchs_statistics() -> None:
+    schema = SimpleNamespace(n_params=4, size=4)
+    devices = SimpleNamespace(program=SimpleNamespace(schema=schema))
+    assert MEASURES["accuracy-test-batch"].values(over([0], {}, devices)) == []

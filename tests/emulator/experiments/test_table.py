@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from emulator.experiments.measures import Measure
 from emulator.experiments.plan import PaperFigure, TableCell, parse_plan
 from emulator.experiments.table import mean_and_deviation, paired_difference, render_table, replace_section, verdict
@@ -27,13 +27,13 @@ def rows_of(text: str) -> list[list[str]]:
     return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
-def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_says_so() -> None:
+def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_absent_ones_are_counted() -> None:
     text = render_table(PLAN, results, command="run it", reasons={"B": "no files"})
-    head, line, ours, absent = rows_of(text)
+    head, line, ours = rows_of(text)
     assert head[3:6] == ["accuracy %: paper", "accuracy %: ours", "accuracy %: verdict"]
     assert set(line) == {"---"}
     assert ours == ["A", "1", "FedAvg", "86.08 ± 0.7", "86.00 ± 0.71", "agrees (-0.1)", "", "50.00", "", "2"]
-    assert absent == ["A", "1", "FedSGD", "", "not run", "", "", "not run", "", "-"]
+    assert "* 1 of 2 cells were not run; `--summary` names them." in text
     assert "`run it`" in text
     assert "* A: lossy pixels." in text
     assert "* B was not run: no files." in text
@@ -41,10 +41,21 @@ def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_
 
 def test_a_table_without_any_figure_of_a_paper_has_no_columns_for_one() -> None:
     plan = parse_plan("t", TOML.replace('paper = ["86.08±0.70 -"]', ""))
-    head, _, ours, absent = rows_of(render_table(plan, results, command="run it"))
+    head, _, ours = rows_of(render_table(plan, results, command="run it"))
     assert head == ["data", "K", "method", "accuracy %", "F1 of devices %", "seeds"]
     assert ours == ["A", "1", "FedAvg", "86.00 ± 0.71", "50.00", "2"]
-    assert absent == ["A", "1", "FedSGD", "not run", "not run", "-"]
+
+
+def test_a_measure_of_some_cells_has_one_column_with_a_verdict_and_none_where_no_cell_has_it() -> None:
+    text = TOML.replace("[settings]", '[also]\naccuracy-test-batch = "accuracy"\n[settings]')
+    plan = parse_plan("t", text)
+    assert "statistics of the test batch" not in render_table(plan, results, command="")
+    both = [{"seed": 0, "values": {"accuracy": [85.5], "accuracy-test-batch": [85.4]}, "note": ""}, FOUND[1]]
+    head, _, ours = rows_of(render_table(plan, lambda c: both if c.row.method == "fedavg" else [], command=""))
+    assert head[9] == "accuracy %, statistics of the test batch"
+    assert ours[9] == "85.40; agrees (-0.7); n = 1"
+    with pytest.raises(ConfigError, match="no metric is called f1"):
+        parse_plan("t", text.replace('= "accuracy"', '= "f1"'))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +109,7 @@ def test_a_row_shows_its_difference_to_the_row_that_it_is_read_against() -> None
 def test_a_table_that_lacks_figures_of_the_file_leaves_it_and_names_a_row(tmp_path: Path) -> None:
     path = tmp_path / "RESULTS.md"
     replace_section(path, "t", render_table(PLAN, results, command="run it"))
+    replace_section(path, "t", render_table(PLAN, results, command="run it another way"))
     held = path.read_text()
     with pytest.raises(UsageError, match=r"figures that were not run here \(A, 1, FedAvg\); it stays[\s\S]*hint: "):
         replace_section(path, "t", render_table(PLAN, lambda _: [], command="run it"))

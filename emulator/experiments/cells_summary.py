@@ -1,0 +1,51 @@
+"""Which cells of a table are run, with how many seeds, and which are not: as JSON types and as Markdown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from emulator.experiments.plan import ExperimentPlan, TableCell, row_label
+from emulator.experiments.table import Results
+
+
+def summarise_cells(plan: ExperimentPlan, cells: Sequence[TableCell], results: Results) -> dict[str, Any]:
+    """`cells` with the seeds that each has, and how many have one seed and all `seeds` that the table is meant for."""
+    told: list[Mapping[str, Any]] = [
+        {
+            "data": cell.column.name,
+            "k": cell.row.k,
+            "method": cell.row.name,
+            "label": row_label(cell),
+            "seeds": sorted(int(one["seed"]) for one in results(cell)),
+        }
+        for cell in cells
+    ]
+    return {
+        "experiment": plan.name,
+        "title": plan.title,
+        "rounds": plan.rounds,
+        "seeds": plan.seeds,
+        "of": len(told),
+        "run": sum(bool(one["seeds"]) for one in told),
+        "with_all_seeds": sum(len(one["seeds"]) >= plan.seeds for one in told),
+        "cells": told,
+    }
+
+
+def render_summary(found: Mapping[str, Any]) -> str:
+    """A line of counts, and a row per column of the table: which rows have how many seeds, and which have none."""
+    every = f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
+    counts = f"{found['run']} of {found['of']} cells run, {found['with_all_seeds']} with {every}"
+    lines = [
+        f"{found['title']}: {counts}; {found['rounds']} rounds.",
+        "",
+        "| data | run (seeds) | not run |",
+        "| --- | --- | --- |",
+    ]
+    for column in dict.fromkeys(one["data"] for one in found["cells"]):
+        here = [one for one in found["cells"] if one["data"] == column]
+        run = "; ".join(f"{one['label']} ({len(one['seeds'])})" for one in here if one["seeds"])
+        absent = "; ".join(one["label"] for one in here if not one["seeds"])
+        lines.append(f"| {column} | {run or '-'} | {absent or '-'} |")
+    return "\n".join(lines)
