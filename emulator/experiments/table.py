@@ -45,7 +45,8 @@ def render_table(
         parts = [_three(cell, name, found) for name in plan.metrics]
         figures = [part for three in parts for part in (three if known else three[1:2])]
         figures += [_against(plan, cell, found, results)] if compared else []
-        lines.append(_line([cell.column.name, str(cell.row.k), cell.row.name, *figures, str(len(found) or "-")]))
+        k = str(cell.settings.get("clusters", cell.row.k))
+        lines.append(_line([cell.column.name, k, cell.row.name, *figures, str(len(found) or "-")]))
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
     lines += ["", *(f"* {note}." for note in said)] if said else []
     return "\n".join(lines)
