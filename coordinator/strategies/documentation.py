@@ -105,7 +105,9 @@ COSTS: Mapping[str, RoundCost] = {
     "fedavg-plus": _ENSEMBLE,
     "fedprox-plus": _ENSEMBLE,
     "ditto": RoundCost("2", "1", "1"),
-    "fedcenters": RoundCost("2; 4 or 5 in a round of the trial", "1; at most 9 in a round of the trial", "1"),
+    "fedcenters": RoundCost(
+        "2; 3 to 5 in a round of the trial, 14 in its last", "1; at most 10 in a round of the trial", "1"
+    ),
     "pfedme": RoundCost("R", "R", "R"),
     "fedgroup": RoundCost("1; 2 in the first round", "1", "1"),
 }

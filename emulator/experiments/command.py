@@ -14,6 +14,7 @@ from typing import Any
 from edge_client.errors import ConfigError, UsageError
 from emulator.experiments import plan as plans
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
+from emulator.experiments.matrix import render_matrix
 from emulator.experiments.plan import TableCell
 from emulator.experiments.table import render_table, replace_section
 from emulator.run.summary import Record
@@ -58,7 +59,8 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
         held = [read_finished(CellRun(cell=cell, seed=seed), place) for seed in range(seeds)]
         return [one for one in held if one is not None]
 
-    section = render_table(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
+    render = render_matrix if plan.judged else render_table
+    section = render(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
     done = sum(read_finished(job, place) is not None for job in todo)
     if reasons and not done:
         raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))

@@ -93,6 +93,7 @@ class ExperimentPlan:
     rounds: int
     seeds: int
     cells: tuple[TableCell, ...]
+    judged: str = ""  # the row that is compared with the best other one, in a table with a column for each method
 
     def only(self, asked: Sequence[str]) -> tuple[TableCell, ...]:
         """The cells of the named methods, rows, columns and numbers of centers ("K=10"); the rest is whole.
@@ -158,9 +159,16 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
             rounds=rounds,
             seeds=int(raw["seeds"]),
             cells=cells,
+            judged=_judged(raw.get("judged", ""), rows),
         )
     except (KeyError, TypeError, ValueError) as wrong:
         raise ConfigError(f"experiment {name}: {wrong!r}", hint="compare it with the other files beside it") from wrong
+
+
+def _judged(name: str, rows: Sequence[TableRow]) -> str:
+    if name and name not in {row.name for row in rows}:
+        raise ValueError(f"judged is {name!r}, and no row is called so")
+    return name
 
 
 def _check_against(rows: Sequence[TableRow]) -> None:

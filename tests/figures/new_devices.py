@@ -2,8 +2,8 @@
 
 WISDM: 27 of 36 users train (WeCFL, three centers), the other nine come afterwards with 20 labelled samples, or with all
 of their training part (four fifths). `nearest` is the center with the least loss on these. `personalised` goes on from
-there as `fedcenters-edge nearest --personalise STEPS` does, with the run's rate and momentum; `alone` does the same from the
-run's common start. Accuracy is that on the devices' test parts, all samples as one set. Prints a
+there as `fedcenters-edge nearest --personalise STEPS` does, with the run's rate and momentum; `alone` does so from
+the run's common start. Accuracy is that on the devices' test parts, all samples as one set. Prints a
 table with Student's 95 % intervals over seeds.
 """
 

@@ -8,8 +8,9 @@ decided by the loss on the rest:
     what is served     p(y | x) = s_1 p(y | x; c) + s_2 p(y | x; w) + s_3 p(y | x; v)
 
 c is the device's center, w the model that it trained from there last (fine-tuning), and v its personal model, pulled to
-the center (Ditto); w and v stay on the device. The shares s come from one EM step a round, as FedEM's: r_i are the mean
-responsibilities of device i on its m_i held-out samples, drawn to the fleet's since few samples say little:
+the center (Ditto); w and v stay on the device. The shares s come from EM steps, as FedEM's, one in each round of the
+trial and ten in its last: r_i are the mean responsibilities of device i on its m_i held-out samples, drawn to the
+fleet's since few samples say little:
 
     s_i = (m_i r_i + a r) / (m_i + a),    r = sum_i m_i r_i / sum_i m_i,    a = `prior_samples`
 
@@ -56,6 +57,7 @@ from edge_client.protocol.task import (
 
 HELD_OUT = 5  # in the trial one of so many training samples is held out
 NUMBERS_OF_PARTS = (2, 3, 4, 5, 6, 8, 10, 12)
+LAST_STEPS = 10  # of EM, in the last round of the trial; one in those before
 LEAST_SHARE = 0.05  # of a served model
 TUNED_SLOT, PERSONAL_SLOT = "main", "personal"
 Split = tuple[I64, Array]  # labels [m] of a center's devices, and the means [parts, size] of their models
@@ -113,7 +115,7 @@ class FedCenters(LocalSgd):
         return State(centers=model[None].copy(), assignment=all_of_one_center(fleet))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """A fit from the own center, then of the personal model; in the trial three more exchanges of losses."""
+        """A fit from the own center, then of the personal model; in the trial exchanges of losses besides."""
         number = int(state.extra.get("round", np.array(0))) + 1
         cohort, trial = sample_cohort(fleet, self.fraction_train, rng), number <= self.trial_rounds
         held = {c: fleet[c] // HELD_OUT if trial else 0 for c in cohort}
@@ -137,7 +139,10 @@ class FedCenters(LocalSgd):
         }
         if personal:
             yield personal
-        return (yield from self._weighed(state, {c: held[c] for c in updates.clients})) if trial else state
+        last = number == self.trial_rounds
+        for _ in range(LAST_STEPS if last else int(trial)):
+            state = yield from self._weighed(state, {c: held[c] for c in updates.clients})
+        return state
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The device's mixture, by the fleet's shares for one that has none; before any are known the center alone."""
