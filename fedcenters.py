@@ -27,6 +27,7 @@ __all__ = [
     "FedAvg",
     "FedAvgLate",
     "FedAvgPlus",
+    "FedCenters",
     "FedDANE",
     "FedDWS",
     "FedDist",
@@ -82,6 +83,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "FedAvg": _METHODS,
     "FedAvgLate": _METHODS,
     "FedAvgPlus": _METHODS,
+    "FedCenters": _METHODS,
     "FedDANE": _METHODS,
     "FedDWS": _METHODS,
     "FedDist": _METHODS,
@@ -146,6 +148,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.fesem import FeSEM
     from coordinator.strategies.fesem_ma import FeSEMMA
     from coordinator.strategies.flhc import FLHC
+    from coordinator.strategies.held_out.fedcenters import FedCenters
     from coordinator.strategies.ifca import IFCA, HypCluster
     from coordinator.strategies.robust_tkm import TKM
     from coordinator.strategies.wecfl import WeCFL

@@ -97,6 +97,7 @@ MODELS = {
     "wecfl-cnn": ModelEntry(make=zoo.wecfl_cnn, input=(1, 28, 28), classes=10),
     "gn-cnn": ModelEntry(make=zoo.GnCnn, input=(1, 28, 28), classes=10),
     "mnist-mlp": ModelEntry(make=zoo.mnist_mlp, input=(1, 28, 28), classes=10),
+    "wisdm-mlp": ModelEntry(make=zoo.wisdm_mlp, input=(43,), classes=6),
     "cifar-lenet": ModelEntry(make=zoo.cifar_lenet, input=(3, 32, 32), classes=10),
     "femnist-cnn": ModelEntry(make=zoo.femnist_cnn, input=(1, 28, 28), classes=62),
     "celeba-cnn": ModelEntry(make=zoo.celeba_cnn, input=(3, 84, 84), classes=2),

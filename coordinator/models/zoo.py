@@ -26,6 +26,15 @@ def mnist_mlp() -> nn.Module:
     )
 
 
+def wisdm_mlp() -> nn.Module:
+    """43 features of a phone's movements to six activities, of WISDM (Kwapisz et al. 2010); 3,206 parameters."""
+    return nn.Sequential(
+        nn.Linear(43, 64),
+        nn.ReLU(),
+        nn.Linear(64, 6),
+    )
+
+
 def linear_regression() -> nn.Module:
     """FedSoft's synthetic regression (Ruan and Joe-Wong 2022): 10 features to one number, 10 weights, no bias."""
     return nn.Linear(10, 1, bias=False)

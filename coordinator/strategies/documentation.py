@@ -34,6 +34,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "cap": {ALL: "losses outside the quantiles 1 - cap and cap of the cohort count as the nearer one; 1 caps none"},
     "lam": {
         ALL: "weight of the pull to the center; an average device has mu = 2 lam",
+        "FedCenters": "weight of the pull of the personal model to the center",
         "Ditto": "weight of the pull of the personal model to the common one",
         "PFedMe": "weight of the pull of theta_i to w_i",
         "FedSoft": "weight of the pull to the mixture of centers",
@@ -79,6 +80,10 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "common": {
         ALL: "whether the common member is trained after the first warm_up rounds; without it this is the base method"
     },
+    "trial_rounds": {ALL: "first rounds, in which a fifth of the training samples is held out; 0: none"},
+    "most_centers": {ALL: "centers at most, 1 to 16"},
+    "prior_samples": {ALL: "held-out samples that the fleet's mean mixture counts as, for a device's own"},
+    "least_gain": {ALL: "share of the held-out loss that more centers must save, 0 to 1"},
     "server": {ALL: "ServerOptions: robust means, privacy noise and momentum of the centers"},
 }
 
@@ -113,6 +118,9 @@ COSTS: Mapping[str, RoundCost] = {
     "fedavg-plus": _ENSEMBLE,
     "fedprox-plus": _ENSEMBLE,
     "ditto": RoundCost("2", "1", "1"),
+    "fedcenters": RoundCost(
+        "2; 3 to 5 in a round of the trial, 14 in its last", "1; at most 10 in a round of the trial", "1"
+    ),
     "pfedme": RoundCost("R", "R", "R"),
     "fedgroup": RoundCost("1; 2 in the first round", "1", "1"),
 }

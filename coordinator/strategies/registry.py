@@ -29,6 +29,7 @@ from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.fesem_ma import FeSEMMA
 from coordinator.strategies.flhc import FLHC
+from coordinator.strategies.held_out.fedcenters import FedCenters
 from coordinator.strategies.ifca import IFCA, HypCluster
 from coordinator.strategies.robust_tkm import TKM
 from coordinator.strategies.wecfl import WeCFL
@@ -44,6 +45,7 @@ METHODS: dict[str, type[Any]] = {
     "fedavg": FedAvg,
     "fedavg-late": FedAvgLate,
     "fedavg-plus": FedAvgPlus,
+    "fedcenters": FedCenters,
     "feddane": FedDANE,
     "feddist": FedDist,
     "feddws": FedDWS,

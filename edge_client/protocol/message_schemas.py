@@ -33,6 +33,7 @@ from edge_client.protocol.task import (
     OPTION_RANGES,
     PROBE_BUFFERS,
     PROBE_QUANTITIES,
+    ROWS_PATTERN,
     SLOT_PATTERN,
 )
 from edge_client.protocol.validators import (
@@ -160,7 +161,7 @@ _FIT: FieldTable = required(
     init=_MODEL,
     anchor=word_or("start", _MODEL),
     linear=manifest("linear"),
-    rows=matching(r"ones|posterior:(0|[1-9][0-9]?)"),
+    rows=matching(ROWS_PATTERN),
     slot=_SLOT,
     upload=boolean,
     buffers=one_of(*sorted(FIT_BUFFERS)),

@@ -39,6 +39,7 @@ MAX_STEPS = 1_000_000
 MAX_BATCH = 65_536
 MAX_MODELS = 16  # candidates in one probe
 MAX_LABEL_TOTALS = 512  # numbers in one probe, of all candidates: a message has 8 KiB
+ROWS_PATTERN = "ones|posterior:(0|[1-9][0-9]?)|all-but:[1-9][0-9]{0,8}"  # how a fit weighs its samples
 SLOT_PATTERN = "[a-z0-9-]{1,32}"  # names one of the models that a device keeps
 OPTIMISERS: Mapping[str, tuple[str, ...]] = {  # name -> its options
     "sgd": ("momentum", "nesterov", "weight_decay", "clip_norm"),
@@ -196,8 +197,9 @@ class Fit:
     `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
     step is SGD with momentum; velocity starts at zero. An `optimiser` takes its place, and has its own momentum; what
     it keeps from step to step starts at zero as well. `rows` is "ones", or "posterior:m": q is candidate m's share of
-    each sample, as the last probe of this round left it on the device. Batches follow `seed`. The device keeps the
-    trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
+    each sample, as the last probe of this round left it on the device, or "all-but:m": q is 0 for the m samples that a
+    probe with seed 0 and `limit` m evaluates, and n / (n - m) for the others. Batches follow `seed`. The device keeps
+    the trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
     `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one. `center` numbers
     the model that the update is for, where there are several: what compression loses is made up for per center.
 
@@ -233,8 +235,8 @@ class Fit:
         if self.optimiser is not None and self.momentum:
             raise ValueError("the momentum of a fit with an optimiser is the optimiser's")
         _named(self.slot)
-        if self.rows != "ones" and not self.rows.removeprefix("posterior:").isdecimal():
-            raise ValueError(f"rows must be 'ones' or 'posterior:m', got {self.rows!r}")
+        if re.fullmatch(ROWS_PATTERN, self.rows) is None:
+            raise ValueError(f"rows must have the form {ROWS_PATTERN}, got {self.rows!r:.80}")
         _one_of("buffers", self.buffers, FIT_BUFFERS)
         vectors = [v for v in (self.start, self.init, self.anchor, self.linear) if isinstance(v, np.ndarray)]
         if len({v.shape for v in vectors}) > 1:

@@ -300,10 +300,27 @@ def _check_data(program: Program, data: Dataset) -> None:
 def _row_weights(task: Fit, data: Dataset, posterior: Array | None) -> F64:
     if task.rows == "ones":
         return np.ones(len(data))
-    m = int(task.rows.removeprefix("posterior:"))
+    kind, _, number = task.rows.partition(":")
+    m = int(number)
+    if kind == "all-but":
+        return _all_but(m, len(data))
     if posterior is None or m >= len(posterior) or posterior.shape[1:] != (len(data),):
         raise Malformed("no_posterior", f"rows {task.rows!r}, but no probe left such weights for {len(data)} samples")
     return np.asarray(posterior[m], dtype=np.float64)
+
+
+def _all_but(m: int, n: int) -> F64:
+    """[n] 0 for the samples that a probe with `limit` m and seed 0 evaluates; the mean of all is 1."""
+    if m >= n:
+        raise Malformed("no_data", f"{m} of {n} samples are to be held out, and none is left to train on")
+    weights = np.full(n, n / (n - m))
+    weights[probed(n, m, 0)] = 0.0
+    return weights
+
+
+def probed(n: int, limit: int, seed: int) -> I64:
+    """[limit] which of n samples a probe with this `limit` below n evaluates."""
+    return np.random.Generator(np.random.PCG64(seed)).permutation(n)[:limit]
 
 
 def _start(task: Fit, own: Flat | None) -> Flat:
@@ -331,7 +348,7 @@ def _probe_data(task: Probe, local: DeviceData) -> Dataset:
         raise Malformed("no_data", "no held-out samples on this device")
     if task.limit is None or task.limit >= len(data):
         return data
-    index = np.random.Generator(np.random.PCG64(task.seed)).permutation(len(data))[: task.limit]
+    index = probed(len(data), task.limit, task.seed)
     return Dataset(data.x[index], data.y[index])
 
 

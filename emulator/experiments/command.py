@@ -19,6 +19,7 @@ from emulator.experiments import plan as plans
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
 from emulator.experiments.cells_summary import render_summary, summarise_cells
 from emulator.experiments.compare import compare_rows
+from emulator.experiments.matrix import render_matrix
 from emulator.experiments.plan import TableCell
 from emulator.experiments.table import Results, render_table, replace_section
 from emulator.run.summary import Record
@@ -66,7 +67,8 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     asked = (*plan.metrics, *plan.also)
     reasons = {} if prepared.kept else run_cells(todo, place, asked, ProgressReporter(missing, say))
     results = finished_results(place, seeds)
-    section = render_table(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
+    render = render_matrix if plan.judged else render_table
+    section = render(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
     done = sum(read_finished(job, place) is not None for job in todo)
     if reasons and not done:
         raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))

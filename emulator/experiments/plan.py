@@ -102,6 +102,7 @@ class ExperimentPlan:
     rounds: int
     seeds: int
     cells: tuple[TableCell, ...]
+    judged: str = ""  # the row that is compared with the best other one, in a table with a column for each method
 
     def only(self, asked: Sequence[str]) -> tuple[TableCell, ...]:
         """The cells of the named methods, rows, columns and numbers of centers ("K=10"); the rest is whole.
@@ -168,6 +169,7 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
             rounds=rounds,
             seeds=int(raw["seeds"]),
             cells=cells,
+            judged=_judged(raw.get("judged", ""), rows),
         )
     except (KeyError, TypeError, ValueError) as wrong:
         raise ConfigError(f"experiment {name}: {wrong!r}", hint="compare it with the other files beside it") from wrong
@@ -177,6 +179,12 @@ def _also(measured: Mapping[str, str], metrics: Sequence[str]) -> dict[str, str]
     if unknown := set(measured.values()) - set(metrics):
         raise ValueError(f"also: no metric is called {', '.join(sorted(unknown))}")
     return dict(measured)
+
+
+def _judged(name: str, rows: Sequence[TableRow]) -> str:
+    if name and name not in {row.name for row in rows}:
+        raise ValueError(f"judged is {name!r}, and no row is called so")
+    return name
 
 
 def _check_against(rows: Sequence[TableRow]) -> None:

@@ -42,7 +42,7 @@ def render_table(
     pairs = [f"{titles[0]} against another row, paired"] if compared else []
     head = ["data", "K", "method", *shown, *pairs, "seeds"]
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", ""]
-    lines += [_line(head), _line(["---"] * len(head))]
+    lines += [table_line(head), table_line(["---"] * len(head))]
     notes: set[str] = set()
     for cell, found in run:
         notes |= {f"{cell.column.name}: {one['note']}" for one in found if one["note"]}
@@ -50,7 +50,8 @@ def render_table(
         figures = [part for three in parts for part in (three if known else three[1:2])]
         figures += [_beside(cell, name, plan.also[name], found) for name in also]
         figures += [_against(plan, cell, found, results)] if compared else []
-        lines.append(_line([cell.column.name, str(cell.row.k), cell.row.name, *figures, str(len(found))]))
+        k = str(cell.settings.get("clusters", cell.row.k))
+        lines.append(table_line([cell.column.name, k, cell.row.name, *figures, str(len(found))]))
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
     if absent := len(plan.cells) - len(run):
         said.append(f"{absent} of {len(plan.cells)} cells were not run; `--summary` names them")
@@ -142,7 +143,7 @@ def _three(cell: TableCell, name: str, found: Sequence[Mapping[str, Any]]) -> tu
     if not values:
         return printed, NOT_RUN, ""
     mean, deviation = mean_and_deviation(values)
-    return printed, f"{mean:.2f}{_plus_minus(deviation)}", verdict(MEASURES[name], paper, mean)
+    return printed, f"{mean:.2f}{plus_minus(deviation)}", verdict(MEASURES[name], paper, mean)
 
 
 def _beside(cell: TableCell, name: str, metric: str, found: Sequence[Mapping[str, Any]]) -> str:
@@ -153,7 +154,7 @@ def _beside(cell: TableCell, name: str, metric: str, found: Sequence[Mapping[str
     mean, deviation = mean_and_deviation(values)
     said = verdict(MEASURES[name], cell.paper.get(metric), mean)
     n = "" if len(values) == len(found) else f"n = {len(values)}"
-    return "; ".join(part for part in (f"{mean:.2f}{_plus_minus(deviation)}", said, n) if part)
+    return "; ".join(part for part in (f"{mean:.2f}{plus_minus(deviation)}", said, n) if part)
 
 
 def _against(plan: ExperimentPlan, cell: TableCell, found: Sequence[Mapping[str, Any]], results: Results) -> str:
@@ -166,12 +167,14 @@ def _against(plan: ExperimentPlan, cell: TableCell, found: Sequence[Mapping[str,
         seed_figures(found, plan.metrics[0]), seed_figures(results(others[0]), plan.metrics[0])
     )
     other = f"{cell.row.against}{'' if others[0].row.k == cell.row.k else f' (K = {others[0].row.k})'}"
-    return f"{mean:+.2f}{_plus_minus(half)} to {other}, n = {n}" if n else ""
+    return f"{mean:+.2f}{plus_minus(half)} to {other}, n = {n}" if n else ""
 
 
-def _plus_minus(deviation: float | None) -> str:
+def plus_minus(deviation: float | None) -> str:
+    """Behind a figure: " ± 0.50", or "" for None."""
     return "" if deviation is None else f" ± {deviation:.2f}"
 
 
-def _line(cells: Sequence[str]) -> str:
+def table_line(cells: Sequence[str]) -> str:
+    """One line of a Markdown table."""
     return f"| {' | '.join(cells)} |"

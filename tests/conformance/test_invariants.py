@@ -70,6 +70,7 @@ ROWS = [
     Same("clove", ONE_CENTER, "fedavg"),
     Same("ifca", ONE_CENTER, "fedavg", fleet=EQUAL),
     Same("ifca", {"clusters": 3}, "hypcluster", {"clusters": 3}, fleet=EQUAL),
+    Same("fedcenters", {"trial-rounds": 0}, "fedavg"),
     Same("fedem", ONE_CENTER, "fedavg"),
     Same("fedsoft", {**ONE_CENTER, "lam": 0.0, "local-start": "centers"}, "fedavg", what="center"),
     Same("nonfed", {}, "fedavg", fleet=ONE, what="devices"),

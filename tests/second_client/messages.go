@@ -32,7 +32,7 @@ const (
 )
 
 var words = map[string]*regexp.Regexp{"id": isID, "sha": isSha, "key": isKey, "sig": isSig, "run": isRun, "slot": isSlot,
-	"rows": regexp.MustCompile(`^(ones|posterior:(0|[1-9][0-9]?))$`), "detail": regexp.MustCompile(`^(?s).{0,200}$`), "text": regexp.MustCompile(`(?s)`)}
+	"rows": regexp.MustCompile(`^(ones|posterior:(0|[1-9][0-9]?)|all-but:[1-9][0-9]{0,8})$`), "detail": regexp.MustCompile(`^(?s).{0,200}$`), "text": regexp.MustCompile(`(?s)`)}
 
 func readMessage(text []byte, kinds ...string) object {
 	need(len(text) <= 8192, "too_big", "a message of %d bytes", len(text))

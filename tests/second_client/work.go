@@ -257,17 +257,25 @@ func (p *program) oneHot(label int) []float64 {
 	return y
 }
 
-// rows are the weights of the samples: ones, or one candidate's responsibilities of this round's probe.
+// rows are the weights of the samples: ones, ones without some held-out samples, or one candidate's responsibilities of
+// this round's probe.
 func (w *work) rows(task object) []float64 {
-	_, candidate, posterior := strings.Cut(text(task, "rows", "ones"), ":")
-	if !posterior {
-		ones := make([]float64, len(w.train.x))
+	kind, number, _ := strings.Cut(text(task, "rows", "ones"), ":")
+	n := len(w.train.x)
+	m, _ := strconv.Atoi(number)
+	if kind != "posterior" {
+		need(m < n, "no_data", "%d of %d samples are to be held out", m, n)
+		ones := make([]float64, n)
 		for i := range ones {
-			ones[i] = 1
+			ones[i] = float64(n) / float64(n-m)
+		}
+		if kind == "all-but" {
+			for _, i := range newPCG64(0).permutation(n)[:m] {
+				ones[i] = 0
+			}
 		}
 		return ones
 	}
-	m, _ := strconv.Atoi(candidate)
 	w.lock.Lock()
 	defer w.lock.Unlock()
 	known := w.disk.Posterior

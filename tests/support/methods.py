@@ -26,6 +26,7 @@ VARIANTS = (  # settings under which a method takes other ways
     "cfl warm-up=0",
     "clove start=groups",
     "fedsoft select=2",
+    "fedcenters trial-rounds=2",
     "feddane optimiser=adam learning-rate=0.05",
     "fesem e-step=k-means",
     "fesem optimiser=adamw weight-decay=0.1 learning-rate=0.05",

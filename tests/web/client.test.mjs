@@ -121,6 +121,7 @@ test("what is not signed, not listed, or of an old coordinator is refused before
     [{ reply: { codec: "f32", base: "start", max_size: 10 } }, "too_big"],
     [{ start: "own", reply: { codec: "f32", base: "zero", max_size: 1 << 20 } }, "no_own_model"],
     [{ rows: "posterior:0" }, "no_posterior"],
+    [{ rows: "all-but:1000000" }, "no_data"],
   ];
   for (const [round, [changes, code]] of cases.entries()) {
     const from = world.said.length;

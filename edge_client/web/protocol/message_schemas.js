@@ -115,7 +115,7 @@ const JOBS = {
       steps: integer(1, MAX_STEPS), batch: integer(1, 65_536), seed: COUNT,
     }),
     ...optional({ // momentum of the step's own SGD, or an optimiser: see fitContradiction
-      momentum: number(), optimiser: OPTIMISER, init: MODEL, anchor: wordOr("start", MODEL), linear: manifest("linear"), rows: matching("ones|posterior:(?:0|[1-9][0-9]?)"),
+      momentum: number(), optimiser: OPTIMISER, init: MODEL, anchor: wordOr("start", MODEL), linear: manifest("linear"), rows: matching("ones|posterior:(?:0|[1-9][0-9]?)|all-but:[1-9][0-9]{0,8}"),
       slot: SLOT, upload: boolean, buffers: oneOf("sent", "own"),
     }),
   },

@@ -197,9 +197,24 @@ function checkData(program, data) {
 
 function rowWeights(task, data, posterior) {
   if ((task.rows ?? "ones") === "ones") return new Float64Array(data.n).fill(1);
-  const row = posterior?.[Number(task.rows.slice("posterior:".length))];
+  const [kind, number] = task.rows.split(":");
+  if (kind === "all-but") return allBut(Number(number), data.n);
+  const row = posterior?.[Number(number)];
   if (!row || row.length !== data.n) throw new Malformed("no_posterior", `rows ${task.rows}, but no probe left such weights`);
   return row;
+}
+
+/** No weight for the first m samples of a probe's order with seed 0; the others have the mean weight 1 of all. */
+function allBut(m, n) {
+  if (m >= n) throw new Malformed("no_data", `${m} of ${n} samples are to be held out, and none is left to train on`);
+  const weights = new Float64Array(n).fill(n / (n - m));
+  for (const i of probed(n, m, 0)) weights[i] = 0;
+  return weights;
+}
+
+/** Which of n samples a probe with this limit below n evaluates. */
+function probed(n, limit, seed) {
+  return new Pcg64(seed).permutation(n).slice(0, limit);
 }
 
 function candidate(model, vectors, own) {
@@ -213,7 +228,7 @@ function probeData(task, local) {
   const data = task.split === "test" ? local.test : local.train;
   if (!data || !data.n) throw new Malformed("no_data", task.split === "test" ? "no held-out samples on this device" : "no samples on this device");
   if (task.limit === undefined || task.limit >= data.n) return data;
-  return subset(data, new Pcg64(task.seed).permutation(data.n).slice(0, task.limit));
+  return subset(data, probed(data.n, task.limit, task.seed));
 }
 
 /** The samples of these numbers, in their order. */

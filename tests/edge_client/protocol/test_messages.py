@@ -219,6 +219,8 @@ def test_a_value_out_of_range_is_refused(kind: str, change: dict[str, Any]) -> N
         {"seed": -1},
         {"rows": "posterior:"},
         {"rows": "posterior:-1"},
+        {"rows": "all-but:0"},
+        {"rows": "all-but:1e3"},
         {"slot": "../main"},
         {"start": "other"},
         {"start": STATS},

@@ -79,6 +79,25 @@ def test_row_weights_of_a_probe_scale_each_samples_loss() -> None:
     np.testing.assert_allclose(moved, gradient(np.array(TASK.start), DATA, weights / len(DATA)), atol=1e-8)
 
 
+def test_a_fit_that_holds_samples_out_trains_on_those_that_its_probe_does_not_evaluate() -> None:
+    held, n = 4, len(DATA)
+    out = np.random.Generator(np.random.PCG64(0)).permutation(n)[:held]
+    changed = Dataset(DATA.x.copy(), DATA.y.copy())
+    changed.x[out] = 7.0
+    task = replace(TASK, rows=f"all-but:{held}")
+    assert (run_fit(LEARNER, task, DATA).vector == run_fit(LEARNER, task, changed).vector).all()
+    weights = np.full(n, 1 / (n - held))
+    weights[out] = 0
+    one = replace(task, steps=1, batch=64, lr=1.0)
+    moved = np.array(TASK.start) - run_fit(LEARNER, one, DATA).vector
+    np.testing.assert_allclose(moved, gradient(np.array(TASK.start), DATA, weights), atol=1e-8)
+    looked = replace(asked("loss"), limit=held, seed=0)
+    local, there = DeviceData(train=DATA), DeviceData(train=Dataset(DATA.x[out], DATA.y[out]))
+    np.testing.assert_array_equal(
+        run_probe(LEARNER, looked, local).losses, run_probe(LEARNER, asked("loss"), there).losses
+    )
+
+
 def test_a_fit_resumes_the_running_statistics_that_the_device_keeps() -> None:
     learner = EngineLearner(ENGINE, program(buffered=True))
     n, size = learner.program.schema.n_params, learner.program.schema.size
@@ -185,6 +204,7 @@ def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> N
     [
         ("no_own_model", replace(TASK, start=OWN_MODEL), DATA, ENGINE),
         ("no_posterior", replace(TASK, rows="posterior:0"), DATA, ENGINE),
+        ("no_data", replace(TASK, rows=f"all-but:{len(DATA)}"), DATA, ENGINE),
         ("bad_task", TASK, DATA, SoftmaxEngine(fixed_batch=4)),
         ("no_data", TASK, Dataset(DATA.x[:5], DATA.y[:5]), SoftmaxEngine(fixed_batch=8)),
         ("no_data", TASK, Dataset(DATA.x[:0], DATA.y[:0]), ENGINE),

@@ -1,0 +1,284 @@
+"""fedcenters: the default, which is told neither a number of centers nor a method.
+
+In its first `trial_rounds` rounds each device trains on four fifths of its training samples, and two questions are
+decided by the loss on the rest:
+
+    how many centers   k-means on the models of a center's devices (as WeCFL) proposes 2 to 12 parts. The center is
+                       split into the parts whose means have the least loss, if that is clearly below the one mean's
+    what is served     p(y | x) = s_1 p(y | x; c) + s_2 p(y | x; w) + s_3 p(y | x; v)
+
+c is the device's center, w the model that it trained from there last (fine-tuning), and v its personal model, pulled to
+the center (Ditto); w and v stay on the device. The shares s come from EM steps, as FedEM's, one in each round of the
+trial and ten in its last: r_i are the mean responsibilities of device i on its m_i held-out samples, drawn to the
+fleet's since few samples say little:
+
+    s_i = (m_i r_i + a r) / (m_i + a),    r = sum_i m_i r_i / sum_i m_i,    a = `prior_samples`
+
+After the trial devices train on all samples. Centers, members and shares stay, a share below 5 % is left out, and who
+has none in v does not train it. So a fleet of devices that are alike ends with FedAvg, and one of strangers with local
+models. A device without a center takes the one with the least loss on its training samples (IFCA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.aggregation.centers import one_hot
+from coordinator.clustering.gram import gram_matrix
+from coordinator.clustering.kmeans import kmeans
+from coordinator.clustering.label_matching import canonical_labels
+from coordinator.strategies.base import Fleet, Round, ServedModels, State
+from coordinator.strategies.common.assignment import serving_center, told_losses
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.momentum import reset_velocity
+from coordinator.strategies.common.representation import check_representation, represent_rows
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.updates import ClientUpdates, pack_by_client
+from coordinator.strategies.held_out.evidence import best_candidate, blended_shares
+from coordinator.strategies.numbered_fleet import all_of_one_center
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import (
+    F64,
+    I64,
+    MAX_MODELS,
+    OWN_MODEL,
+    Array,
+    ClientId,
+    Fit,
+    Flat,
+    OwnModel,
+    Probe,
+    Schema,
+)
+
+HELD_OUT = 5  # in the trial one of so many training samples is held out
+NUMBERS_OF_PARTS = (2, 3, 4, 5, 6, 8, 10, 12)
+LAST_STEPS = 10  # of EM, in the last round of the trial; one in those before
+LEAST_SHARE = 0.05  # of a served model
+TUNED_SLOT, PERSONAL_SLOT = "main", "personal"
+Split = tuple[I64, Array]  # labels [m] of a center's devices, and the means [parts, size] of their models
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The devices of one center that answered, and the splits of it that they are to compare."""
+
+    center: int
+    updates: ClientUpdates
+    splits: Sequence[Split]
+
+    def models(self, i: int, unsplit: Flat) -> list[Flat]:
+        """What device i compares: the one mean, and of each split the mean of its own part."""
+        return [unsplit, *(means[labels[i]] for labels, means in self.splits)]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FedCenters(LocalSgd):
+    """As many centers as held-out losses ask for; each device is served its own mixture of center and own models."""
+
+    trial_rounds: int = 8
+    most_centers: int = 16
+    least_gain: float = 0.2
+    prior_samples: float = 20.0
+    lam: float = 0.1  # Ditto's
+    representation: str = "classifier"
+    restarts: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("trial-rounds", self.trial_rounds, low=0)
+        check_range("most-centers", self.most_centers, low=1)
+        check_range("least-gain", self.least_gain, low=0.0, high=1.0)
+        check_range("prior-samples", self.prior_samples, low=0.0)
+        check_range("lam", self.lam, low=0.0)
+        check_range("restarts", self.restarts, low=1)
+        check_representation(self.representation)
+        self.check_pull(self.lam, "every device", setting="lam")
+        if self.most_centers > MAX_MODELS:
+            raise ConfigError(f"most-centers is {self.most_centers}", hint=f"a device compares {MAX_MODELS} at most")
+        if self.server.privacy_noise and self.trial_rounds:
+            raise ConfigError(
+                "privacy-noise with a trial: each proposed split would be one more release",
+                hint="set trial-rounds = 0, which is FedAvg, or use another method",
+            )
+
+    @property
+    def clusters_together(self) -> bool:
+        """k-means compares the devices' updates."""
+        return True
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
+        return State(centers=model[None].copy(), assignment=all_of_one_center(fleet))
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """A fit from the own center, then of the personal model; in the trial exchanges of losses besides."""
+        number = int(state.extra.get("round", np.array(0))) + 1
+        cohort, trial = sample_cohort(fleet, self.fraction_train, rng), number <= self.trial_rounds
+        held = {c: fleet[c] // HELD_OUT if trial else 0 for c in cohort}
+        state = yield from self._placed(state, cohort)
+        seeds, mine, begun = TaskSeeds.from_rng(rng), {c: state.assignment[c] for c in cohort}, state.centers
+        replies = yield {
+            c: self.fit(start=begun[k], seed=seeds.of(c), center=k, rows=_rows(held[c])) for c, k in mine.items()
+        }
+        updates = ClientUpdates.from_replies(replies, schema.size)
+        if not updates.clients:
+            return state
+        R = one_hot(np.array([mine[c] for c in updates.clients], dtype=np.int64), len(begun))
+        centers = self.server.aggregate(begun, updates, R, updates.n, schema)
+        state = replace(state, centers=centers, extra={**state.extra, "round": np.array(number)})
+        if trial:
+            state = yield from self._grown(state, list(self._proposals(state, begun, updates, schema, rng)), held)
+        personal = {
+            c: self._personal(begun[mine[c]], seeds.of(c), held[c])
+            for c in updates.clients
+            if trial or self._shares(state, c)[-1] > 0
+        }
+        if personal:
+            yield personal
+        last = number == self.trial_rounds
+        for _ in range(LAST_STEPS if last else int(trial)):
+            state = yield from self._weighed(state, {c: held[c] for c in updates.clients})
+        return state
+
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
+        """The device's mixture, by the fleet's shares for one that has none; before any are known the center alone."""
+        center = state.centers[serving_center(state.assignment, who)]
+        if who is None:
+            return ((1.0, center),)
+        served = zip(self._shares(state, who).tolist(), _parts(center), strict=True)
+        return tuple((share, part) for share, part in served if share > 0)
+
+    def _shares(self, state: State, who: ClientId) -> F64:
+        """[3] of the models that a device is served."""
+        known = state.extra.get(f"share/{who}", state.extra.get("fleet-share", np.array([1.0, 0.0, 0.0])))
+        kept = np.where(known < LEAST_SHARE, 0.0, known)
+        shares: F64 = kept / kept.sum()
+        return shares
+
+    def _personal(self, center: Flat, seed: int, held: int) -> Fit:
+        return self.fit(
+            start=OWN_MODEL,
+            init=center,
+            anchor=center,
+            mu=self.lam,
+            rows=_rows(held),
+            slot=PERSONAL_SLOT,
+            upload=False,
+            seed=seed,
+        )
+
+    def _placed(self, state: State, cohort: Iterable[ClientId]) -> Round:
+        """A center for each device of the cohort: by its losses, or the one with most devices if it tells none."""
+        new = [c for c in cohort if c not in state.assignment]
+        usual = serving_center(state.assignment, None)
+        chosen = dict.fromkeys(new, usual)
+        if new and len(state.centers) > 1:
+            replies = yield {c: self.probe_centers(state, "loss") for c in new}
+            chosen |= {c: int(losses.argmin()) for c, losses in told_losses(replies).items()}
+        return replace(state, assignment={**state.assignment, **chosen}) if new else state
+
+    def _probe(
+        self, models: Sequence[Flat | OwnModel], held: int, want: str, prior: Sequence[float] | None = None
+    ) -> Probe:
+        """A quantity on the samples that `all-but:held` left out."""
+        return Probe(
+            models=models,
+            want=frozenset({want}),
+            prior=prior,
+            limit=held,
+            seed=0,
+            batch=self.batch_size,
+            **self.serving,
+        )
+
+    def _proposals(
+        self, state: State, begun: Array, updates: ClientUpdates, schema: Schema, rng: np.random.Generator
+    ) -> Iterator[Proposal]:
+        """For each center the splits into as many parts as there is room for; none of a center with few devices."""
+        room = self.most_centers - len(state.centers) + 1
+        for k, start in enumerate(begun):
+            members = [i for i, c in enumerate(updates.clients) if state.assignment[c] == k]
+            if len(members) < 2 or room < 2:  # noqa: PLR2004 - what can be split
+                continue
+            some = ClientUpdates(
+                tuple(updates.clients[i] for i in members), updates.rows.select(members), updates.n[members]
+            )
+            points = represent_rows(some.rows, schema, self.representation, less=start)
+            matrix = gram_matrix(points, np.zeros(points.width, begun.dtype))
+            splits = []
+            for parts in (n for n in NUMBERS_OF_PARTS if n <= min(len(members), room)):
+                labels = kmeans(matrix, parts, rng, weights=some.n, restarts=self.restarts).labels
+                labels = canonical_labels(labels)
+                if labels.max() + 1 == parts:
+                    R, old = one_hot(labels, parts), np.tile(start, (parts, 1))
+                    splits.append((labels, self.server.aggregate(old, some, R, some.n, schema)))
+            if splits:
+                yield Proposal(k, some, splits)
+
+    def _grown(self, state: State, proposals: Sequence[Proposal], held: Mapping[ClientId, int]) -> Round:
+        """The state after the splits that held-out losses ask for.
+
+        A device of a split center that is on no side of it is placed when it is asked again.
+        """
+        asked = {
+            c: self._probe(one.models(i, state.centers[one.center]), held[c], "loss")
+            for one in proposals
+            for i, c in enumerate(one.updates.clients)
+            if held[c]
+        }
+        if not asked:
+            return state
+        told = told_losses((yield asked))
+        for one in proposals:
+            who = [c for c in one.updates.clients if c in told]
+            if not who:
+                continue
+            m = np.array([held[c] for c in who], dtype=np.float64)
+            best = best_candidate(np.stack([told[c] for c in who]), m, self.least_gain)
+            if best and len(state.centers) + len(one.splits[best - 1][1]) - 1 <= self.most_centers:
+                state = _split(state, one, *one.splits[best - 1])
+        return state
+
+    def _weighed(self, state: State, held: Mapping[ClientId, int]) -> Round:
+        """One EM step of the shares of each device that has held-out samples."""
+        usual = state.extra.get("fleet-share", np.full(3, 1 / 3))
+        asked = {
+            c: self._probe(
+                _parts(state.centers[state.assignment[c]]),
+                m,
+                "posterior",
+                prior=state.extra.get(f"share/{c}", usual).tolist(),
+            )
+            for c, m in held.items()
+            if m and c in state.assignment
+        }
+        replies = (yield asked) if asked else {}
+        told = {c: r.posterior for c, r in sorted(replies.items()) if r.posterior is not None}
+        if not told:
+            return state
+        shares, fleet = blended_shares(told, held, self.prior_samples)
+        return replace(state, extra={**state.extra, **pack_by_client("share", shares), "fleet-share": fleet})
+
+
+def _rows(held: int) -> str:
+    return f"all-but:{held}" if held else "ones"
+
+
+def _parts(center: Flat) -> tuple[Flat | OwnModel, ...]:
+    """What a device may be served; the center stands in for a model that it does not keep."""
+    return center, OwnModel(slot=TUNED_SLOT, init=center), OwnModel(slot=PERSONAL_SLOT, init=center)
+
+
+def _split(state: State, proposal: Proposal, labels: I64, means: Array) -> State:
+    """Part 0 keeps the center's number, the others get new ones."""
+    k, fresh = proposal.center, len(state.centers)
+    centers = np.concatenate([state.centers, means[1:]])
+    centers[k] = means[0]
+    numbers = [k, *range(fresh, fresh + len(means) - 1)]
+    stay = {c: number for c, number in state.assignment.items() if number != k}
+    sides = {c: numbers[label] for c, label in zip(proposal.updates.clients, labels, strict=True)}
+    return State(centers=centers, assignment={**stay, **sides}, extra=reset_velocity(state.extra, k))

@@ -1,0 +1,67 @@
+"""A plan as a table with a line for each column of data and a column for each method, and one that judges a method.
+
+The row `judged` is compared with the best other row of the same data, which is chosen after the fact by its mean over
+seeds: this can only make the judged method look worse. Seeds are paired; the interval is Student's, 95 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from emulator.experiments.measures import MEASURES
+from emulator.experiments.plan import ExperimentPlan, TableCell
+from emulator.experiments.table import (
+    NOT_RUN,
+    Results,
+    mean_and_deviation,
+    paired_difference,
+    plus_minus,
+    seed_figures,
+    table_line,
+)
+
+Figures = Mapping[str, Mapping[int, float]]  # row -> seed -> figure
+
+
+def render_matrix(
+    plan: ExperimentPlan, results: Results, *, command: str, reasons: Mapping[str, str] | None = None
+) -> str:
+    """The whole section, without a heading."""
+    rows = list(dict.fromkeys(cell.row.name for cell in plan.cells))
+    by_column: dict[str, list[TableCell]] = {}
+    for cell in plan.cells:
+        by_column.setdefault(cell.column.name, []).append(cell)
+    head = [f"{MEASURES[plan.metrics[0]].title}", *rows, f"{plan.judged} less the best other", "seeds"]
+    lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", "", table_line(head), table_line(["---"] * len(head))]
+    for name, cells in by_column.items():
+        found = {cell.row.name: seed_figures(results(cell), plan.metrics[0]) for cell in cells}
+        shown = [_figure(list(found[row].values())) for row in rows]
+        lines.append(table_line([name, *shown, against_best(found, plan.judged), _seeds(list(found.values()))]))
+    said = [*plan.notes, *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
+    lines += ["", *(f"* {note}." for note in said)] if said else []
+    return "\n".join(lines)
+
+
+def against_best(found: Figures, judged: str) -> str:
+    """The difference of the judged row to the best of the others that have all of its seeds; "" without one."""
+    ours = found[judged]
+    others = {row: mine for row, mine in found.items() if row != judged and ours and ours.keys() <= mine.keys()}
+    if not others:
+        return ""
+    best = max(others, key=lambda row: sum(others[row][seed] for seed in ours))
+    mean, half, _ = paired_difference(ours, others[best])
+    return f"{mean:+.2f}{plus_minus(half)} ({best})"
+
+
+def _figure(values: Sequence[float]) -> str:
+    if not values:
+        return NOT_RUN
+    mean, deviation = mean_and_deviation(values)
+    return f"{mean:.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+
+
+def _seeds(found: Sequence[Mapping[int, Any]]) -> str:
+    """How many seeds the methods have, the fewest and the most."""
+    counts = sorted({len(by_seed) for by_seed in found if by_seed})
+    return " to ".join(str(n) for n in (counts if len(counts) < 3 else [counts[0], counts[-1]])) or "-"  # noqa: PLR2004 - a range

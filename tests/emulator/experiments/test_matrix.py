@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from emulator.experiments.matrix import against_best, render_matrix
+from emulator.experiments.plan import TableCell, parse_plan
+from tests.emulator.experiments.test_plan import TOML
+from tests.emulator.experiments.test_table import rows_of
+
+
+def test_a_row_is_judged_against_the_best_other_one_seed_by_seed() -> None:
+    plan = parse_plan("t", 'judged = "FedSGD"\n' + TOML)
+
+    def results(cell: TableCell) -> list[dict[str, object]]:
+        shift = 1.0 if cell.row.name == "FedSGD" else 0.0
+        return [{"seed": s, "values": {"accuracy": [80.0 + s + shift]}, "note": ""} for s in range(3)]
+
+    head, _, first, *_ = rows_of(render_matrix(plan, results, command="run it"))
+    assert head[-2:] == ["FedSGD less the best other", "seeds"]
+    assert first[1:] == ["81.0 ± 1.0", "82.0 ± 1.0", "+1.00 ± 0.00 (FedAvg)", "3"]
+
+
+def test_a_row_that_lacks_a_seed_is_not_the_best_other() -> None:
+    found = {"ours": {0: 80.0, 1: 81.0}, "half": {0: 99.0}, "whole": {0: 80.5, 1: 81.5}}
+    assert against_best(found, "ours") == "-0.50 ± 0.00 (whole)"
+    assert against_best({"ours": {}, "whole": {0: 1.0}}, "ours") == ""
