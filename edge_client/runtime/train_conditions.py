@@ -95,11 +95,11 @@ def termux_status(battery: str, wifi: str) -> DeviceStatus:
     """A phone's readings. A link that is no Wi-Fi counts as metered; whether a Wi-Fi costs money is not told."""
     power, link = _object(battery), _object(wifi)
     percent, celsius, state = power.get("percentage"), power.get("temperature"), link.get("supplicant_state")
-    draining = power.get("plugged") == "UNPLUGGED" and isinstance(percent, int)
-    plausible = isinstance(celsius, (int, float)) and int(celsius) in PLAUSIBLE_CELSIUS
+    draining = (("phone", percent),) if power.get("plugged") == "UNPLUGGED" and isinstance(percent, int) else ()
+    plausible = isinstance(celsius, int | float) and int(celsius) in PLAUSIBLE_CELSIUS
     return DeviceStatus(
-        draining=(("phone", percent),) if draining else (),
-        temperatures=(("battery", float(celsius)),) if plausible else (),
+        draining=draining,
+        temperatures=(("battery", float(celsius or 0)),) if plausible else (),
         metered=state != "COMPLETED" if isinstance(state, str) else None,
     )
 
