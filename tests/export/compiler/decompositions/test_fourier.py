@@ -65,6 +65,7 @@ class Spectrum(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.gain = nn.Linear(24, 24), nn.Parameter(torch.linspace(0.5, 1.5, 13))
+        self.window: Tensor
         self.register_buffer("window", torch.hann_window(8))
         self.head = nn.Linear(24 + 5, 3)
 
