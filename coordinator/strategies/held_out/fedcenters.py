@@ -3,20 +3,19 @@
 In its first `trial_rounds` rounds each device trains on four fifths of its training samples, and two questions are
 decided by the loss on the rest:
 
-    how many centers   k-means on the models of a center's devices (as WeCFL) proposes 2 to 12 parts. The center is
-                       split into the parts whose means have the least loss, if that is clearly below the one mean's
+    how many centers   k-means on the models of a center's devices (WeCFL, Ma 2022) proposes 2 to 12 parts. The center
+                       is split into the parts whose means have the least loss, if that is clearly below the one mean's
     what is served     p(y | x) = s_1 p(y | x; c) + s_2 p(y | x; w) + s_3 p(y | x; v)
 
 c is the device's center, w the model that it trained from there last (fine-tuning), and v its personal model, pulled to
-the center (Ditto); w and v stay on the device. The shares s come from EM steps, as FedEM's, one in each round of the
-trial and ten in its last: r_i are the mean responsibilities of device i on its m_i held-out samples, drawn to the
-fleet's since few samples say little:
+the center (Ditto, Li 2021); w and v stay on the device. The shares s come from EM steps, as FedEM's (Marfoq 2021), one
+in each round of the trial and ten in its last: r_i are the mean responsibilities of device i on its m_i held-out
+samples, drawn to the fleet's since few samples say little:
 
     s_i = (m_i r_i + a r) / (m_i + a),    r = sum_i m_i r_i / sum_i m_i,    a = `prior_samples`
 
-After the trial devices train on all samples. Centers, members and shares stay, a share below 5 % is left out, and who
-has none in v does not train it. So a fleet of devices that are alike ends with FedAvg, and one of strangers with local
-models. A device without a center takes the one with the least loss on its training samples (IFCA).
+After the trial devices train on all samples. Members and shares stay, a share below 5 % is left out, and a device that
+has none in v does not train it: with one center and no other share the method is FedAvg from then on. A device without a center takes the one with the least loss on its training samples (IFCA).
 """
 
 from __future__ import annotations
