@@ -15,7 +15,8 @@ samples, drawn to the fleet's since few samples say little:
     s_i = (m_i r_i + a r) / (m_i + a),    r = sum_i m_i r_i / sum_i m_i,    a = `prior_samples`
 
 After the trial devices train on all samples. Members and shares stay, a share below 5 % is left out, and a device that
-has none in v does not train it: with one center and no other share the method is FedAvg from then on. A device without a center takes the one with the least loss on its training samples (IFCA).
+has none in v does not train it: with one center and no other share the method is FedAvg from then on. A device without
+a center takes the one with the least loss on its training samples (IFCA).
 """
 
 from __future__ import annotations
