@@ -70,7 +70,7 @@ def test_a_row_lists_the_methods_own_settings_and_defaults(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_row_says_what_a_settled_round_costs(name: str) -> None:
-    fleet = world(build(name, {"local-steps": 1, "first-steps": 1}, k=3), LOCAL, rounds=3)
+    fleet = world(build(name, {"local-steps": 1, "first-steps": 1, "trial-rounds": 1}, k=3), LOCAL, rounds=3)
     fleet.round(last=False)
     settings = method_settings(fleet.strategy)
     k, r = int(settings.get("clusters", settings.get("runs", 1))), int(settings.get("local-rounds", 1))
