@@ -25,6 +25,7 @@ from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
 
 Results = Callable[[TableCell], Sequence[Mapping[str, Any]]]  # a cell's finished seeds
 NOT_RUN = "not run"
+ROW_CELLS = ["data", "K", "method"]  # what names a row
 CONFIDENCE = 0.95
 
 
@@ -40,7 +41,7 @@ def render_table(
     shown = [f"{t}: {what}" for t in titles for what in ("paper", "ours", "verdict")] if known else titles
     shown += [MEASURES[name].title for name in also]
     pairs = [f"{titles[0]} against another row, paired"] if compared else []
-    head = ["data", "K", "method", *shown, *pairs, "seeds"]
+    head = [*ROW_CELLS, *shown, *pairs, "seeds"]
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", ""]
     lines += [table_line(head), table_line(["---"] * len(head))]
     notes: set[str] = set()
@@ -97,14 +98,16 @@ def paired_difference(ours: Mapping[int, float], other: Mapping[int, float]) -> 
 
 
 def lost_rows(old: str, new: str) -> list[str]:
-    """The rows of a table that have fewer figures in its `new` text than in the `old`, as "data, K, method".
+    """The rows of a table that have fewer figures in its `new` text than in the `old`, by their first cells.
 
-    A row of no seed, which tables had before, has none.
+    These are data, K and method; in a table with a column for each method (matrix.py) the data alone. A row of no seed,
+    which tables had before, has none.
     """
 
     def figures(text: str) -> dict[str, int]:
         lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
-        rows = {", ".join(cells[:3]): [cell.strip() for cell in cells] for cells in lines[2:]}
+        told = len(ROW_CELLS) if lines and lines[0][: len(ROW_CELLS)] == ROW_CELLS else 1
+        rows = {", ".join(cells[:told]): [cell.strip() for cell in cells] for cells in lines[2:]}
         return {
             row: sum(cell not in ("", NOT_RUN) for cell in cells) for row, cells in rows.items() if cells[-1] != "-"
         }

@@ -34,9 +34,9 @@ def test_a_table_is_that_of_the_kept_cells(name: str) -> None:
     assert run_experiment(prepared, lambda _: None)["table"] == TABLES[name]
 
 
-def test_every_kept_table_stands_on_a_page_and_the_papers_on_the_first() -> None:
+def test_every_kept_table_stands_on_a_page_and_the_default_and_the_papers_on_the_first() -> None:
     assert set(TABLES) == {path.name for path in KEPT.iterdir() if path.is_dir()}
-    assert tuple(sections(TOP)) == PAPERS
+    assert tuple(sections(TOP)) == ("default-method", *PAPERS)
 
 
 def test_the_page_of_cells_counts_what_is_kept_of_every_experiment() -> None:

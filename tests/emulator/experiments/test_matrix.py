@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from emulator.experiments.matrix import against_best, render_matrix
 from emulator.experiments.plan import TableCell, parse_plan
+from emulator.experiments.table import lost_rows
 from tests.emulator.experiments.test_plan import TOML
 from tests.emulator.experiments.test_table import rows_of
 
@@ -22,3 +23,14 @@ def test_a_row_that_lacks_a_seed_is_not_the_best_other() -> None:
     found = {"ours": {0: 80.0, 1: 81.0}, "half": {0: 99.0}, "whole": {0: 80.5, 1: 81.5}}
     assert against_best(found, "ours") == "-0.50 ± 0.00 (whole)"
     assert against_best({"ours": {}, "whole": {0: 1.0}}, "ours") == ""
+
+
+def test_another_figure_takes_the_place_of_an_old_one_and_a_missing_one_does_not() -> None:
+    plan = parse_plan("t", 'judged = "FedSGD"\n' + TOML)
+
+    def table(figure: float | None) -> str:
+        found = [] if figure is None else [{"seed": 0, "values": {"accuracy": [figure]}, "note": ""}]
+        return render_matrix(plan, lambda _: found, command="run it")
+
+    assert lost_rows(table(80.0), table(81.0)) == []
+    assert lost_rows(table(80.0), table(None))
