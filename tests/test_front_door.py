@@ -18,10 +18,10 @@ from edge_client.toml_files import parse_toml
 ROOT = Path(__file__).parents[1]
 NAMES = """
     Bundle CAM CAMWeCFL CFL CLoVE ClusterCounts Comparison Ditto FLHC FeMAM FeSEM FeSEMMA FedAvg FedAvgLate
-    FedAvgPlus FedDANE FedDWS FedDist FedEM FedGroup FedProx FedProxPlus FedRC FedSGD FedSoft Fit Fleet HypCluster IFCA
-    LocalSgd MultiCenter NonFed PFedMe Probe Reply Result ServerOptions State TKM TrainingProgram WeCFL __version__
-    choose_k compare compile
-    federation fleet fleets load partitions read_bundle rounds simulate
+    FedAvgPlus FedCenters FedDANE FedDWS FedDist FedEM FedGroup FedProx FedProxPlus FedRC FedSGD FedSoft Fit
+    Fleet HypCluster IFCA LocalSgd MultiCenter NonFed PFedMe Probe Reply Result ServerOptions State TKM
+    TrainingProgram WeCFL __version__ choose_k compare compile federation fleet fleets load partitions
+    read_bundle rounds simulate
 """
 
 

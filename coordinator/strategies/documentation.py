@@ -119,7 +119,7 @@ COSTS: Mapping[str, RoundCost] = {
     "fedprox-plus": _ENSEMBLE,
     "ditto": RoundCost("2", "1", "1"),
     "fedcenters": RoundCost(
-        "2, or 1 where no personal model is served; 3 to 5 in the first 7 rounds, up to 14 in the eighth",
+        "2; 1 where no personal model is served, 3 to 5 in the first 7 rounds, up to 14 in the eighth",
         "1; 2 to 10 in the first 8 rounds",
         "1",
     ),

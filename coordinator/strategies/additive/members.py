@@ -28,7 +28,15 @@ _VECTORS = "start"  # the entry of State.extra that is a model as well: the comm
 
 
 def check_policy(method: LocalSgd) -> None:
-    """Refuse running statistics that devices keep: which members are trained is among them. Raises ConfigError."""
+    """Refuse running statistics that devices keep, and noise. Raises ConfigError.
+
+    Which members are trained is among the statistics.
+    """
+    if method.server.privacy_noise > 0:
+        raise ConfigError(
+            "privacy-noise with a sum of models, whose common member would be one more release",
+            hint="set privacy-noise = 0, or use another method",
+        )
     if method.batch_norm == "local":
         hint = "set batch-norm = average, or batch"
         raise ConfigError("batch-norm local with a sum of models, whose switches are kept as statistics are", hint=hint)

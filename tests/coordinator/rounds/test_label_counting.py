@@ -63,7 +63,7 @@ def test_totals_are_the_labels_of_the_devices_that_trained_the_center(method: st
     known = label_counts(there.state)
     assert {c: row.tolist() for c, row in known.items()} == {c: row.tolist() for c, row in counts.items()}
     totals, assignment = there.state.extra[TOTALS_KEY], there.state.assignment
-    if method in {"fedem", "fedsoft"}:
+    if method in {"fedem", "fedrc", "fedsoft"}:
         shares = there.strategy.label_shares(there.state)  # type: ignore[attr-defined]
         np.testing.assert_allclose(totals, sum(np.outer(shares[c], counts[c]) for c in counts), rtol=1e-12)
     elif assignment:
