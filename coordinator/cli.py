@@ -131,19 +131,21 @@ def status(
 
     example: fedcenters-coordinator status coordinator.toml --watch
     """
-    from coordinator.storage.status import follow_status, read_status, render_status, run_folder_of, status_lines
+    from coordinator.storage import status as told
 
-    folder = run_folder_of(config)
-    founds = follow_status(folder) if watch else iter([read_status(folder)])
+    folder = told.run_folder_of(config)
+    if watch and not config.is_dir():  # a configuration says where the run will be
+        told.await_run(folder, write_stderr)
+    founds = told.follow_status(folder) if watch else iter([told.read_status(folder)])
     if as_json or not sys.stdout.isatty():
         for found in founds:
-            print(json.dumps(found) if as_json else "\n".join(status_lines(found)), flush=True)
+            print(json.dumps(found) if as_json else "\n".join(told.status_lines(found)), flush=True)
         return
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
         for found in founds:
-            live.update(render_status(found), refresh=True)
+            live.update(told.render_status(found), refresh=True)
 
 
 @app.command("attack-drill")
