@@ -222,18 +222,19 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind == "bundle":
         formats = " and ".join(event["formats"])
         return f"{len(event['centers'])} centers published{f' as {formats}' if formats else ''}"
+    then = "ending (exit-when-done)" if event.get("ends") else "serving devices that ask for a center"
     words = {
         "start": "leading {federation}, epoch {epoch}",
         "waiting": "waiting: {here} of {needed} devices",
         "compiling": "compiling the training program: {part}",
         "joined": "{device} joined: {engine}, {n} samples",
         "offers": "{device} offers {n} samples for training",
-        "serving": "all runs were done before; serving devices that ask for a center",
+        "done": f"done in {event.get('seconds', 0):.1f} s; {then}",
+        "serving": f"all runs were done before; {then}",
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
         "run-done": "{run} is done after {rounds} rounds",
         "served": "{device} runs center {center} as {format}",
-        "done": "done in {seconds} s; serving devices that ask for a center",
     }
     if kind not in words:
         return str(dict(event))
