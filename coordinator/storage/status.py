@@ -17,7 +17,7 @@ from coordinator.rounds.round_record import SCORES, reached_in_words, upgraded_r
 from coordinator.storage.run_reader import NoRunYet, open_database
 from edge_client import __version__
 from edge_client.errors import ConfigError
-from edge_client.printable import printable_line, size_in_words
+from edge_client.printable import counted, printable_line, size_in_words
 from edge_client.transport.blobs import open_beside
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         told = run["asynchronous"]
         each = "round" if told is None else "record"
         took = "" if run["seconds"] is None else f", last {each} {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
-        counted = "" if told is None else f"{run['updates']} updates, {versions_in_words(told['versions'])}, "
-        out.append(f"{run['name']} ({run['method']}): {counted}{each} {run['round']}/{run['of']}{reached}{took}")
+        updates = "" if told is None else f"{run['updates']} updates, {versions_in_words(told['versions'])}, "
+        out.append(f"{run['name']} ({run['method']}): {updates}{each} {run['round']}/{run['of']}{reached}{took}")
         out += _secure_in_words(run["secure"])
         out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
         out += [f"  late: {_names(run['late'])}"] if run["late"] else []
@@ -194,12 +194,13 @@ def _secure_in_words(secure: Mapping[str, Any] | None) -> list[str]:
 
 def _fleet_in_words(found: Mapping[str, Any]) -> str:
     """Who is connected, and who trains: not a phone before *Take part*, nor a device that only asks for a center."""
-    takes_part = f"{found['devices']} {'took' if found['done'] else 'take'} part in the training"
+    does = "took" if found["done"] else "takes" if found["devices"] == 1 else "take"
+    takes_part = f"{found['devices']} {does} part in the training"
     if found["phase"] == "stopped":
         return takes_part
     few = found["without_samples"]
     without = f" ({few} not in the training)" if few else ""
-    return f"{found['connected']} devices connected{without}, {takes_part}"
+    return f"{counted(found['connected'], 'device')} connected{without}, {takes_part}"
 
 
 def render_status(found: Mapping[str, Any]) -> RenderableType:

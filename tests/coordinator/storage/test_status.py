@@ -6,6 +6,7 @@ import io
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,7 @@ def test_a_watch_of_a_configuration_waits_for_the_run_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    waits = iter([lambda: None, lambda: Federation.of(tmp_path).start(1)])
+    waits: Iterator[Callable[[], object]] = iter([lambda: None, lambda: Federation.of(tmp_path).start(1)])
     monkeypatch.setattr("coordinator.storage.status.time.sleep", lambda _: next(waits)())
     folder = tmp_path / "run"
     await_run(folder, told.append)
