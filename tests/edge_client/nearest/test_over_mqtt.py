@@ -94,7 +94,7 @@ def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stag
     answer = stage.visit(answering(stage, catalog))
     assert answer.center == 1
     assert answer.losses[1] == min(answer.losses.values())
-    assert answer.n == 10
+    assert (answer.n, answer.samples) == (10, 30)
     assert answer.file is not None
     assert Path(answer.file).read_bytes() == onnx_file(stage, models[1])
     served = stage.last("served")
@@ -125,6 +125,7 @@ def test_a_device_that_no_center_fits_is_told_so(stage: DeviceStage) -> None:
     answer = stage.visit(answering(stage, catalog))
     assert answer.center is None
     assert answer.file is None
+    assert (answer.n, answer.samples) == (0, 30)
     assert set(answer.losses) == {0, 1}
     assert stage.said("served") == []
 
