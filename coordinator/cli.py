@@ -131,19 +131,21 @@ def status(
 
     example: fedcenters-coordinator status coordinator.toml --watch
     """
-    from coordinator.storage.status import follow_status, read_status, render_status, run_folder_of, status_lines
+    from coordinator.storage import status as told
 
-    folder = run_folder_of(config)
-    founds = follow_status(folder) if watch else iter([read_status(folder)])
+    folder = told.run_folder_of(config)
+    if watch and not config.is_dir():  # a configuration says where the run will be
+        told.await_run(folder, write_stderr)
+    founds = told.follow_status(folder) if watch else iter([told.read_status(folder)])
     if as_json or not sys.stdout.isatty():
         for found in founds:
-            print(json.dumps(found) if as_json else "\n".join(status_lines(found)), flush=True)
+            print(json.dumps(found) if as_json else "\n".join(told.status_lines(found)), flush=True)
         return
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
         for found in founds:
-            live.update(render_status(found), refresh=True)
+            live.update(told.render_status(found), refresh=True)
 
 
 @app.command("attack-drill")
@@ -220,18 +222,19 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind == "bundle":
         formats = " and ".join(event["formats"])
         return f"{len(event['centers'])} centers published{f' as {formats}' if formats else ''}"
+    then = "ending (exit-when-done)" if event.get("ends") else "serving devices that ask for a center"
     words = {
         "start": "leading {federation}, epoch {epoch}",
         "waiting": "waiting: {here} of {needed} devices",
         "compiling": "compiling the training program: {part}",
         "joined": "{device} joined: {engine}, {n} samples",
         "offers": "{device} offers {n} samples for training",
-        "serving": "all runs were done before; serving devices that ask for a center",
+        "done": f"done in {event.get('seconds', 0):.1f} s; {then}",
+        "serving": f"all runs were done before; {then}",
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
         "run-done": "{run} is done after {rounds} rounds",
         "served": "{device} runs center {center} as {format}",
-        "done": "done in {seconds} s; serving devices that ask for a center",
     }
     if kind not in words:
         return str(dict(event))

@@ -35,6 +35,11 @@ def size_in_words(count: int) -> str:
     return f"{count} bytes"
 
 
+def counted(count: int, what: str) -> str:
+    """1 device, 2 devices; the word's plural ends in s."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def write_line(text: str) -> None:
     """One line on stderr, as a terminal may have it."""
     sys.stderr.write(f"{printable_line(text)}\n")

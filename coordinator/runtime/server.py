@@ -376,13 +376,14 @@ class Server:
         session.dispatcher.catalog.publish(catalog, manifest, prepared.program.schema)
         for event in events:
             self._event_log.append_stored(event)
+        ends = {"ends": True} if self._config.exit_when_done else {}
         if self._store.facts.get("done") is None:
             seconds = round(self._clock.now_s() - self._began_s, 3)
-            done = {"event": "done", "unix_ms": self._clock.unix_ms(), "seconds": seconds}
+            done = {"event": "done", "unix_ms": self._clock.unix_ms(), "seconds": seconds, **ends}
             self._store.facts.put("done", "yes", [done])
             self._event_log.append_stored(done)
         else:
-            self._progress({"event": "serving"})
+            self._progress({"event": "serving", **ends})
 
     @staticmethod
     def _leave(session: EventLoop, *, leading: bool) -> None:

@@ -23,6 +23,14 @@ STORE_FOLDER = "store"  # the store's folder within a run folder
 MAX_CACHED_BASES = 16  # base models in memory at the same time
 
 
+class NoRunYet(ConfigError):
+    """A folder in which no coordinator has begun."""
+
+    def __init__(self, folder: Path) -> None:
+        hint = "`serve` makes it when it starts; a run's folder is the `folder` of its coordinator's configuration"
+        super().__init__(f"there is no run in {folder} yet", hint=hint)
+
+
 def read_program(folder: Path) -> Program:
     """The training program that the coordinator compiled."""
     with open_database(folder) as db:
@@ -88,13 +96,13 @@ def _models(folder: Path, rows: Sequence[tuple[ClientId, str, str]]) -> Iterator
 
 @contextmanager
 def open_database(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a run folder, read-only. Raises ConfigError when there is none."""
+    """The database of a run folder, read-only. Raises NoRunYet when there is none."""
     path = folder / STORE_FOLDER / DATABASE_FILE
     if not path.is_file():
-        raise ConfigError(f"{folder} is no run folder", hint="pass the `folder` of a coordinator's configuration")
+        raise NoRunYet(folder)
     with refuse_damage(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
         if not db.execute("select 1 from sqlite_master where name = 'events'").fetchone():
-            raise ConfigError(f"{folder} holds nothing yet", hint="its coordinator is just starting")
+            raise NoRunYet(folder)  # its coordinator is just starting
         yield db
 
 

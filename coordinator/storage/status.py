@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.round_record import SCORES, reached_in_words, upgraded_record, versions_in_words
-from coordinator.storage.run_reader import open_database
+from coordinator.storage.run_reader import NoRunYet, open_database
 from edge_client import __version__
-from edge_client.printable import printable_line, size_in_words
+from edge_client.errors import ConfigError
+from edge_client.printable import counted, printable_line, size_in_words
 from edge_client.transport.blobs import open_beside
 
 if TYPE_CHECKING:
@@ -46,9 +47,17 @@ class StatusWriter:
 
 
 def run_folder_of(path: Path) -> Path:
-    """The run folder of a configuration file; a folder is returned as it is."""
+    """The run folder of a configuration file; a folder is returned as it is.
+
+    Raises ConfigError for a path that does not exist: a run's folder that `serve` makes, or no file.
+    """
     if path.is_dir():
         return path
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist",
+            hint="the folder of a run is made by `serve` when it starts; before, pass a coordinator's TOML file",
+        )
     from coordinator.config import read_config
 
     return read_config(path).folder
@@ -125,8 +134,8 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         told = run["asynchronous"]
         each = "round" if told is None else "record"
         took = "" if run["seconds"] is None else f", last {each} {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
-        counted = "" if told is None else f"{run['updates']} updates, {versions_in_words(told['versions'])}, "
-        out.append(f"{run['name']} ({run['method']}): {counted}{each} {run['round']}/{run['of']}{reached}{took}")
+        updates = "" if told is None else f"{run['updates']} updates, {versions_in_words(told['versions'])}, "
+        out.append(f"{run['name']} ({run['method']}): {updates}{each} {run['round']}/{run['of']}{reached}{took}")
         out += _secure_in_words(run["secure"])
         out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
         out += [f"  late: {_names(run['late'])}"] if run["late"] else []
@@ -185,12 +194,13 @@ def _secure_in_words(secure: Mapping[str, Any] | None) -> list[str]:
 
 def _fleet_in_words(found: Mapping[str, Any]) -> str:
     """Who is connected, and who trains: not a phone before *Take part*, nor a device that only asks for a center."""
-    takes_part = f"{found['devices']} {'took' if found['done'] else 'take'} part in the training"
+    does = "took" if found["done"] else "takes" if found["devices"] == 1 else "take"
+    takes_part = f"{found['devices']} {does} part in the training"
     if found["phase"] == "stopped":
         return takes_part
     few = found["without_samples"]
     without = f" ({few} not in the training)" if few else ""
-    return f"{found['connected']} devices connected{without}, {takes_part}"
+    return f"{counted(found['connected'], 'device')} connected{without}, {takes_part}"
 
 
 def render_status(found: Mapping[str, Any]) -> RenderableType:
@@ -207,6 +217,20 @@ def render_status(found: Mapping[str, Any]) -> RenderableType:
 
 
 SIGN_OF_LIFE: dict[str, Any] = {"silent_s": 0, "unix_ms": 0}  # differs each time while nothing else does
+
+
+def await_run(folder: Path, tell: Callable[[str], None], *, every_s: float = WRITE_INTERVAL_S) -> None:
+    """Return when `folder` has a run; one that has none yet is told once."""
+    told = False
+    while True:
+        try:
+            with open_database(folder):
+                return
+        except NoRunYet as missing:
+            if not told:
+                tell(f"{missing.message}; waiting for `serve`, which makes it when it starts")
+                told = True
+        time.sleep(every_s)
 
 
 def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterator[dict[str, Any]]:

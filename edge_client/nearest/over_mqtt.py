@@ -28,6 +28,7 @@ from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.task import MAX_MODELS, Reply
+from edge_client.runtime.downloader import NoBlocks
 from edge_client.runtime.golden_results import FILE, GoldenResults
 from edge_client.runtime.session import Session
 from edge_client.runtime.task_runner import OpenEngine, TaskRunner
@@ -66,6 +67,7 @@ class NearestClient:
     tell: Callable[[str], None] = lambda _: None  # called with a line of text after SILENCE_S without a message
     _pointer: Mapping[str, Any] | None = field(default=None, init=False)  # the `cat` message
     _answer: Mapping[str, Any] | None = field(default=None, init=False)  # the `near` answer
+    _online: bool = field(default=True, init=False)  # whether the coordinator is, by its record
     _bytes: int = field(default=0, init=False)  # of the blobs that this session fetched
 
     def __post_init__(self) -> None:
@@ -73,7 +75,7 @@ class NearestClient:
         self._session = session = Session(
             config,
             self.dial,
-            handlers={"cat": self._on_catalog, "near": self._on_answer},
+            handlers={"cat": self._on_catalog, "near": self._on_answer, "coord": self._on_coordinator},
             presence=lambda: {"caps": {"engine": config.engine, "n": 0}},  # without samples it gets no tasks
             clock=self.clock,
             rng=self.rng,
@@ -160,9 +162,18 @@ class NearestClient:
         has = self._session.cache.has
         self._expect()
         self._bytes += sum(m.size for m in {m.sha256: m for m in manifests}.values() if not has(m.sha256))
-        for wait_s in self._session.fetch(manifests):
-            self._check_patience("the blobs of the catalog")
-            self._pump(wait_s)
+        while not self._fetched(manifests):
+            log.info("the coordinator sends no blocks; asking again")
+
+    def _fetched(self, manifests: list[Manifest]) -> bool:
+        """Whether all came. A coordinator that is away may come back while this visit lasts."""
+        try:
+            for wait_s in self._session.fetch(manifests):
+                self._check_patience("the blobs of the catalog")
+                self._pump(wait_s)
+        except NoBlocks:
+            return False
+        return True
 
     def _wait(self, done: Callable[[], bool], what: str, *, at_most_s: float = VISIT_TIMEOUT_S) -> None:
         self._expect()
@@ -177,12 +188,23 @@ class NearestClient:
         self._tell_at_s = max(self._tell_at_s, self.clock.now_s() + SILENCE_S)
 
     def _check_patience(self, what: str) -> None:
-        if self.clock.now_s() >= self._until_s:
+        if self.clock.now_s() < self._until_s:
+            return
+        if not self._online or (self._pointer is not None and self._is_silent):
             raise NetworkError(
-                f"the coordinator did not send {what} within {VISIT_TIMEOUT_S:.0f} s",
-                hint="it publishes its centers when training is done; ask again then. In a cluster of "
-                "brokers that keeps retained messages by node (RabbitMQ), dial the coordinator's node",
+                f"the coordinator of {self.config.federation} does not answer",
+                hint="start it with `fedcenters-coordinator serve`, and ask again while it runs",
             )
+        raise NetworkError(
+            f"the coordinator did not send {what} within {VISIT_TIMEOUT_S:.0f} s",
+            hint="it publishes its centers when training is done; ask again then. In a cluster of "
+            "brokers that keeps retained messages by node (RabbitMQ), dial the coordinator's node",
+        )
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether nothing came since this was told."""
+        return self._tell_at_s == inf
 
     def _pump(self, timeout_s: float) -> None:
         now_s = self.clock.now_s()
@@ -195,12 +217,19 @@ class NearestClient:
         elif now_s >= self._tell_at_s:
             self._tell_at_s = inf  # once, until something comes
             left_s = max(0.0, self._until_s - now_s)
-            self.tell(f"waiting for the coordinator of {self.config.federation}, at most {left_s:.0f} s more")
+            away = "" if self._online else ", which is away"
+            self.tell(f"waiting for the coordinator of {self.config.federation}{away}, at most {left_s:.0f} s more")
         self._session.handle(event)
         self._session.raise_failure()
 
     def _on_catalog(self, message: Mapping[str, Any]) -> None:
         self._pointer = message
+
+    def _on_coordinator(self, message: Mapping[str, Any]) -> None:
+        came_back = message["online"] and not self._online
+        self._online = message["online"]
+        if came_back:
+            self._session.downloads.link_lost()  # what was asked meanwhile was heard by nobody
 
     def _on_answer(self, message: Mapping[str, Any]) -> None:
         self._answer = message

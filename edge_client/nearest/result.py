@@ -30,7 +30,8 @@ class NearestAnswer:
     device: str
     center: int | None
     losses: Mapping[int, float]
-    n: int  # samples behind the accuracy
+    n: int  # samples that the file was run on, behind `accuracy`, `loss` and `predicted`; 0 where none is taken
+    samples: int = 0  # behind the choice
     accuracy: float | None = None
     loss: float | None = None  # cross-entropy of the file's logits
     format: str | None = None
@@ -98,7 +99,8 @@ def no_center_answer(device: str, chosen: Selection, *, fetched: int, signed_by:
         device=device,
         center=None,
         losses=dict(chosen.distances.get("loss", {})),
-        n=chosen.samples,
+        n=0,
+        samples=chosen.samples,
         way=chosen.way,
         fit=chosen.fit,
         limit_devices=chosen.limit_devices,

@@ -293,7 +293,7 @@ class Client:
             return
         self._tell_at_s = self._clock.now_s() + TASK_WAIT_S if now["doing"] == "train" else None
         if self._tell_at_s is None:
-            self._tell({"event": "waiting", **now})
+            self._tell({"event": "waiting", **now, "live": self._session.is_live})
 
     def _tell_of_training(self) -> None:
         """Tell of a training that goes on without this device, unless it gets or had a task of that run."""

@@ -25,6 +25,13 @@ MIB = 1 << 20
 MAX_KNOWN_REQUESTS = 64  # ids of requests that an error answer may still name
 
 
+class NoBlocks(Malformed):
+    """Asked again and again, the coordinator sent no block."""
+
+    def __init__(self, sha256: str) -> None:
+        super().__init__("unreachable", f"no block of {sha256:.16} came")
+
+
 class Downloader:
     """A queue of blobs to fetch. `failed` holds the code of what stopped it, for a `nack`."""
 
@@ -52,7 +59,10 @@ class Downloader:
                 self._queue.append(manifest)
 
     def step(self, now_s: float) -> float | None:
-        """Send the request that is due; -> seconds until the next call, None once all is here. Raises `failed`."""
+        """Send the request that is due; -> seconds until the next call, None once all is here.
+
+        Raises `failed`, and NoBlocks for a coordinator that sends none.
+        """
         while self._queue and self._pull is None and self.failed is None:
             self._begin(self._queue[0])
         if self.failed is not None:
@@ -64,7 +74,7 @@ class Downloader:
         if runs := self._pull.next_request(now_s):
             self._gets.append(self._send_get(self._queue[0], runs, self._mark))
         if self._pull.exhausted:
-            raise Malformed("unreachable", f"no block of {self._queue[0].sha256:.16} came")
+            raise NoBlocks(self._queue[0].sha256)
         due = self._pull.next_due_s()
         return MAX_POLL_S if due is None else max(0.0, due - now_s)
 

@@ -4,7 +4,8 @@ An event is a mapping with `event` and what belongs to it; `round` and `of` coun
 sent, `loss` the mean training loss, `seconds` the time of the computation.
 
     connected {broker}             lost {reason}              coordinator {online}
-    waiting   {doing, newcomers, here, needed, name, round, of}: what the federation does (PROTOCOL.md, `coord`)
+    waiting   {doing, newcomers, here, needed, name, round, of, live}: what the federation does
+              (PROTOCOL.md, `coord`); `live` is false for what the broker had before this device came
     task      {run, round, of, job, n}                        result {round, of, job, loss, seconds, bytes, what}
     answered  {round, of, status, detail}                     refused {round, of, code, detail}
     dropped   {round, of}                                     stopping {}
@@ -48,9 +49,10 @@ def _round(event: Event) -> str:
 
 def _waiting(event: Event) -> str:
     rest = TAKES_PART[event["newcomers"]]
+    when = "" if event.get("live", True) else " when this one came"  # the broker had the count already
     doing = {
         "compile": "waiting: the coordinator compiles the training program",
-        "gather": f"waiting: {event.get('here')} of {event.get('needed')} devices",
+        "gather": f"waiting: {event.get('here')} of {event.get('needed')} devices{when}",
         "train": f"waiting: {event.get('name')} is in {_round(event)}{rest}",
         "export": "done: training is over, and the coordinator writes the centers",
         "serve": f"done: training is over; {GET_CENTER}",

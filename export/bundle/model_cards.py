@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_client.printable import counted
 from edge_client.protocol.program import Program
 from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Array, ClientId
@@ -96,9 +97,14 @@ def _method_lines(card: Mapping[str, Any]) -> list[str]:
     method = f"{card['method']}, {card['rounds']} rounds" if "rounds" in card else card.get("method", "unknown")
     return [
         f"* made by {method}",
-        f"* cluster: {card.get('devices', 'unknown')} devices with {card.get('samples', 'unknown')} training samples",
+        f"* cluster: {_count(card, 'device')} with {_count(card, 'training sample', 'samples')}",
         f"* {card['parameters']:,} parameters, trained for {card['loss']}",
     ]
+
+
+def _count(card: Mapping[str, Any], what: str, key: str = "devices") -> str:
+    """1 device, 2 devices, unknown devices."""
+    return counted(card[key], what) if key in card else f"unknown {what}s"
 
 
 def _runs(card: Mapping[str, Any]) -> list[str]:
@@ -112,9 +118,10 @@ def _runs(card: Mapping[str, Any]) -> list[str]:
 
 
 def _accuracy(found: Mapping[str, float], of: str) -> list[str]:
-    names = ("mean", *QUANTILES)
+    names, n = ("mean", *QUANTILES), round(found["devices"])
+    whose = "the one device" if n == 1 else f"each of the {n} devices"
     return [
-        f"{of} the held-out samples of each of the {found['devices']:.0f} devices assigned to it:",
+        f"{of} the held-out samples of {whose} assigned to it:",
         "",
         f"| {' | '.join(names)} |",
         f"|{'---:|' * len(names)}",

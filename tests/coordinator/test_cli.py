@@ -109,6 +109,15 @@ def test_every_event_reads_as_a_sentence(tmp_path: Path) -> None:
     assert format_event({"event": "something new"}) == "{'event': 'something new'}"
 
 
+@pytest.mark.parametrize(
+    ("ends", "then"),
+    [({}, "serving devices that ask for a center"), ({"ends": True}, "ending (exit-when-done)")],
+)
+def test_the_last_line_says_whether_it_goes_on(ends: dict[str, bool], then: str) -> None:
+    assert format_event({"event": "done", "seconds": 84.943, **ends}) == f"done in 84.9 s; {then}"
+    assert format_event({"event": "serving", **ends}) == f"all runs were done before; {then}"
+
+
 def test_a_round_on_masked_sums_says_what_the_coordinator_sees_and_why_there_was_no_sum() -> None:
     secure = {"mode": "updates", "least_members": 5, "sees": "sums of 5 or more devices", "failed": ["too few devices"]}
     event = {"event": "round", "run": "ifca", "round": 1, "of": 2, "seconds": 1.0, "secure": secure}

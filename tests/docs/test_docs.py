@@ -40,7 +40,6 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r"fedcenters-edge flash .*": "needs a board; tests/edge_client/board flashes folders",
         r"chown .*": CHOWN,
         r".* --data DIR .*": DATA,
-        r"fedcenters-emulator figures runs/simulate-wecfl-0": "tests/emulator/reports/test_run_figures.py draws a run",
     },
     "docs/train-on-android.md": {
         r"sudo apt install .*": INSTALLS,

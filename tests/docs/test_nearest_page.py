@@ -71,7 +71,7 @@ def address(server: subprocess.Popen[str]) -> str:
 
 
 def nearest(arguments: list[str], url: str) -> str:
-    line = [argument.replace("http://127.0.0.1:8080", url) for argument in arguments]
+    line = [argument.replace("http://127.0.0.1:8081", url) for argument in arguments]
     command = [sys.executable, "-m", "edge_client.cli", *line, "--state", "state", "--device", "kitchen"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -291,9 +291,17 @@ class DeviceStage:
 
     def lead(self, boot: int, *, spread_ms: int = 0, **more: Any) -> None:  # noqa: ANN401
         """Publish the coordinator's record."""
-        about = {"proto": [1], "spread_ms": spread_ms, "block": BLOCK, "window": 4, "src": ["mqtt"], **more}
+        about = {
+            "online": True,
+            "proto": [1],
+            "spread_ms": spread_ms,
+            "block": BLOCK,
+            "window": 4,
+            "src": ["mqtt"],
+            **more,
+        }
         signature = signing.sign_record(f"{boot:016x}", self.epoch, PRIVATE, FEDERATION)
-        fields = about | {"boot": f"{boot:016x}", "online": True, "epoch": self.epoch} | signature
+        fields = about | {"boot": f"{boot:016x}", "epoch": self.epoch} | signature
         self.desk.publish(
             self.topics.coord(), messages.write_message("coord", ident="c", t_ms=0, **fields), retain=True
         )

@@ -24,5 +24,5 @@ def test_what_the_devices_learned_in_a_round_can_be_read_back(tmp_path: Path) ->
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run folder"):
+    with pytest.raises(ConfigError, match="there is no run in"):
         read_program(tmp_path)

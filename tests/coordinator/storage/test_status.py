@@ -6,6 +6,7 @@ import io
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rich.console import Console
 from coordinator.config_sections import RunConfig
 from coordinator.storage.status import (
     STATUS_FILE,
+    await_run,
     follow_status,
     read_status,
     render_status,
@@ -184,8 +186,21 @@ def test_a_configuration_names_its_folder_and_a_folder_itself(tmp_path: Path) ->
     )
     assert run_folder_of(config) == tmp_path / "run"
     assert run_folder_of(tmp_path) == tmp_path
-    with pytest.raises(ConfigError, match="is no run folder"):
+    with pytest.raises(ConfigError, match=r"there is no run in .* yet\n\nhint: `serve` makes it when it starts"):
         read_status(tmp_path)
+    with pytest.raises(ConfigError, match=r"does not exist\n\nhint: .* made by `serve`.* TOML file"):
+        run_folder_of(tmp_path / "run")
+
+
+def test_a_watch_of_a_configuration_waits_for_the_run_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    waits: Iterator[Callable[[], object]] = iter([lambda: None, lambda: Federation.of(tmp_path).start(1)])
+    monkeypatch.setattr("coordinator.storage.status.time.sleep", lambda _: next(waits)())
+    folder = tmp_path / "run"
+    await_run(folder, told.append)
+    assert told == [f"there is no run in {folder} yet; waiting for `serve`, which makes it when it starts"]
 
 
 def test_a_device_that_will_not_train_is_shown_with_what_it_said_of_itself(tmp_path: Path) -> None:

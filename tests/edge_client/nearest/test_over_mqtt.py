@@ -94,7 +94,7 @@ def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stag
     answer = stage.visit(answering(stage, catalog))
     assert answer.center == 1
     assert answer.losses[1] == min(answer.losses.values())
-    assert answer.n == 10
+    assert (answer.n, answer.samples) == (10, 30)
     assert answer.file is not None
     assert Path(answer.file).read_bytes() == onnx_file(stage, models[1])
     served = stage.last("served")
@@ -125,6 +125,7 @@ def test_a_device_that_no_center_fits_is_told_so(stage: DeviceStage) -> None:
     answer = stage.visit(answering(stage, catalog))
     assert answer.center is None
     assert answer.file is None
+    assert (answer.n, answer.samples) == (0, 30)
     assert set(answer.losses) == {0, 1}
     assert stage.said("served") == []
 
@@ -145,7 +146,7 @@ def test_a_lost_question_is_asked_again(stage: DeviceStage) -> None:
     assert stage.visit(script()).center == 0
 
 
-def test_a_coordinator_that_is_silent_is_told_before_the_time_is_over(stage: DeviceStage) -> None:
+def test_a_coordinator_that_is_silent_is_waited_for_as_long_as_is_told(stage: DeviceStage) -> None:
     """Also where the broker has the catalog: its blobs come from the coordinator."""
     stage.serve = False
     told: list[tuple[float, str]] = []
@@ -153,16 +154,43 @@ def test_a_coordinator_that_is_silent_is_told_before_the_time_is_over(stage: Dev
     def tell(text: str) -> None:
         told.append((stage.clock.now_s(), text))
 
-    def catalog_only() -> Script:
+    def catalog_only(*, online: bool) -> Script:
         publish(stage, catalog_of(stage, [stage.model(1)]))
+        stage.lead(1, online=online)
         yield
 
-    for script in (iter(()), catalog_only()):
+    nothing_came, no_answer = "did not send its catalog of centers", f"^the coordinator of {FEDERATION} does not answer"
+    for script, away, wrong in (
+        (iter(()), "", nothing_came),
+        (catalog_only(online=True), "", no_answer),
+        (catalog_only(online=False), ", which is away", no_answer),
+    ):
         began_s = stage.clock.now_s()
-        with pytest.raises((NetworkError, Malformed)):
+        with pytest.raises(NetworkError, match=wrong):
             stage.visit(script, tell=tell)
-        assert told == [(began_s + 5, f"waiting for the coordinator of {FEDERATION}, at most 115 s more")]
+        assert told == [(began_s + 5, f"waiting for the coordinator of {FEDERATION}{away}, at most 115 s more")]
+        assert stage.clock.now_s() == began_s + 120
         told.clear()
+
+
+def test_a_coordinator_that_comes_back_late_is_asked_again_at_once(stage: DeviceStage) -> None:
+    catalog = catalog_of(stage, [good_model(stage)])
+    stage.serve = False
+
+    def script() -> Script:
+        publish(stage, catalog)
+        stage.lead(1, online=False)
+        yield 100
+        stage.serve = True
+        stage.lead(2)
+        yield
+        near = stage.last("near")
+        stage.tell("near", re=near["id"], **answer_near(catalog, near, stage.schema))
+        yield
+
+    began_s = stage.clock.now_s()
+    assert stage.visit(script()).center == 0
+    assert stage.clock.now_s() == began_s + 100
 
 
 def test_an_answer_in_time_is_not_announced_as_waiting(stage: DeviceStage) -> None:

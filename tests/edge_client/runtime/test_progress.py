@@ -94,3 +94,9 @@ def test_events_are_lines_of_text_or_json_objects_or_nothing(capsys: pytest.Capt
     reporter("pi-1", as_json=True)(event)
     out, err = capsys.readouterr()
     assert (json.loads(out), err) == ({"device": "pi-1", **event}, "")
+
+
+def test_a_count_from_before_the_device_came_does_not_read_as_the_count_with_it() -> None:
+    gather = {"event": "waiting", "doing": "gather", "newcomers": "now", "here": 0, "needed": 2}
+    assert format_event({**gather, "live": False}) == "waiting: 0 of 2 devices when this one came"
+    assert format_event({**gather, "here": 1, "live": True}) == "waiting: 1 of 2 devices"
