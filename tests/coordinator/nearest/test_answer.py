@@ -63,8 +63,8 @@ def test_a_question_that_cannot_be_answered_is_refused() -> None:
 
 @pytest.mark.parametrize(("loss", "fit", "center"), [(0.3, "well", 1), (1.2, "badly", 1), (1.8, "none", None)])
 def test_a_router_says_how_the_nearest_center_fits(loss: float, fit: str, center: int | None) -> None:
-    limits = (np.array([value]) for value in (0.5, 0.1, 1.0, 1.5))
-    usual = FeatureBaseline(**dict(zip(("middle", "spread", "well", "none"), limits, strict=True)))
+    middle, spread, well, none = np.array([[0.5], [0.1], [1.0], [1.5]])
+    usual = FeatureBaseline(middle=middle, spread=spread, well=well, none=none)
     router = Router(centers=3, sizes=(5,), usual={"loss": usual}, ways={})
     answer = answer_near(catalog(), question([1.9, loss, 1.9]), schema(), router)
     assert (answer["center"], answer["fit"]) == (center, fit)

@@ -225,7 +225,7 @@ def test_a_local_round_without_what_it_needs_is_refused(shelf: CenterShelf, miss
     assert shelf.router is not None
     changed = {"begin": None} if missing == "start" else {"router": replace(shelf.router, round=None)}
     with pytest.raises(UsageError, match="a local round needs labels and the run's common start"):
-        chosen(replace(shelf, **changed), data_of(0), by="round")  # type: ignore[arg-type]
+        chosen(replace(shelf, **changed), data_of(0), by="round")
 
 
 def test_a_local_round_is_measured_where_no_rule_weighs_it(shelf: CenterShelf) -> None:
