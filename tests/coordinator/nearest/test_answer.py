@@ -13,6 +13,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
+from edge_client.protocol.nearest.router import FeatureBaseline, Router
 from edge_client.protocol.nearest.selection_rule import guessing_loss
 from edge_client.protocol.task import Reply
 from tests.support.softmax_program import program, schema
@@ -58,6 +59,15 @@ def test_a_question_that_cannot_be_answered_is_refused() -> None:
     votes = codecs.encode_stats(Reply(n=5, votes=np.array([1, 2, 2])), schema())
     with pytest.raises(Malformed, match="no losses"):
         answer_near(catalog(), question([0.0], stats=manifest_of(votes, "stats", inline=True).to_json()), schema())
+
+
+@pytest.mark.parametrize(("loss", "fit", "center"), [(0.3, "well", 1), (1.2, "badly", 1), (1.8, "none", None)])
+def test_a_router_says_how_the_nearest_center_fits(loss: float, fit: str, center: int | None) -> None:
+    middle, spread, well, none = np.array([[0.5], [0.1], [1.0], [1.5]])
+    usual = FeatureBaseline(middle=middle, spread=spread, well=well, none=none)
+    router = Router(centers=3, sizes=(5,), usual={"loss": usual}, ways={})
+    answer = answer_near(catalog(), question([1.9, loss, 1.9]), schema(), router)
+    assert (answer["center"], answer["fit"]) == (center, fit)
 
 
 def test_a_center_that_only_guesses_does_not_fit() -> None:

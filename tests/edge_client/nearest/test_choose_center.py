@@ -220,6 +220,21 @@ def test_a_rule_that_the_run_did_not_learn_is_refused(shelf: CenterShelf) -> Non
             chosen(replace(shelf, router=None), data_of(0), by=by)
 
 
+@pytest.mark.parametrize("missing", ["start", "round"])
+def test_a_local_round_without_what_it_needs_is_refused(shelf: CenterShelf, missing: str) -> None:
+    assert shelf.router is not None
+    changed = {"begin": None} if missing == "start" else {"router": replace(shelf.router, round=None)}
+    with pytest.raises(UsageError, match="a local round needs labels and the run's common start"):
+        chosen(replace(shelf, **changed), data_of(0), by="round")
+
+
+def test_a_local_round_is_measured_where_no_rule_weighs_it(shelf: CenterShelf) -> None:
+    assert shelf.router is not None
+    ways = {name: rule for name, rule in shelf.router.ways.items() if name != "round"}
+    found, _ = chosen(replace(shelf, router=replace(shelf.router, ways=ways)), data_of(2, seed=9), by="round")
+    assert found.best == 2
+
+
 def test_a_catalog_without_centers_gives_no_center(shelf: CenterShelf) -> None:
     found = choose_center(replace(shelf, vectors=[]), data_of(0), labels=True)
     assert (found.center, found.fit) == (None, "none")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.signing import key_id, public_key, sign, sign_manifest, verify, verify_manifest
+from edge_client.protocol.signing import key_id, public_key, sign, sign_manifest, verify, verify_bundle, verify_manifest
 
 PRIVATE, OTHER = bytes(range(32)), bytes(32)
 PUBLIC = public_key(PRIVATE)
@@ -42,6 +43,13 @@ def test_a_signature_covers_everything_but_the_way_it_is_cut(changed: object) ->
 def test_only_a_pinned_key_counts(trusted: list[bytes]) -> None:
     with pytest.raises(Malformed):
         verify_manifest(MANIFEST, trusted, "demo")
+
+
+@pytest.mark.parametrize("trusted", [[], [public_key(OTHER)]])
+def test_a_bundle_of_a_key_that_is_not_trusted_is_refused(trusted: list[bytes]) -> None:
+    signature = json.dumps({"federation": "demo", "key": key_id(PUBLIC), "sig": "0" * 128}).encode()
+    with pytest.raises(Malformed, match="not trusted here"):
+        verify_bundle(b"manifest", signature, trusted)
 
 
 def test_another_federations_signature_is_no_signature() -> None:
