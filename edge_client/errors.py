@@ -32,7 +32,7 @@ EXIT_INTERRUPTED = 130
 
 def install_hint(extra: str) -> str:
     """How to install an extra of pyproject.toml: from a checkout, as the README says, until a registry has releases."""
-    return f"pip install '.[{extra}]' in a checkout of fedcenters"
+    return f"pip install -c constraints.txt '.[{extra}]' in a checkout of fedcenters"
 
 
 EXTRAS_HINT = (

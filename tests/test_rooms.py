@@ -179,13 +179,13 @@ def test_a_device_installation_says_which_extra_a_server_command_needs(room: str
     done = subprocess.run([sys.executable, "-c", wall], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 3
     assert "typer is not installed" in done.stderr
-    assert "hint: pip install '.[server]' in a checkout" in done.stderr
+    assert "hint: pip install -c constraints.txt '.[server]' in a checkout" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_messages_install_extras_as_the_readme_does_and_only_one_place_knows_how() -> None:
     said = [f for room in ROOMS for f in modules(room) if "fedcenters[" in f.read_text(encoding="utf-8")]
-    own = [f for room in ROOMS for f in modules(room) if "pip install '." in f.read_text(encoding="utf-8")]
+    own = [f for room in ROOMS for f in modules(room) if "pip install -c" in f.read_text(encoding="utf-8")]
     assert [str(f.relative_to(ROOT)) for f in (*said, *own)] == ["edge_client/errors.py"]
     assert install_hint("server").split(" in ")[0] in (ROOT / "README.md").read_text(encoding="utf-8")
 
