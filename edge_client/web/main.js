@@ -79,8 +79,8 @@ function connectControls(client, samples, model) {
   view.on("keep", async () => {
     const x = pad.read(model().input);
     if (x === null) throw new Error("draw something first");
+    pad.clear(); // at once: the next drawing may begin while this one is stored
     await samples.add([{ x, label: view.chosenLabel() }]);
-    pad.clear();
   });
   view.onFiles("photos", async (files) => {
     const label = view.chosenLabel();

@@ -62,3 +62,14 @@ test("every fifth sample is held out, the last one can be removed, and there is 
   assert.equal(await samples.count(), 0);
   assert.equal(changes, 4);
 });
+
+test("samples added at the same moment are all kept, in their order, also after one that is refused", async () => {
+  const samples = new Samples(new MemoryStore());
+  const one = (i) => [{ x: Float32Array.of(i), label: 0 }];
+  const refused = samples.add(new Array(MAX_SAMPLES + 1).fill(one(0)[0]));
+  const added = Array.from({ length: 4 }, (_, i) => samples.add(one(i)));
+  const removed = samples.remove();
+  await assert.rejects(refused, RangeError);
+  await Promise.all([...added, removed, samples.add(one(9))]);
+  assert.deepEqual([...(await samples.local()).train.x], [0, 1, 2, 9]);
+});

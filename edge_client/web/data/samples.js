@@ -13,6 +13,15 @@ export class Samples {
   constructor(store, changed = () => {}) {
     this.store = store;
     this.changed = changed;
+    this.writing = Promise.resolve(); // the last change: a new sample's name follows from the names before it
+  }
+
+  /** Run a change of the store after all changes that were asked for before it. */
+  async inTurn(change) {
+    const done = this.writing.then(change);
+    this.writing = done.catch(() => {}); // the caller has the error
+    await done;
+    await this.changed();
   }
 
   async count() {
@@ -21,22 +30,24 @@ export class Samples {
 
   /** Add samples; RangeError for too many, or for one that is not finite. */
   async add(samples) {
-    const names = await this.store.names(PREFIX);
-    if (names.length + samples.length > MAX_SAMPLES) throw new RangeError(`at most ${MAX_SAMPLES} samples are kept`);
     if (samples.some(({ x, target }) => !x.every(Number.isFinite) || (target && !target.every(Number.isFinite)))) {
       throw new RangeError("a sample holds something that is no finite number");
     }
-    const first = names.length ? Number(names.at(-1).slice(PREFIX.length)) + 1 : 0;
-    const named = samples.map((sample, i) => [PREFIX + String(first + i).padStart(9, "0"), sample]);
-    await this.store.write(Object.fromEntries(named));
-    await this.changed();
+    await this.inTurn(async () => {
+      const names = await this.store.names(PREFIX);
+      if (names.length + samples.length > MAX_SAMPLES) throw new RangeError(`at most ${MAX_SAMPLES} samples are kept`);
+      const first = names.length ? Number(names.at(-1).slice(PREFIX.length)) + 1 : 0;
+      const named = samples.map((sample, i) => [PREFIX + String(first + i).padStart(9, "0"), sample]);
+      await this.store.write(Object.fromEntries(named));
+    });
   }
 
   /** Forget the last sample, or all of them. */
   async remove({ all = false } = {}) {
-    const names = await this.store.names(PREFIX);
-    await this.store.write({}, all ? names : names.slice(-1));
-    await this.changed();
+    await this.inTurn(async () => {
+      const names = await this.store.names(PREFIX);
+      await this.store.write({}, all ? names : names.slice(-1));
+    });
   }
 
   /** {label: how many}, and the last few samples. */
