@@ -20,8 +20,10 @@ from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.nearest.input_moments import moments_of
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Optimiser, Reply, Schema, TensorSpec
+from edge_client.protocol.task import Fit, Optimiser, Reply, Schema, TensorSpec
+from edge_client.training.fit_probe import make_job
 from edge_client.training.optimiser import Rule
+from tests.support.softmax_program import program, samples
 
 HERE = Path(__file__).parent
 VECTORS: dict[str, Any] = json.loads((HERE / "vectors.json").read_text(encoding="utf-8"))
@@ -29,6 +31,7 @@ P = bytes(range(256)) * 40
 MANIFEST = blocks.manifest_of(P, "program", block=4096)
 SCHEMA = Schema(tuple(TensorSpec(name=n, role=r, shape=tuple(s)) for n, r, s in VECTORS["schema"]["rows"]))
 VECTOR = np.array(VECTORS["vector"], np.float32)
+PROGRAM = program()
 TIME_MS = 1_700_000_000_000
 
 
@@ -214,6 +217,12 @@ def test_batches_follow_numpys_permutation_of_the_seed() -> None:
     rng = np.random.Generator(np.random.PCG64(given["seed"]))
     assert rng.permutation(given["n"]).tolist() == given["first_pass"]
     assert rng.permutation(given["n"]).tolist() == given["second_pass"]
+
+
+def test_a_fit_holds_out_the_recorded_samples() -> None:
+    given = VECTORS["held_out"]
+    task = Fit(start=np.zeros(PROGRAM.schema.size, np.float32), steps=1, batch=4, lr=0.1, seed=7, rows=given["rows"])
+    assert make_job(PROGRAM, task, samples(np.random.default_rng(0), given["n"])).weights.tolist() == given["weights"]
 
 
 @pytest.mark.parametrize(

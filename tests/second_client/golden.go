@@ -118,6 +118,10 @@ func (v *vectors) bytes(of object) {
 	batches := of["batches"].(object)
 	g := newPCG64(7)
 	v.same("batches", []any{toAny(g.permutation(10)), toAny(g.permutation(10))}, []any{batches["first_pass"], batches["second_pass"]})
+	held := of["held_out"].(object)
+	w := &work{client: &client{}}
+	w.train.x = make([][]float64, held["n"].(int64))
+	v.same("held-out samples", toAny(w.rows(object{"rows": held["rows"]})), toAny(numbers(held["weights"])))
 	noise := newPCG64(7, 0)
 	v.same("noise", []any{noise.float32() * (1 << 24), noise.float32() * (1 << 24)}, toAny(numbers(list(of["noise"].(object)["first"])[:2])))
 	v.goldenRun(of["golden"].(object))

@@ -17,6 +17,7 @@ import { readProgram } from "../../edge_client/web/protocol/program.js";
 import { Pcg64 } from "../../edge_client/web/protocol/random.js";
 import { schemaOf } from "../../edge_client/web/protocol/schema.js";
 import * as signing from "../../edge_client/web/protocol/signing.js";
+import { runFit } from "../../edge_client/web/training/fit_probe.js";
 import { inputMoments } from "../../edge_client/web/training/input_moments.js";
 import { Rule } from "../../edge_client/web/training/optimiser.js";
 import { unpackTensors } from "../../edge_client/web/protocol/tensors.js";
@@ -182,6 +183,19 @@ test("batches follow numpy's permutation of the seed", () => {
   const stream = new Pcg64(seed);
   assert.deepEqual(Array.from(stream.permutation(n)), first);
   assert.deepEqual(Array.from(stream.permutation(n)), second);
+});
+
+test("a fit holds out the recorded samples", async () => {
+  const { n, rows, weights } = VECTORS.held_out;
+  let found;
+  const learner = {
+    program: { input: [1], classes: 2, loss: "cross-entropy" }, fixedBatch: null,
+    train: async (job) => { found = job.weights; return { vector: new Float32Array(1), losses: [0] }; },
+  };
+  const task = { rows, batch: 4, seed: 7, steps: 1, start: { sha256: "start" } };
+  const data = { n, x: new Float32Array(n), labels: new Uint8Array(n) };
+  await runFit(learner, task, data, { vectors: new Map([["start", new Float32Array(1)]]) });
+  assert.deepEqual(Array.from(found), weights);
 });
 
 for (const [optimiser, wanted] of VECTORS.optimisers.rows) {
