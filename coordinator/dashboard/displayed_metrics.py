@@ -33,7 +33,8 @@ class DashboardView:
         self.histories: dict[str, RunHistory] = {}
         self.devices: dict[ClientId, int] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
-        self.facts: dict[str, Any] = {}  # federation, epoch, model, files
+        self.facts: dict[str, Any] = {}  # federation, epoch, model, when it began and ended, how long it was off
+        self._last_ms = 0  # the time of the newest event
         self._engine: list[str] = []
         self._samples: list[int] = []
         self._state: list[int] = []
@@ -59,6 +60,7 @@ class DashboardView:
             messages += self._fetch(event["device"], event["center"])
         else:
             messages += self._update_facts(event)
+        self._last_ms = max(self._last_ms, event.get("unix_ms", 0))
         if kind != "round":  # a round has a table and charts instead of a line in the log
             messages.append(("event", self._log(_short(event))))
         return messages
@@ -149,7 +151,7 @@ class DashboardView:
         if kind == "start":
             self.facts |= {"federation": event["federation"], "epoch": event["epoch"]}
             self.facts |= {"rounds": event.get("rounds", {}), "needs": event.get("needs")}
-            self.facts |= {"began": self.facts.get("began", event.get("unix_ms"))}
+            self.facts |= self._count_start(event.get("unix_ms"))
         elif kind == "program":
             self.facts["model"] = event["model"]
         elif kind == "bundle":
@@ -157,6 +159,14 @@ class DashboardView:
         elif kind == "done":
             self.facts |= {"done": True, "ended": event.get("unix_ms")}
         return [("facts", dict(self.facts))]
+
+    def _count_start(self, unix_ms: int | None) -> dict[str, Any]:
+        """When the first start was, and how long the coordinator was off before it was done, in ms: a time without an
+        event before a later start."""
+        off = self.facts.get("off", 0)
+        if unix_ms and self._last_ms and not self.facts.get("done"):
+            off += max(0, unix_ms - self._last_ms)
+        return {"began": self.facts.get("began", unix_ms), "off": off}
 
     def _describe(self, devices: Mapping[ClientId, tuple[str, int]]) -> Messages:
         """Take in the engine and the number of training samples of devices, which may change."""

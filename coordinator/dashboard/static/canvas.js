@@ -174,12 +174,13 @@ export class Fleet {
 
 // One row per device, one column per round, coloured by center.
 const MARKS = "0123456789abcdefghijklmnopqrstuvwxyz";
-export function drawGrid(canvas, grid, of, names) {
+export function drawGrid(canvas, grid, of) {
   const { context, width, height } = fitCanvas(canvas);
   if (!width || !grid.rows.length || !grid.rows[0].length) return;
   const rows = grid.rows.length, done = grid.rows[0].length;
   const columns = Math.max(done, Math.min(60, of - grid.first + 1)); // future rounds are pale
-  const named = rows <= 24 && names ? 92 : 0, bottom = 18;
+  const narrow = width < 500;
+  const named = rows > 24 ? 0 : narrow ? 72 : 92, bottom = 18;
   const h = (height - bottom) / rows, w = (width - named) / columns;
   const gapX = w > 8 ? 2 : 0, gapY = h > 6 ? 2 : 0;
   const groups = new Map();
@@ -199,7 +200,7 @@ export function drawGrid(canvas, grid, of, names) {
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.textAlign = "left";
-  if (named) grid.devices.forEach((id, i) => context.fillText(truncate(id, 13), 0, i * h + (h - gapY) / 2));
+  if (named) grid.devices.forEach((id, i) => context.fillText(truncate(id, narrow ? 10 : 13), 0, i * h + (h - gapY) / 2));
   context.textAlign = "center";
   const every = Math.max(1, Math.ceil(columns / Math.max(1, Math.floor((width - named) / 46))));
   for (let j = 0; j < columns; j += every) context.fillText(String(grid.first + j), named + j * w + (w - gapX) / 2, height - 7);

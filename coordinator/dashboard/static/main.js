@@ -8,7 +8,7 @@ import * as overview from "./overview.js";
 import { showDevice, showEnded, showFiles, showJoin } from "./panels.js";
 import { fetchJson, Refused, stream } from "./remote.js";
 import * as devices from "./devices.js";
-import { applyEvent, endStream, place, state } from "./state.js";
+import { applyEvent, endStream, isDone, lastError, place, state } from "./state.js";
 
 const TABLE_MS = 500; // between two redraws of the table of devices
 const TICK_MS = 1000; // between two readings of the clock, for elapsed times
@@ -43,6 +43,7 @@ function draw(time) {
 
 function showCharts(run) { // there is nothing to draw before the first round
   for (const card of document.querySelectorAll("[data-rounds]")) card.hidden = !run;
+  byId("events-card").classList.toggle("full", !run); // beside the rounds, which are not there yet
 }
 
 function drawFleet(run) {
@@ -84,7 +85,7 @@ function drawAssignment(run) {
   const grid = state.grids[run?.run];
   byId("assignment-empty").hidden = Boolean(grid?.rows.length);
   if (!grid?.rows.length) return;
-  drawGrid(byId("assignment"), grid, run.of, innerWidth > 560);
+  drawGrid(byId("assignment"), grid, run.of);
   const line = run.lines.at(-1);
   setText("assignment-more", grid.rows.length < grid.of ? `${grid.rows.length} of ${grid.of} devices` : `${line.moved} moved ${run.updates == null ? "in round" : "with the last of"} ${place(run, line)}${run.updates == null ? "" : " updates"}`);
   byId("assignment").setAttribute("aria-label", `Centers of ${grid.rows.length} devices over ${grid.rows[0].length} ${run.updates == null ? "rounds" : "records"}; in the newest, ${line.sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
@@ -133,8 +134,9 @@ async function followStream() {
     }
     const before = state.alive;
     endStream();
-    const ended = state.now.phase === "stopped" || state.facts.done;
-    if (before) control.notice(ended ? "The coordinator has ended. This page shows its last state." : "The connection is lost; trying again.");
+    const why = lastError();
+    const ended = why || state.now.phase === "stopped" || state.facts.done;
+    if (before) control.notice(why ? `The coordinator has ended with an error: ${why}` : ended ? "The coordinator has ended. This page shows its last state." : "The connection is lost; trying again.", { plain: isDone() && !why });
     if (before && ended) showEnded();
     redraw("head", "fleet");
     await new Promise((done) => setTimeout(done, wait));

@@ -52,6 +52,11 @@ function holdPhase(words) {
   return words;
 }
 
+function reached() { // where a pause between two exchanges stands
+  const run = state.runs.at(-1);
+  return run ? `${run.run}, ${run.updates == null ? `after round ${lastRound(run).round} of ${run.of}` : `after ${run.updates} updates`}` : "before the first round";
+}
+
 export function header() {
   const { phase, paused, exchange } = state.now;
   setText("federation", state.facts.federation ?? "fedcenters");
@@ -61,7 +66,7 @@ export function header() {
   setText("phase", words);
   pill.className = `pill ${isOver() ? "done" : !state.alive || phase === "stopped" ? "gone" : paused ? "paused" : "live"}`;
   const waits = phase === "waiting for devices" && !state.runs.length && state.facts.needs;
-  setText("doing", waits ? `${countReady()} of ${waits} devices` : exchange ? `${exchange.run}, ${exchange.updates ? "without rounds" : `round ${exchange.round}`}` : isDone() ? "all runs are done" : "");
+  setText("doing", waits ? `${countReady()} of ${waits} devices` : exchange ? `${exchange.run}, ${exchange.updates ? "without rounds" : `round ${exchange.round}`}` : isDone() ? "all runs are done" : phase === "paused" ? reached() : "");
 }
 
 const names = (run) => (run.run === run.method ? run.run : `${run.run} (${run.method})`);
@@ -78,9 +83,10 @@ function scores(run, { accuracy, centers, f1_of_devices, f1_pooled, loss, metric
 }
 
 function showTime() {
-  const { elapsed, left } = timing();
+  const { elapsed, off, left } = timing();
   const spent = elapsed === null ? "" : `${duration(elapsed)}${isDone() ? " in all" : " so far"}`;
-  setText("t-round-more", [spent, left ? `about ${duration(left)} left` : ""].filter(Boolean).join(", "));
+  const rest = left ? `about ${duration(left)} left${state.now.phase === "paused" ? " once resumed" : ""}` : "";
+  setText("t-round-more", [spent, off >= 1 && spent ? `without ${duration(off)} off` : "", rest].filter(Boolean).join(", "));
 }
 
 export function tiles(run, map) {
@@ -206,7 +212,7 @@ const EVENT_TEXTS = {
   "run-done": (e) => `${e.run} is done${withoutRounds(e.run) ? ` after ${runNamed(e.run).updates} updates` : ` after ${e.rounds} rounds`}`,
   bundle: () => "the centers are published",
   served: (e) => `${e.device} took center ${e.center} as ${e.format}`,
-  done: (e) => `all done in ${seconds(e.seconds)}`,
+  done: (e) => `all done in ${seconds(e.seconds)}${state.facts.off ? ", counted from the last start" : ""}`,
   refused: (e) => `${e.run}${withoutRounds(e.run) ? "" : `, round ${e.round}`}: ${e.count > 1 ? `${e.count} answers` : `the answer of ${e.device}`} did not count (${e.reason})`,
   error: (e) => e.message,
 };

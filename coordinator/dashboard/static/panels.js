@@ -26,11 +26,12 @@ export async function showFiles() {
 }
 
 export async function showJoin() {
-  const { config, command, local, phone } = await fetchJson("api/join");
+  const { config, command, local, note, phone } = await fetchJson("api/join");
   if (!config) return;
   const copy = el("button", { type: "button", class: "small", onclick: async () => { await navigator.clipboard.writeText(config); copy.textContent = "Copied"; } }, "Copy");
   const words = el("div", {},
     el("p", {}, "A device that never trained asks which center suits it best, or hears that none does. Its samples stay with it. client.toml:"),
+    note ? el("p", { class: "note" }, note) : null,
     el("pre", { tabindex: "0" }, config), copy,
     el("pre", { tabindex: "0" }, `$ ${command}`),
     local ? el("p", { class: "note" }, "This address is that of this machine itself; a device elsewhere needs one that it can reach (docs/security.md).") : null);

@@ -53,13 +53,15 @@ export const unit = (run) => (run?.updates == null ? "round" : "updates");
 export const place = (run, line) => (unit(run) === "round" ? line.round : line.updates ?? 0);
 export const placeTested = (run, line) => (unit(run) === "round" ? line.round : line.tested ?? 0);
 export const placeWords = (run, x) => (unit(run) === "round" ? `in round ${x}` : `after ${x} updates`);
+// What ended the coordinator, if an error did; a later start forgets it.
+export const lastError = () => state.events.findLast(({ event }) => ["start", "error"].includes(event))?.message?.replace(/\s*\n+\s*/g, "; ");
 export const isDone = () => Boolean(state.facts.done);
 
-// The seconds since the first start, and the seconds that the missing rounds will take at the pace of each run's last five.
+// The seconds since the first start without those `off` in which the coordinator did not run, and the seconds that the missing rounds will take at the pace of each run's last five.
 export function timing() {
-  const { began, ended, rounds = {} } = state.facts;
+  const { began, ended, off = 0, rounds = {} } = state.facts;
   const now = ended ?? clock();
-  const elapsed = began && now ? (now - began) / 1000 : null;
+  const elapsed = began && now ? (now - began - off) / 1000 : null;
   let left = 0, known = false, pace = null;
   for (const run of state.runs) {
     const recent = run.lines.slice(1).slice(-5).map((line) => line.seconds); // the first round also fetches the program
@@ -70,7 +72,7 @@ export function timing() {
   }
   const waiting = Object.entries(rounds).filter(([name]) => !runNamed(name));
   for (const [, of] of waiting) left += (pace ?? 0) * of;
-  return { elapsed, left: known && !isDone() ? left : null };
+  return { elapsed, off: off / 1000, left: known && !isDone() ? left : null };
 }
 
 // The run with the highest accuracy so far, and where it has it: the round, or the updates.

@@ -191,6 +191,7 @@ def test_a_new_device_is_told_of_its_certificate_where_the_broker_speaks_tls(sch
     told = join_info(config(tmp_path, broker=f"{scheme}://127.0.0.1:8883"), "https://fleet.example", phone=False)
     files = ['ca = "ca.crt"', 'certificate = "device.crt"', 'key = "device.key"']
     assert [line in told["config"].splitlines() for line in files] == [scheme == "mqtts"] * 3
+    assert ("provision keys --device NAME" in told["note"]) == (scheme == "mqtts")
 
 
 @pytest.mark.parametrize(

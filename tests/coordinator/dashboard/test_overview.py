@@ -95,6 +95,62 @@ def test_the_time_so_far_and_the_time_left_are_shown(site: DashboardSite, visit:
     expect(page.locator("#t-round-more")).to_have_text(re.compile(r"^1 min \d+ s so far, about 15 s left$"))
 
 
+def test_the_time_does_not_count_while_the_coordinator_was_off(site: DashboardSite, visit: Open) -> None:
+    """The last event before the second start is a minute after the first."""
+    site.hub.event({**joined(3), "unix_ms": BEGAN_MS + 60_000})
+    site.hub.event({"event": "start", "federation": "f", "epoch": 2, "unix_ms": BEGAN_MS + 720_000})
+    site.hub.event({"event": "done", "seconds": 12.4, "unix_ms": BEGAN_MS + 732_000})
+    site.hub.event({"event": "start", "federation": "f", "epoch": 3, "unix_ms": BEGAN_MS + 900_000})
+    page = visit(site.link).page
+    expect(page.locator("#t-round-more")).to_have_text("1 min 12 s in all, without 11 min 0 s off")
+    expect(page.locator("#events li", has_text="all done")).to_contain_text("12 s, counted from the last start")
+
+
+def test_a_paused_page_says_where_the_pause_stands_and_promises_no_time(site: DashboardSite, visit: Open) -> None:
+    site.hub.status(seen(phase="paused", paused=True, exchange=None, unix_ms=BEGAN_MS + 61_000))
+    page = visit(site.link).page
+    expect(page.locator("#phase")).to_have_text("paused")
+    expect(page.locator("#doing")).to_have_text("fedavg, after round 4 of 9")
+    expect(page.locator("#t-round-more")).to_have_text(re.compile("about 15 s left once resumed$"))
+
+
+@pytest.mark.parametrize("share", [0.6625, 0.6675, 0.3335])
+def test_an_accuracy_is_rounded_as_in_the_coordinators_lines(tmp_path: Path, visit: Open, share: float) -> None:
+    with serve_dashboard(tmp_path) as site:
+        site.hub.event({**round_event(1, [0]), "accuracy": {"micro": share, "macro": share}})
+        page = visit(site.link).page
+        expect(page.locator("#t-accuracy")).to_have_text(f"{share:.1%}".replace("%", " %"))
+
+
+def test_when_an_error_ends_the_coordinator_the_page_says_which(site: DashboardSite, visit: Open) -> None:
+    page = visit(site.link).page
+    expect(page.locator("#phase")).to_have_text("running")
+    site.hub.event({"event": "error", "message": "litert-torch is not installed\n\nhint: pip install it"})
+    site.hub.close()
+    words = "The coordinator has ended with an error: litert-torch is not installed; hint: pip install it"
+    expect(page.locator("#notice")).to_have_text(words)
+    expect(page.locator("#phase")).to_have_text("not connected")
+
+
+def test_on_a_phone_the_assignment_names_its_devices_and_a_table_shows_that_it_goes_on(
+    site: DashboardSite, visit: Open
+) -> None:
+    opened = visit(site.link, size=PHONE, touch=True)
+    page = opened.page
+    for heading in ("#h-assignment", "#h-devices", "#h-rounds"):
+        page.locator(heading).tap()
+    named = """() => {
+      const canvas = document.getElementById("assignment");
+      const scale = canvas.width / canvas.getBoundingClientRect().width;
+      const { data } = canvas.getContext("2d").getImageData(0, 0, 20 * scale, 40 * scale);
+      return data.some((value) => value > 0);
+    }"""
+    page.wait_for_function(named)
+    shadow = "node => getComputedStyle(node).backgroundAttachment"
+    assert "local" in page.locator("#rounds").locator("..").evaluate(shadow)
+    opened.shot("tables")
+
+
 def test_a_tile_has_the_colour_of_its_center_the_accuracy_and_when_it_was_seen(
     site: DashboardSite, visit: Open
 ) -> None:
