@@ -161,8 +161,10 @@ class DashboardView:
         return [("facts", dict(self.facts))]
 
     def _count_start(self, unix_ms: int | None) -> dict[str, Any]:
-        """When the first start was, and how long the coordinator was off before it was done, in ms: a time without an
-        event before a later start."""
+        """When the first start was, and how long the coordinator was off before it was done, in ms.
+
+        It was off between the newest event and a later start.
+        """
         off = self.facts.get("off", 0)
         if unix_ms and self._last_ms and not self.facts.get("done"):
             off += max(0, unix_ms - self._last_ms)

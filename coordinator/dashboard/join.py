@@ -18,9 +18,9 @@ from export.serve.listener import is_loopback
 
 NEAREST_COMMAND = "fedcenters-edge nearest --config client.toml --json"
 TLS_NOTE = (
-    "`fedcenters-coordinator provision keys --device NAME` writes a device's whole folder: this file, ca.crt, device.crt"
-    " and device.key, where keys is the folder of the federation's certificates; device-id must be the NAME that the"
-    " certificate has."
+    "`fedcenters-coordinator provision keys --device NAME` writes a device's whole folder: this file, ca.crt,"
+    " device.crt and device.key, where keys is the folder of the federation's certificates; device-id must be the NAME"
+    " that the certificate has."
 )
 # As `provision` names the files of a device's folder.
 TLS_FILES = {"ca": "ca.crt", "certificate": "device.crt", "key": "device.key"}
