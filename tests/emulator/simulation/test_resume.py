@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.models.members import summed_name
 from coordinator.storage import state_codec
-from coordinator.strategies.registry import METHODS, make_method
+from coordinator.strategies.registry import METHODS, make_method, summed_members
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Flat
 from emulator.data.fleet_split import FleetData
@@ -31,6 +32,7 @@ from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 BATCH, ROUNDS = 8, 4
+OPEN: dict[str, Any] = {"seed": 0, "batch": BATCH, "engine": "lean"}
 METHODS_WITH_MEMORY = ("fesem", "fedsoft", "ditto", "nonfed", "fedem", "pfedme", "cfl")
 ASKED = SimulateArgs(engine="lean", devices=6, rounds=ROUNDS, checkpoint_every=2, settings={"local-steps": 2})
 
@@ -72,7 +74,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
     _, split = make_fleet(ASKED)
-    with open_devices("digits-mlp", split, seed=0, batch=BATCH, engine="lean") as (devices, start):
+    with open_devices("digits-mlp", split, **OPEN) as (devices, start):
         yield Bench(devices, start, split)
 
 
@@ -102,8 +104,10 @@ def test_a_method_asks_for_devices_own_models_in_its_first_round_or_never(
     method: str, bench: Bench, tmp_path: Path
 ) -> None:
     """Else a checkpoint would lack them."""
-    bench.run(method, tmp_path, rounds=1, every=1)
-    bench.run(method, tmp_path, rounds=3, every=1, resume=True)
+    with open_devices(summed_name("digits-mlp", summed_members(method)), bench.split, **OPEN) as (devices, start):
+        there = Bench(devices, start, bench.split)
+        there.run(method, tmp_path, rounds=1, every=1)
+        there.run(method, tmp_path, rounds=3, every=1, resume=True)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "nonfed"])
