@@ -62,6 +62,7 @@ def kill_browser(profile: Path) -> None:
     found.wait(10)
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_browser_that_is_killed_in_a_fit_trains_to_the_end_when_the_page_is_opened_again(
     chromium: Browser, tmp_path: Path
