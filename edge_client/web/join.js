@@ -1,11 +1,13 @@
 // The federation's public facts (join.json) and this device's identity. A link carries the secret after the '#', which a
-// browser never sends: `#id=web-0001&secret=...`. It is kept in this browser and wiped from the address at once.
+// browser never sends: `#id=web-0001&secret=...`. It is kept in this browser, and then wiped from the address. `kept` is a
+// Store (runtime/store.js), whose writes are on the disk: localStorage loses the last seconds of a browser that is killed.
 
 import { fromHex, toHex } from "./protocol/bytes.js";
 import { checkName } from "./protocol/topics.js";
 
-const IDENTITY = "fedcenters/identity";
-const LAST_FACTS = "fedcenters/join";
+export const PAGE_STORE = "fedcenters"; // what is no single federation's
+const IDENTITY = "identity/";
+const LAST_FACTS = "join";
 const RETRY_MS = 5_000;
 const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 
@@ -13,7 +15,7 @@ const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 class Unreachable extends Error {}
 
 /** What the coordinator says at join.json, checked: {federation, broker, keys, open, model}. Throws Error with words. */
-export async function fetchJoin(url, kept = localStorage) {
+export async function fetchJoin(url, kept) {
   let answer;
   try {
     answer = await fetch(url, { cache: "no-store" });
@@ -25,7 +27,7 @@ export async function fetchJoin(url, kept = localStorage) {
   const raw = await answer.json();
   if (raw.page !== VERSION) throw new Error("this page is older than its coordinator; load it again");
   const join = readFacts(raw);
-  kept.setItem(LAST_FACTS, JSON.stringify(raw));
+  await kept.write({ [LAST_FACTS]: raw });
   return join;
 }
 
@@ -33,14 +35,14 @@ export async function fetchJoin(url, kept = localStorage) {
  * The facts, or those of the last visit where the coordinator cannot be reached. `confirmed` settles once it has answered:
  * nothing may be sent before, since the broker, the keys or the page may be others by then.
  */
-export async function findJoin(url, kept = localStorage) {
+export async function findJoin(url, kept) {
   try {
     const join = await fetchJoin(url, kept);
     return { join, confirmed: Promise.resolve(), offline: false };
   } catch (wrong) {
-    const last = kept.getItem(LAST_FACTS);
-    if (!(wrong instanceof Unreachable) || last === null) throw wrong;
-    const join = readFacts(JSON.parse(last));
+    const last = await kept.get(LAST_FACTS);
+    if (!(wrong instanceof Unreachable) || last === undefined) throw wrong;
+    const join = readFacts(last);
     return { join, confirmed: confirm(url, join, kept), offline: true };
   }
 }
@@ -69,23 +71,25 @@ function readFacts(raw) {
   return { federation: checkName("federation", raw.federation), broker: raw.broker, keys, open: raw.open === true, model: raw.model };
 }
 
-/** {id, username, password} of this browser in a federation; null where a link is needed and none was followed. */
-export function loadIdentity({ federation, open }, address, kept = localStorage) {
-  const given = new URLSearchParams(address.hash.slice(1));
-  const name = `${IDENTITY}/${federation}`;
-  if (given.has("id")) {
-    const found = { id: checkName("cid", given.get("id")), secret: given.get("secret") ?? "" };
-    kept.setItem(name, JSON.stringify(found));
-    return credentialsOf(found);
-  }
-  const old = kept.getItem(name);
-  if (old !== null) return credentialsOf(JSON.parse(old));
-  if (!open) return null;
-  const fresh = { id: `phone-${toHex(crypto.getRandomValues(new Uint8Array(5)))}`, secret: "" };
-  kept.setItem(name, JSON.stringify(fresh));
-  return credentialsOf(fresh);
+/**
+ * {id, username, password} of this browser in a federation, kept before it is returned; null where a link is needed and none
+ * was followed. `before`: where earlier versions of the page kept it.
+ */
+export async function loadIdentity({ federation, open }, address, kept, before = globalThis.localStorage) {
+  const name = IDENTITY + federation;
+  const old = (await kept.get(name)) ?? JSON.parse(before?.getItem(`fedcenters/identity/${federation}`) ?? "null");
+  const found = givenIn(address) ?? old ?? (open ? freshIdentity() : null);
+  if (found === null) return null;
+  await kept.write({ [name]: found });
+  const { id, secret } = found;
+  return secret ? { id, username: id, password: secret } : { id };
 }
 
-function credentialsOf({ id, secret }) {
-  return secret ? { id, username: id, password: secret } : { id };
+function givenIn(address) {
+  const given = new URLSearchParams(address.hash.slice(1));
+  return given.has("id") ? { id: checkName("cid", given.get("id")), secret: given.get("secret") ?? "" } : null;
+}
+
+function freshIdentity() {
+  return { id: `phone-${toHex(crypto.getRandomValues(new Uint8Array(5)))}`, secret: "" };
 }

@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { fetchJoin, findJoin, loadIdentity } from "./join.js";
+import { fetchJoin, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
 import { View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
 import { canVerify } from "./protocol/signing.js";
@@ -21,9 +21,10 @@ async function main() {
   if (!(await canVerify())) {
     throw new Error("this browser cannot check Ed25519 signatures; Chrome 137, Firefox 129, Safari 17 and newer can");
   }
-  const { join, confirmed, offline } = await findJoin("join.json");
+  const kept = await Store.open(PAGE_STORE);
+  const { join, confirmed, offline } = await findJoin("join.json", kept);
   if (offline) view.showOffline("The coordinator cannot be reached. Your samples are safe on this phone, and you can add more. Retrying…");
-  const device = loadIdentity(join, location);
+  const device = await loadIdentity(join, location, kept);
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
   if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask its operator`);
   view.showIdentity(join.federation, device.id);
@@ -51,7 +52,7 @@ async function main() {
   const modelKnown = (async () => {
     while (model === null) {
       await new Promise((resolve) => setTimeout(resolve, MODEL_POLL_MS));
-      model = (await fetchJoin("join.json").catch(() => ({ model: null }))).model;
+      model = (await fetchJoin("join.json", kept).catch(() => ({ model: null }))).model;
     }
     await store.write({ model });
     view.showEntry(model);
