@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.protocol.program import Port
+from edge_client.protocol.program import Port, Program
 from tests.support.programs import compiled
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,7 +17,12 @@ JAVA = (DOCS / "native" / "Train.java").read_text(encoding="utf-8")
 CPP = (DOCS / "native" / "train.cc").read_text(encoding="utf-8")
 (KOTLIN,) = re.findall(r"```kotlin\n(.*?)```", PAGE, flags=re.DOTALL)
 ROWS = re.findall(r"^\| `(step|evaluate|infer)` \| (.+?) \| (.+?) \|$", PAGE, flags=re.MULTILINE)
-PROGRAM = compiled("wecfl-cnn").program
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    """The program that the page shows."""
+    return compiled("wecfl-cnn").program
 
 
 def order(ports: tuple[Port, ...]) -> list[str]:
@@ -29,26 +34,28 @@ def order(ports: tuple[Port, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize(("function", "inputs", "outputs"), ROWS)
-def test_the_table_has_the_order_of_a_compiled_program(function: str, inputs: str, outputs: str) -> None:
-    found = PROGRAM.functions[function]
+def test_the_table_has_the_order_of_a_compiled_program(
+    program: Program, function: str, inputs: str, outputs: str
+) -> None:
+    found = program.functions[function]
     assert re.findall(r"`([^`]+)`", inputs) == order(found.inputs)
     assert re.findall(r"`([^`]+)`", outputs) == order(found.outputs)
 
 
-def test_the_table_has_every_function() -> None:
-    assert [name for name, *_ in ROWS] == sorted(PROGRAM.functions, key=["step", "evaluate", "infer"].index)
+def test_the_table_has_every_function(program: Program) -> None:
+    assert [name for name, *_ in ROWS] == sorted(program.functions, key=["step", "evaluate", "infer"].index)
 
 
-def test_what_a_step_gives_is_what_the_next_one_takes_in_the_same_place() -> None:
-    step = PROGRAM.functions["step"]
+def test_what_a_step_gives_is_what_the_next_one_takes_in_the_same_place(program: Program) -> None:
+    step = program.functions["step"]
     assert [port.name for port in step.outputs[:-1]] == [port.name for port in step.inputs[: len(step.outputs) - 1]]
     assert step.outputs[-1].name == "loss"
 
 
-def test_the_listing_in_kotlin_names_the_signature_and_the_last_inputs_of_the_file() -> None:
+def test_the_listing_in_kotlin_names_the_signature_and_the_last_inputs_of_the_file(program: Program) -> None:
     from ai_edge_litert.interpreter import Interpreter
 
-    made, step = compiled("wecfl-cnn"), PROGRAM.functions["step"]
+    made, step = compiled("wecfl-cnn"), program.functions["step"]
     (named,) = re.findall(r"// ((?:\w+, )+\w+) are the last six", KOTLIN)
     assert named.split(", ") == [port.name for port in step.inputs[-6:]]
     (signature,) = re.findall(r'^ +"(\w+)",$', KOTLIN, flags=re.MULTILINE)
@@ -60,8 +67,8 @@ def test_the_listing_in_kotlin_names_the_signature_and_the_last_inputs_of_the_fi
 
 
 @pytest.mark.parametrize("listing", [JAVA, CPP], ids=["Java", "C++"])
-def test_the_listings_for_onnx_runtime_name_ports_that_a_step_has(listing: str) -> None:
-    names = {port.name.partition("/")[0] + "/" * ("/" in port.name) for port in PROGRAM.functions["step"].inputs}
+def test_the_listings_for_onnx_runtime_name_ports_that_a_step_has(program: Program, listing: str) -> None:
+    names = {port.name.partition("/")[0] + "/" * ("/" in port.name) for port in program.functions["step"].inputs}
     code = re.sub(r"//.*|/\*\*.*", "", listing)
     asked = set(re.findall(r'(?:startsWith|get|put|begins)\((?:name, )?"([\w/]+)"|values\["(\w+)"\]', code))
     asked = {one or other for one, other in asked}
