@@ -128,7 +128,7 @@ class _PhoneHandlers:
 
 
 def model_summary(folder: Path) -> dict[str, Any] | None:
-    """The federation's model as {name, input, target, loss}; None until it is compiled."""
+    """The federation's model as {name, input, target, loss}, and the program's parts if any; None until compiled."""
     try:
         program = read_program(folder)
     except (FedcentersError, sqlite3.Error, OSError, ValueError, KeyError):  # not yet compiled; the page asks again
@@ -138,6 +138,7 @@ def model_summary(folder: Path) -> dict[str, Any] | None:
         "input": list(program.input),
         "target": list(program.target),
         "loss": program.loss,
+        **({"parts": [part.to_json() for part in program.parts]} if program.parts else {}),
     }
 
 
