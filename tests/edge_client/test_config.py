@@ -65,10 +65,11 @@ def test_a_device_whose_samples_the_emulators_variable_names_is_told_which_are_r
     (tmp_path / "former").mkdir()
     (tmp_path / "former" / "train.npz").touch()
     config = load_config(write(tmp_path), {"FEDCENTERS_DATA": "former"})
-    assert caplog.messages == [
+    (told,) = caplog.messages
+    assert told == (
         f"FEDCENTERS_DATA is the emulator's and not read here: this device's samples are in {config.data}; "
-        + "FEDCENTERS_DEVICE_DATA names another folder"
-    ]
+        "FEDCENTERS_DEVICE_DATA names another folder"
+    )
 
 
 def test_an_unknown_key_is_named_with_the_nearest_valid_one(tmp_path: Path) -> None:
