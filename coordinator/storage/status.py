@@ -154,7 +154,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     out.append(f"the run folder holds {size_in_words(found['folder_bytes'])}")
     if found["served"]:
         out.append(f"{found['served']} device{'s' * (found['served'] != 1)} fetched a center")
-    if found["error"] and not found["done"]:
+    if found["error"]:
         out.append(f"last error: {found['error']}")
     return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]
 
