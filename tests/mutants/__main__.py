@@ -2,9 +2,9 @@
 
 The modules' nearest tests run once without a fault, which shows the lines that each executes. Of each module `--each`
 mutants are drawn by a seed. Each is put into a copy of the tree, and the tests that execute its line run there, the
-quickest first, until one fails. A mutant that they pass is printed with its line: it is a gap in the tests, or it
-changes nothing that anyone can see. Those that were found to change nothing are in `equivalent.txt` and do not count.
-Tests that need a browser or are marked slow do not run.
+quickest first, until one fails: with few of hypothesis' examples, then with all. A mutant that they pass is printed
+with its line: it is a gap in the tests, or it changes nothing that anyone can see. Those that were found to change
+nothing are in `equivalent.txt` and do not count. Tests that need a browser or are marked slow do not run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GOAL = (
 )
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 BASELINE_S = 3_000.0  # for all modules' tests without a fault
-MUTANT_S = 60.0  # of tests for one mutant, the quickest first
+MUTANT_S = 90.0  # of tests for one mutant, the quickest first
 OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not browser and not gpu and not board"]
 PASSED = 0
 
@@ -95,10 +95,13 @@ class Tests:
             text=True,
         )
 
-    def run(self, tests: list[str], limit_s: float, *options: str, traced: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
+    def run(
+        self, tests: list[str], limit_s: float, profile: str, *options: str, traced: dict[str, str] | None = None
+    ) -> Any:  # noqa: ANN401 - JSON
         assert self._server.stdin
         assert self._server.stdout
-        asked = {"arguments": [*OPTIONS, *options, *tests], "limit_s": limit_s, "traced": traced or {}}
+        arguments = [*OPTIONS, *options, *tests]
+        asked = {"arguments": arguments, "limit_s": limit_s, "profile": profile, "traced": traced or {}}
         self._server.stdin.write(json.dumps(asked) + "\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
@@ -111,20 +114,20 @@ def baseline(tests: Tests, modules: list[Path], most: int) -> dict[str, Any]:
     """Of each test that passes without a fault: its seconds, and the lines of the modules that it executes."""
     files = sorted({str(path.relative_to(ROOT)) for module in modules for path in nearest_tests(name_of(module), most)})
     traced = {str(tests.copy / module.relative_to(ROOT)): name_of(module) for module in modules}
-    return dict(tests.run(files, BASELINE_S, traced=traced)["tests"])
+    return dict(tests.run(files, BASELINE_S, "few", traced=traced)["tests"])
 
 
-def chosen(module: Path, one: Mutant, known: dict[str, Any], most: int) -> list[str]:
-    """The tests that execute the mutant's line, the quickest first; those of the module's files, where none does:
-    the line runs at import, or in another process."""
+def chosen(module: Path, one: Mutant, known: dict[str, Any]) -> list[str]:
+    """The tests that execute the mutant's line, then the others of the module's nearest file, which may start it in
+    another process; the quickest first."""
     name = name_of(module)
     lines = range(one.line, one.last_line + 1)
-    found = [test for test, seen in known.items() if any(line in lines for line in seen["lines"].get(name, []))]
-    if not found:
-        near = {str(path.relative_to(ROOT)) for path in nearest_tests(name, most)}
-        found = [test for test in known if test.partition("::")[0] in near]
-    taken, spent = [], 0.0
-    for test in sorted(found, key=lambda test: float(known[test]["seconds"])):
+    own = {str(path.relative_to(ROOT)) for path in nearest_tests(name, 1)}
+    covers = {test: any(line in lines for line in seen["lines"].get(name, [])) for test, seen in known.items()}
+    found = [test for test in known if covers[test] or test.partition("::")[0] in own]
+    taken: list[str] = []
+    spent = 0.0
+    for test in sorted(found, key=lambda test: (not covers[test], float(known[test]["seconds"]))):
         spent += known[test]["seconds"]
         if taken and spent > MUTANT_S:
             break
@@ -138,9 +141,10 @@ def judge(module: Path, tests: Tests, known: dict[str, Any], options: argparse.N
     try:
         for one in drawn(module, options.each, options.seed, options.only):
             place.write_text(one.of(module.read_text(encoding="utf-8")), encoding="utf-8")
-            run = chosen(module, one, known, options.tests)
+            run = chosen(module, one, known)
             limit_s = 60 + 5 * sum(float(known[test]["seconds"]) for test in run)
-            verdicts.append((one, bool(run) and tests.run(run, limit_s, "-x")["status"] != PASSED))
+            found = any(tests.run(run, limit_s, profile, "-x")["status"] != PASSED for profile in ("few", "ci") if run)
+            verdicts.append((one, found))
     finally:
         shutil.copy(module, place)
     return verdicts

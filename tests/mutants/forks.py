@@ -1,9 +1,9 @@
 """pytest in a fork of a process that has imported the libraries already: `python -m tests.mutants.forks`.
 
 Importing torch alone takes longer than most tests. The server reads lines of JSON from stdin, each a run:
-`arguments` for pytest, `limit_s`, and `traced`, the modules whose executed lines the run reports. It answers each
-with one line: `status` (pytest's, or 1 after `limit_s` seconds) and, of each test that passed, its `seconds` and
-`lines` by module.
+`arguments` for pytest, `limit_s`, hypothesis' `profile` (tests/conftest.py), and `traced`, the files whose executed
+lines the run reports, with their modules' names. It answers each with one line: `status` (pytest's, or 1 after
+`limit_s` seconds) and, of each test that passed, its `seconds` and `lines` by module.
 """
 
 from __future__ import annotations
@@ -84,12 +84,13 @@ def run(arguments: list[str], traced: dict[str, str], answer: Path) -> int:
     return status
 
 
-def forked(arguments: list[str], limit_s: float, traced: dict[str, str]) -> dict[str, Any]:
+def forked(arguments: list[str], limit_s: float, profile: str, traced: dict[str, str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         child = os.fork()
         if not child:
             status = 3
+            os.environ["HYPOTHESIS_PROFILE"] = profile
             with contextlib.suppress(BaseException):
                 status = run(arguments, traced, answer)
             os._exit(status)
@@ -113,7 +114,7 @@ def main() -> None:
             importlib.import_module(name)
     for line in sys.stdin:
         asked = json.loads(line)
-        sys.stdout.write(json.dumps(forked(asked["arguments"], asked["limit_s"], asked["traced"])) + "\n")
+        sys.stdout.write(json.dumps(forked(**asked)) + "\n")
         sys.stdout.flush()
 
 
