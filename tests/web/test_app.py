@@ -23,6 +23,7 @@ from tests.support.process_fleet import FleetScene
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 pytestmark = pytest.mark.browser
 SAMPLES = 60
@@ -111,6 +112,16 @@ def add_a_sample(page: Page, folder: Path) -> None:
     page.set_input_files("#table", table)
 
 
+def listening(app: ASGIApp, asked: list[str]) -> ASGIApp:
+    """The same, and each path that is asked for is in `asked`."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope["path"])
+        await app(scope, receive, send)
+
+    return answer
+
+
 def wait_until(page: Page, promised: str) -> None:
     """Ask the page until what it promises is true. `wait_for_function` takes the promise itself for true."""
     deadline = time.monotonic() + PATIENCE_MS / 1000
@@ -169,7 +180,8 @@ def test_an_open_page_keeps_its_own_files_through_an_upgrade_and_the_next_openin
         (first,) = page.evaluate(KEPT)
         old_file = f"{first.partition('/')[2]}/main.js"
     another_release(monkeypatch)
-    with served(config, port=port) as url:
+    asked: list[str] = []
+    with served(config, port=port, around=lambda app: listening(app, asked)) as url:
         other = page.context.new_page()
         other.goto(url)  # a browser looks for a newer worker at each visit
         text(other, "trouble", "^this phone takes part already, in another tab")
@@ -179,6 +191,8 @@ def test_an_open_page_keeps_its_own_files_through_an_upgrade_and_the_next_openin
         assert page.evaluate(STATUS, old_file) == 200
         add_a_sample(page, tmp_path)
         text(page, "count", "^2 in 1 class")
+        assert [path for path in asked if path.endswith("/main.js")]
+        assert [path for path in asked if "/third/" in path] == []  # these are the same in both, and here already
         other.close()
         page.goto("about:blank")
         page.goto(url)
