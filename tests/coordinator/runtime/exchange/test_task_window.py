@@ -128,6 +128,21 @@ def test_who_has_not_been_asked_is_shown_apart_from_those_at_work(tmp_path: Path
     coordinator.store.close()
 
 
+def test_an_answer_and_a_refusal_make_room_for_the_next_device_at_once(tmp_path: Path) -> None:
+    coordinator = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES), task_window=1)
+    coordinator.ask(KEY, None)
+    (first, _), *more = coordinator.said()
+    assert not more
+    coordinator.announce(first, 0, KEY)
+    (_, ack), (second, task) = coordinator.said()
+    assert (ack["k"], task["k"]) == ("ack", "task")
+    assert second != first
+    coordinator.hear(second, "nack", re=task["id"], code="unavailable", **KEY._asdict())
+    ((third, _),) = coordinator.said()
+    assert third not in (first, second)
+    coordinator.store.close()
+
+
 def test_a_device_whose_turn_never_came_has_not_missed_the_exchange(tmp_path: Path) -> None:
     clock = VirtualClock()
     coordinator = WiredCoordinator(tmp_path, clock, 0, len(DEVICES), task_window=1)
