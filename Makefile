@@ -167,7 +167,7 @@ runtimes: $(STAMP) ## every Python and runtime that we name, in environments of 
 runtime-environments: $(STAMP) ## what `make runtimes` runs the client with; ROWS as there
 	$(BIN)/python -m tests.runtimes --install $(if $(ROWS),--only $(ROWS))
 
-boards: $(STAMP) ## two flashed arm64 systems under qemu in a real federation; needs root, debootstrap, mosquitto; about a quarter of an hour
+boards: $(STAMP) ## flashed arm64 systems under qemu in a real federation, and a flashed image that boots; needs root, debootstrap, mosquitto, mmdebstrap, qemu-system-arm; about half an hour
 	$(BIN)/pytest -q --show-capture=no -m "board or slow" tests/boards
 	$(BIN)/python -m tests.boards.sizes
 

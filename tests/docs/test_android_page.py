@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_client.protocol.program import Port, Program
-from tests.support.programs import compiled
+from tests.support.programs import compiled, model
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "train-on-android.md").read_text(encoding="utf-8")
@@ -73,3 +77,20 @@ def test_the_listings_for_onnx_runtime_name_ports_that_a_step_has(program: Progr
     asked = set(re.findall(r'(?:startsWith|get|put|begins)\((?:name, )?"([\w/]+)"|values\["(\w+)"\]', code))
     asked = {one or other for one, other in asked}
     assert {"w/", "buffers/", "x", "y", "q", "lr", "momentum"} <= asked <= names
+
+
+def test_the_script_writes_the_vector_and_the_sizes_that_the_listings_take(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    state = model("wecfl-cnn").module.state_dict()
+    weights = {f"{'w' if t.role == 'p' else 'buffers'}/{t.name}": state[t.name].numpy() for t in PROGRAM.schema.tensors}
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "program.json").write_text(json.dumps(PROGRAM.to_json()))
+    np.savez(tmp_path / "program" / "weights.npz", **weights)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True)
+    told, step = json.loads(done.stdout), PROGRAM.functions["step"]
+    vector = np.fromfile(tmp_path / "weights.f32", "<f4")
+    assert np.array_equal(vector, np.concatenate([weights[port.name].ravel() for port in step.inputs[: len(weights)]]))
+    assert told["moved"] == len(step.outputs) - 1
+    assert len(told["sizes"]) == len(step.inputs)
+    assert sum(told["sizes"][: len(weights)]) == len(vector)
+    assert told["sizes"][-6:] == [8 * 784, 8 * 10, 8, 1, 1, 1]  # x, y, q, lr, momentum, mu
