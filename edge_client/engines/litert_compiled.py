@@ -152,8 +152,8 @@ def _opened(path: Path, name: str, function: Function, threads: int) -> Signatur
         raise ProgramRefused(f"the TFLite file has no function {name!r}", hint="compile the program again")
     inputs = _named(listed["inputs"], "args_", function.inputs)
     outputs = _named(listed["outputs"], "output_", function.outputs)
-    ports = {"inputs": inputs, "outputs": outputs, "unchanged": _unchanged(model, name, function)}
-    return Signature(model=model, index=index, **ports)
+    unchanged = _unchanged(model, name, function)
+    return Signature(model=model, index=index, inputs=inputs, outputs=outputs, unchanged=unchanged)
 
 
 def _named(listed: Iterable[str], prefix: str, ports: tuple[Port, ...]) -> tuple[str, ...]:
