@@ -120,5 +120,5 @@ def _ink(x: F64) -> float:
 
 def _spread(values: F64, center: I64) -> float:
     """The variance between the means of centers, weighted by their devices."""
-    means = np.array([values[center == k].mean() for k in center])
+    means = np.bincount(center, weights=values)[center] / np.bincount(center)[center]
     return float(means.var())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,9 +44,16 @@ class Drawn:
 
 
 def write_picture(figure: Figure, out: Path) -> None:
-    """Write it as .svg; the same numbers give the same bytes."""
+    """Write it as .svg, places in hundredths of a point; the same numbers give the same bytes."""
+    text = io.StringIO()
     with rc_context(plots.STYLE):
-        figure.savefig(out, metadata={"Date": None}, bbox_inches="tight")
+        figure.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    out.write_text(shorten_paths(text.getvalue()), encoding="utf-8")
+
+
+def shorten_paths(svg: str) -> str:
+    """The picture with two decimals in the outlines of its shapes; bars of 200 devices have half the bytes."""
+    return re.sub(r' d="[^"]+"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
 
 
 def table_cell(table: str, column: str, row: str, **changed: Any) -> TableCell:  # noqa: ANN401 - a setting's own type
