@@ -3,7 +3,8 @@
 Importing torch alone takes longer than most tests. The server reads lines of JSON from stdin, each a run:
 `arguments` for pytest, `limit_s`, hypothesis' `profile` (tests/conftest.py), and `traced`, the files whose executed
 lines the run reports, with their modules' names. It answers each with one line: `status` (pytest's, or 1 after
-`limit_s` seconds) and, of each test that passed, its `seconds` and `lines` by module.
+`limit_s` seconds) and, of each test that passed, its `seconds` and `lines` by module. What a traced run has imported
+of LIBRARIES, the runs after it find imported.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Any
 
 import pytest
 
-# everything that the tests' modules import and that is not ours; none starts a thread
+# what takes long to import and starts no thread
 LIBRARIES = (
-    *("numpy", "torch", "scipy.stats", "sklearn.cluster", "hypothesis.extra.numpy", "asyncio"),
-    *("cryptography.x509", "paho.mqtt.client", "safetensors.numpy"),
+    *("numpy", "torch", "torch.export", "scipy.stats", "sklearn.cluster", "hypothesis.extra.numpy", "asyncio"),
+    *("cryptography.x509", "paho.mqtt.client", "safetensors.numpy", "hypothesis"),
 )
 POLL_S = 0.02
 
@@ -59,7 +60,7 @@ class Lines:
             return (yield)
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             if item.nodeid in self.tests:
                 lines = {name: sorted(found) for name, found in self._now.items()}
                 self.tests[item.nodeid] = {"seconds": time.monotonic() - self._began, "lines": lines}
@@ -80,7 +81,7 @@ def run(arguments: list[str], traced: dict[str, str], answer: Path) -> int:
     lines = Lines(traced)
     early = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis was imported before pytest began
     status = int(pytest.main([*early, *arguments], plugins=[lines] if traced else []))
-    answer.write_text(json.dumps(lines.tests), encoding="utf-8")
+    answer.write_text(json.dumps([lines.tests, [name for name in LIBRARIES if name in sys.modules]]), encoding="utf-8")
     return status
 
 
@@ -104,14 +105,13 @@ def forked(arguments: list[str], limit_s: float, profile: str, traced: dict[str,
         if not ended[0]:
             os.waitpid(child, 0)
             return {"status": 1, "tests": {}}
-        tests = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
+        tests, libraries = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else ({}, [])
+        for name in libraries if traced else ():
+            importlib.import_module(name)
         return {"status": os.waitstatus_to_exitcode(ended[1]), "tests": tests}
 
 
 def main() -> None:
-    for name in LIBRARIES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
     for line in sys.stdin:
         asked = json.loads(line)
         sys.stdout.write(json.dumps(forked(**asked)) + "\n")
