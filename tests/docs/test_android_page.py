@@ -79,15 +79,15 @@ def test_the_listings_for_onnx_runtime_name_ports_that_a_step_has(program: Progr
     assert {"w/", "buffers/", "x", "y", "q", "lr", "momentum"} <= asked <= names
 
 
-def test_the_script_writes_the_vector_and_the_sizes_that_the_listings_take(tmp_path: Path) -> None:
+def test_the_script_writes_the_vector_and_the_sizes_that_the_listings_take(program: Program, tmp_path: Path) -> None:
     (script,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     state = model("wecfl-cnn").module.state_dict()
-    weights = {f"{'w' if t.role == 'p' else 'buffers'}/{t.name}": state[t.name].numpy() for t in PROGRAM.schema.tensors}
+    weights = {f"{'w' if t.role == 'p' else 'buffers'}/{t.name}": state[t.name].numpy() for t in program.schema.tensors}
     (tmp_path / "program").mkdir()
-    (tmp_path / "program" / "program.json").write_text(json.dumps(PROGRAM.to_json()))
+    (tmp_path / "program" / "program.json").write_text(json.dumps(program.to_json()))
     np.savez(tmp_path / "program" / "weights.npz", **weights)
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True)
-    told, step = json.loads(done.stdout), PROGRAM.functions["step"]
+    told, step = json.loads(done.stdout), program.functions["step"]
     vector = np.fromfile(tmp_path / "weights.f32", "<f4")
     assert np.array_equal(vector, np.concatenate([weights[port.name].ravel() for port in step.inputs[: len(weights)]]))
     assert told["moved"] == len(step.outputs) - 1

@@ -125,6 +125,8 @@ class Scattered(nn.Module):
     Then rows that are written in place, a learned value where a mask says so, a diagonal, ranks and thresholds.
     """
 
+    bounds: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head, self.token = nn.Linear(8, 10), nn.Linear(12, 3), nn.Parameter(torch.randn(2))
@@ -168,6 +170,9 @@ class Warped(nn.Module):
 class Heard(nn.Module):
     """A mel spectrogram in decibels, as torchaudio writes it, beside a masked spectrogram made sound again."""
 
+    window: Tensor
+    bands: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.body, self.gain, self.head = nn.Linear(24, 24), nn.Parameter(torch.rand(5, 7)), nn.Linear(28, 3)
@@ -176,11 +181,11 @@ class Heard(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wave = self.body(x)
-        frames = torch.stft(input=wave, n_fft=8, hop_length=4, window=self.window, return_complex=True)  # type: ignore[arg-type]
+        frames = torch.stft(input=wave, n_fft=8, hop_length=4, window=self.window, return_complex=True)
         power = frames.abs().pow(2.0)
         mel = torch.matmul(power.transpose(-1, -2), self.bands).transpose(-1, -2)
         decibels = 10.0 * torch.log10(torch.clamp(mel, min=1e-10))
-        cleaned = torch.istft(frames * self.gain, 8, hop_length=4, window=self.window, length=24)  # type: ignore[arg-type]
+        cleaned = torch.istft(frames * self.gain, 8, hop_length=4, window=self.window, length=24)
         return self.head(torch.cat([cleaned, decibels.mean(-1)], 1))  # type: ignore[no-any-return]
 
 

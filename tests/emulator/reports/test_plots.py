@@ -62,7 +62,7 @@ def test_every_device_is_a_point_of_the_fleet_picture() -> None:
 def heights(axes: Axes) -> list[list[float]]:
     """Of each class, the heights of its bars."""
     outlines = [patch.get_data() for patch in axes.patches if isinstance(patch, StepPatch)]
-    return [(one.values - np.asarray(one.baseline)).tolist() for one in outlines]
+    return [(np.asarray(tops) - np.asarray(feet)).tolist() for tops, _, feet in outlines]
 
 
 def test_the_bars_of_a_device_are_its_samples_of_each_class_in_the_order_of_its_group() -> None:

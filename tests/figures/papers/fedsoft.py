@@ -70,8 +70,8 @@ def rounds_figure(errors: Array, shares: CenterShares, group: I64) -> Figure:
         steps = range(1, len(errors) + 1)
         for k in range(errors.shape[1]):
             for s in range(errors.shape[2]):
-                look = {"color": plots.center_colour(k), "ls": plots.LINES[s], "lw": 2}
-                axes.plot(steps, errors[:, k, s], label=f"center {k} on regression {s}", **look)
+                (line,) = axes.plot(steps, errors[:, k, s], label=f"center {k} on regression {s}", lw=2)
+                line.set(color=plots.center_colour(k), linestyle=plots.LINES[s])
         axes.set(title="Mean squared error", ylim=(0, None))
         plots.name_rounds(axes, len(errors))
         axes.grid(axis="y", color="#e5e7eb", lw=0.8)

@@ -6,6 +6,7 @@ Each network runs twice, in torch and with the operators of the decomposition ta
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,13 @@ from export.compiler.decompositions.table import OWN_DECOMPOSITIONS
 TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
 BOUNDS = torch.tensor([-1.0, 0.0, 1.0, 1.5]).double()
 ROWS = torch.tensor([[3, 0], [1, 1]])
+
+
+def reduced(how: str, x: Tensor, *, kept: bool) -> Tensor:
+    wide = torch.cat([x[:, :1], x * 2], 1)
+    return wide.scatter_reduce(1, ROWS.reshape(2, 2, 1).expand(2, 2, 5), x[:, 2:], how, include_self=kept)
+
+
 NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "gather": lambda x: x.gather(1, ROWS.reshape(2, 2, 1).expand(2, 2, 5)),
     "gather of a part": lambda x: x.gather(2, ROWS.reshape(1, 2, 2)),
@@ -27,9 +35,7 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "scatter": lambda x: x.scatter(2, torch.tensor([[[4, 0]]]).expand(2, 4, 2), x[..., :2] * 2),
     "scatter of a number": lambda x: x.scatter(1, torch.tensor([[[2]]]), 7.0),
     **{
-        f"scatter_reduce {how}{' beside what was there' if kept else ''}": lambda x, how=how, kept=kept: torch.cat(
-            [x[:, :1], x * 2], 1
-        ).scatter_reduce(1, ROWS.reshape(2, 2, 1).expand(2, 2, 5), x[:, 2:], how, include_self=kept)
+        f"scatter_reduce {how}{' beside what was there' if kept else ''}": partial(reduced, how, kept=kept)
         for how in ("sum", "mean", "amax", "amin")
         for kept in (False, True)
     },
