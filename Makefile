@@ -68,10 +68,18 @@ bench-task: $(STAMP) $(PEERS)/flower/.installed $(PEERS)/fluke/.installed ## the
 bench-programs: $(STAMP) ## a training step of every model on every engine against torch
 	$(BIN)/python -m tests.benches.programs --json bench-programs.json
 
-bench-scale: $(STAMP) ## memory and seconds of a round of 1,000 devices, before and now; replies per second; rounds of a simulated fleet up to a million; the bundle; Ray; about an hour and a half
+bench-scale: $(STAMP) ## all figures of BENCHMARKS.md about size: 20,000 connections, a round of 1,000 devices, replies per second, simulated fleets up to a million with their picture, the bundle, Ray; some hours
+	$(BIN)/python -m tests.benches.fleet crowd --devices 2000
+	$(BIN)/python -m tests.benches.fleet crowd --devices 5000
+	$(BIN)/python -m tests.benches.fleet crowd --devices 19900
 	$(BIN)/python -m tests.benches.aggregation
+	$(BIN)/python -m tests.benches.aggregation --devices 100 200 --sizes 6.6M --codec i8 --methods fedavg fesem median --only now
+	$(BIN)/python -m tests.benches.aggregation --devices 1000 --sizes 6.6M --codec i8 --methods fedavg --only now
 	$(BIN)/python -m tests.benches.replies
 	$(BIN)/python -m tests.benches.million
+	$(BIN)/python -m tests.benches.million devices --data fashion --devices 1000000
+	$(BIN)/python -m tests.benches.million devices --data writers --devices 1000000
+	$(BIN)/python -m tests.benches.million --picture docs/million.svg
 	$(BIN)/python -m tests.benches.bundle
 	$(BIN)/python -m tests.benches.cluster
 
@@ -159,7 +167,7 @@ runtimes: $(STAMP) ## every Python and runtime that we name, in environments of 
 runtime-environments: $(STAMP) ## what `make runtimes` runs the client with; ROWS as there
 	$(BIN)/python -m tests.runtimes --install $(if $(ROWS),--only $(ROWS))
 
-boards: $(STAMP) ## two flashed arm64 systems under qemu in a real federation; needs root, debootstrap, mosquitto; about a quarter of an hour
+boards: $(STAMP) ## flashed arm64 systems under qemu in a real federation, and a flashed image that boots; needs root, debootstrap, mosquitto, mmdebstrap, qemu-system-arm; about half an hour
 	$(BIN)/pytest -q --show-capture=no -m "board or slow" tests/boards
 	$(BIN)/python -m tests.boards.sizes
 

@@ -51,6 +51,7 @@ _KEYS: Mapping[str, tuple[str, str]] = {
     "block": ("transfer", "block"),
     "credits": ("transfer", "credits"),
     "in-flight-mib": ("transfer", "in_flight_mib"),
+    "task-window": ("transfer", "task_window"),
     "concurrency": ("round", "concurrency"),
     "buffer": ("round", "buffer"),
     "max-staleness": ("round", "max_staleness"),

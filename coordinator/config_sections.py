@@ -155,8 +155,10 @@ class TransferConfig:
     block: int = 65_536  # bytes
     credits: int = 32  # concurrent uploads
     in_flight_mib: int = 24  # of updates, and as much of models: what the broker may have to queue
+    task_window: int = 1_000  # devices that are given their task at once; each costs about 6 ms of CPU
 
     def __post_init__(self) -> None:
+        _at_least("task-window", self.task_window, 1)
         _at_least("credits", self.credits, 1)
         _at_least("in-flight-mib", self.in_flight_mib, 1)
         if self.block % BLOCK_BYTES_STEP or not BLOCK_BYTES_STEP <= self.block <= MAX_BLOCK_BYTES:

@@ -34,6 +34,7 @@ from edge_client.transport.base import Transport, Will
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
+from export.containers.installed_packages import check_installed
 from export.silence import show_progress, write_stderr
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def run_service(
     flags: dict[str, Any] = {key: text for key, text in (("broker", broker), ("dashboard", dashboard)) if text}
     settings = [read_config(path, **flags) for path in paths]
     _check_apart(settings)
+    for config in settings:
+        check_installed(config.compiled_engines, config.bundle.formats)
     if dashboard and len(settings) > 1:
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
     give_back_large_blocks()

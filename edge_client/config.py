@@ -1,12 +1,14 @@
 """ClientConfig: a TOML file plus FEDCENTERS_* variables, checked once.
 
 Keys are kebab-case; relative paths are relative to the file. A variable such as FEDCENTERS_BROKER replaces the key
-`broker`. Nothing is created here, and no network is touched.
+`broker`; that of `data` is FEDCENTERS_DEVICE_DATA, because FEDCENTERS_DATA names the emulator's data sets. Nothing is
+created here, and no network is touched.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,10 @@ from edge_client.protocol.topics import check_cid, check_federation
 from edge_client.toml_files import parse_toml
 
 VARIABLE_PREFIX = "FEDCENTERS_"
+DATA_VARIABLE = f"{VARIABLE_PREFIX}DEVICE_DATA"
+EMULATOR_VARIABLE = f"{VARIABLE_PREFIX}DATA"  # the emulator's data sets; a device does not read it
 KEY_HEX_DIGITS = 64
+log = logging.getLogger(__name__)
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
 
 
@@ -60,7 +65,16 @@ def load_config(path: Path, environment: Mapping[str, str]) -> ClientConfig:
         raise ConfigError(f"no configuration at {path}", hint="pass --config FILE") from missing
     except (OSError, ValueError, RecursionError) as wrong:
         raise ConfigError(f"cannot read {path}: {wrong}", hint="the file must be TOML, see toml.io") from wrong
-    return config_from_mapping(raw | _overrides(environment), folder=path.parent, where=str(path))
+    config = config_from_mapping(raw | _overrides(environment), folder=path.parent, where=str(path))
+    former = environment.get(EMULATOR_VARIABLE)
+    if former and not environment.get(DATA_VARIABLE) and any((path.parent / former).glob("train*")):
+        log.warning(
+            "%s is the emulator's and not read here: this device's samples are in %s; %s names another folder",
+            EMULATOR_VARIABLE,
+            config.data,
+            DATA_VARIABLE,
+        )
+    return config
 
 
 def config_from_mapping(raw: Mapping[str, Any], *, folder: Path, where: str) -> ClientConfig:
@@ -87,7 +101,8 @@ def _read(key: str, value: object, folder: Path, where: str) -> Any:  # noqa: AN
 
 def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
     """FEDCENTERS_DEVICE_ID=x -> {"device-id": "x"}; numbers and lists are read by their key's reader."""
-    names = {VARIABLE_PREFIX + key.upper().replace("-", "_"): key for key in _KEYS}
+    names = {VARIABLE_PREFIX + key.upper().replace("-", "_"): key for key in _KEYS if key != "data"}
+    names[DATA_VARIABLE] = "data"
     return {key: environment[name] for name, key in names.items() if environment.get(name)}
 
 
@@ -170,7 +185,10 @@ _KEYS: Mapping[str, tuple[Callable[[Any, Path], Any], str]] = {
         "letters, digits, '_' and '-', at most 64; unique in the federation",
     ),
     "broker": (_broker, 'for example broker = "mqtts://broker.example:8883"'),
-    "data": (_path, "the folder of samples: train.npz, or a folder train (docs/flash-a-board.md)"),
+    "data": (
+        _path,
+        f"the folder of samples: train.npz, or a folder train (docs/flash-a-board.md); or {DATA_VARIABLE}",
+    ),
     "state": (_path, "a folder of this device's own that survives a restart"),
     "signing-keys": (_keys, "the coordinator's public keys in hex; it writes them to signing.pub"),
     "release-keys": (_keys, "the public key in hex that `provision` writes to release/signing.pub"),

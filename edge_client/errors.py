@@ -20,8 +20,8 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from edge_client.printable import printable
@@ -123,15 +123,50 @@ def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int: 
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except OSError as wrong:  # disk full, no rights, no descriptors: no bug of the program
-        _say(f"error: this machine: {wrong}\n\nhint: free disk space, or check the rights of the folder")
+        _say(f"error: {describe_error(wrong)}")
         return FedcentersError.exit_code
     except KeyboardInterrupt as stopped:
+        _drop_what_is_half_made(stopped)
         if interrupted:
             _say(interrupted)
         return int(getattr(stopped, "exit_code", EXIT_INTERRUPTED))
     except Exception:  # noqa: BLE001 - not foreseen: a bug, shown with its traceback
         _say(f"{traceback.format_exc()}\nerror: this is a bug of fedcenters\n\nhint: please report the lines above")
         return FedcentersError.exit_code
+
+
+def describe_error(wrong: Exception) -> str:
+    """What ended a command, with its hint, for people who do not see its stderr."""
+    if isinstance(wrong, FedcentersError):
+        return str(wrong)
+    if isinstance(wrong, ModuleNotFoundError):
+        return f"{wrong.name or wrong} is not installed\n\nhint: {EXTRAS_HINT}"
+    if isinstance(wrong, OSError):
+        return f"this machine: {wrong}\n\nhint: free disk space, or check the rights of the folder"
+    kind = f"{type(wrong).__name__}: {wrong}"
+    return f"{kind} (a bug of fedcenters)\n\nhint: please report the traceback that the command printed"
+
+
+def _drop_what_is_half_made(stopped: BaseException) -> None:
+    """Destroy what the frames of an interrupt hold, silently.
+
+    An interrupt may come inside a constructor, as that of zipfile.ZipFile; the destructor of the half-made object then
+    raises, and Python prints that as "Exception ignored in ...".
+    """
+    with _quiet_destructors():
+        chain: BaseException | None = stopped
+        while chain is not None:
+            traceback.clear_frames(chain.__traceback__)
+            chain = chain.__context__
+
+
+@contextmanager
+def _quiet_destructors() -> Iterator[None]:
+    before, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def handle_errors(command: Command) -> Command:

@@ -67,7 +67,7 @@ def demo(
     example: fedcenters-emulator demo --seed 1 --rounds 5
     """
     progress = ConsoleProgress()
-    progress.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine")
+    progress.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine; times since the command")
     from emulator.testbed.demo import DemoSettings, run_demo
 
     def show(result: dict[str, Any], new_devices: list[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from edge_client.errors import FedcentersError, UsageError, handle_errors
-from export.command_line import GroupedCommand
+from export.command_line import GroupedCommand, difference_in_words
 from export.silence import show_progress
 
 CENTERS, FILES, SIGNATURE = "Whose centers, and their samples", "Files to write", "Signature"  # headings in --help
@@ -134,6 +134,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
         raise UsageError(f"{run} keeps no samples", hint="devices keep theirs; give some with --samples")
     if public_key:
         read_bundle(bundle, [_public(path) for path in public_key])
+    show_progress("export.bundle")
     rows = verify_bundle(bundle, given, tolerance=tolerance, loss=loss)
     if as_json:
         finite = [{**r, "difference": r["difference"] if math.isfinite(r["difference"]) else None} for r in rows]
@@ -171,6 +172,7 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     if calibration is not None:
         seen = LabelledSamples.read(calibration)
     quantize_bundle(bundle, out, _listed(to), seen, _signer(key, federation))
+    show_progress("export.bundle")
     rows = verify_bundle(out, held_out)
     if as_json:
         print(json.dumps({"bundle": str(out), "files": rows}))
@@ -303,7 +305,10 @@ def _print_written(out: Path, manifest: Mapping[str, Any]) -> None:
     print(json.dumps({**written, "bytes": sum(file["size"] for file in files)}))
 
 
-COLUMNS = "ms: the time of one sample; difference: the largest between an output (logit) of the file and torch's"
+COLUMNS = (
+    "ms: the time of one sample; difference: the largest between an output (logit) of the file and torch's, of so many "
+    "values"
+)
 ACCURACIES = "accuracy: of the median device, and in brackets of the device with the lowest where that differs"
 NO_SAMPLES = (
     "accuracy is not measured, because the bundle holds no samples: files were compared with torch on random inputs.\n"
@@ -314,15 +319,14 @@ NO_SAMPLES = (
 
 def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print(
-        f"{'':4} {'center':>6} {'file':18} {'bytes':>10} {'ms':>8} {'difference':>10} "
+        f"{'':4} {'center':>6} {'file':18} {'bytes':>10} {'ms':>8} {'difference':>10} {'values':>7} "
         f"{'samples':>7}  {'accuracy in torch':18}  accuracy of the file"
     )
     for r in rows:
         mark = "ok" if r["ok"] else "FAIL"
         print(
             f"{mark:4} {r['center']:>6} {r['format']:18} {r['size']:>10,} {r['latency_ms']:>8.3f} "
-            f"{r['difference']:>10.1e} {r['samples']:>7}  "
-            f"{_format_accuracy(r)}"
+            f"{difference_in_words(r['difference']):>10} {r['values']:>7} {r['samples']:>7}  {_format_accuracy(r)}"
         )
     print(COLUMNS, file=sys.stderr)
     if any(r["torch"] is not None for r in rows):

@@ -30,6 +30,11 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(rows)
 
 
+def difference_in_words(difference: float) -> str:
+    """A largest difference in a table: "equal" where no value differs."""
+    return "equal" if difference == 0 else f"{difference:.1e}"
+
+
 def make_app(name: str, words: str) -> typer.Typer:
     """The app of a command line; `words` explain it in --help. A user's modules are found in the working folder."""
     app = typer.Typer(

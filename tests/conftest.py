@@ -20,6 +20,7 @@ pytest_plugins = ["tests.support.browser", "tests.support.virtual_time"]
 # "ci" draws the same examples every time; "long" is for looking by hand: HYPOTHESIS_PROFILE=long make test.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", max_examples=2_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("ci"), max_examples=15)  # make mutants looks with these first
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

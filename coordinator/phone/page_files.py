@@ -1,9 +1,10 @@
 """The files of the phone's page and their version, a hash of them all.
 
 Every file but three is served below the version's own folder (/phone/VERSION/main.js), so that a browser may keep it
-for ever and never mixes two versions. The three entries name that folder: index.html and app.webmanifest say VERSION
-where it stands, and worker.js, the service worker, is preceded by VERSION and FILES, the address and the checksum of
-each file that it keeps for a start without the coordinator.
+for ever and never mixes two versions. Third-party files are below a version of theirs alone (/phone/third/THIRD/NAME):
+an upgrade of the page sends no megabytes that a phone has. The three entries name these folders: index.html and
+app.webmanifest say VERSION and THIRD where they stand, and worker.js, the service worker, is preceded by VERSION and
+FILES, the address and the checksum of each file that it keeps for a start without the coordinator.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MEDIA_TYPES = {
     ".webmanifest": "application/manifest+json",
 }
 INDEX, MANIFEST, WORKER = "index.html", "app.webmanifest", "worker.js"
-PLACEHOLDER = b"VERSION/"
+PLACEHOLDER, THIRD_PLACEHOLDER = b"VERSION/", b"THIRD/"
 VERSION_CHARS = 16
 
 
@@ -51,9 +52,10 @@ class PageFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PageFiles:
-    """`entries` are at /phone/NAME, `assets` at /phone/VERSION/NAME, third-party files at /phone/VERSION/third/NAME."""
+    """`entries` are at /phone/NAME, `assets` at /phone/VERSION/NAME, third-party files at /phone/third/THIRD/NAME."""
 
     version: str
+    third_version: str
     entries: Mapping[str, PageFile]
     assets: Mapping[str, PageFile]
 
@@ -61,20 +63,21 @@ class PageFiles:
 def read_page_files(third: Path) -> PageFiles:
     """The page with the third-party files in `third`. Raises FedcentersError where the installation lacks a file."""
     own = dict(_own_files())
-    foreign = {
-        f"third/{name}": hashlib.sha256((third / name).read_bytes()).digest() for name in vendored_files.VENDORED_FILES
-    }
-    hashes = {name: hashlib.sha256(data).digest() for name, data in own.items()} | foreign
-    everything = json.dumps({name: each.hex() for name, each in sorted(hashes.items())}).encode()
-    version = hashlib.sha256(everything).hexdigest()[:VERSION_CHARS]
-    entries = {name: own.pop(name).replace(PLACEHOLDER, f"{version}/".encode()) for name in (INDEX, MANIFEST)}
+    foreign = {name: hashlib.sha256((third / name).read_bytes()).digest() for name in vendored_files.VENDORED_FILES}
+    hashes = {name: hashlib.sha256(data).digest() for name, data in own.items()}
+    third_version = _version_of(foreign)
+    version = _version_of(hashes | {f"third/{name}": each for name, each in foreign.items()})
+    places = {PLACEHOLDER: f"{version}/".encode(), THIRD_PLACEHOLDER: f"third/{third_version}/".encode()}
+    entries = {name: _with_places(own.pop(name), places) for name in (INDEX, MANIFEST)}
     worker = own.pop(WORKER)
     checked = {"./": _integrity(hashlib.sha256(entries[INDEX]).digest())}
-    checked |= {f"{version}/{name}": _integrity(hashes[name]) for name in [*own, *foreign]}
+    checked |= {f"{version}/{name}": _integrity(hashes[name]) for name in own}
+    checked |= {f"third/{third_version}/{name}": _integrity(each) for name, each in foreign.items()}
     head = f"const VERSION = {json.dumps(version)};\nconst FILES = {json.dumps(checked, indent=0)};\n"
     entries[WORKER] = head.encode() + worker
     return PageFiles(
         version=version,
+        third_version=third_version,
         entries={name: _sent(data) for name, data in entries.items()},
         assets={name: _sent(data) for name, data in own.items()},
     )
@@ -94,6 +97,18 @@ def _own_files() -> Mapping[str, bytes]:
         if name not in found:
             raise FedcentersError(f"the installation lacks {folder / name}", hint="install fedcenters again")
     return found
+
+
+def _version_of(hashes: Mapping[str, bytes]) -> str:
+    """What changes with any of the files."""
+    everything = json.dumps({name: each.hex() for name, each in sorted(hashes.items())}).encode()
+    return hashlib.sha256(everything).hexdigest()[:VERSION_CHARS]
+
+
+def _with_places(data: bytes, places: Mapping[bytes, bytes]) -> bytes:
+    for name, place in places.items():
+        data = data.replace(name, place)
+    return data
 
 
 def _sent(data: bytes) -> PageFile:

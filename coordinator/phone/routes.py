@@ -3,7 +3,7 @@
     GET /phone/                     the page; app.webmanifest and worker.js make it an app (page_files.py)
     GET /phone/join.json            broker, federation, signing keys, page's version, and the model, once it is compiled
     GET /phone/VERSION/NAME         the page's modules, style and icons (edge_client/web)
-    GET /phone/VERSION/third/NAME   ONNX Runtime Web and MQTT.js (vendored_files.py)
+    GET /phone/third/THIRD/NAME     ONNX Runtime Web and MQTT.js (vendored_files.py)
 
 All of it is public: a phone's secret is after the '#' of its own link, which a browser sends to no server. Only listed
 files are served. The page may run WebAssembly and dial the broker, nothing else; it is isolated from other pages (COOP,
@@ -46,7 +46,7 @@ def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> lis
     return [
         Route(PHONE_PATH, lambda _: RedirectResponse(f"{PHONE_PATH}/")),
         Route(f"{PHONE_PATH}/join.json", site.join),
-        Route(f"{PHONE_PATH}/{{version}}/third/{{name}}", site.third),
+        Route(f"{PHONE_PATH}/third/{{version}}/{{name}}", site.third),
         Route(f"{PHONE_PATH}/{{version}}/{{name:path}}", site.asset),
         Route(f"{PHONE_PATH}/{{name}}", site.entry),
         Route(f"{PHONE_PATH}/", site.entry),
@@ -103,7 +103,7 @@ class _PhoneHandlers:
 
     async def third(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in vendored_files.VENDORED_FILES or request.path_params["version"] != self._page.version:
+        if name not in vendored_files.VENDORED_FILES or request.path_params["version"] != self._page.third_version:
             raise HTTPException(404, "there is no such file", headers=self._headers)
         zipped = "gzip" in request.headers.get("accept-encoding", "")
         path = self._third / (f"{name}{vendored_files.GZIP_SUFFIX}" if zipped else name)
@@ -128,7 +128,7 @@ class _PhoneHandlers:
 
 
 def model_summary(folder: Path) -> dict[str, Any] | None:
-    """The federation's model as {name, input, target, loss}; None until it is compiled."""
+    """The federation's model as {name, input, target, loss}, and the program's parts if any; None until compiled."""
     try:
         program = read_program(folder)
     except (FedcentersError, sqlite3.Error, OSError, ValueError, KeyError):  # not yet compiled; the page asks again
@@ -138,6 +138,7 @@ def model_summary(folder: Path) -> dict[str, Any] | None:
         "input": list(program.input),
         "target": list(program.target),
         "loss": program.loss,
+        **({"parts": [part.to_json() for part in program.parts]} if program.parts else {}),
     }
 
 

@@ -10,7 +10,7 @@ The rules (PROTOCOL.md, rounds):
   "superseded"; after closing every new update is "late"; a client that was not asked is "rejected";
 * a credit is one open upload. There are `credits` of them, and together they hold at most `budget` bytes (a single
   upload may be larger), because the broker has to keep these bytes. Without a free credit a `Ready` waits in a queue
-  without an answer; a full queue answers "busy". A credit returns after 30 s without a new block; after 8 s of silence
+  without an answer. A credit returns after 30 s without a new block; after 8 s of silence
   the client is told once more to go on. While others wait, an upload that is too slow to end within a quarter of the
   exchange's time goes to the end of the queue, so that no client can hold what the others need;
 * the exchange closes when `goal` updates are accepted (more clients may have been asked), when all clients have
@@ -29,8 +29,6 @@ from edge_client.protocol.task import ClientId
 
 GO_REPEAT_S = 8.0  # silence of an upload after which the client is told once more to go on
 CREDIT_IDLE_S = 30.0  # silence after which a credit returns to the pool
-MAX_QUEUED_UPLOADS = 10_000  # waiting uploads; a client beyond that is told to come back
-BUSY_RETRY_S = 60.0
 LEAST_PACE = 4  # whole uploads in the time of the exchange; a slower one does not hold up those that wait
 
 
@@ -94,14 +92,6 @@ class Ack:
 
 
 @dataclass(frozen=True)
-class Busy:
-    """Answer a Ready: too many wait already, ask again after `retry_s`."""
-
-    cid: ClientId
-    retry_s: float
-
-
-@dataclass(frozen=True)
 class Close:
     """The exchange is over with exactly the updates of these clients; stored before the replies are used."""
 
@@ -109,7 +99,7 @@ class Close:
     enough: bool  # at least `quorum` of them
 
 
-Command = Go | Ack | Busy | Close
+Command = Go | Ack | Close
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,8 +274,6 @@ def _ready(exchange: OpenExchange, event: Ready, now_s: float) -> Step:
         uploads = {**exchange.uploads, event.cid: upload}
         return replace(exchange, uploads=uploads, refused=refused), [Go(event.cid, event.sha256)]
     exchange = replace(exchange, uploads=_without(exchange.uploads, event.cid))
-    if event.cid not in exchange.queue and len(exchange.queue) >= MAX_QUEUED_UPLOADS:
-        return exchange, [Busy(event.cid, BUSY_RETRY_S)]
     queue = {**exchange.queue, event.cid: event}
     return _grant(replace(exchange, queue=queue, refused=refused), now_s)
 

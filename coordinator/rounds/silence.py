@@ -27,10 +27,15 @@ def silent_devices(misses: Mapping[ClientId, int], asked: Collection[ClientId]) 
     return frozenset(cid for cid in asked if not is_waited_for(misses.get(cid, 0)))
 
 
-def count_misses(misses: Mapping[ClientId, int], closed: OpenExchange) -> dict[ClientId, int]:
-    """The misses after an exchange, without zeros. One that had enough answers for its goal tells nothing of others."""
+def count_misses(
+    misses: Mapping[ClientId, int], closed: OpenExchange, told: Collection[ClientId]
+) -> dict[ClientId, int]:
+    """The misses after an exchange, without zeros; only devices that were `told` their task can miss it.
+
+    An exchange that had enough answers for its goal tells nothing of the others.
+    """
     heard = closed.accepted.keys() | closed.refused.keys()
     left = {cid: count for cid, count in misses.items() if cid not in heard}
     if len(closed.accepted) >= closed.goal:
         return left
-    return left | {cid: left.get(cid, 0) + 1 for cid in closed.asked - heard}
+    return left | {cid: left.get(cid, 0) + 1 for cid in closed.asked.intersection(told) - heard}

@@ -56,6 +56,11 @@ class BlockServer:
         """When `send_due` has something to do, if no request comes before."""
         return self.sender.clock.now_s() + POLL_S if self._waiting else float("inf")
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a device waits for its turn."""
+        return bool(self._waiting)
+
     def share(self, manifests: Iterable[Manifest]) -> None:
         """Let every device fetch these: programs, containers, the catalog and what it names."""
         self._shared |= {m.sha256: m for m in manifests}

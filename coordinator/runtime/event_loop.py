@@ -111,6 +111,8 @@ class EventLoop:
             if not came or self.clock.now_s() >= since_s + MAX_UNSYNCED_S:
                 self.dispatcher.exchange.sync()
             self.downloads.send_due()
+            if not came and not self.downloads.has_waiting:
+                self.dispatcher.exchange.on_quiet()
         return True
 
     def run_beside(self, work: Callable[[], T]) -> T:

@@ -79,8 +79,8 @@ class FleetPresence:
 
     def refusals(self) -> dict[ClientId, str]:
         """Why devices do not use some of their runtimes, for at most MAX_REPORTED_REFUSALS devices."""
-        told = {cid: device for cid, device in sorted(self.devices.items()) if device.refused}
-        return {cid: _refusal(told[cid]) for cid in list(told)[:MAX_REPORTED_REFUSALS]}
+        told = sorted(cid for cid, device in self.devices.items() if device.refused)
+        return {cid: _refusal(self.devices[cid]) for cid in told[:MAX_REPORTED_REFUSALS]}
 
     def count_ready(self, engines: Collection[str]) -> tuple[int, int]:
         """How many devices are ready, and how many have another engine. It does not go over the fleet."""

@@ -10,6 +10,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from coordinator.artifacts.client_release import offer_release
@@ -41,7 +42,7 @@ from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.status import StatusWriter
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Replies
-from edge_client.errors import ConfigError, FedcentersError, NetworkError
+from edge_client.errors import ConfigError, NetworkError, describe_error
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.task import ClientId
@@ -100,9 +101,10 @@ class Server:
             self._serve(self.session)
         except ServerStopped:
             pass
-        except FedcentersError as wrong:
+        except Exception as wrong:  # also a bug: who watches the run learns what ended it
             leading = not isinstance(wrong, Superseded)
-            self._event_log.write("error", message=str(wrong))
+            with suppress(Exception):  # what ended it is raised, not what follows from it, as on a full disk
+                self._event_log.write("error", message=describe_error(wrong))
             raise
         finally:
             if self.session is not None:

@@ -14,11 +14,17 @@ from coordinator.storage.store import Store
 
 OBSERVE_INTERVAL_S = 0.5  # the shortest time between two regular calls of an observer
 
+PAUSE, MAX_PAUSE_S = 9, 8.0  # after a report: as many times as it took, at most so long
+
 EventWatcher = Callable[[Mapping[str, Any]], None]
 
 
 class StatusReporter:
-    """Writes status.json and calls `observe`, where there is one: at once on a change of phase, else regularly."""
+    """Writes status.json and calls `observe`, where there is one: at once on a change of phase, else regularly.
+
+    A report of a large fleet takes long on a busy machine. The next one waits for PAUSE times as long, so that devices
+    are answered meanwhile.
+    """
 
     def __init__(  # noqa: PLR0913 - the parts whose numbers it reports
         self,
@@ -37,13 +43,20 @@ class StatusReporter:
         self._is_paused, self._observe = is_paused, observe
         self._since_ms = sender.clock.unix_ms()  # the traffic is counted from here on
         self._observe_at_s = math.inf if observe is None else 0.0
+        self._quiet_until_s = 0.0
 
     def tick(self, now_s: float) -> None:
         self.announcer.tick()
+        if now_s < self._quiet_until_s:
+            return
         if now_s >= self._writer.due_s:
             self.write()
         elif now_s >= self._observe_at_s:
             self.notify()
+        else:
+            return
+        end_s = self._clock.now_s()
+        self._quiet_until_s = end_s + min(MAX_PAUSE_S, PAUSE * (end_s - now_s))
 
     def write(self, phase: str = "") -> None:
         """Report now; an empty `phase` is the one before."""
@@ -65,6 +78,7 @@ class StatusReporter:
 
     def _numbers(self) -> dict[str, Any]:
         live, fleet = self._dispatcher.exchange.live, self._dispatcher.fleet
+        online = [device for device in fleet.devices.values() if device.is_online]
         return {
             "unix_ms": self._clock.unix_ms(),
             "since_ms": self._since_ms,
@@ -72,8 +86,8 @@ class StatusReporter:
             "epoch": self._sender.epoch,
             "working_on": self.working_on,
             **{name: value for name, value in self.announcer.state.items() if name in ("here", "needed")},
-            "connected": len(fleet.online()),
-            "without_samples": sum(fleet.devices[cid].n == 0 for cid in fleet.online()),
+            "connected": len(online),
+            "without_samples": sum(device.n == 0 for device in online),
             "runtimes": fleet.refusals(),
             "bytes": {"down": self._sender.bytes_down, "up": self._dispatcher.bytes_up},
             "exchange": None if live is None else live.progress(),

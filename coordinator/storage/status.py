@@ -27,6 +27,13 @@ STATUS_FILE = "status.json"
 WRITE_INTERVAL_S = 2.0
 SILENT_AFTER_S = 15.0  # a file that is older means that the coordinator has stopped, or is busy with a long step
 MAX_NAMES = 8  # device names in one line
+_GROUPS = {  # of the devices of an exchange, and what they do
+    "uploading": "uploading",
+    "waiting": "waiting for a credit",
+    "refused": "refused",
+    "open": "training",
+    "unasked": "in line for their task",
+}
 
 
 class StatusWriter:
@@ -149,12 +156,11 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
             f"{len(exchange['answered'])} of {exchange['wanted']} answers ({exchange['asked']} asked), "
             f"{exchange['left_s']:.0f} s left"
         )
-        words = {"uploading": "uploading", "waiting": "waiting for a credit", "refused": "refused", "open": "training"}
-        out += [f"  {word}: {_names(exchange[group])}" for group, word in words.items() if exchange[group]]
+        out += [f"  {word}: {_names(exchange[group])}" for group, word in _GROUPS.items() if exchange.get(group)]
     out.append(f"the run folder holds {size_in_words(found['folder_bytes'])}")
     if found["served"]:
         out.append(f"{found['served']} device{'s' * (found['served'] != 1)} fetched a center")
-    if found["error"] and not found["done"]:
+    if found["error"]:
         out.append(f"last error: {found['error']}")
     return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]
 

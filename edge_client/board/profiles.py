@@ -74,10 +74,9 @@ BOARD_PROFILES: dict[str, BoardProfile] = {
         ),
         BoardProfile(
             name="raspberry-pi-4",
-            title="Raspberry Pi 4, 64-bit Raspberry Pi OS (Debian 13 or 12)",
+            title="Raspberry Pi 4, 3 or Zero 2 W, 64-bit Raspberry Pi OS (Debian 13 or 12)",
             python="3.13",
             glibc=(2, 36),
-            notes=("with 1 GB of memory choose --engine litert",),
         ),
         BoardProfile(
             name="generic-arm64",

@@ -3,6 +3,10 @@
 LiteRT calls its Interpreter deprecated. Both run the same kernels and give the same bits. CompiledModel takes buffers:
 a local update has two of each tensor that moves, and a step reads one set and writes the other, so weights cross no
 border between steps. In Python a buffer is written and read by copy. BENCHMARKS.md has both side by side.
+
+A tensor that a step does not change, as a buffer that is a constant, is an input and an output of the file at once.
+CompiledModel binds it to one buffer, the output's, and then reads what that holds (seen with 2.3.0). So both get the
+same buffer.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ class Signature:
     index: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    unchanged: frozenset[str]  # outputs that are the input of the same name
 
 
 def open_program(program: Program, files: Mapping[str, Path], *, threads: int) -> CompiledEngine:
@@ -134,6 +139,8 @@ def _opened(path: Path, name: str, function: Function, threads: int) -> Signatur
         from ai_edge_litert.compiled_model import CompiledModel, CpuOptions, HardwareAccelerator, Options
     except (ImportError, OSError) as missing:
         raise RuntimeMissing(f"LiteRT has no CompiledModel here: {missing}", hint=install_hint("litert")) from missing
+    if not hasattr(CompiledModel, "get_input_tensor_details"):
+        raise RuntimeMissing("LiteRT's CompiledModel is too old here", hint=install_hint("litert"))
     options = Options(hardware_accelerators=HardwareAccelerator.CPU, cpu_options=CpuOptions(num_threads=threads))
     try:
         with silence_stderr():
@@ -145,7 +152,8 @@ def _opened(path: Path, name: str, function: Function, threads: int) -> Signatur
         raise ProgramRefused(f"the TFLite file has no function {name!r}", hint="compile the program again")
     inputs = _named(listed["inputs"], "args_", function.inputs)
     outputs = _named(listed["outputs"], "output_", function.outputs)
-    return Signature(model=model, index=index, inputs=inputs, outputs=outputs)
+    unchanged = _unchanged(model, name, function)
+    return Signature(model=model, index=index, inputs=inputs, outputs=outputs, unchanged=unchanged)
 
 
 def _named(listed: Iterable[str], prefix: str, ports: tuple[Port, ...]) -> tuple[str, ...]:
@@ -162,13 +170,24 @@ def _named(listed: Iterable[str], prefix: str, ports: tuple[Port, ...]) -> tuple
     return tuple(names[name].name for name in order)
 
 
+def _unchanged(model: Any, name: str, function: Function) -> frozenset[str]:  # noqa: ANN401 - the runtime has no types
+    """The outputs whose tensor is an input's. ProgramRefused where a tensor has two names, which no buffer can have."""
+    given = {each["index"]: key for key, each in model.get_input_tensor_details(name).items()}
+    made = {each["index"]: key for key, each in model.get_output_tensor_details(name).items()}
+    inputs = {f"args_{i}": port.name for i, port in enumerate(function.inputs)}
+    outputs = {f"output_{i}": port.name for i, port in enumerate(function.outputs)}
+    shared = {outputs[made[index]]: inputs[given[index]] for index in given.keys() & made.keys()}
+    if len(made) < len(outputs) or any(out != into for out, into in shared.items()):
+        raise ProgramRefused("the TFLite file gives one tensor under two names", hint="use another engine")
+    return frozenset(shared)
+
+
 def _buffers(opened: Signature) -> tuple[dict[str, Any], dict[str, Any]]:
-    """New buffers for a function's inputs and outputs, in the file's order."""
+    """New buffers for a function's inputs and outputs, in the file's order; one for both where nothing changes."""
     model, index = opened.model, opened.index
-    return (
-        dict(zip(opened.inputs, model.create_input_buffers(index), strict=True)),
-        dict(zip(opened.outputs, model.create_output_buffers(index), strict=True)),
-    )
+    given = dict(zip(opened.inputs, model.create_input_buffers(index), strict=True))
+    made = dict(zip(opened.outputs, model.create_output_buffers(index), strict=True))
+    return given, made | {name: given[name] for name in opened.unchanged}
 
 
 def _write(buffer: Any, value: Array) -> None:  # noqa: ANN401 - the runtime has no types

@@ -11,7 +11,7 @@ import { openCenter, rankClasses } from "./nearest.js";
 
 const MODEL_POLL_MS = 2_000;
 const MAX_THREADS = 4;
-const VENDORED = new URL("third/", import.meta.url).href;
+const VENDORED = new URL(document.querySelector("meta[name=third-party]").content, document.baseURI).href;
 const view = new View(document);
 
 async function main() {

@@ -126,8 +126,8 @@ export class View {
     this.showProgress(`Last time: round ${result.key.round}, ${SENT[result.what]} ${how}.`, 1);
   }
 
-  /** The model that samples are for: {input, target, loss}. */
-  showEntry({ input, target, loss }) {
+  /** The model that samples are for: {input, target, loss}, with `parts` where a sample is several arrays in one row. */
+  showEntry({ input, target, loss, parts }) {
     this.part("waiting").hidden = true;
     this.part("entry").hidden = false;
     const classes = loss === "cross-entropy" ? target.at(-1) : 0;
@@ -135,7 +135,7 @@ export class View {
     this.part("labels").append(...choices);
     this.part("labels").hidden = !classes;
     this.part("shape").textContent = input.slice(-2).join(" × ");
-    this.part("columns").textContent = `${sizeOf(input)} values and ${classes ? `a label from 0 to ${classes - 1}` : `${sizeOf(target)} to predict`}`;
+    this.part("columns").textContent = `${sizeOf(input)} values${namesOf(parts)} and ${classes ? `a label from 0 to ${classes - 1}` : `${sizeOf(target)} to predict`}`;
     const pictures = this.drawable(input) && classes > 0;
     for (const tab of this.page.querySelectorAll('[data-tab="draw"], [data-tab="photos"]')) tab.hidden = !pictures;
     this.showTab(pictures ? "draw" : "table");
@@ -258,6 +258,13 @@ export class View {
     row.append(words, meter, number);
     return row;
   }
+}
+
+const WHOLE = { int: ": whole numbers, not divided", bool: ": 0 or 1, not divided" };
+
+/** Which values of a row belong to which array, for people. */
+function namesOf(parts) {
+  return parts ? ` (${parts.map(([name, kind, shape]) => `${sizeOf(shape)} of ${name}${WHOLE[kind] ?? ""}`).join("; ")})` : "";
 }
 
 /** A number of bytes for people. */

@@ -16,10 +16,17 @@ self.addEventListener("fetch", (event) => {
   else if (Object.hasOwn(FILES, addressOf(request))) event.respondWith(openFile(request));
 });
 
-/** All files or none: one with another checksum fails the installation, and the worker before stays. */
+/**
+ * All files: one with another checksum fails the installation, and the worker before stays. What it has under the same address
+ * is the same file, since the address has a hash in it; only the page's own address has none.
+ */
 async function keepAll() {
   const cache = await caches.open(CACHE);
-  await cache.addAll(Object.entries(FILES).map(([address, integrity]) => new Request(address, { integrity })));
+  const keep = async ([address, integrity]) => {
+    const had = address === "./" ? undefined : await caches.match(address, { ignoreVary: true });
+    await (had ? cache.put(address, had) : cache.add(new Request(address, { integrity })));
+  };
+  await Promise.all(Object.entries(FILES).map(keep));
 }
 
 /** What is left of other versions. This one becomes active when no page of theirs is open. */

@@ -268,7 +268,8 @@ class Result:
         from emulator.bundle_source import source_of_centers
         from export.bundle.commands import write_run_bundle
         from export.bundle.reader import read_bundle
-        from export.bundle.writer import MAX_COMPARED_SAMPLES, BundleOptions, engines_of
+        from export.bundle.run_source import MAX_COMPARED_SAMPLES
+        from export.bundle.writer import BundleOptions, engines_of
 
         formats = (formats,) if isinstance(formats, str) else formats
         options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)

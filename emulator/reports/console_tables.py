@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emulator.reports import display_names
+from export.command_line import difference_in_words
 
 
 def demo_table(result: Mapping[str, Any], new_devices: list[dict[str, Any]]) -> None:
@@ -33,7 +34,8 @@ def demo_table(result: Mapping[str, Any], new_devices: list[dict[str, Any]]) -> 
 
 def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     engines = ", ".join(f"{count} {name}" for name, count in result["engines"].items())
-    parity = ", ".join(f"{display_names.format_label(name)} {worst:.1e}" for name, worst in result["parity"].items())
+    worst = result["parity"].items()
+    parity = ", ".join(f"{display_names.format_label(name)} {difference_in_words(each)}" for name, each in worst)
     new, moved = result["new_devices"], result["bytes"]
     return [
         ("devices", f"{result['devices']} ({engines})"),
@@ -45,9 +47,9 @@ def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("accuracy, own center", f"{result['accuracy']['centers']:.1%}"),
         ("accuracy, one global model", f"{result['accuracy']['global']:.1%}"),
         ("new devices on the right center", f"{new['right']} of {new['asked']}, accuracy {share(new['accuracy'])}"),
-        ("largest logit difference from torch", parity),
+        ("largest logit difference from torch", f"{parity} of {result['parity_values']} values"),
         ("sent in the rounds", f"{moved['down'] / 1e6:.1f} MB down, {moved['up'] / 1e6:.1f} MB up"),
-        ("time", f"{result['seconds']:.0f} s"),
+        ("command to last new device's answer", f"{result['seconds']:.0f} s"),
     ]
 
 

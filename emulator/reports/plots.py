@@ -141,9 +141,10 @@ def draw_labels(axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping
     width = max(len(labels[d]) for d in devices)
     counts = np.array([[*labels[d], *[0] * (width - len(labels[d]))] for d in devices], dtype=np.float64)
     below = np.zeros(len(devices))
-    for c in range(width):
+    edges_of_bars = np.arange(len(devices) + 1) - 0.5
+    for c in range(width):  # one outline for all bars of a class: a picture of 200 devices stays small
         look = {"color": class_colour(c, width), "label": f"class {c}" if width <= MAX_NAMED_CLASSES else None}
-        axes.bar(np.arange(len(devices)), counts[:, c], bottom=below, width=1.0, lw=0, **look)
+        axes.stairs(below + counts[:, c], edges_of_bars, baseline=below.copy(), fill=True, lw=0, **look)
         below += counts[:, c]
     known = [groups.get(d) for d in devices]
     edges = [i for i in range(1, len(devices)) if known[i] != known[i - 1]]

@@ -74,6 +74,7 @@ class _DemoSteps:
     def play(self) -> None:
         self._start_coordinator()  # compiles for a while; the rest is prepared meanwhile
         split = self._cut_data()
+        self.testbed.progress.say("the devices start; the coordinator compiles the training program for them")
         workers = self.testbed.start_devices(split.devices, stage.engine_for)
         tail = monitor.FileTail(self.testbed.folder / "metrics.jsonl")
         events = self.testbed.follow(tail, "bundle", doing="compiling the training program", words=_words)
@@ -87,7 +88,7 @@ class _DemoSteps:
         demo_result.check_choices(new)
 
     def _cut_data(self) -> FleetData:
-        self.testbed.progress.busy("reading the digits")
+        self.testbed.progress.say("the coordinator starts; reading the digits")
         from emulator.data.fleet_split import digits_fleet
 
         s = self.settings
@@ -109,7 +110,10 @@ class _DemoSteps:
 
     def _new_devices(self, split: FleetData, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Three devices that never trained: each picks its nearest center, downloads its file, runs it."""
-        self.testbed.progress.busy("three new devices look for their center")
+        asked = self.settings.new_devices
+        self.testbed.progress.say(
+            f"{asked} new devices start; each looks for its center, downloads its file and runs it"
+        )
         started = []
         for i, (cid, local) in enumerate(sorted(split.new_devices.items())):
             engine, form = stage.engine_and_format_for(i)
@@ -145,10 +149,12 @@ class _DemoSteps:
         memory: Mapping[str, float],
     ) -> dict[str, Any]:
         """The JSON object, summary.json and report.html."""
-        self.testbed.progress.busy("drawing the report")
+        answered_s = round(self.testbed.progress.elapsed_s, 1)
+        self.testbed.progress.say("drawing the report")
         engines = {e["device"]: e["engine"] for e in events if e["event"] == "joined" and e["device"] in split.devices}
         result = demo_result.demo_result(self.testbed.folder, events, groups=split.groups, engines=engines, new=new)
-        result |= {"seconds": round(self.testbed.progress.elapsed_s, 1), "run": str(self.testbed.folder)}
+        result |= {"seconds": answered_s, "run": str(self.testbed.folder)}
+        result |= {"parity_values": demo_result.compared_values(self.testbed.folder)}
         summary = {
             "result": result,
             "method": stage.FESEM_RUN["method"],
@@ -172,7 +178,10 @@ def _words(events: Sequence[Mapping[str, Any]]) -> str:
     if said := monitor.format_event(events[-1]):
         return said
     method = stage.FESEM_RUN["method"]
-    if (events[-1]["event"], events[-1].get("run")) != ("run-done", method):
+    ended = events[-1].get("run") if events[-1]["event"] == "run-done" else None
+    if ended == stage.FEDAVG_RUN["method"]:
+        return "training is over; exporting every center and comparing each file with torch"
+    if ended != method:
         return ""
     return monitor.format_stability([event["assignment"] for event in round_events(events, method)])
 

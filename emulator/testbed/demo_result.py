@@ -16,6 +16,8 @@ import numpy as np
 from edge_client.errors import FedcentersError
 from emulator.reports.demo_page import round_events
 from emulator.testbed import testbed_files
+from export.bundle.reader import read_bundle
+from export.bundle.run_source import MAX_COMPARED_SAMPLES
 
 Event = Mapping[str, Any]
 PARITY_LIMIT = 1e-4  # largest difference of a logit between an exported file and torch, on real samples
@@ -89,6 +91,16 @@ def max_parity(folder: Path) -> dict[str, float]:
                 hint=f"fedcenters-export verify {folder / 'bundle'}",
             )
     return worst
+
+
+def compared_values(folder: Path) -> int:
+    """How many logits of each format were compared with torch's when the bundle was written, over all centers."""
+    bundle = read_bundle(folder / "bundle")
+    reference = bundle.reference_samples()
+    if reference is None:
+        raise FedcentersError("the bundle has no samples", hint=f"the demo gives some: {testbed_files.REFERENCE_FILE}")
+    samples = len(reference.subsample(MAX_COMPARED_SAMPLES))
+    return samples * bundle.program.classes * len(bundle.manifest["centers"])
 
 
 def demo_result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,9 @@ from edge_client.protocol.task import Array
 from export.bundle.center_files import FILE_FORMATS
 from export.bundle.model_cards import quantiles
 from export.bundle.reader import BundleManifest, file_entries, read_bundle
-from export.bundle.run_source import BundleSource, LabelledSamples, Signer, find_run_reader
+from export.bundle.run_source import MAX_COMPARED_SAMPLES, BundleSource, LabelledSamples, Signer, find_run_reader
 from export.bundle.verify_centers import PARITY_LIMIT, accuracy_by_device, latency_ms, open_model, torch_logits
-from export.bundle.writer import MAX_COMPARED_SAMPLES, BundleOptions, engines_of, random_inputs, write_bundle
+from export.bundle.writer import BundleOptions, engines_of, random_inputs, write_bundle
 from export.compiler.program import weights_of
 from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, check_unused, container_files, write_folder
 from export.compiler.signatures.packed_inputs import Example
@@ -26,6 +27,8 @@ from export.compiler.user_model import compile_model
 
 MAX_ACCURACY_LOSS = 0.02  # of a quantized file, in mean accuracy of the devices that it serves
 KEY_BYTES = 32
+RUNTIME_NAMES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "pt2": "torch"}
+log = logging.getLogger(__name__)
 
 
 def write_program(out: Path, module: nn.Module, example: Example, **facts: Any) -> dict[str, Any]:  # noqa: ANN401 - compile_program's own
@@ -59,8 +62,9 @@ def verify_bundle(
 ) -> list[dict[str, Any]]:
     """One row per center and file, measured on `samples`, on the bundle's own, or on random inputs.
 
-    A row has center, format (the variant's name), samples (how many), random_inputs (whether they are random numbers),
-    difference (largest of a logit from torch), ok, size and latency_ms; accuracy and torch (quantiles of the devices
+    Logs each file and its runtime before it is compared. A row has center, format (the variant's name), samples (how
+    many), random_inputs (whether they are random numbers), values (how many logits were compared), difference (the
+    largest of one from torch), ok, size and latency_ms; accuracy and torch (quantiles of the devices
     assigned to the center) where labels are known, else null.
     A float32 file is ok when the difference is at most `tolerance` of the logits' scale; a quantized one when its
     devices lose at most `loss` in mean accuracy, or, without labels, when it disagrees in at most that share.
@@ -80,6 +84,9 @@ def verify_bundle(
         mine = given.rows(given.center == k) if (given.center == k).any() else given
         expected = torch_logits(module, mine.x)
         for name, entry in sorted(center["files"].items()):
+            runtime = RUNTIME_NAMES[name.partition("-")[0]]
+            inputs = f"{len(mine)} {'random inputs' if held_out is None else 'samples'}"
+            log.info("comparing %s in %s with torch on %s", entry["path"], runtime, inputs)
             measured = _row(bundle.read(entry), name, mine, expected, limits)
             facts = {"center": k, "format": name, "size": entry["size"], "random_inputs": held_out is None}
             rows.append({**facts, **measured})
@@ -108,6 +115,7 @@ def _row(file: bytes, name: str, samples: LabelledSamples, expected: Array, limi
         ok = float((got.argmax(axis=-1) != expected.argmax(axis=-1)).mean()) <= limits.loss
     return {
         "samples": len(samples),
+        "values": expected.size,
         "difference": difference,
         "accuracy": quantiles(list(after.values())),
         "torch": quantiles(list(before.values())),

@@ -26,6 +26,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 
 ENTRY_POINT_GROUP = "fedcenters.runs"
+MAX_COMPARED_SAMPLES = 64  # samples of the reference on which every file is compared before it is written
 NO_DEVICE = ""  # the device of samples that no device holds
 Signer = Callable[[bytes], str]
 Card = Mapping[str, Any]  # see model_cards.py

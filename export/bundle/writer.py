@@ -39,7 +39,7 @@ from export.bundle.reader import (
     container_ending,
     encode_manifest,
 )
-from export.bundle.run_source import BundleNames, BundleSource, Signer
+from export.bundle.run_source import MAX_COMPARED_SAMPLES, BundleNames, BundleSource, Signer
 from export.bundle.verify_centers import (
     accuracy_by_device,
     file_logits,
@@ -56,7 +56,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_FORMATS = ("onnx", "tflite")
 RANDOM_INPUTS = 8  # compared on so many where no reference is given
-MAX_COMPARED_SAMPLES = 64  # samples of the reference on which every file is compared before it is written
 ENGINE_OF = {"onnx": "onnx", "tflite": "litert", "pt2": "pt2"}
 
 

@@ -6,7 +6,8 @@ A linear layer over sequences gets one long batch: torch's own flattening fixes 
 a product with a mask: torch's own needs the number of values as a plain number. Stacked recurrent layers are called
 one by one: torch's decomposition of a stack leaves out the dropout between the layers (torch 2.13). Pools over three
 axes are pools over two and then over one, and padding by repetition picks by index: their gradients then exist.
-Fourier transforms give pairs of real tensors (decompositions/fourier.py).
+Fourier transforms give pairs of real tensors (decompositions/fourier.py). Values that are written where a mask says so
+are chosen: torch's own gradient counts the places of the mask.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from torch.overrides import TorchFunctionMode
 
 from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
 from export.compiler.decompositions.label_losses import LOSS_OVERRIDES
+from export.compiler.decompositions.matrices import GRID_OVERRIDES
+from export.compiler.decompositions.short_time import SHORT_TIME_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 F = nn.functional
@@ -46,6 +49,8 @@ class ForwardOverrides(TorchFunctionMode):
         if _writes(func, kwargs):
             self._rectified = []
         if func in FORWARD_OVERRIDES:
+            if "input" in kwargs:  # what torch calls the first argument of most functions
+                args, kwargs = (kwargs["input"], *args), {k: v for k, v in kwargs.items() if k != "input"}
             return FORWARD_OVERRIDES[func](*args, **kwargs)
         if func in RELUS:
             out = func(*args, **kwargs)
@@ -271,9 +276,38 @@ def _local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float 
     return x / (around * alpha + k).pow(beta)
 
 
+def _set_item(x: Tensor, key: Any, value: Any) -> None:  # noqa: ANN401 - torch's
+    """x[mask] = one value for all places of the mask, or a row of values for each; other keys stay torch's."""
+    masked = isinstance(key, Tensor) and key.dtype == torch.bool and isinstance(value, Tensor | int | float)
+    row = torch.tensor(value, dtype=x.dtype) if masked and not isinstance(value, Tensor) else value
+    if not masked or row.dim() > x.dim() - key.dim():
+        SET_ITEM(x, key, value)
+    else:
+        mask = key.reshape([*key.shape, *[1] * (x.dim() - key.dim())])
+        x.copy_(torch.where(mask, row.to(x.dtype), x))
+
+
+SET_ITEM = Tensor.__setitem__
+
+
+def _corner(rows: int, columns: int, above: Callable[[int, int], bool]) -> Tensor:
+    """[2, places]: row and column of each place of a matrix of which `above` is true."""
+    return torch.tensor([(i, j) for i in range(rows) for j in range(columns) if above(i, j)]).reshape(-1, 2).t()
+
+
+def _triu_indices(row: int, col: int, offset: int = 0, **_: object) -> Tensor:
+    return _corner(row, col, lambda i, j: j - i >= offset)
+
+
+def _tril_indices(row: int, col: int, offset: int = 0, **_: object) -> Tensor:
+    return _corner(row, col, lambda i, j: j - i <= offset)
+
+
 FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **LOSS_OVERRIDES,
     **FOURIER_OVERRIDES,
+    **SHORT_TIME_OVERRIDES,
+    **GRID_OVERRIDES,
     F.linear: _linear,
     F.rms_norm: _rms_norm,
     F.dropout: DROPOUT,
@@ -290,6 +324,9 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     F.pad: _pad,
     F.local_response_norm: _local_response_norm,
     F.one_hot: _one_hot,
+    Tensor.__setitem__: _set_item,
+    torch.triu_indices: _triu_indices,
+    torch.tril_indices: _tril_indices,
     torch.cdist: _distances,
     F.cosine_similarity: _cosine_similarity,
     torch.cosine_similarity: _cosine_similarity,

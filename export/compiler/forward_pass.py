@@ -73,7 +73,7 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
             )
             return without_writes(exported.module(check_guards=False))
     except UnsupportedOperator as refused:
-        refuse_operator(source, refused.operator, refused.reason)
+        refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
         refuse_untraceable(source, wrong)
 

@@ -24,8 +24,9 @@ from export.compiler.random_ops import COVERED_OPERATORS
 from export.diagnostics import first_sentence
 
 TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+OVERRIDES = ("label_losses.py", "fourier.py", "short_time.py", "matrices.py")
 # of the compiler, called by a model's code
-BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "label_losses.py")
+BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", *OVERRIDES)
 ONE_SIZE = "Constraints violated"  # how torch.export begins
 
 
@@ -52,12 +53,17 @@ def refuse_random(source: TraceSource) -> None:
         refuse_operator(source, drawn[0], "only uniform random numbers and masks can be an input of a step")
 
 
-def refuse_operator(source: TraceSource, operator: str, reason: str) -> NoReturn:
-    """Raise an error with the operator and the layers and lines that use it or its forward counterpart."""
+def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exception | None = None) -> NoReturn:
+    """Raise an error with the operator and the layers and lines that use it or its forward counterpart.
+
+    Where none was seen, as torch takes a function apart, the line is the one at which `wrong` was raised.
+    """
     used = _watch_pass(source, 2).seen
     stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
     where = used.get(operator) or next((layers for name, layers in used.items() if stem in name), {})
-    layers = f"layer {', '.join(where)}" if where else f"some layer of {type(source.module).__name__}"
+    line = "" if wrong is None or where else _line_of(wrong)
+    some = f"some layer of {type(source.module).__name__}{f' at {line}' if line else ''}"
+    layers = f"layer {', '.join(where)}" if where else some
     raise _refused_layer(source, layers, operator, reason)
 
 

@@ -46,7 +46,7 @@ def trace_function(
     except ProgramRefused:
         raise
     except UnsupportedOperator as refused:
-        refuse_operator(source, refused.operator, refused.reason)
+        refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
         refuse_untraceable(source, wrong)
     _refuse_unsupported(source, traced)

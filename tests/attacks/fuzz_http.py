@@ -81,7 +81,7 @@ PHONE = _document(
         "/phone": {"get": _operation(ok=(307,))},
         "/phone/": {"get": _operation()},
         "/phone/join.json": {"get": _operation()},
-        "/phone/{version}/third/{name}": {"get": _operation(_parameter("version", "path"), _parameter("name", "path"))},
+        "/phone/third/{version}/{name}": {"get": _operation(_parameter("version", "path"), _parameter("name", "path"))},
         "/phone/{version}/{name}": {"get": _operation(_parameter("version", "path"), _parameter("name", "path"))},
         "/phone/{name}": {"get": _operation(_parameter("name", "path"))},
     }

@@ -31,7 +31,7 @@ import psutil
 
 from coordinator.local_broker import start_broker, terminate_process
 from coordinator.storage.status import read_status
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import UsageError
 from emulator.console import ConsoleProgress
 from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
 from emulator.testbed.testbed_files import write_toml
@@ -172,7 +172,7 @@ def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
         def happened() -> bool:
             nonlocal fleet_mb
             fleet_mb = max(fleet_mb, resident_mb(fleet.process.pid))
-            return done(read_status(folder / "run"))
+            return done(told_by(folder))  # not `read_status`, which goes through the folders of all devices
 
         until(happened, children)
         moments[name] = {
@@ -183,9 +183,9 @@ def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
         progress.say(f"{name}: {moments[name]}")
 
     looked("connected", lambda found: found["connected"] >= devices)
-    looked("trained", lambda found: answers(found) >= devices or bool(found["runs"][0]["round"]))
+    looked("trained", lambda found: answers(found) >= devices or bool(last_round(folder)))
     if ends == "tested":
-        looked("tested", lambda found: bool(found["runs"][0]["round"]))
+        looked("tested", lambda _: bool(last_round(folder)))
     found = read_status(folder / "run")
     terminate_process(fleet.process, timeout_s=120)  # thousands say goodbye, and their folders go
     watcher.over.set()
@@ -222,12 +222,18 @@ def _config(folder: Path, broker: str, devices: int, model: str) -> dict[str, An
     }
 
 
+def told_by(folder: Path) -> dict[str, Any]:
+    """What the coordinator last said of itself."""
+    try:
+        left: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"phase": "not started", "connected": 0, "exchange": None}
+    return left
+
+
 def phase_of(folder: Path) -> str:
     """What the coordinator says that it does; while it asks, which exchange."""
-    try:
-        left = json.loads((folder / "run" / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "not started"
+    left = told_by(folder)
     exchange = left["exchange"]
     return str(left["phase"]) if exchange is None else EXCHANGES[min(1, exchange["exchange"])]
 
@@ -246,9 +252,9 @@ def answers(found: Mapping[str, Any]) -> int:
 
 
 def last_round(folder: Path) -> str:
-    """The newest round in metrics.jsonl."""
+    """The newest round in metrics.jsonl; empty before the first."""
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if '"event":"round"' in line][-1]
+    return ([""] + [line for line in lines if '"event":"round"' in line])[-1]
 
 
 def resident_mb(pid: int) -> float:
@@ -280,12 +286,7 @@ def allow_files(needed: int) -> None:
 
 def until(happened: Callable[[], bool], children: ChildProcesses) -> None:
     """Wait while all processes live."""
-    while True:
-        try:
-            if happened():
-                return
-        except ConfigError:  # there is no run folder yet
-            pass
+    while not happened():
         children.check()
         time.sleep(0.5)
 

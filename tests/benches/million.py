@@ -11,7 +11,8 @@ that write the digits differently, `writers` are those of MNIST in turn, with im
 mix of Fashion-MNIST's labels for each device, in three groups that name them differently, in 8 x 8 pixels too. The
 model is an MLP 64-h-10. Each cell is a process of its own, one after the other. Seconds are of a round after the first
 one, of the wall and of CPU; `mb` is the peak of resident memory above what the process had before there was a fleet.
---picture draws the figures of the file --json. Nothing is asserted.
+A row replaces the one of the same cell in the file --json, million.json beside this module; --picture draws that file
+and measures nothing. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from tests.benches.fit import exponent
 from tests.benches.machine import described, load, peak_memory, reset_peak_memory
 from tests.benches.picture import draw_million
 
+KEPT = Path(__file__).with_suffix(".json")  # the figures of BENCHMARKS.md
 DEVICES = (1_000, 10_000, 100_000, 1_000_000)
 HIDDEN = (13, 128, 1_333)  # 75 h + 10 parameters
 USUAL, MANY = 128, 100_000
@@ -68,7 +70,7 @@ def main() -> None:
     parser.add_argument("--data", default="synthetic", choices=SOURCES)
     parser.add_argument("--devices", type=int, nargs="*", default=list(DEVICES))
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--json", type=Path, default=Path("bench-million.json"), help="the file of figures")
+    parser.add_argument("--json", type=Path, default=KEPT, help="the file of figures")
     parser.add_argument("--picture", type=Path, help="draw the figures of that file, and measure nothing")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app, format_event
 from coordinator.local_broker import Broker
+from export.containers.installed_packages import check_installed
 from tests.support.virtual_federation import Anything, Federation
 
 CONFIG: dict[str, Any] = {
@@ -61,6 +62,40 @@ def test_what_is_wrong_with_a_configuration_is_one_message_with_a_hint(
     assert message in result.stderr
     assert "hint: " in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "changes", "said"),
+    [
+        ("litert_torch", {}, "litert-torch is not installed: litert in `engines` needs it"),
+        ("ai_edge_litert", {}, "; or leave litert out of `engines`"),
+        ("onnxruntime", {"formats": []}, "onnxruntime is not installed: onnx in `engines` needs it"),
+        (
+            "ai_edge_litert",
+            {"model": {"name": "digits-mlp", "engines": ["onnx"]}},
+            "ai-edge-litert is not installed: tflite in `formats` needs it",
+        ),
+        ("torch", {}, "torch is not installed: onnx in `engines` needs it"),
+    ],
+)
+def test_a_package_that_compiling_needs_is_missed_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, changes: dict[str, Any], said: str
+) -> None:
+    config = written(tmp_path, broker="embedded", **changes)
+    monkeypatch.setitem(sys.modules, module, None)
+    result = CliRunner().invoke(app, ["serve", config])
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert said in result.stderr
+    assert "hint: pip install -c constraints.txt '.[server]'" in result.stderr
+    assert "broker" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_package_that_no_engine_or_format_of_the_configuration_needs_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "litert_torch", None)
+    check_installed(["onnx", "pt2"], ["onnx"])
 
 
 def test_without_arguments_it_shows_help_with_an_example() -> None:

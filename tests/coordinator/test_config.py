@@ -56,6 +56,7 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"fraction_connected": "all"}, "fraction-connected is a share of the fleet"),
         ({"over_select": 0.9}, "over-select is 1 or more"),
         ({"in_flight_mib": 0}, "in-flight-mib must be a whole number"),
+        ({"task_window": 0}, "task-window must be a whole number"),
         ({"evaluate_every": 0}, "evaluate-every must be a whole number"),
         ({"fraction_evaluate": 0}, "fraction-evaluate must be a positive number"),
         ({"fraction_evaluate": 1.5}, "fraction-evaluate is 1.5"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -134,6 +135,22 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None
         heard(process, "stopping within 2 s (a second signal: at once)")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+
+
+def test_a_bug_ends_it_with_70_and_is_an_event_of_the_run_that_status_tells(tmp_path: Path, free_port: int) -> None:
+    bug = "import coordinator.runtime.server as s; s.Server._gather = lambda *_: 1 / 0\n"
+    config = written(tmp_path, "one", f"embedded:{free_port}")
+    with started("serve", str(config), code=bug + "from coordinator.cli import main; main()") as process:
+        _, told = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 70
+    assert "Traceback" in told
+    folder = read_config(config).folder
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(event["event"], event.get("message", "").partition("\n")[0]) for event in events][-1] == (
+        "error",
+        "ZeroDivisionError: division by zero (a bug of fedcenters)",
+    )
+    assert any("last error: ZeroDivisionError" in line for line in status_lines(read_status(folder)))
 
 
 def test_a_folder_says_how_it_was_made_with_every_setting_of_its_method(tmp_path: Path, free_port: int) -> None:

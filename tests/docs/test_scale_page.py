@@ -6,6 +6,8 @@ import re
 
 from coordinator.config_sections import FleetConfig, TransferConfig
 from coordinator.local_broker import EMBEDDED_MAX_DEVICES
+from coordinator.runtime.exchange.task_window import PLACE_S
+from edge_client.protocol.transfer import MAX_TIMEOUTS_IN_A_ROW, REQUEST_TIMEOUTS_S
 from edge_client.transport.mqtt import KEEPALIVE_S
 from emulator.engines.registry import ENGINES
 from tests.support.brokers import KINDS
@@ -45,6 +47,10 @@ def test_the_table_of_brokers_says_what_their_tests_say() -> None:
 def test_defaults_and_limits_are_those_of_the_code() -> None:
     transfer, fleet = TransferConfig, FleetConfig
     assert f"`in-flight-mib` ({transfer.in_flight_mib}) and `credits` ({transfer.credits})" in TEXT
+    assert f"`task-window` ({transfer.task_window:,})" in TEXT
+    assert f"or after {PLACE_S:.0f} s in which" in TEXT
+    assert f"after {sum(REQUEST_TIMEOUTS_S[:MAX_TIMEOUTS_IN_A_ROW]):.0f} s without a block" in TEXT
+    assert f"more devices than {transfer.task_window / PLACE_S:.0f} for each second" in TEXT
     assert f"is {fleet.max_devices:,} unless you raise it" in TEXT
     assert f"up to about {EMBEDDED_MAX_DEVICES} |" in TEXT
     assert f"n / {KEEPALIVE_S} a second" in TEXT

@@ -90,6 +90,7 @@ def test_it_succeeds_and_prints_exactly_one_json_object_with_the_promised_fields
         "accuracy": {"centers": float, "global": float},
         "new_devices": {"asked": int, "right": int, "accuracy": float},
         "parity": {"onnx": float, "tflite": float},
+        "parity_values": int,
         "engines": {"onnx": int, "litert": int, "torch": int},
         "bytes": {"down": int, "up": int},
         "seconds": float,
@@ -136,7 +137,17 @@ def test_the_run_folder_holds_what_was_promised_and_nothing_else_is_left(finishe
 
 def test_it_talks_on_stderr_from_the_first_moment_without_colours(finished: Played) -> None:
     lines = finished.stderr.splitlines()
-    assert lines[0].strip() == "0.0 s  12 devices, 3 hidden groups, one coordinator, over MQTT on this machine"
+    begins = "0.0 s  12 devices, 3 hidden groups, one coordinator, over MQTT on this machine; times since the command"
+    assert lines[0].strip() == begins
+    steps = [
+        "coordinator starts",
+        "devices start; the coordinator compiles",
+        "exporting",
+        "3 new devices start",
+        "drawing",
+    ]
+    told = [next(i for i, line in enumerate(lines) if step in line) for step in steps]
+    assert told == sorted(told)
     assert sum("FeSEM round" in line for line in lines) == finished.result["rounds"]
     assert "\x1b" not in finished.stderr
     assert "Traceback" not in finished.stderr

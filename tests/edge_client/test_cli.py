@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import signal
 import subprocess
@@ -90,6 +92,29 @@ def test_every_foreseen_error_has_its_exit_code_and_ends_with_its_hint(
     assert "Traceback" not in told
     if not isinstance(error, KeyboardInterrupt):
         assert told.splitlines()[-1] == "hint: y"
+
+
+def test_an_interrupt_inside_a_constructor_prints_nothing_of_the_object_that_it_left_half_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class CutOff(io.BytesIO):
+        @property
+        def name(self) -> str:  # asked by ZipFile.__init__ before it sets what its destructor reads
+            raise KeyboardInterrupt
+
+    def save() -> None:
+        np.savez(CutOff(), x=np.zeros(3))
+
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    with pytest.raises(KeyboardInterrupt):  # without run_cli the destructor complains
+        save()
+    gc.collect()
+    assert len(printed) == 1
+    assert run_cli(save) == 130
+    gc.collect()
+    assert len(printed) == 1
+    assert sys.unraisablehook == printed.append
 
 
 def test_a_wrong_key_is_told_in_one_line_with_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,32 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     assert (config.broker, config.threads, len(config.signing_keys)) == ("mqtts://broker.example", 4, 2)
 
 
+def test_the_folder_of_samples_has_a_variable_of_its_own_and_the_emulators_does_not_replace_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "data-sets" / "mnist").mkdir(parents=True)
+    emulators = {"FEDCENTERS_DATA": str(tmp_path / "data-sets")}
+    assert load_config(write(tmp_path), emulators).data == tmp_path / "data"
+    assert load_config(write(tmp_path), emulators | {"FEDCENTERS_DEVICE_DATA": "/other"}).data == Path("/other")
+    with pytest.raises(ConfigError, match="'data' is missing") as wrong:
+        load_config(write(tmp_path, data=None), emulators)
+    assert "or FEDCENTERS_DEVICE_DATA" in wrong.value.hint
+    assert not caplog.messages
+
+
+def test_a_device_whose_samples_the_emulators_variable_names_is_told_which_are_read_and_of_its_own_variable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "former").mkdir()
+    (tmp_path / "former" / "train.npz").touch()
+    config = load_config(write(tmp_path), {"FEDCENTERS_DATA": "former"})
+    (told,) = caplog.messages
+    assert told == (
+        f"FEDCENTERS_DATA is the emulator's and not read here: this device's samples are in {config.data}; "
+        "FEDCENTERS_DEVICE_DATA names another folder"
+    )
+
+
 def test_an_unknown_key_is_named_with_the_nearest_valid_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'signing-key'") as wrong:
         load_config(write(tmp_path, signing_key='"x"'), {})

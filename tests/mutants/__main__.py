@@ -1,9 +1,10 @@
 """The share of small faults that a test finds: `make mutants`, or `python -m tests.mutants coordinator/rounds`.
 
-Of each module `--each` mutants are drawn by a seed. Each is put into a copy of the tree, and the module's nearest tests
-run there until one fails. A mutant that they pass is printed with its line: it is a gap in the tests, or it changes
-nothing that anyone can see. Those that were found to change nothing are in `equivalent.txt` and do not count.
-Tests that need a browser or are marked slow do not run.
+The modules' nearest tests run once without a fault, which shows the lines that each executes. Of each module `--each`
+mutants are drawn by a seed. Each is put into a copy of the tree, and the tests that execute its line run there, the
+quickest first, until one fails: with few of hypothesis' examples, then with all. A mutant that they pass is printed
+with its line: it is a gap in the tests, or it changes nothing that anyone can see. Those that were found to change
+nothing are in `equivalent.txt` and do not count. Tests that need a browser or are marked slow do not run.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
+from typing import Any
 
 from tests.mutants.mutants import Mutant, mutants_of
 from tests.mutants.nearest_tests import ROOMS, ROOT, name_of, nearest_tests
@@ -31,8 +31,10 @@ GOAL = (
     *("coordinator/identity", "coordinator/runtime/exchange"),
 )
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
-SLOWEST_S = 600.0  # of the tests of one module
-PASSED, FAILED = 0, 1
+BASELINE_S = 3_000.0  # for all modules' tests without a fault
+MUTANT_S = 90.0  # of tests for one mutant, the quickest first
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not browser and not gpu and not board"]
+PASSED = 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--each", type=int, default=5, help="mutants of a module (default 5)")
     made.add_argument("--tests", type=int, default=12, help="test files for a module, the nearest (default 12)")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--workers", type=int, default=2, help="copies of the tree that run side by side (default 2)")
+    made.add_argument("--only", default="", help="mutants whose printed change has this text, and all of them")
     made.add_argument("--out", type=Path, help="a file of lines of JSON, one for each mutant")
     return made
 
@@ -53,83 +55,120 @@ def modules_in(places: list[Path]) -> list[Path]:
     return sorted(file for file in files if file.name != "__init__.py")
 
 
-def drawn(module: Path, each: int, seed: int) -> list[Mutant]:
+def drawn(module: Path, each: int, seed: int, only: str = "") -> list[Mutant]:
     """Without those that are known to change nothing."""
     known = {line for line in EQUIVALENT.read_text(encoding="utf-8").splitlines() if line[:1] not in ("", "#")}
     name = name_of(module)
     every = [one for one in mutants_of(module.read_text(encoding="utf-8")) if f"{name}: {one.what}" not in known]
+    if only:
+        return [one for one in every if only in str(one)]
     return random.Random(f"{seed} {name}").sample(every, min(each, len(every)))  # noqa: S311 - it draws tests
 
 
 @contextmanager
-def copies(count: int) -> Iterator[SimpleQueue[Path]]:
-    """Copies of the tree, to be taken and given back."""
+def copy_of_the_tree() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        free: SimpleQueue[Path] = SimpleQueue()
-        for i in range(count):
-            copy = Path(folder) / str(i)
-            for room in ROOMS:
-                shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
-            for file in ROOT.iterdir():
-                if file.is_file():
-                    shutil.copy(file, copy)
-            (copy / "docs").symlink_to(ROOT / "docs")
-            if (ROOT / ".web").exists():
-                (copy / ".web").symlink_to(ROOT / ".web")
-            free.put(copy)
-        yield free
+        copy = Path(folder) / "copy"
+        for room in ROOMS:
+            shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+        for file in ROOT.iterdir():
+            if file.is_file():
+                shutil.copy(file, copy)
+        (copy / "docs").symlink_to(ROOT / "docs")
+        if (ROOT / ".web").exists():
+            (copy / ".web").symlink_to(ROOT / ".web")
+        yield copy
 
 
-def run_tests(copy: Path, tests: list[Path], limit_s: float) -> int:
-    """pytest's exit status; a run that takes longer than `limit_s` counts as a failure of a test."""
-    chosen = [str(path.relative_to(ROOT)) for path in tests]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not browser and not gpu and not board"]
-    command = [sys.executable, "-B", "-m", "pytest", *options, *chosen]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
+class Tests:
+    """pytest in a copy of the tree, in forks of one process (forks.py)."""
+
+    def __init__(self, copy: Path) -> None:
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.copy = copy
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.mutants.forks"],
+            cwd=copy,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, tests: list[str], limit_s: float, profile: str, *options: str, traced: dict[str, str] | None = None
+    ) -> Any:  # noqa: ANN401 - JSON
+        assert self._server.stdin
+        assert self._server.stdout
+        arguments = [*OPTIONS, *options, *tests]
+        asked = {"arguments": arguments, "limit_s": limit_s, "profile": profile, "traced": traced or {}}
+        self._server.stdin.write(json.dumps(asked) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+    def close(self) -> None:
+        self._server.communicate()
+
+
+def baseline(tests: Tests, modules: list[Path], most: int) -> dict[str, Any]:
+    """Of each test that passes without a fault: its seconds, and the lines of the modules that it executes."""
+    files = sorted({str(path.relative_to(ROOT)) for module in modules for path in nearest_tests(name_of(module), most)})
+    traced = {str(tests.copy / module.relative_to(ROOT)): name_of(module) for module in modules}
+    return dict(tests.run(files, BASELINE_S, "few", traced=traced)["tests"])
+
+
+def chosen(module: Path, one: Mutant, known: dict[str, Any]) -> list[str]:
+    """The tests that execute the mutant's line, then the others of the module's nearest file, which may start it in
+    another process; the quickest first."""
+    name = name_of(module)
+    lines = range(one.line, one.last_line + 1)
+    own = {str(path.relative_to(ROOT)) for path in nearest_tests(name, 1)}
+    covers = {test: any(line in lines for line in seen["lines"].get(name, [])) for test, seen in known.items()}
+    found = [test for test in known if covers[test] or test.partition("::")[0] in own]
+    taken: list[str] = []
+    spent = 0.0
+    for test in sorted(found, key=lambda test: (not covers[test], float(known[test]["seconds"]))):
+        spent += known[test]["seconds"]
+        if taken and spent > MUTANT_S:
+            break
+        taken.append(test)
+    return taken
+
+
+def judge(module: Path, tests: Tests, known: dict[str, Any], options: argparse.Namespace) -> list[tuple[Mutant, bool]]:
+    """-> of each mutant of a module whether a test found it."""
+    place, verdicts = tests.copy / module.relative_to(ROOT), []
     try:
-        return subprocess.run(command, cwd=copy, env=env, timeout=limit_s, check=False, **quiet).returncode  # type: ignore[call-overload,no-any-return]
-    except subprocess.TimeoutExpired:
-        return FAILED
-
-
-def judge(module: Path, free: SimpleQueue[Path], options: argparse.Namespace) -> tuple[str, list[tuple[Mutant, bool]]]:
-    """-> the module, and of each mutant whether a test found it; nothing, where the tests fail without a fault."""
-    name, place = name_of(module), module.relative_to(ROOT)
-    tests = nearest_tests(name, options.tests)
-    copy = free.get()
-    try:
-        began = time.monotonic()
-        if not tests or run_tests(copy, tests, SLOWEST_S) != PASSED:
-            return name, []
-        limit_s = 20 + 3 * (time.monotonic() - began)
-        verdicts = []
-        for one in drawn(module, options.each, options.seed):
-            (copy / place).write_text(one.of(module.read_text(encoding="utf-8")), encoding="utf-8")
-            found = run_tests(copy, tests, limit_s) != PASSED
+        for one in drawn(module, options.each, options.seed, options.only):
+            place.write_text(one.of(module.read_text(encoding="utf-8")), encoding="utf-8")
+            run = chosen(module, one, known)
+            limit_s = 60 + 5 * sum(float(known[test]["seconds"]) for test in run)
+            found = any(tests.run(run, limit_s, profile, "-x")["status"] != PASSED for profile in ("few", "ci") if run)
             verdicts.append((one, found))
-        return name, verdicts
     finally:
-        shutil.copy(module, copy / place)
-        free.put(copy)
+        shutil.copy(module, place)
+    return verdicts
 
 
 def main() -> int:
     options = parser().parse_args()
     modules = modules_in(options.places)
     lines: list[dict[str, object]] = []
-    with copies(options.workers) as free, ThreadPoolExecutor(options.workers) as pool:
-        for name, verdicts in pool.map(lambda module: judge(module, free, options), modules):
-            score = (
-                f"{sum(found for _, found in verdicts):3} of {len(verdicts):3}" if verdicts else "its tests do not pass"
-            )
-            print(f"{name:55} {score}", flush=True)
+    began = time.monotonic()
+    with copy_of_the_tree() as copy:
+        tests = Tests(copy)
+        known = baseline(tests, modules, options.tests)
+        print(f"{len(known)} tests in {time.monotonic() - began:.0f} s", flush=True)
+        for module in modules:
+            name, verdicts = name_of(module), judge(module, tests, known, options)
+            print(f"{name:55} {sum(found for _, found in verdicts):3} of {len(verdicts):3}", flush=True)
             for one, found in verdicts:
                 lines.append({"module": name, "line": one.line, "what": one.what, "found": found})
                 if not found:
                     print(f"    {one}", flush=True)
+        tests.close()
     share = sum(bool(line["found"]) for line in lines) / max(len(lines), 1)
-    print(f"a test found {share:.0%} of {len(lines)} mutants (seed {options.seed})")
+    print(f"a test found {share:.0%} of {len(lines)} mutants (seed {options.seed}, {time.monotonic() - began:.0f} s)")
     if options.out:
         options.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return 0

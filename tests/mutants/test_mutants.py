@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import GOAL, modules_in
+from tests.mutants.__main__ import GOAL, MUTANT_S, chosen, modules_in
 from tests.mutants.mutants import mutants_of
 from tests.mutants.nearest_tests import ROOT, name_of, nearest_tests
 
@@ -58,3 +62,45 @@ def test_every_module_of_the_goal_has_tests_and_mutants() -> None:
     assert len(modules) > 50
     assert [name_of(one) for one in modules if not nearest_tests(name_of(one), 1)] == []
     assert sum(not mutants_of(one.read_text(encoding="utf-8")) for one in modules) <= 3
+
+
+def test_a_mutant_meets_the_tests_of_its_line_first_and_those_that_may_start_it_elsewhere_last() -> None:
+    module = ROOT / "coordinator" / "rounds" / "silence.py"
+    mutant = next(one for one in mutants_of(module.read_text(encoding="utf-8")) if one.line > 20)
+    own, line = "tests/coordinator/rounds/test_silence.py::", {"coordinator.rounds.silence": [mutant.last_line]}
+    known = {
+        own + "elsewhere": {"seconds": 0.1, "lines": {"coordinator.rounds.silence": [1]}},
+        own + "slow": {"seconds": 5.0, "lines": line},
+        "tests/faults/test_replies.py::quick": {"seconds": 1.0, "lines": line},
+        "tests/faults/test_replies.py::other": {"seconds": 0.1, "lines": {}},
+    }
+    expected = ["tests/faults/test_replies.py::quick", own + "slow", own + "elsewhere"]
+    assert chosen(module, mutant, known) == expected
+    known[own + "slow"]["seconds"] = MUTANT_S
+    assert chosen(module, mutant, known) == expected[:1]
+
+
+def test_a_fork_tells_which_lines_a_test_executes_and_whether_all_passed(tmp_path: Path) -> None:
+    (tmp_path / "halves.py").write_text("def half(n):\n    if n % 2:\n        raise ValueError\n    return n // 2\n")
+    tests = "import halves\n\ndef test_even():\n    assert halves.half(4) == 2\n\ndef test_odd():\n    halves.half(3)\n"
+    (tmp_path / "test_halves.py").write_text(tests)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+    common = {"limit_s": 60, "profile": "few"}
+    runs = [
+        {"arguments": ["-q"], "traced": {str(tmp_path / "halves.py"): "halves"}, **common},
+        {"arguments": ["-q", "-k", "even"], "traced": {}, **common},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutants.forks"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        input="".join(json.dumps(run) + "\n" for run in runs),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    traced, passed = map(json.loads, done.stdout.splitlines())
+    assert (traced["status"], passed["status"]) == (1, 0)
+    assert {test: seen["lines"] for test, seen in traced["tests"].items()} == {
+        "test_halves.py::test_even": {"halves": [2, 4]}
+    }

@@ -230,6 +230,7 @@ PARTS = (
     InputPart(name="image", shape=(1, 5, 5)),
     InputPart(name="age", shape=()),
 )
+SEVERAL_INPUTS = ModelEntry(make=SeveralInputs, parts=PARTS, classes=3)
 IMAGE, ROW, SEQUENCE, TOKENS, VECTORS = (1, 8, 8), (5,), (6, 5), (6,), (6, 8)
 ENTRIES = {
     **networks.ENTRIES,
@@ -238,7 +239,7 @@ ENTRIES = {
     "frozen-middle": ModelEntry(make=frozen_middle, input=ROW, classes=3),
     "shared-layer": ModelEntry(make=shared_layer, input=ROW, classes=3),
     "tied-embedding": ModelEntry(make=NextToken, input=TOKENS, classes=11),
-    "several-inputs": ModelEntry(make=SeveralInputs, parts=PARTS, classes=3),
+    "several-inputs": SEVERAL_INPUTS,
     "several-buffers": ModelEntry(make=Smoothed, input=ROW, classes=3),
     "lstm": ModelEntry(make=lambda: Recurrent(nn.LSTM), input=SEQUENCE, classes=3),
     "gru": ModelEntry(make=lambda: Recurrent(nn.GRU), input=SEQUENCE, classes=3),

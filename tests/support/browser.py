@@ -2,8 +2,9 @@
 
 `visit(url, ...)` opens a page in a context of its own and gives a `Visit`. What the page wrote to its console as an
 error, what it did not catch, and what it could not load is in `Visit.errors`; a test during which a page had any fails
-at its end, unless it looked and cleared the list. Mark such a test `@pytest.mark.browser`. While a module's browser
-runs, its thread has a running event loop: no `asyncio.run` in those modules.
+at its end, unless it looked and cleared the list. A site that ends before the test calls `close_pages_of` first, since
+its pages would look for it. Mark such a test `@pytest.mark.browser`. While a module's browser runs, its thread has a
+running event loop: no `asyncio.run` in those modules.
 """
 
 from __future__ import annotations
@@ -133,6 +134,16 @@ class Open(Protocol):
         """Open `url` in a window of `size`; `touch` makes it a phone, `any_certificate` believes every TLS server."""
 
 
+_visits: list[Visit] = []  # of the test that runs
+
+
+def close_pages_of(site: str) -> None:
+    """Close the test's pages whose address begins with `site`."""
+    for visited in _visits:
+        if visited.page.url.startswith(site):
+            visited.page.close()
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """A browser for the tests of one module."""
@@ -147,7 +158,6 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def visit(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
     """Opens pages, each with its own cookies and storage; closes them when the test ends, and fails it for errors."""
-    visits: list[Visit] = []
 
     def opened(
         url: str,
@@ -166,11 +176,13 @@ def visit(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
             reduced_motion="no-preference",
         )
         context.set_default_timeout(PATIENCE_MS)
-        visits.append(Visit(context.new_page(), tmp_path))
-        visits[-1].page.goto(url)
-        return visits[-1]
+        _visits.append(Visit(context.new_page(), tmp_path))
+        _visits[-1].page.goto(url)
+        return _visits[-1]
 
     yield opened
+    visits = list(_visits)
+    _visits.clear()
     for visited in visits:
         visited.page.context.close()
     assert [error for visited in visits for error in visited.errors] == []

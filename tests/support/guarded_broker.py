@@ -37,9 +37,11 @@ def now() -> dt.datetime:
     return dt.datetime.now(dt.timezone.utc)
 
 
-def provision_federation(folder: Path, *devices: str, federation: str = FEDERATION, port: int = 8883) -> Provisioner:
+def provision_federation(
+    folder: Path, *devices: str, federation: str = FEDERATION, port: int = 8883, hosts: tuple[str, ...] = HOSTS
+) -> Provisioner:
     """A federation's files, as the command makes them."""
-    work = Provisioner(folder=folder, plan=ProvisionPlan(federation=federation, hosts=HOSTS, port=port), now=now())
+    work = Provisioner(folder=folder, plan=ProvisionPlan(federation=federation, hosts=hosts, port=port), now=now())
     work.write_infrastructure()
     for cid in devices:
         work.add_device(cid)
@@ -135,10 +137,10 @@ class GuardedClient(BrokerClient):
 
 
 @contextmanager
-def guarded_broker(folder: Path, *devices: str) -> Iterator[Guarded]:
+def guarded_broker(folder: Path, *devices: str, hosts: tuple[str, ...] = HOSTS) -> Iterator[Guarded]:
     """A broker with the generated configuration, and `devices` that were provisioned for it."""
     port = free_port()
-    work = provision_federation(folder / "keys", *devices, port=port)
+    work = provision_federation(folder / "keys", *devices, port=port, hosts=hosts)
     with run_mosquitto(work.folder / "broker" / "mosquitto.conf", port) as process:
         found = Guarded(work, process)
         try:

@@ -166,11 +166,7 @@ class MixedCohort:
 
     def start(self, name: str, *command: Path | str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            # a FEDCENTERS_DATA of this shell would replace the devices' own data
-            env = {key: value for key, value in os.environ.items() if key != "FEDCENTERS_DATA"}
-            process = subprocess.Popen(
-                list(map(str, command)), cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, env=env
-            )
+            process = subprocess.Popen(list(map(str, command)), cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
         self.processes.append(process)
         return process
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from coordinator.config import read_config
 from coordinator.phone import routes
@@ -27,10 +28,12 @@ SCALE = 16  # of scikit-learn's digits: ink from 0 to 16
 
 
 @contextlib.contextmanager
-def served(config: Path, *, port: int = 0) -> Iterator[str]:
-    """The page's address, from a server in a thread of its own; `port` 0 is a free one."""
-    app = Starlette(routes=routes.phone_routes(read_config(config), third=third_party()))
-    settings = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", ws="none", lifespan="off")
+def served(config: Path, *, port: int = 0, around: Callable[[ASGIApp], ASGIApp] | None = None) -> Iterator[str]:
+    """The page's address, from a server in a thread of its own; `port` 0 is a free one. `around` wraps what answers."""
+    app: ASGIApp = Starlette(routes=routes.phone_routes(read_config(config), third=third_party()))
+    settings = uvicorn.Config(
+        around(app) if around else app, host="127.0.0.1", port=port, log_level="error", ws="none", lifespan="off"
+    )
     opened = settings.bind_socket()
     opened.listen()  # a browser that is quicker than the thread waits
     server = uvicorn.Server(settings)

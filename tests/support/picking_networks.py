@@ -1,4 +1,4 @@
-"""Networks that pick values by number, measure norms or round: what text models and vision transformers are made of."""
+"""Networks that pick and place values by number or by grid, measure norms or round, write in place, or hear."""
 
 from __future__ import annotations
 
@@ -119,6 +119,76 @@ class Asking(nn.Module):
         return self.head(F.scaled_dot_product_attention(h, keys, h, **causal).mean(1))  # type: ignore[no-any-return]
 
 
+class Scattered(nn.Module):
+    """A graph's messages: sums, means and largest values of edges at their ends, which the sample names itself.
+
+    Then rows that are written in place, a learned value where a mask says so, a diagonal, ranks and thresholds.
+    """
+
+    bounds: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.token = nn.Linear(8, 10), nn.Linear(12, 3), nn.Parameter(torch.randn(2))
+        self.register_buffer("bounds", torch.linspace(-1, 1, 5), persistent=False)  # rising in every draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        edges, rows = self.body(x), torch.arange(x.shape[0]).unsqueeze(1)
+        at = (x.abs() * 2).long().clamp(max=3)[:, :5]
+        ends, zeros = at.repeat(1, 2), torch.zeros_like(edges[:, :4])
+        summed = zeros.index_put((rows, ends), edges, accumulate=True)
+        mean = zeros.scatter_reduce(1, ends, edges, "mean", include_self=False)
+        largest = zeros.scatter_reduce(1, ends, edges, "amax", include_self=False)
+        h = torch.stack([summed, mean + 0.1 * largest], -1)  # [batch, 4 nodes, 2]
+        h[summed > 1] = self.token
+        h[:, 0] = h[:, 1] * 2
+        h[:, :, 1] += edges[:, :4]
+        near = torch.diagonal(h @ h.transpose(1, 2), dim1=1, dim2=2)
+        over = torch.bucketize(edges[:, :4].contiguous(), self.bounds).to(x.dtype)
+        middle = edges.median(1, keepdim=True).values
+        return self.head(torch.cat([h.flatten(1), torch.log10(near.abs() + 1) + 0.1 * over - middle], 1))  # type: ignore[no-any-return]
+
+
+class Warped(nn.Module):
+    """A spatial transformer: an image sampled where the network says, beyond its edges too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.body, self.head = nn.Linear(64, 6), nn.Conv2d(1, 2, 3, padding=1), nn.Linear(75, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        theta = self.place(x.flatten(1)).view(-1, 2, 3)
+        grid = F.affine_grid(theta, [x.shape[0], 2, 5, 5], align_corners=False)
+        h = self.body(x)
+        ways = [
+            F.grid_sample(h, grid, align_corners=False),
+            F.grid_sample(h[:, :1], grid, padding_mode="border", align_corners=True),
+        ]
+        return self.head(torch.cat(ways, 1).flatten(1))  # type: ignore[no-any-return]
+
+
+class Heard(nn.Module):
+    """A mel spectrogram in decibels, as torchaudio writes it, beside a masked spectrogram made sound again."""
+
+    window: Tensor
+    bands: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gain, self.head = nn.Linear(24, 24), nn.Parameter(torch.rand(5, 7)), nn.Linear(28, 3)
+        self.register_buffer("window", torch.hann_window(8), persistent=False)
+        self.register_buffer("bands", torch.rand(5, 4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wave = self.body(x)
+        frames = torch.stft(input=wave, n_fft=8, hop_length=4, window=self.window, return_complex=True)
+        power = frames.abs().pow(2.0)
+        mel = torch.matmul(power.transpose(-1, -2), self.bands).transpose(-1, -2)
+        decibels = 10.0 * torch.log10(torch.clamp(mel, min=1e-10))
+        cleaned = torch.istft(frames * self.gain, 8, hop_length=4, window=self.window, length=24)
+        return self.head(torch.cat([cleaned, decibels.mean(-1)], 1))  # type: ignore[no-any-return]
+
+
 ENTRIES = {
     "asking": ModelEntry(make=Asking, input=(6,), classes=3),
     "normed": ModelEntry(make=Normed, input=(5,), classes=3),
@@ -126,4 +196,9 @@ ENTRIES = {
     "ordered": ModelEntry(make=Ordered, input=(5,), classes=3),
     "written": ModelEntry(make=Written, input=(1, 4, 4), classes=3),
     "volumes": ModelEntry(make=Volumes, input=(1, 4, 4, 4), classes=3),
+}
+TRACED = {  # whose step is compared in float64, not in files of engines
+    "scattered": ModelEntry(make=Scattered, input=(8,), classes=3),
+    "warped": ModelEntry(make=Warped, input=(1, 8, 8), classes=3),
+    "heard": ModelEntry(make=Heard, input=(24,), classes=3),
 }

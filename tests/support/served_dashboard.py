@@ -14,6 +14,7 @@ from coordinator.dashboard.endpoint import dashboard_endpoint
 from coordinator.dashboard.event_hub import Hub
 from coordinator.dashboard.server import DashboardServer
 from coordinator.storage.exchange_store import ExchangeKey
+from tests.support.browser import close_pages_of
 from tests.support.virtual_federation import config
 
 PATIENCE_S = 20.0
@@ -80,7 +81,7 @@ class DashboardSite:
 
 @contextmanager
 def serve_dashboard(folder: Path, **changes: Anything) -> Iterator[DashboardSite]:
-    """A dashboard of its own on a free port of this machine."""
+    """A dashboard of its own on a free port of this machine. The test's pages of it are closed before it ends."""
     fixed = {"dashboard": "0", "broker": "mqtt://127.0.0.1:1883"}
     settings = config(folder / "run", **{**fixed, **changes})
     settings.folder.mkdir(parents=True, exist_ok=True)
@@ -89,4 +90,5 @@ def serve_dashboard(folder: Path, **changes: Anything) -> Iterator[DashboardSite
     try:
         yield DashboardSite(hub, buttons, running.port, running.link, settings.folder)
     finally:
+        close_pages_of(running.link.partition("#")[0])
         running.close()

@@ -38,9 +38,12 @@ LIMIT = 100  # of known devices
 class WiredCoordinator:
     """What one process holds in memory. The folder outlives it."""
 
-    def __init__(self, folder: Path, clock: VirtualClock, ballast: int, free: int) -> None:
+    def __init__(
+        self, folder: Path, clock: VirtualClock, ballast: int, free: int, *, task_window: int = len(DEVICES)
+    ) -> None:
         self.more = False  # whether messages wait, so that an update waits for `sync`
-        self.config = config(folder, quorum=0.0, below_quorum="continue", deadline_s=300.0, credits=free, block=BLOCK)
+        plan: dict[str, Any] = {"quorum": 0.0, "below_quorum": "continue", "deadline_s": 300.0}
+        self.config = config(folder, **plan, credits=free, block=BLOCK, task_window=task_window)
         self.store = DoomedStore(folder / "store")
         seed_program(self.store, ballast=ballast)
         self.ear = MemoryBroker()

@@ -20,6 +20,13 @@ test("numbers to predict are read as they are", () => {
   assert.deepEqual([[...x], [...target]], [[1, 2], [0.5, -1]]);
 });
 
+test("of several arrays in one row only the floating point numbers are divided, and a wrong kind is refused by the array's name", () => {
+  const several = { ...PLANE, input: [4], parts: [["age", "float", [], 0], ["seen", "bool", [1], 2], ["words", "int", [2], 11]] };
+  assert.deepEqual(readCsv("8,1,7,-3,2\n", several, 4).map(({ label, x }) => [label, ...x]), [[2, 2, 1, 7, -3]]);
+  const wrong = [["1,2,3,4,0\n", /line 1 has 2 in seen, which takes 0 or 1/], ["1,1,3,4,0\n1,0,3,4.5,0\n", /line 2 has 4.5 in words, which takes whole/], ["1,1,3,16777217,0\n", /16777217 in words/]];
+  for (const [text, words] of wrong) assert.throws(() => readCsv(text, several), words);
+});
+
 test("a table that does not fit is refused with the number of the line", () => {
   const wrong = [["", /empty/], ["1,2\n", /line 1 has 2 columns/], ["a,b,label\n1,2,0\n1,x,0\n", /line 3/], ["1,2,3\n", /label 3/], ["1,2,0.5\n", /label 0.5/], ["1,2,-1", /label -1/]];
   for (const [text, words] of wrong) assert.throws(() => readCsv(text, PLANE), words);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,13 +16,14 @@ from playwright.sync_api import expect
 from coordinator.local_broker import free_port
 from coordinator.phone import page_files
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
-from tests.support.browser import FLAGS, PHONE, Open, Visit, find_chromium
+from tests.support.browser import FLAGS, PHONE, Open, find_chromium
 from tests.support.phone_federation import RUN, federation_of_one, known_model
 from tests.support.phone_page import PATIENCE_MS, load_table, served, text
 from tests.support.process_fleet import FleetScene
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext
+    from playwright.sync_api import Browser, BrowserContext, Page
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 pytestmark = pytest.mark.browser
 SAMPLES = 60
@@ -31,6 +33,8 @@ REFUSED = """(elsewhere) => new Promise((end) => {
     addEventListener("securitypolicyviolation", ({ effectiveDirective }) => end(effectiveDirective));
     fetch(elsewhere).catch(() => {});
 })"""
+WAITING = "navigator.serviceWorker.getRegistration().then((found) => found.waiting?.state === 'installed')"
+STATUS = "(address) => fetch(address).then(({ status }) => status)"
 READY = "navigator.serviceWorker.ready.then((found) => found.active.state)"
 
 
@@ -100,13 +104,32 @@ def another_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_files, "_own_files", lambda: changed)
 
 
-def add_a_sample(opened: Visit, folder: Path) -> None:
+def add_a_sample(page: Page, folder: Path) -> None:
+    """As a person does: what is not shown yet takes nothing."""
+    page.wait_for_selector("#entry:not([hidden])")
     table = folder / "one.csv"
     table.write_text("1,2,3,4,5,0\n")
-    opened.page.set_input_files("#table", table)
+    page.set_input_files("#table", table)
 
 
-@pytest.mark.slow
+def listening(app: ASGIApp, asked: list[str]) -> ASGIApp:
+    """The same, and each path that is asked for is in `asked`."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope["path"])
+        await app(scope, receive, send)
+
+    return answer
+
+
+def wait_until(page: Page, promised: str) -> None:
+    """Ask the page until what it promises is true. `wait_for_function` takes the promise itself for true."""
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while not page.evaluate(promised):
+        assert time.monotonic() < deadline, promised
+        page.wait_for_timeout(50)
+
+
 def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a_newer_coordinator(
     visit: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +140,7 @@ def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a
         page.wait_for_selector("#entry:not([hidden])")
         assert page.evaluate(READY) in ("activating", "activated")
         (first,) = page.evaluate(KEPT)
-        add_a_sample(opened, tmp_path)
+        add_a_sample(page, tmp_path)
         text(page, "count", "^1 in 1 class")
         me = page.locator("#name").inner_text()
     dialled: list[str] = []
@@ -125,7 +148,7 @@ def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a
     page.on("websocket", lambda line: dialled.append(line.url))
     page.goto(url)
     text(page, "offline", "^The coordinator cannot be reached.")
-    add_a_sample(opened, tmp_path)
+    add_a_sample(page, tmp_path)
     text(page, "count", "^2 in 1 class")
     assert page.locator("#name").inner_text() == me
     assert page.evaluate("crossOriginIsolated")  # headers are kept with the files, the content security policy too
@@ -144,27 +167,39 @@ def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a
     opened.errors.clear()  # connections that nothing answers
 
 
-@pytest.mark.slow
-def test_an_upgraded_page_keeps_its_own_files_and_forgets_the_older_ones(
+def test_an_open_page_keeps_its_own_files_through_an_upgrade_and_the_next_opening_has_the_new_ones_only(
     visit: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow: with Playwright attached to both workers Chromium sometimes leaves a visit during the change unanswered."""
     config, port = known_model(tmp_path), free_port()
     with served(config, port=port) as url:
         opened = visit(url, size=PHONE, touch=True)
         page = opened.page
-        page.wait_for_selector("#entry:not([hidden])")
-        assert page.evaluate(READY) in ("activating", "activated")
+        add_a_sample(page, tmp_path)
+        text(page, "count", "^1 in 1 class")
+        page.evaluate(READY)
         (first,) = page.evaluate(KEPT)
+        old_file = f"{first.partition('/')[2]}/main.js"
     another_release(monkeypatch)
-    with served(config, port=port) as url:
-        page.goto(url)
-        page.wait_for_function(f"() => {KEPT}.then((names) => names.length === 2)")  # the old worker has its page still
+    asked: list[str] = []
+    with served(config, port=port, around=lambda app: listening(app, asked)) as url:
+        other = page.context.new_page()
+        other.goto(url)  # a browser looks for a newer worker at each visit
+        text(other, "trouble", "^this phone takes part already, in another tab")
+        wait_until(other, WAITING)
+        assert len(page.evaluate(KEPT)) == 2
+        assert page.request.get(url + old_file).status == 404  # the coordinator has it no more
+        assert page.evaluate(STATUS, old_file) == 200
+        add_a_sample(page, tmp_path)
+        text(page, "count", "^2 in 1 class")
+        assert [path for path in asked if path.endswith("/main.js")]
+        assert [path for path in asked if "/third/" in path] == []  # these are the same in both, and here already
+        other.close()
         page.goto("about:blank")
-        while len(page.context.service_workers) > 1:
-            page.wait_for_timeout(100)
         page.goto(url)
-        page.wait_for_function(f"() => {KEPT}.then((names) => names.length === 1)")
-        assert page.evaluate(KEPT) != [first]
+        text(page, "count", "^2 in 1 class")
+        wait_until(page, f"{KEPT}.then((names) => names.length === 1)")
+        (second,) = page.evaluate(KEPT)
+        assert second != first
+        assert page.locator("script").get_attribute("src") == f"{second.partition('/')[2]}/main.js"
         page.goto("about:blank")
     opened.errors.clear()  # connections that nothing answers

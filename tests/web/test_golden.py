@@ -70,3 +70,7 @@ def test_javascript_masks_sums_with_the_bytes_that_python_is_held_to() -> None:
 
 def test_the_page_tells_the_errors_of_a_regression() -> None:
     assert "# fail 0" in run_node("--test", Path(__file__).with_name("scores.test.mjs"))
+
+
+def test_a_phone_keeps_its_name_also_from_an_earlier_version_of_the_page() -> None:
+    assert "# fail 0" in run_node("--test", Path(__file__).with_name("join.test.mjs"))

@@ -33,8 +33,8 @@ PHONE_ID = "web-0000"
 ROOT = f"fc/v1/{FEDERATION}"
 
 THREADS = """async () => {
-    const { page } = await (await fetch("/phone/join.json")).json();
-    const ort = await import(`/phone/${page}/third/ort.wasm.min.mjs`);
+    const third = document.querySelector("meta[name=third-party]").content;
+    const ort = await import(`/phone/${third}ort.wasm.min.mjs`);
     await ort.InferenceSession.create(new Uint8Array(8)).catch(() => {});
     return [crossOriginIsolated, ort.env.wasm.numThreads];
 }"""

@@ -66,9 +66,14 @@ def client(folder: Path, third: Path, **more: object) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1")
 
 
+def third_folder(third: Path) -> str:
+    """Where the page has third-party files."""
+    return f"third/{page_files.read_page_files(third).third_version}"
+
+
 def test_the_page_and_its_modules_have_their_types_and_guards(tmp_path: Path, third: Path) -> None:
     web = client(tmp_path, third)
-    version = web.get("/phone/join.json").json()["page"]
+    version, foreign = web.get("/phone/join.json").json()["page"], third_folder(third)
     types = {
         "": "text/html",
         "app.webmanifest": "application/manifest+json",
@@ -78,8 +83,8 @@ def test_the_page_and_its_modules_have_their_types_and_guards(tmp_path: Path, th
         f"{version}/protocol/json.js": "text/javascript",
         f"{version}/style.css": "text/css",
         f"{version}/icons/icon-192.png": "image/png",
-        f"{version}/third/ort.wasm.min.mjs": "text/javascript",
-        f"{version}/third/ort-wasm-simd-threaded.wasm": "application/wasm",
+        f"{foreign}/ort.wasm.min.mjs": "text/javascript",
+        f"{foreign}/ort-wasm-simd-threaded.wasm": "application/wasm",
     }
     for name, kind in types.items():
         answer = web.get(f"/phone/{name}")
@@ -92,11 +97,11 @@ def test_the_page_and_its_modules_have_their_types_and_guards(tmp_path: Path, th
         assert "unsafe-inline" not in policy
         assert "'unsafe-eval'" not in policy
         kept = answer.headers["cache-control"]
-        assert ("immutable" in kept) == name.startswith(version), name
+        assert ("immutable" in kept) == name.startswith((version, foreign)), name
         if kept == "no-cache":
             again = web.get(f"/phone/{name}", headers={"If-None-Match": answer.headers["etag"]})
             assert again.status_code == 304
-    for name in (f"{version}/third/mqtt.esm.js", f"{version}/main.js", ""):
+    for name in (f"{foreign}/mqtt.esm.js", f"{version}/main.js", ""):
         plain, zipped = (
             web.get(f"/phone/{name}", headers={"Accept-Encoding": accepted}) for accepted in ("identity", "gzip")
         )
@@ -122,7 +127,11 @@ def test_a_version_names_every_file_and_checks_what_is_kept_for_a_start_without_
     assert set(re.findall(rf'"({version}/[^"]+)"', page)) <= kept.keys()
     icons = [each["src"] for each in web.get("/phone/app.webmanifest").json()["icons"]]
     assert set(icons) <= kept.keys()
+    foreign = third_folder(third)
+    assert f'<meta name="third-party" content="{foreign}/" />' in page
+    assert len([each for each in kept if each.startswith(foreign)]) == len(vendored_files.VENDORED_FILES)
     (third / "mqtt.esm.js").write_bytes(b"export const changed = 1;")
+    assert third_folder(third) != foreign
     other = client(tmp_path, third)
     assert other.get("/phone/join.json").json()["page"] != version
     assert other.get(f"/phone/{version}/main.js").status_code == 404
@@ -134,8 +143,10 @@ def test_a_version_names_every_file_and_checks_what_is_kept_for_a_start_without_
         "package.json",
         "main.js",
         "..%2fclient.py",
-        "V/third/..%2fa",
-        "V/third/packages.txt",
+        "T/..%2fa",
+        "T/packages.txt",
+        "V/third/mqtt.esm.js",
+        "third/V/mqtt.esm.js",
         "V/worker.js",
         "V/index.html",
     ],
@@ -143,8 +154,9 @@ def test_a_version_names_every_file_and_checks_what_is_kept_for_a_start_without_
 def test_nothing_else_is_served(name: str, tmp_path: Path, third: Path) -> None:
     (tmp_path / "a").write_text("secret")
     web = client(tmp_path, third)
-    version = web.get("/phone/join.json").json()["page"]
-    assert web.get(f"/phone/{name.replace('V/', f'{version}/')}").status_code == 404
+    version, foreign = web.get("/phone/join.json").json()["page"], third_folder(third)
+    address = name.replace("V/", f"{version}/").replace("T/", f"{foreign}/")
+    assert web.get(f"/phone/{address}").status_code == 404
 
 
 def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: Path, third: Path) -> None:

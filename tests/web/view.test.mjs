@@ -30,3 +30,15 @@ test("a bar is shown only for work with a known share", () => {
   view.tell({ what: "coordinator", online: true, state: { doing: "serve" } });
   assert.equal(page.parts.progress.hidden, true);
 });
+
+test("a table's columns are told by array where a sample is several", () => {
+  const page = plainPage();
+  const view = new View(page);
+  page.getElementById("labels").querySelector = () => null;
+  view.drawable = () => false;
+  const several = { input: [9], target: [3], loss: "cross-entropy", parts: [["age", "float", [], 0], ["seen", "bool", [2], 2], ["words", "int", [2, 3], 11]] };
+  view.showEntry(several);
+  assert.equal(page.parts.columns.textContent, "9 values (1 of age; 2 of seen: 0 or 1, not divided; 6 of words: whole numbers, not divided) and a label from 0 to 2");
+  view.showEntry({ ...several, parts: undefined });
+  assert.equal(page.parts.columns.textContent, "9 values and a label from 0 to 2");
+});

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+LONGEST = 140  # of a cell
 BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
 
 
@@ -49,4 +51,7 @@ def _row(key: str, one: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())[:220]
+    """A figure, or what was said without the model's name and the hint, cut at a word."""
+    said = " ".join(text.partition("hint:")[0].replace("|", "/").split())
+    said = re.sub(r"^model '[^']*' ", "", said)
+    return said if len(said) <= LONGEST else said[:LONGEST].rpartition(" ")[0] + " ..."

@@ -52,6 +52,11 @@ class CurrentExchange:
             if part is not None:
                 part.sync()
 
+    def on_quiet(self) -> None:
+        """No device waits for the coordinator."""
+        if self._live is not None:
+            self._live.on_quiet()
+
     def on_connected(self, cid: ClientId) -> None:
         if self._live is not None:
             self._live.resend_task(cid)

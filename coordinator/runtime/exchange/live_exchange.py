@@ -16,6 +16,7 @@ from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
 from coordinator.runtime.exchange.reply_recorder import ReplyRecorder
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, PreparedTask
+from coordinator.runtime.exchange.task_window import TaskWindow, line_of
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.errors import Malformed
@@ -28,7 +29,8 @@ class LiveExchange:
     """The exchange that is open now. The event loop calls its methods, one event at a time.
 
     `replies` holds the accepted replies without a vector. With `late`, `late_updates` takes what comes after closing.
-    A device that `may_ask` leaves out is asked later, by `resend_task`, and keeps the upload of its other task.
+    A device that `may_ask` leaves out is asked later, by `resend_task`, and keeps the upload of its other task. Tasks
+    are handed out as fast as the coordinator can serve what they cause (task_window.py).
     """
 
     def __init__(  # noqa: PLR0913 - an exchange has these
@@ -53,13 +55,16 @@ class LiveExchange:
         )
         self._receiver = UploadReceiver(prepared, context, policy)
         now_s, goal = context.clock.now_s(), len(prepared) if wanted is None else min(wanted, len(prepared))
+        silent = silent_devices(context.misses, prepared)
+        self._window = TaskWindow(context.config.transfer.task_window)
+        self._order = line_of(key, prepared, silent)
         self._state = exchange_rules.open_exchange(
             run=key.run,
             round=key.round,
             number=key.exchange,
             asked=prepared.keys(),
             goal=goal,
-            silent=silent_devices(context.misses, prepared),
+            silent=silent,
             quorum=math.ceil(round(_quorum(tasks, context) * goal, 9)),
             now_s=now_s,
             deadline_s=context.store.exchanges.begin_try(key, context.config.round.deadline_s),
@@ -87,18 +92,35 @@ class LiveExchange:
         return min(self._state.wakes_at_s, self._beat_s + HEARTBEAT_S)
 
     def progress(self) -> dict[str, Any]:
-        return self._state.progress(self._context.clock.now_s())
+        """What the rules show; `unasked` devices are in line for their task and not `open` yet."""
+        found, line = self._state.progress(self._context.clock.now_s()), self._window.line
+        return found | {"open": sorted({*found["open"]}.difference(line)), "unasked": sorted(line)}
 
     def begin(self) -> None:
-        """Send every task that has no stored reply; again after each connection to the broker."""
-        for cid in self._prepared:
-            self.resend_task(cid)
+        """Hand out every task that has no stored reply; again after each connection to the broker."""
+        self._window.put(cid for cid in self._order if self.wants(cid) and self._may_ask(cid))
+        self._hand_out()
         self.tick()
 
     def resend_task(self, cid: ClientId) -> None:
-        """Send the task again, and grant its blobs, unless the device has answered."""
-        if not self.wants(cid) or not self._may_ask(cid):
-            return
+        """Send the task again in its turn, unless the device has answered."""
+        if self.wants(cid) and self._may_ask(cid):
+            self._window.put([cid])
+            self._hand_out()
+
+    def on_quiet(self) -> None:
+        """No message waits: further tasks may follow those of a while ago, unless updates wait for credits."""
+        if not self._state.queue:
+            self._window.free(self._context.clock.now_s())
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Send the tasks whose turn it is, and grant their blobs."""
+        if not self.closed:
+            for cid in self._window.take(self._context.clock.now_s()):
+                self._send_task(cid)
+
+    def _send_task(self, cid: ClientId) -> None:
         self._context.downloads.grant(cid, self._prepared[cid].blobs)
         left_ms = max(0, int((self._state.closes_at_s - self._context.clock.now_s()) * 1000))
         self._sent[cid] = self._context.sender.send(cid, "task", left_ms=left_ms, **self._prepared[cid].fields)
@@ -157,6 +179,7 @@ class LiveExchange:
             self.resend_task(cid)
             return
         self._note_refusal(cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
+        self._window.leave(cid)
         self._apply(exchange_rules.Refused(cid, nack["code"]))
 
     @property
@@ -182,6 +205,7 @@ class LiveExchange:
                 for before, self._state, commands in steps:
                     for command in commands:
                         self._carry_out(command, before)
+        self._hand_out()
 
     def _decide(
         self,
@@ -215,10 +239,8 @@ class LiveExchange:
 
     def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:
         if isinstance(command, exchange_rules.Ack):
+            self._window.leave(command.cid)
             self._receiver.ack(command.cid, command.status, sha256=command.sha256)
-        elif isinstance(command, exchange_rules.Busy):
-            ident, retry_ms = self._receiver.announced(command.cid).ident, int(command.retry_s * 1000)
-            self._context.sender.send(command.cid, "err", re=ident, code="busy", retry_ms=retry_ms)
         elif isinstance(command, exchange_rules.Go):
             self._receiver.begin(command.cid)
         else:
@@ -226,7 +248,7 @@ class LiveExchange:
 
     def _on_closed(self, command: exchange_rules.Close, before: exchange_rules.OpenExchange) -> None:
         self._receiver.forget_unsynced()
-        misses = count_misses(self._context.misses, self._state)
+        misses = count_misses(self._context.misses, self._state, self._sent)
         self._context.misses.clear()
         self._context.misses.update(misses)
         if self._late:
@@ -251,6 +273,7 @@ class LiveExchange:
         """Count a refused update as the device's answer; an update with a wrong hash may be sent once more."""
         if wrong.code != "bad_hash" or not self._excuse(cid, "bad_hash"):
             self._note_refusal(cid, str(wrong))
+            self._window.leave(cid)
             self._events.append(exchange_rules.Refused(cid, wrong.code))
 
     def _note_refusal(self, cid: ClientId, reason: str) -> None:

@@ -95,6 +95,10 @@ class UpdatesAndTest:
         self.updates.tick()
         self._go_on()
 
+    def on_quiet(self) -> None:
+        for test in self._open_tests():
+            test.on_quiet()
+
     def close(self) -> None:
         """End the round now; the test goes on."""
         self.updates.close()

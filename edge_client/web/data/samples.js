@@ -6,6 +6,7 @@ import { sizeOf } from "../protocol/tensors.js";
 
 const PREFIX = "sample/";
 const HELD_OUT = 5;
+const WHOLE_MAX = 2 ** 24; // whole numbers up to here are exact in float32
 export const MAX_SAMPLES = 20_000;
 
 /** The samples in one store; `changed` is called after each change. */
@@ -83,9 +84,10 @@ function concatenate(samples) {
 
 /**
  * The text of a CSV file -> samples. One sample a line, commas or semicolons. A first line of words names the columns, one of
- * them `label`; without it the label is the last column. Values are divided by `scale`. RangeError names the line.
+ * them `label`; without it the label is the last column. Values are divided by `scale`, but not those of an array of whole
+ * numbers (`parts`, where a sample is several arrays in one row). RangeError names the line.
  */
-export function readCsv(text, { input, target, loss }, scale = 1) {
+export function readCsv(text, { input, target, loss, parts = [] }, scale = 1) {
   const lines = text.split(/\r?\n/).filter((line) => line.trim());
   if (!lines.length) throw new RangeError("the file is empty");
   if (!(scale > 0)) throw new RangeError("values are divided by a number above 0");
@@ -93,6 +95,7 @@ export function readCsv(text, { input, target, loss }, scale = 1) {
   const head = cells(lines[0]);
   const named = head.some((cell) => cell === "" || Number.isNaN(Number(cell)));
   const width = sizeOf(input);
+  const columns = parts.flatMap(([name, kind, shape]) => new Array(sizeOf(shape)).fill({ name, kind }));
   const outputs = loss === "squared-error" ? sizeOf(target) : 1;
   const place = named && head.includes("label") ? head.indexOf("label") : width;
   return lines.slice(named ? 1 : 0).map((line, i) => {
@@ -102,7 +105,14 @@ export function readCsv(text, { input, target, loss }, scale = 1) {
       throw new RangeError(`line ${number} has ${values.length} columns; the model reads ${width} values and ${outputs} to predict`);
     }
     if (!values.every(Number.isFinite)) throw new RangeError(`line ${number} holds something that is no number`);
-    const x = Float32Array.from([...values.slice(0, place), ...values.slice(place + outputs)], (value) => value / scale);
+    const row = [...values.slice(0, place), ...values.slice(place + outputs)];
+    const x = Float32Array.from(row, (value, at) => {
+      const { name, kind = "float" } = columns[at] ?? {};
+      if (kind === "float") return value / scale;
+      const right = Number.isInteger(value) && (kind === "bool" ? value === 0 || value === 1 : Math.abs(value) <= WHOLE_MAX);
+      if (right) return value;
+      throw new RangeError(`line ${number} has ${value} in ${name}, which takes ${kind === "bool" ? "0 or 1" : "whole numbers"}`);
+    });
     if (loss === "squared-error") return { x, target: Float32Array.from(values.slice(place, place + outputs)) };
     const label = values[place];
     if (!Number.isInteger(label) || label < 0 || label >= target.at(-1)) {

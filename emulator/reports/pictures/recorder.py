@@ -34,12 +34,20 @@ DEFAULT_REPRESENTATION = "classifier"  # what is compared for a method that clus
 
 
 class RunRecorder:
-    """Records a run of `rounds` rounds; `kind` is how its method compares models, if it does."""
+    """Records a run of `rounds` rounds, models of `moments` of them; `kind` is how its method compares models."""
 
-    def __init__(self, fleet: Fleet, schema: Schema, *, rounds: int, kind: object = DEFAULT_REPRESENTATION) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        schema: Schema,
+        *,
+        rounds: int,
+        kind: object = DEFAULT_REPRESENTATION,
+        moments: int = MAX_KEPT_ROUNDS,
+    ) -> None:
         self._schema, self._kind = schema, kind if is_representation(kind) else DEFAULT_REPRESENTATION
         self._shown = frozenset(sample_shown(fleet))
-        self._rounds, self._told = spread_rounds(rounds, MAX_KEPT_ROUNDS), spread_rounds(rounds, MAX_SHARE_ROUNDS)
+        self._rounds, self._told = spread_rounds(rounds, moments), spread_rounds(rounds, MAX_SHARE_ROUNDS)
         self._points: dict[int, dict[ClientId, Array]] = {}
         self._shares: dict[str, dict[int, dict[ClientId, Array]]] = {}
 

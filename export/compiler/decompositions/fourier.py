@@ -3,10 +3,8 @@
 While a forward pass is exported, the functions of torch.fft, torch.stft and those that make complex tensors give a
 `ComplexPair`: two real tensors with the arithmetic of a complex one. What a model makes real again (`.real`, `abs`,
 `view_as_real`) is a plain tensor. A transform of n values takes n (n / 2 + 1) products and two constant matrices, so
-axes are at most MAX_LENGTH long; a short-time transform is a convolution with windowed cosines and sines.
+axes are at most MAX_LENGTH long; short_time.py has the short-time transforms.
 """
-
-# ruff: noqa: PLR0913, PLR0917, FBT001, FBT002 - the functions have torch's own signatures
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from export.compiler.decompositions.matrices import through
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 MAX_LENGTH = 4_096  # the product of two places stays exact in float32
@@ -183,11 +182,11 @@ def irfft(x: Tensor | ComplexPair, n: int | None = None, dim: int = -1, norm: st
     x = _resized(x, half, dim)
     k = torch.arange(half)
     twice = torch.where((k == 0) | (2 * k == n), 1.0, 2.0).to(real_of(x).dtype)
-    cosine, sine = _waves(half, n, n, real_of(x))
+    cosine, sine = waves(half, n, n, real_of(x))
     scale = _scale(n, norm, forward=False)
-    out = _through(real_of(x), dim, (cosine * twice.unsqueeze(1)).t() * scale)
+    out = through(real_of(x), dim, (cosine * twice.unsqueeze(1)).t() * scale)
     if isinstance(x, ComplexPair):
-        out = out - _through(x.imag, dim, (sine * twice.unsqueeze(1)).t() * scale)
+        out = out - through(x.imag, dim, (sine * twice.unsqueeze(1)).t() * scale)
     return out
 
 
@@ -214,39 +213,6 @@ def over_axes(one: Callable[..., Any], last: Callable[..., Any] | None, default:
     return transform
 
 
-def stft(
-    x: Tensor,
-    n_fft: int,
-    hop_length: int | None = None,
-    win_length: int | None = None,
-    window: Tensor | None = None,
-    center: bool = True,
-    pad_mode: str = "reflect",
-    normalized: bool = False,
-    onesided: bool | None = None,
-    return_complex: bool | None = None,
-    align_to_window: bool | None = None,  # noqa: ARG001 - torch's
-) -> ComplexPair | Tensor:
-    """[length] or [batch, length] -> [batch, frequencies, frames]: a convolution with windowed cosines and sines."""
-    hop, width = hop_length or n_fft // 4, win_length or n_fft
-    if n_fft > MAX_LENGTH:
-        raise UnsupportedOperator("stft", f"frames of {n_fft} values, at most {MAX_LENGTH}")
-    rows = x.reshape(-1, 1, x.shape[-1])
-    if center:
-        rows = nn.functional.pad(rows, (n_fft // 2, n_fft // 2), mode=pad_mode)
-    keep = n_fft // 2 + 1 if onesided is not False else n_fft
-    shape = torch.ones(width, dtype=x.dtype) if window is None else window.to(x.dtype)
-    left = (n_fft - width) // 2
-    shape = nn.functional.pad(shape, (left, n_fft - width - left))
-    cosine, sine = _waves(keep, n_fft, n_fft, x)
-    scale = 1 / math.sqrt(n_fft) if normalized else 1.0
-    filters = (torch.cat([cosine, -sine]) * shape * scale).unsqueeze(1)  # [2 keep, 1, n_fft]
-    out = nn.functional.conv1d(rows, filters, stride=hop)
-    out = out.reshape([*x.shape[:-1], *out.shape[1:]])
-    found = ComplexPair(out.narrow(-2, 0, keep), out.narrow(-2, keep, keep))
-    return found if return_complex else view_as_real(found)
-
-
 def _transform(
     x: Tensor | ComplexPair, n: int | None, dim: int, norm: str | None, *, sign: int, keep: int | None
 ) -> ComplexPair:
@@ -255,18 +221,16 @@ def _transform(
     n = x.shape[dim] if n is None else n
     x = _resized(x, n, dim)
     real = real_of(x)
-    cosine, sine = _waves(keep or n, n, n, real)
+    cosine, sine = waves(keep or n, n, n, real)
     scale = _scale(n, norm, forward=sign < 0)
     cosine, sine = cosine * scale, sine * (sign * scale)
     if not isinstance(x, ComplexPair):
-        return ComplexPair(_through(real, dim, cosine), _through(real, dim, sine))
+        return ComplexPair(through(real, dim, cosine), through(real, dim, sine))
     a, b = x.real, x.imag
-    return ComplexPair(
-        _through(a, dim, cosine) - _through(b, dim, sine), _through(a, dim, sine) + _through(b, dim, cosine)
-    )
+    return ComplexPair(through(a, dim, cosine) - through(b, dim, sine), through(a, dim, sine) + through(b, dim, cosine))
 
 
-def _waves(rows: int, columns: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def waves(rows: int, columns: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, columns] cosines and sines of 2 pi k t / n, with k t taken modulo n before it becomes an angle."""
     if n > MAX_LENGTH:
         raise UnsupportedOperator("fft", f"an axis of {n} values, at most {MAX_LENGTH}")
@@ -289,11 +253,6 @@ def _resized(x: Any, n: int, dim: int) -> Any:  # noqa: ANN401 - real or complex
     if n <= x.shape[dim]:
         return x.narrow(dim, 0, n)
     return nn.functional.pad(x, [0, 0] * (x.dim() - 1 - dim) + [0, n - x.shape[dim]])
-
-
-def _through(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
-    """Multiply one axis by the matrix [rows, size]."""
-    return (x.movedim(dim, -1) @ matrix.t()).movedim(-1, dim)
 
 
 def fftshift(x: Any, dim: Axes = None) -> Any:  # noqa: ANN401 - real or complex
@@ -330,7 +289,6 @@ FOURIER_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.fft.rfftn: over_axes(fft, rfft, None),
     torch.fft.irfftn: over_axes(ifft, irfft, None),
     torch.fft.fftshift: fftshift,
-    torch.stft: stft,
     torch.complex: ComplexPair,
     torch.polar: polar,
     torch.view_as_complex: view_as_complex,

@@ -1,4 +1,4 @@
-"""Slices, splits, repeats and embeddings, as recurrent networks and transformers use them, without scatter.
+"""Slices, diagonals, splits, repeats and embeddings, as recurrent networks and transformers use them, without scatter.
 
 LiteRT accepts scatter only in special forms. The batch may be symbolic; every other size is a plain number.
 """
@@ -71,6 +71,36 @@ def select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) ->
     return _zeros_around(grad.unsqueeze(dim), dim, first, sizes[dim] - first - 1)
 
 
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The places of two axes whose numbers differ by `offset`, as the last axis."""
+    wide, on = _on_diagonal(x, offset, dim1, dim2)
+    return torch.where(on, wide, torch.zeros_like(wide)).sum(-1)
+
+
+def diagonal_backward(grad: Tensor, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Tensor:
+    """The gradient of `diagonal`: zeros beside it."""
+    return diagonal_scatter(grad.new_zeros(list(sizes)), grad, offset, dim1, dim2)
+
+
+def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Put `source` in place of the diagonal."""
+    rows, on = _on_diagonal(x, offset, dim1, dim2)
+    rows = torch.where(on, source.unsqueeze(-1).expand(rows.shape), rows)
+    whole, above = x.movedim((dim1, dim2), (-2, -1)), max(-offset, 0)
+    whole = slice_scatter(whole, rows, whole.dim() - 2, above, above + rows.shape[-2])
+    return whole.movedim((-2, -1), (dim1, dim2))
+
+
+def _on_diagonal(x: Tensor, offset: int, dim1: int, dim2: int) -> tuple[Tensor, Tensor]:
+    """-> the rows that the diagonal crosses [..., rows, columns], and where in them it is [rows, columns]."""
+    x = x.movedim((dim1, dim2), (-2, -1))
+    above, left = max(-offset, 0), max(offset, 0)
+    count = max(min(x.shape[-2] - above, x.shape[-1] - left), 0)
+    on = torch.arange(count).unsqueeze(1) + left == torch.arange(x.shape[-1])
+    rows = x.narrow(-2, above, count)
+    return rows, on.expand(rows.shape)
+
+
 def _zeros_around(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     padding = [0, 0] * (x.dim() - 1 - dim % x.dim()) + [before, after]
     return cast("Tensor", aten.constant_pad_nd.default(x, padding))
@@ -114,6 +144,9 @@ INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.slice_scatter.default: slice_scatter,
     aten.select_scatter.default: select_scatter,
     aten.select_backward.default: select_backward,
+    aten.diagonal.default: diagonal,
+    aten.diagonal_backward.default: diagonal_backward,
+    aten.diagonal_scatter.default: diagonal_scatter,
     aten.split_with_sizes.default: split_with_sizes,
     aten.repeat.default: repeat,
     aten._safe_softmax.default: safe_softmax,

@@ -1,8 +1,9 @@
-"""Operators that are one matrix per axis: adaptive averages, and values picked by index. Any layout.
+"""Operators that are one matrix per axis: adaptive averages, values picked by index, sampled grids. Any layout.
 
 Gather and scatter become products with a one-hot matrix, as in the gradient of an embedding; the product with its
 transpose is the gradient. Upsampling (nearest, bilinear, bicubic) and padding by
-reflection or repetition arrive as picks by index. The batch may be symbolic; every other size is a plain number.
+reflection or repetition arrive as picks by index. A sampled grid has matrices of its own for each sample, and replaces
+the call in the forward pass. The batch may be symbolic; every other size is a plain number.
 """
 
 # ruff: noqa: FBT001, FBT002 - the functions of a decomposition table have torch's own signatures
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
@@ -54,9 +56,12 @@ def index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = Fa
     Without `accumulate` the values replace those of x, and a place may be indexed only once. Raises UnsupportedOperator
     for boolean indices, unless they put one number at every place of a mask.
     """
-    if len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.bool and values.numel() == 1:
-        mask = indices[0]
-        return torch.where(mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())]), values.reshape([]), x)
+    given = [(axis, rows) for axis, rows in enumerate(indices) if rows is not None]
+    if len(given) == 1 and given[0][1].dtype == torch.bool and values.numel() == 1:
+        axis, mask = given[0]
+        mask = mask.reshape([*[1] * axis, *mask.shape, *[1] * (x.dim() - axis - mask.dim())])
+        number = values.reshape([])
+        return torch.where(mask, x + number if accumulate else number, x)
     if not x.dtype.is_floating_point:
         return index_put(x.to(torch.float32), indices, values.to(torch.float32), accumulate).to(x.dtype)
     picks = _picks("index_put", x, indices)
@@ -147,6 +152,57 @@ def through(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     return out.reshape([*last.shape[:-1], matrix.shape[0]]).movedim(-1, axis)
 
 
+def grid_sample(
+    x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
+    """[batch, channels, *sizes] at the points of `grid` [batch, *out, axes] -> [batch, channels, *out].
+
+    -1 and 1 are the ends of an axis, and the last axis is the first number of a point. The first axis takes a product,
+    each further one a sum over [batch, points, channels, size]. Raises UnsupportedOperator for modes that mix more than
+    two neighbours of an axis.
+    """
+    if mode not in {"bilinear", "nearest"} or padding_mode not in {"zeros", "border"}:
+        raise UnsupportedOperator("grid_sample", f"mode={mode!r} with padding_mode={padding_mode!r} is not covered")
+    batch, channels, sizes, out = x.shape[0], x.shape[1], x.shape[2:], grid.shape[1:-1]
+    points = grid.reshape([batch, -1, len(sizes)])
+    shares = [
+        _shares(points[..., -1 - i], size, mode, padding_mode, corners=bool(align_corners))
+        for i, size in enumerate(sizes)
+    ]
+    found = torch.bmm(shares[0], x.movedim(1, -1).reshape([batch, sizes[0], -1]))
+    for share in shares[1:]:
+        found = (found.reshape([*share.shape, -1]) * share.unsqueeze(-1)).sum(2)
+    return found.reshape([batch, *out, channels]).movedim(-1, 1)
+
+
+def _shares(at: Tensor, size: int, mode: str, padding: str, *, corners: bool) -> Tensor:
+    """[batch, points] between -1 and 1 -> [batch, points, size]: how much of each place of an axis a point takes."""
+    at = (at + 1) * ((size - 1) / 2) if corners else ((at + 1) * size - 1) * 0.5
+    if padding == "border":  # torch's own gradient at an end is 0
+        inside = (at > 0) & (at < size - 1)
+        at = torch.where(inside, at, at.detach().clamp(0, size - 1))
+    places = torch.arange(size, device=at.device, dtype=at.dtype)
+    if mode == "nearest":
+        return (at.detach().round().unsqueeze(-1) == places).to(at.dtype)
+    before = at.detach().floor()
+    beyond = (at - before).unsqueeze(-1)
+    first, second = (((before + i).unsqueeze(-1) == places).to(at.dtype) for i in (0, 1))
+    return first * (1 - beyond) + second * beyond
+
+
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    """[batch, axes, axes + 1] -> the grid [batch, *size[2:], axes] for `grid_sample`."""
+    axes = len(size) - 2
+    lines = [
+        (torch.arange(n, dtype=theta.dtype) * 2 + (1 - n)) / (max(n - 1, 1) if align_corners else n)
+        for n in reversed(size[2:])
+    ]
+    whole = [line.reshape([-1, *[1] * i]).expand(list(size[2:])) for i, line in enumerate(lines)]
+    base = torch.stack([*whole, torch.ones_like(whole[0])], -1).reshape(-1, axes + 1)
+    return (base @ theta.transpose(1, 2)).reshape([theta.shape[0], *size[2:], axes])
+
+
+GRID_OVERRIDES: Mapping[Any, Callable[..., Any]] = {F.grid_sample: grid_sample, F.affine_grid: affine_grid}
 AXIS_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool2d.default: adaptive_avg_pool2d,
     aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool2d_backward,

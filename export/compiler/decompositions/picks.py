@@ -9,6 +9,7 @@ which holds whole numbers up to 2^24; those are positions, tokens and masks. Sig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +51,28 @@ def scatter(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
 def scatter_value(x: Tensor, dim: int, rows: Tensor, value: float) -> Tensor:
     """See `scatter`."""
     return scatter(x, dim, rows, torch.full_like(rows, value, dtype=x.dtype))
+
+
+def scatter_reduce(
+    x: Tensor, dim: int, rows: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """The sum, mean, largest or smallest of the values at each place; a place without any keeps that of x.
+
+    Raises UnsupportedOperator for products.
+    """
+    if reduce == "prod":
+        raise UnsupportedOperator("scatter_reduce", "products are not covered")
+    dim = dim % x.dim()
+    count = _placed(x, dim, rows, torch.ones_like(rows, dtype=x.dtype))
+    if reduce in {"amax", "amin"}:
+        sign = 1 if reduce == "amax" else -1
+        found = sign * _placed(x, dim, rows, sign * source, largest=True)
+        both = torch.maximum(x, found) if reduce == "amax" else torch.minimum(x, found)
+        return torch.where(count > 0, both if include_self else found, x)
+    found = _placed(x, dim, rows, source)
+    if reduce == "sum":
+        return x + found if include_self else torch.where(count > 0, found, x)
+    return (x + found) / (count + 1) if include_self else torch.where(count > 0, found / count.clamp(min=1), x)
 
 
 def index_select(x: Tensor, dim: int, rows: Tensor) -> Tensor:
@@ -145,15 +168,37 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Te
     return topk(x, x.shape[dim], dim, descending)
 
 
-def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
-    """Zeros of the shape of x, plus `source` at the positions `rows` along `dim`."""
+def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """-> (values, positions): of an even number of values the lower one in the middle."""
+    return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """-> (values, positions): the k-th smallest along one axis, counted from 1."""
+    found = [part.narrow(dim, k - 1, 1) for part in topk(x, k, dim, largest=False)]
+    return (found[0], found[1]) if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+
+
+def bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    """How many of the rising `bounds` [n] are below each value; with `right` those that equal it count, too."""
+    below = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
+    return below.to(torch.float32).sum(-1).to(torch.int32 if out_int32 else torch.int64)
+
+
+def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, largest: bool = False) -> Tensor:
+    """Zeros of the shape of x, plus `source` at the positions `rows` along `dim`.
+
+    `largest`: minus infinity, or the largest value of `source` at the position.
+    """
     for axis, size in enumerate(rows.shape):
         source = source.narrow(axis, 0, size)
     chosen = _chosen(rows.movedim(dim, -1), x.shape[dim])  # [..., picks, size]
     values = _float(source).movedim(dim, -1).unsqueeze(-1)
-    out = _where(chosen, values).sum(-2).movedim(-1, dim)
+    nothing = -math.inf if largest else 0.0
+    wide = _where(chosen, values, nothing)
+    out = (wide.amax(-2) if largest else wide.sum(-2)).movedim(-1, dim)
     beyond = [n for axis in reversed(range(x.dim())) for n in (0, x.shape[axis] - out.shape[axis])]
-    return (aten.constant_pad_nd.default(out, beyond) if any(beyond) else out).to(x.dtype)
+    return (aten.constant_pad_nd.default(out, beyond, nothing) if any(beyond) else out).to(x.dtype)
 
 
 def _chosen(rows: Tensor, size: int) -> Tensor:
@@ -162,9 +207,10 @@ def _chosen(rows: Tensor, size: int) -> Tensor:
     return rows.unsqueeze(-1) == torch.arange(size, dtype=rows.dtype, device=rows.device)
 
 
-def _where(chosen: Tensor, values: Tensor) -> Tensor:
+def _where(chosen: Tensor, values: Tensor, nothing: float = 0.0) -> Tensor:
     """The chosen values, else 0. A product would make NaN of infinity; LiteRT wants all three of one shape."""
-    return torch.where(chosen, values.expand(chosen.shape), torch.zeros_like(chosen, dtype=values.dtype))
+    others = torch.full_like(chosen, nothing, dtype=values.dtype)
+    return torch.where(chosen, values.expand(chosen.shape), others)
 
 
 def _window_positions(length: int, size: int, step: int) -> Tensor:
@@ -188,6 +234,7 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.scatter_add.default: scatter_add,
     aten.scatter.src: scatter,
     aten.scatter.value: scatter_value,
+    aten.scatter_reduce.two: scatter_reduce,
     aten.index_select.default: index_select,
     aten.index_add.default: index_add,
     aten.unfold.default: unfold,
@@ -200,4 +247,7 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.min.dim: min_along,
     aten.topk.default: topk,
     aten.sort.default: sort,
+    aten.median.dim: median,
+    aten.kthvalue.default: kthvalue,
+    aten.bucketize.Tensor: bucketize,
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
-from math import pi, sqrt
+from math import log, pi, sqrt
 from typing import Any, cast
 
 import torch
@@ -141,6 +141,37 @@ def remainder(x: Tensor, by: Tensor | float) -> Tensor:
     return x - torch.floor(x / by) * by
 
 
+def log10(x: Tensor) -> Tensor:
+    """The logarithm with base 10, of decibels."""
+    return torch.log(x) * (1 / log(10))
+
+
+def log2(x: Tensor) -> Tensor:
+    """The logarithm with base 2."""
+    return torch.log(x) * (1 / log(2))
+
+
+def tan(x: Tensor) -> Tensor:
+    """The sine over the cosine."""
+    return torch.sin(x) / torch.cos(x)
+
+
+def sinh(x: Tensor) -> Tensor:
+    """Near zero the absolute error is the rounding of 1."""
+    return (torch.exp(x) - torch.exp(-x)) * 0.5
+
+
+def cosh(x: Tensor) -> Tensor:
+    """The mean of exp(x) and exp(-x)."""
+    return (torch.exp(x) + torch.exp(-x)) * 0.5
+
+
+def any_of(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own signature
+    """Whether one of the values is not 0, along the axes or of all."""
+    axes = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return (x != 0).to(torch.float32).amax(axes, keepdim) > 0
+
+
 def isnan(x: Tensor) -> Tensor:
     """NaN alone differs from itself."""
     return torch.ne(x, x)
@@ -203,6 +234,14 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten.empty_strided.default: zeros,
     aten.new_empty_strided.default: new_zeros,
     aten.isnan.default: isnan,
+    aten.log10.default: log10,
+    aten.log2.default: log2,
+    aten.tan.default: tan,
+    aten.sinh.default: sinh,
+    aten.cosh.default: cosh,
+    aten.any.default: any_of,
+    aten.any.dim: any_of,
+    aten.any.dims: any_of,
 }
 
 

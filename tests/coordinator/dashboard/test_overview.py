@@ -210,7 +210,6 @@ def test_the_words_beside_the_best_round_are_free_of_the_curves(
         assert words.evaluate(NEAREST_TO_A_CURVE) > 2.0  # a thick curve reaches 1.6 from its middle
         box = words.evaluate("node => { const b = node.getBBox(); return [b.x, b.y]; }")
         assert min(box) >= 0
-        page.close()
 
 
 def test_the_bytes_of_the_rounds_are_the_sum_that_the_demo_prints_and_the_rest_says_since_when(
@@ -340,7 +339,6 @@ def test_before_the_first_round_there_are_no_empty_charts(tmp_path: Path, visit:
         site.hub.event(round_event(1, [0]))
         expect(page.locator("#accuracy path")).to_have_count(4)
         expect(page.locator("#rounds")).to_be_visible()
-        page.close()
 
 
 def test_while_devices_are_missing_the_header_counts_those_that_came_with_samples(tmp_path: Path, visit: Open) -> None:
@@ -352,7 +350,6 @@ def test_while_devices_are_missing_the_header_counts_those_that_came_with_sample
         page = visit(site.link).page
         expect(page.locator("#phase")).to_have_text("waiting for devices")
         expect(page.locator("#doing")).to_have_text("1 of 3 devices")
-        page.close()
 
 
 def test_whatever_has_the_focus_shows_it(site: DashboardSite, visit: Open) -> None:

@@ -145,7 +145,6 @@ def test_a_locked_page_asks_for_its_token_and_opens_with_it(tmp_path: Path, visi
         page.get_by_label("Token").fill(read.read_text())
         pressed(page, "Enter")
         expect(page.locator("#devices tbody tr")).to_have_count(1)
-        page.close()  # before the server ends, which it would look for
         assert all("401" in error for error in visited.errors)
         visited.errors.clear()
 
@@ -164,7 +163,6 @@ def test_five_thousand_devices_are_shown_and_each_is_found(tmp_path: Path, visit
         expect(page.locator("#devices tbody tr")).to_have_count(1)
         page.locator("#devices a").click()
         expect(page.get_by_role("heading", name="d4999")).to_be_visible()
-        page.close()
 
 
 def test_where_phones_can_join_the_page_shows_their_link_as_a_qr_code(
@@ -186,4 +184,3 @@ def test_where_phones_can_join_the_page_shows_their_link_as_a_qr_code(
         assert link == f"http://127.0.0.1:{site.port}/phone/"
         status, headers, _ = site.ask("GET", "/phone/")
         assert (status, "wasm-unsafe-eval" in str(headers["content-security-policy"])) == (200, True)
-        page.close()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -10,10 +8,8 @@ from coordinator.rounds.exchange_rules import (
     CREDIT_IDLE_S,
     GO_REPEAT_S,
     LEAST_PACE,
-    MAX_QUEUED_UPLOADS,
     Ack,
     Block,
-    Busy,
     Close,
     Event,
     Go,
@@ -201,15 +197,6 @@ def test_a_larger_update_in_the_place_of_an_announced_one_waits_for_its_bytes() 
     exchange, commands = advance(exchange, Ready("x", B, 15), 2.0)
     assert (commands, list(exchange.uploads), list(exchange.queue)) == ([], ["y"], ["x"])
     assert advance(exchange, Stored("y", A), 3.0)[1] == [Ack("y", A, "ok"), Go("x", B)]
-
-
-def test_a_full_queue_answers_busy() -> None:
-    waiting = {f"c{i}": Ready(f"c{i}", A, 9) for i in range(MAX_QUEUED_UPLOADS)}
-    exchange = replace(opened(credits=1), asked=frozenset("xyz") | waiting.keys(), queue=waiting)
-    exchange = after(exchange, Ready("c0", A, 9))
-    exchange = replace(exchange, queue=waiting)
-    assert isinstance(advance(exchange, Ready("x", A, 9), 1.0)[1][0], Busy)
-    assert advance(exchange, Ready("c9", A, 9), 1.0)[1] == []  # it waits already
 
 
 def test_a_client_that_refused_may_still_answer() -> None:

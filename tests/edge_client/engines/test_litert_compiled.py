@@ -15,7 +15,7 @@ from tests.support.no_interpreter import hide_interpreter
 from tests.support.programs import BATCH, compiled, feeds, opened
 
 FUNCTIONS = ("step", "evaluate")
-MODELS = ("digits-mlp", "wecfl-cnn")
+MODELS = ("digits-mlp", "wecfl-cnn", "rotary")  # rotary has buffers that no step changes
 
 
 def both(name: str, folder: Path) -> tuple[Engine, Engine]:

@@ -89,6 +89,13 @@ def test_a_board_that_was_flashed_with_something_newer_passes_the_older_release_
     assert start(home) == "0.5.0"
 
 
+def test_a_board_that_was_flashed_with_the_same_version_starts_what_was_flashed(home: Path) -> None:
+    SelfUpdater(home / "state" / "releases", running=OLD).install(pack_release(site(NEW), NEW), NEW)
+    (home / "opt/site/edge_client/__init__.py").write_text(f'__version__ = "{NEW}"\n')
+    (home / "opt/site/edge_client/cli.py").write_text("print('flashed')\n")
+    assert start(home) == "flashed"
+
+
 @pytest.mark.parametrize("damage", ["", "{", '{"good": 1}', '{"good":"../x","trial":"../../x","starts":0,"failed":[]}'])
 def test_a_damaged_record_starts_the_flashed_client(home: Path, damage: str) -> None:
     (home / "state" / "releases").mkdir(parents=True)

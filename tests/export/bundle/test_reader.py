@@ -19,6 +19,7 @@ from export.bundle.reader import MANIFEST_FILE, read_bundle
 from export.bundle.run_source import BundleSource, LabelledSamples, make_signer
 from export.bundle.verify_centers import largest_difference, torch_logits
 from export.bundle.writer import BundleOptions, write_bundle
+from export.command_line import difference_in_words
 from export.compiler.program import vector_of
 from tests.support.export_cli import run_export
 from tests.support.programs import compiled, model
@@ -325,6 +326,23 @@ def test_bundling_a_run_says_what_it_works_on(tmp_path: Path, capsys: pytest.Cap
     assert [line for line in told if "center" in line] == ["writing center 1 of 2", "writing center 2 of 2"]
 
 
+def test_verify_says_what_it_compares_in_which_runtime_before_it_does(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_export("verify", str(bundle), "--json") == 0
+    told = capsys.readouterr()
+    files = json.loads(told.out)["files"]
+    said = [line for line in told.err.splitlines() if line.startswith("comparing ")]
+    assert len(said) == len(files)
+    assert "comparing centers/center-0/model.onnx in ONNX Runtime with torch on" in said[0]
+    assert any("in LiteRT with torch" in line for line in said)
+    assert all(row["values"] % row["samples"] == 0 for row in files)
+
+
+def test_no_difference_reads_equal_and_any_other_is_a_number() -> None:
+    assert [difference_in_words(each) for each in (0.0, 2.5e-7, float("nan"))] == ["equal", "2.5e-07", "nan"]
+
+
 def test_verify_prints_one_json_object(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_export("verify", str(bundle), "--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -349,7 +367,9 @@ def test_verify_takes_other_samples(bundle: Path, tmp_path: Path, capsys: pytest
     np.savez(tmp_path / "s.npz", x=reference()[:2])
     assert run_export("verify", str(bundle), "--samples", str(tmp_path / "s.npz")) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert all(line.split()[6] == "2" and line.endswith("  not measured: samples without labels") for line in lines)
+    assert all(
+        line.split()[6:8] == ["20", "2"] and line.endswith("  not measured: samples without labels") for line in lines
+    )
 
 
 def test_a_text_model_without_samples_is_compared_on_tokens(tmp_path: Path) -> None:

@@ -34,10 +34,11 @@ def step_of(bent: float) -> bytes:
     return made.files[made.program.containers["pt2"]["step"].sha256]
 
 
-def judge(bent: float, beside_the_kink: Callable[[int], bool]) -> tuple[float, int]:
+def judge(bent: float, beside_the_kink: Callable[[int], bool], *, scale: float = 1.0) -> tuple[float, int]:
     """-> what is found out about a container, and at how many inputs it was looked at.
 
     Beside the kink: weights 0.7 and -0.7 of two equal numbers, where a rounding decides whether a gradient flows.
+    `scale` multiplies weights and divides samples, which leaves what the kink sees as it is.
     """
     seen: list[int] = []
 
@@ -45,7 +46,7 @@ def judge(bent: float, beside_the_kink: Callable[[int], bool]) -> tuple[float, i
         args = example_inputs(source, function, batch, seed)
         at = {p.name: i for i, p in enumerate(function_ports(source, function).inputs)}
         other = -0.7 if beside_the_kink(len(seen)) else 0.7
-        args[at["x"]], args[at["w/0.weight"]] = torch.ones(batch, 2), torch.tensor([[0.7, other]])
+        args[at["x"]], args[at["w/0.weight"]] = torch.ones(batch, 2) / scale, torch.tensor([[0.7, other]]) * scale
         seen.append(seed)
         return args
 
@@ -71,6 +72,13 @@ def test_the_program_of_the_model_itself_passes_at_once() -> None:
 
 def test_one_wrong_answer_is_enough_where_torch_agrees_with_itself() -> None:
     found, looks = judge(1.01, lambda _: False)
+    assert found > program_parity.MAX_RELATIVE_DIFFERENCE
+    assert looks == 1
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_small_weights_and_small_samples_move_by_roundings_of_their_own_size(scale: float) -> None:
+    found, looks = judge(1.01, lambda _: False, scale=scale)
     assert found > program_parity.MAX_RELATIVE_DIFFERENCE
     assert looks == 1
 

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source
+from export.compiler.program_functions import example_inputs
+from export.compiler.program_parity import output_differences, torch_outputs
 from export.compiler.tracing import trace_function
+from tests.support import picking_networks
 
 
 def refusal(module: nn.Module, *, input: tuple[int, ...] = (1, 8, 8)) -> str:  # noqa: A002 - the manifest's word
@@ -80,3 +83,15 @@ def test_the_forward_pass_of_a_mode_is_exported_once_for_all_functions(monkeypat
         for function in ("step", "evaluate", "infer"):
             trace_function(passes, function, batch=4, dynamic=dynamic)
     assert exported == [True, False]
+
+
+@pytest.mark.parametrize("name", picking_networks.TRACED)
+def test_a_traced_step_is_torchs_in_float64_at_another_batch_size(name: str) -> None:
+    entry = picking_networks.TRACED[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        source = make_source(entry.make(), input=entry.input, loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 5)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-10

@@ -51,11 +51,16 @@ class Machine(RuleBasedStateMachine):
 
     alive: WiredCoordinator
 
-    @initialize(ballast=st.sampled_from([0, BALLAST]), free=st.integers(1, 3), wanted=st.sampled_from([None, 3]))
-    def start(self, ballast: int, free: int, wanted: int | None) -> None:
+    @initialize(
+        ballast=st.sampled_from([0, BALLAST]),
+        free=st.integers(1, 3),
+        wanted=st.sampled_from([None, 3]),
+        window=st.integers(1, len(DEVICES)),
+    )
+    def start(self, ballast: int, free: int, wanted: int | None, window: int) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.clock = VirtualClock()
-        self.ballast, self.credits, self.wanted = ballast, free, wanted
+        self.ballast, self.credits, self.wanted, self.window = ballast, free, wanted, window
         self.number = 0
         self.accepted: dict[tuple[ExchangeKey, str], str] = {}
         self.closings: dict[ExchangeKey, list[str]] = {}
@@ -117,6 +122,7 @@ class Machine(RuleBasedStateMachine):
     def no_message_waits(self) -> None:
         self.alive.more = False
         self.survive(self.alive.dispatcher.exchange.sync)
+        self.survive(self.alive.dispatcher.exchange.on_quiet)
 
     @rule()
     def is_killed(self) -> None:
@@ -239,7 +245,7 @@ class Machine(RuleBasedStateMachine):
             shutil.copytree(self.folder / str(self.lives - 1), here)
             self.alive.store.close()
             shutil.rmtree(self.folder / str(self.lives - 1))
-        self.alive = WiredCoordinator(here, self.clock, self.ballast, self.credits)
+        self.alive = WiredCoordinator(here, self.clock, self.ballast, self.credits, task_window=self.window)
         self.granted.clear()
         self.alive.ask(self.key, self.wanted)
         self.listen()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
-from export.compiler.decompositions.fourier import FOURIER_OVERRIDES, MAX_LENGTH, ComplexPair
+from export.compiler.decompositions.fourier import MAX_LENGTH, ComplexPair
+from export.compiler.forward_overrides import FORWARD_OVERRIDES
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source
 from export.compiler.program_functions import example_inputs
@@ -32,7 +33,7 @@ def test_a_transform_of_one_axis_is_torchs(name: str, n: int | None, norm: str |
     theirs = getattr(torch.fft, name)
     given = torch.fft.fft(X, dim=1) if name == "irfft" else X
     pair = ComplexPair(given.real, given.imag) if given.is_complex() else given
-    torch.testing.assert_close(whole(FOURIER_OVERRIDES[theirs](pair, n, 1, norm)), theirs(given, n, 1, norm))
+    torch.testing.assert_close(whole(FORWARD_OVERRIDES[theirs](pair, n, 1, norm)), theirs(given, n, 1, norm))
 
 
 @pytest.mark.parametrize("dim", [(-2, -1), (1, 0)])
@@ -40,9 +41,9 @@ def test_a_transform_of_one_axis_is_torchs(name: str, n: int | None, norm: str |
 def test_a_transform_of_several_axes_and_its_inverse_are_torchs(name: str, dim: tuple[int, int]) -> None:
     theirs, back = getattr(torch.fft, name), getattr(torch.fft, f"i{name}")
     told = theirs(X, dim=dim, norm="ortho")
-    torch.testing.assert_close(whole(FOURIER_OVERRIDES[theirs](X, dim=dim, norm="ortho")), told)
+    torch.testing.assert_close(whole(FORWARD_OVERRIDES[theirs](X, dim=dim, norm="ortho")), told)
     pair = ComplexPair(told.real, told.imag)
-    torch.testing.assert_close(whole(FOURIER_OVERRIDES[back](pair, dim=dim)), back(told, dim=dim))
+    torch.testing.assert_close(whole(FORWARD_OVERRIDES[back](pair, dim=dim)), back(told, dim=dim))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,23 @@ def test_a_transform_of_several_axes_and_its_inverse_are_torchs(name: str, dim: 
 def test_a_short_time_transform_is_torchs(settings: dict[str, Any]) -> None:
     x = X.reshape(3, 70)
     told = torch.stft(x, return_complex=True, **settings)
-    torch.testing.assert_close(whole(FOURIER_OVERRIDES[torch.stft](x, return_complex=True, **settings)), told)
+    torch.testing.assert_close(whole(FORWARD_OVERRIDES[torch.stft](x, return_complex=True, **settings)), told)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"window": torch.hann_window(16, dtype=torch.float64), "length": 68},
+        {"window": torch.hann_window(12, dtype=torch.float64), "hop_length": 5, "win_length": 12, "normalized": True},
+        {"center": False, "onesided": False, "window": torch.ones(16).double(), "length": 80},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The length of signal")
+def test_an_inverse_short_time_transform_is_torchs(settings: dict[str, Any]) -> None:
+    whole_signal = {name: value for name, value in settings.items() if name != "length"}
+    told = torch.stft(X.reshape(3, 70), 16, return_complex=True, **whole_signal) * torch.arange(3).reshape(3, 1, 1)
+    pair = ComplexPair(told.real, told.imag)
+    torch.testing.assert_close(FORWARD_OVERRIDES[torch.istft](pair, 16, **settings), torch.istft(told, 16, **settings))
 
 
 class Spectrum(nn.Module):
@@ -71,6 +88,7 @@ class Spectrum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
+        x = torch.istft(torch.stft(x, 8, window=self.window, return_complex=True), 8, window=self.window)
         mixed = torch.fft.irfft(torch.fft.rfft(x, dim=-1) * self.gain, n=24, dim=-1)
         frames = torch.stft(x, 8, hop_length=4, window=self.window, return_complex=True)
         mel = torch.log(frames.abs().pow(2).mean(-1) + 1)
@@ -100,7 +118,20 @@ class Long(nn.Linear):
         return super().forward(torch.fft.fft(x.repeat(1, MAX_LENGTH)).real[:, :4])
 
 
-@pytest.mark.parametrize(("module", "says"), [(Angles(4, 2), "angle"), (Long(4, 2), f"at most {MAX_LENGTH}")])
+class Analytic(nn.Linear):
+    """A transform whose result is complex again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = torch.stft(x.repeat(1, 9), 8, window=torch.ones(8), return_complex=True, onesided=False)
+        return super().forward(
+            torch.istft(frames, 8, window=torch.ones(8), onesided=False, return_complex=True).real[:, :4]
+        )
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [(Analytic(4, 2), "test_fourier.py:.* uses istft"), (Angles(4, 2), "angle"), (Long(4, 2), f"at most {MAX_LENGTH}")],
+)
 def test_other_operators_of_complex_numbers_and_long_axes_are_refused(module: nn.Module, says: str) -> None:
     passes = ForwardPasses(make_source(nn.Sequential(module), input=(4,)))
     with pytest.raises(ProgramRefused, match=says):

@@ -111,3 +111,32 @@ def test_a_number_put_at_every_place_of_a_mask_is_torchs() -> None:
 def test_a_mask_that_picks_values_is_refused_with_what_to_write() -> None:
     with pytest.raises(UnsupportedOperator, match=r"^index: .*torch\.where"):
         matrices.index(noise(3, 3), [torch.tensor([True, False, True])])
+
+
+@pytest.mark.parametrize("corners", [True, False])
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("sizes", [(4, 6), (2, 3, 5)])
+def test_a_sampled_grid_and_its_gradients_are_torchs_on_places_between_them_and_beyond(
+    sizes: tuple[int, ...], mode: str, padding: str, corners: bool
+) -> None:
+    x = noise(2, 3, *sizes).requires_grad_()
+    theta = 0.6 * noise(2, len(sizes), len(sizes) + 1, seed=1)
+    theta[0] = torch.eye(len(sizes), len(sizes) + 1)  # each point on a place
+    theta = theta.requires_grad_()
+    size = [2, 3, *sizes]
+    grids = [way(theta, size, align_corners=corners) for way in (matrices.affine_grid, F.affine_grid)]
+    assert same(*grids)
+    found, expected = (
+        way(x, grids[1], mode=mode, padding_mode=padding, align_corners=corners)
+        for way in (matrices.grid_sample, F.grid_sample)
+    )
+    assert same(found, expected)
+    grad = noise(*expected.shape, seed=2)
+    for moved in (x, grids[1])[: 1 if mode == "nearest" else 2]:
+        assert same(*(torch.autograd.grad(out, moved, grad, retain_graph=True)[0] for out in (found, expected)))
+
+
+def test_a_grid_that_mixes_more_than_two_neighbours_is_refused() -> None:
+    with pytest.raises(UnsupportedOperator, match="bicubic"):
+        matrices.grid_sample(noise(1, 1, 3, 3), noise(1, 2, 2, 2), mode="bicubic")

@@ -6,6 +6,7 @@ Each network runs twice, in torch and with the operators of the decomposition ta
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,13 +19,37 @@ from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS
 from export.compiler.decompositions.table import OWN_DECOMPOSITIONS
 
 TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
+BOUNDS = torch.tensor([-1.0, 0.0, 1.0, 1.5]).double()
 ROWS = torch.tensor([[3, 0], [1, 1]])
+
+
+def reduced(how: str, x: Tensor, *, kept: bool) -> Tensor:
+    wide = torch.cat([x[:, :1], x * 2], 1)
+    return wide.scatter_reduce(1, ROWS.reshape(2, 2, 1).expand(2, 2, 5), x[:, 2:], how, include_self=kept)
+
+
 NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "gather": lambda x: x.gather(1, ROWS.reshape(2, 2, 1).expand(2, 2, 5)),
     "gather of a part": lambda x: x.gather(2, ROWS.reshape(1, 2, 2)),
     "scatter_add": lambda x: torch.ones(2, 4, 5).double().scatter_add(1, ROWS.reshape(2, 2, 1).expand(2, 2, 3), x),
     "scatter": lambda x: x.scatter(2, torch.tensor([[[4, 0]]]).expand(2, 4, 2), x[..., :2] * 2),
     "scatter of a number": lambda x: x.scatter(1, torch.tensor([[[2]]]), 7.0),
+    **{
+        f"scatter_reduce {how}{' beside what was there' if kept else ''}": partial(reduced, how, kept=kept)
+        for how in ("sum", "mean", "amax", "amin")
+        for kept in (False, True)
+    },
+    "a number where a mask of an axis is": lambda x: _masked(x, x[0, 0, 0]),
+    "diagonals": lambda x: x.diagonal(1, 1, 2) * torch.diag_embed(x[:, :3, 2], -1).diagonal(-1, 1, 2)[:, :1],
+    "a diagonal in place": lambda x: x.diagonal_scatter(x[:, 0, :3] * 2, 2, 1, 2),
+    "middles": lambda x: _untied(x).median(1).values * _untied(x).kthvalue(2, 2, keepdim=True).values[..., 0].sum(),
+    "ranks among bounds": lambda x: (
+        x * (torch.bucketize(x.round(), BOUNDS) + torch.bucketize(x.round(), BOUNDS, right=True, out_int32=True))
+    ),
+    "functions of exponents": lambda x: (
+        torch.log10(x.abs() + 1) + torch.log2(x * x + 1) + x.sinh() * x.cosh() + x.tan()
+    ),
+    "any": lambda x: x * (x > 1).any(1, keepdim=True) + x * (x > 9).any() + x * (x > 1).any((0, 2), keepdim=True),
     "index_select": lambda x: x.index_select(-1, torch.tensor([4, 0, 0])),
     "windows": lambda x: x.unfold(1, 2, 1).unfold(2, 3, 2),
     "cumsum": lambda x: x.cumsum(1) * x.cumsum(-1),
@@ -48,6 +73,12 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
 def _frozen_norm(x: Tensor) -> Tensor:
     mean, variance, weight, bias = torch.rand(4, 4).double().unbind()
     return F.batch_norm(x, mean, variance, weight, bias, training=False)
+
+
+def _masked(x: Tensor, number: Tensor) -> Tensor:
+    put, rows = torch.ops.aten.index_put, torch.tensor([True, False, True, False])
+    out: Tensor = put(put(x * 2, [None, rows], number.detach()), [x[..., 0] > 0], torch.tensor(2.5).double(), True)  # noqa: FBT003 - torch's signature
+    return out
 
 
 def _untied(x: Tensor) -> Tensor:

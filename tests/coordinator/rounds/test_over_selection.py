@@ -1,0 +1,40 @@
+"""Over-selection: a larger cohort, of which the wanted number counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
+from coordinator.strategies.base import RequireAll
+from coordinator.strategies.baselines.fedavg import FedAvg
+from edge_client.protocol.task import Probe
+
+
+@pytest.mark.parametrize(
+    ("share", "fraction", "fleet", "asked", "wanted"),
+    [(1.5, 0.1, 40, 0.15, 4), (1.3, 0.25, 10, 0.325, 3), (2.0, 0.75, 8, 1.0, 6)],
+)
+def test_more_are_asked_than_count_and_never_more_than_all(
+    share: float, fraction: float, fleet: int, asked: float, wanted: int
+) -> None:
+    strategy, goal = with_over_selection(FedAvg(fraction_train=fraction), share, fleet)
+    assert isinstance(strategy, FedAvg)
+    assert strategy.fraction_train == pytest.approx(asked)
+    assert goal == wanted
+
+
+def test_without_over_selection_the_method_stays_as_it_is_and_all_replies_count() -> None:
+    method = FedAvg(fraction_train=0.5)
+    assert with_over_selection(method, 1.0, 10) == (method, None)
+
+
+def test_a_test_and_an_exchange_that_says_so_need_all_and_others_do_not() -> None:
+    want = frozenset({"labels"})  # the probe that needs no model
+    train, test = ({"a": Probe(models=(), want=want, batch=1, seed=0, split=part)} for part in ("train", "test"))
+    assert (is_test(test), is_test(train), is_test({**train, "b": test["a"]}), is_test({})) == (
+        True,
+        False,
+        True,
+        False,
+    )
+    assert (needs_all(test), needs_all(train), needs_all(RequireAll(train))) == (True, False, True)

@@ -1,0 +1,70 @@
+// Who this phone is in a federation: from its link, from an earlier visit, or by its own choice.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { loadIdentity } from "../../edge_client/web/join.js";
+import { MemoryStore } from "../support/memory_store.mjs";
+
+const OPEN = { federation: "home", open: true };
+const BY_LINK = { federation: "home", open: false };
+const PLAIN = { hash: "" };
+const LINK = { hash: "#id=web-0001&secret=abc" };
+
+/** The part of localStorage that earlier versions of the page wrote. */
+function earlier(federation, identity) {
+  const kept = { [`fedcenters/identity/${federation}`]: JSON.stringify(identity) };
+  return { getItem: (name) => kept[name] ?? null };
+}
+
+test("an open federation's phone chooses a name once, and has it at every later visit", async () => {
+  const store = new MemoryStore();
+  const { id, ...nothing } = await loadIdentity(OPEN, PLAIN, store, null);
+  assert.match(id, /^phone-[0-9a-f]{10}$/);
+  assert.deepEqual(nothing, {});
+  assert.deepEqual(await loadIdentity(OPEN, PLAIN, store, null), { id });
+  assert.notEqual((await loadIdentity({ ...OPEN, federation: "other" }, PLAIN, store, null)).id, id);
+});
+
+test("a name is used only once the store has it", async () => {
+  const store = new MemoryStore();
+  const full = Object.assign(new MemoryStore(), { write: () => Promise.reject(new Error("the browser keeps no more")) });
+  await assert.rejects(loadIdentity(OPEN, PLAIN, full, null), /keeps no more/);
+  let finish;
+  const slow = Object.assign(Object.create(store), { write: (put) => new Promise((done) => { finish = () => store.write(put).then(done); }) });
+  let given = null;
+  const asked = loadIdentity(OPEN, PLAIN, slow, null).then((device) => { given = device; });
+  await new Promise(setImmediate);
+  assert.equal(given, null);
+  await finish();
+  await asked;
+  assert.deepEqual(await loadIdentity(OPEN, PLAIN, store, null), given);
+});
+
+test("a link's name and secret are those of later visits without the link, and another link takes their place", async () => {
+  const store = new MemoryStore();
+  const device = { id: "web-0001", username: "web-0001", password: "abc" };
+  assert.equal(await loadIdentity(BY_LINK, PLAIN, store, null), null);
+  assert.deepEqual(await loadIdentity(BY_LINK, LINK, store, null), device);
+  assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), device);
+  const other = await loadIdentity(BY_LINK, { hash: "#id=web-0002&secret=xyz" }, store, null);
+  assert.deepEqual(other, { id: "web-0002", username: "web-0002", password: "xyz" });
+  assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), other);
+  await assert.rejects(loadIdentity(BY_LINK, { hash: "#id=a/b" }, store, null));
+  assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), other);
+});
+
+test("a phone of an earlier version of the page keeps its name and secret, after localStorage lost them too", async () => {
+  const store = new MemoryStore();
+  const before = earlier("home", { id: "web-0007", secret: "abc" });
+  const device = { id: "web-0007", username: "web-0007", password: "abc" };
+  assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, before), device);
+  assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, { getItem: () => null }), device);
+  assert.notEqual((await loadIdentity({ federation: "other", open: true }, PLAIN, store, before)).id, "web-0007");
+});
+
+test("what the store has goes before what an earlier version left in localStorage", async () => {
+  const store = new MemoryStore();
+  const { id } = await loadIdentity(OPEN, PLAIN, store, null);
+  assert.deepEqual(await loadIdentity(OPEN, PLAIN, store, earlier("home", { id: "phone-old", secret: "" })), { id });
+});
