@@ -15,6 +15,8 @@ import pytest
 from edge_client.protocol.program import Port, Program
 from tests.support.programs import compiled, model
 
+pytestmark = pytest.mark.timeout(600)  # the first test compiles for three engines
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "train-on-android.md").read_text(encoding="utf-8")
 JAVA = (DOCS / "native" / "Train.java").read_text(encoding="utf-8")
