@@ -125,9 +125,11 @@ def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
     """
     train, test = readers.list_files(folder, "train"), readers.list_files(folder, "test")
     if not train:
+        missing = f"{folder / 'train.npz'} does not exist" if folder.is_dir() else f"there is no folder {folder}"
         raise ConfigError(
-            f"no training data: {folder / 'train.npz'} does not exist",
-            hint="write it with numpy.savez(path, x=samples, y=labels), or correct `data` in the configuration",
+            f"no training data: {missing}",
+            hint="write train.npz with numpy.savez(path, x=samples, y=labels), or put files into a folder train "
+            "(docs/bring-your-own-data.md); another folder is named by `data` in the configuration, or by --data",
         )
     names = readers.class_names(folder)
     return DeviceData(train=_read(train, limit), test=_read(test, 0) if test else None, class_names=names)

@@ -206,7 +206,9 @@ def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[list[
     """The wanted columns of each row; an empty line is none."""
     absent = [name for name in columns if name not in (reader.fieldnames or ())]
     if absent:
-        raise ValueError(f"no column {absent[0]!r}")
+        raise ValueError(
+            f"no column {absent[0]!r}, which {SCHEMA_FILE} names; it has {', '.join(reader.fieldnames or ())}"
+        )
     for row in reader:
         values = [row[name] for name in columns]
         if any(value is None for value in values):
@@ -233,6 +235,9 @@ def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path
     """The table of schema.toml that explains a file."""
     table = schema.get(name)
     if not isinstance(table, dict):
+        wanted = f"a table [{name}], which says what {path.suffix} files mean"
+        if not schema:
+            raise ValueError(f"there is no {SCHEMA_FILE} beside the samples; it needs {wanted}")
         raise ValueError(f"{SCHEMA_FILE} has no table [{name}], which says what {path.suffix} files mean")  # noqa: TRY004
     unknown = sorted(set(table) - set(keys))
     if unknown:

@@ -56,7 +56,7 @@ function drawFleet(run) {
 function drawMap(run) {
   const found = state.maps[run?.run];
   const secure = run?.lines.at(-1)?.secure;
-  setText("map-empty", secure ? `No map: of this run the coordinator sees ${secure.sees}.` : run?.updates == null ? "The map appears after the first round." : "The map appears after the first updates.");
+  setText("map-empty", secure ? `No map: of this run the coordinator sees ${secure.sees}.` : run?.lines.length ? "The map is being loaded." : run?.updates == null ? "The map appears after the first round." : "The map appears after the first updates.");
   byId("map-empty").hidden = Boolean(found);
   byId("map-note").hidden = Boolean(secure);
   byId("cosine-card").hidden = !found || found.centers.length < 2; // one center has no cosine with another

@@ -23,8 +23,13 @@ VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.defa
 
 
 def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
-    """The operators that `function` calls for tensors of these sizes and strides, whatever their values are."""
-    with quiet_warnings(), torch.enable_grad(), allow_single_value_norm(), ForwardOverrides():
+    """The operators that `function` calls for tensors of these sizes and strides, whatever their values are.
+
+    oneDNN is off meanwhile: it records an LSTM as one operator whose backward cannot be called. Convolutions choose
+    their implementation when the record is played.
+    """
+    plain = torch.backends.mkldnn.flags(enabled=False)
+    with quiet_warnings(), torch.enable_grad(), plain, allow_single_value_norm(), ForwardOverrides():
         recorded = make_fx(function, tracing_mode="fake")(*given)
     graph = recorded.graph
     _keep_constants(recorded)

@@ -35,11 +35,9 @@ WHOLE = {"mobilenet-v3", "resnet-18", "resnet-18-narrow", "ds-cnn"}  # built of 
 SMALL = sorted(set(ENTRIES) - WHOLE)
 
 
-def source(name: str) -> TraceSource:
+def source(name: str, dtype: str = "float64") -> TraceSource:
     model = programs.model(name)
-    return make_source(
-        model.module, name=name, input=model.input, target=model.output, loss=model.loss, dtype="float64"
-    )
+    return make_source(model.module, name=name, input=model.input, target=model.output, loss=model.loss, dtype=dtype)
 
 
 def batch_of(made: TraceSource, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -60,6 +58,19 @@ def test_recorded_steps_are_autograds(name: str) -> None:
     for flat in ("weights", "gradient"):
         one, other = (side.to_schema_order(getattr(side, flat)) for side in sides)
         assert np.abs(one - other).max() <= SAME * np.abs(other).max()
+
+
+def test_an_lstm_is_recorded_in_float32_too_where_onednn_has_one_operator_for_it() -> None:
+    made = source("lstm", "float32")
+    x, y, q, noise = batch_of(made, 6)
+    sides = [FlatModel(made.module, made.schema, channels_last=False) for _ in range(2)]
+    losses = [
+        step(x, y, q, noise)
+        for step in (steps.record_step(made, sides[0], x, y, noise), steps.autograd_step(made, sides[1]))
+    ]
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+    one, other = (side.to_schema_order(side.gradient) for side in sides)
+    assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max()
 
 
 class ValueBranching(nn.Module):
