@@ -237,7 +237,7 @@ def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path
     if not isinstance(table, dict):
         wanted = f"a table [{name}], which says what {path.suffix} files mean"
         if not schema:
-            raise ValueError(f"there is no {SCHEMA_FILE} beside the samples; it needs {wanted}")
+            raise ValueError(f"{SCHEMA_FILE} beside the folder of samples is missing or empty; it needs {wanted}")
         raise ValueError(f"{SCHEMA_FILE} has no table [{name}], which says what {path.suffix} files mean")  # noqa: TRY004
     unknown = sorted(set(table) - set(keys))
     if unknown:
