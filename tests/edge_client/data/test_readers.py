@@ -121,7 +121,7 @@ def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
     ("schema", "text", "says"),
     [
         ("", "a,b,kind\n1,2,low\n", r"missing or empty; it needs a table \[csv\]"),
-        ('[npz]\nx = 1\n', "a,b,kind\n1,2,low\n", r"has no table \[csv\]"),
+        ("[npz]\nx = 1\n", "a,b,kind\n1,2,low\n", r"has no table \[csv\]"),
         (CSV_SCHEMA, "a,b\n1,2\n", "no column 'kind'"),
         (CSV_SCHEMA, "a,b,kind\n1,2,middle\n", "the class 'middle' is not among"),
         (CSV_SCHEMA, "a,b,kind\n1,two,low\n", "could not convert"),
