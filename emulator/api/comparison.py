@@ -100,14 +100,16 @@ class Comparison:
 
     def _shown(self) -> Table:
         """The table as it is read: shares in per cent, differences in points, bytes in megabytes."""
-        rows = []
-        for row in self._rows():
+        rows, found = [], self._rows()
+        spread = " ± deviation" if any(row["deviation"] is not None for row in found) else ""
+        half = " ± 95 % interval" if any(row["interval"] is not None for row in found) else ""
+        for row in found:
             accuracy, better = row["accuracy"], row["better_by"]
             shown = {
                 "method": row["method"],
                 "seeds": row["seeds"],
-                "accuracy": "" if accuracy is None else f"{accuracy:.1%}{_spread(row['deviation'])}",
-                "better by, points": "" if better is None else f"{100 * better:+.1f}{_spread(row['interval'])}",
+                f"accuracy{spread}": "" if accuracy is None else f"{accuracy:.1%}{_spread(row['deviation'])}",
+                f"better by{half}, points": "" if better is None else f"{100 * better:+.1f}{_spread(row['interval'])}",
                 "ARI": "" if row["ari"] is None else f"{row['ari']:.3f}",
                 "MB": f"{row['bytes'] / 1e6:.1f}",
                 "seconds": f"{row['seconds']:.1f}",

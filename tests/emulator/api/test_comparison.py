@@ -30,10 +30,11 @@ def test_history_has_a_row_for_each_method_seed_and_round(found: fc.Comparison) 
 
 def test_the_table_is_printed_in_per_cent_points_and_megabytes(found: fc.Comparison) -> None:
     head, first, second = repr(found).splitlines()
-    assert head.split() == ["method", "seeds", "accuracy", "better", "by,", "points", "ARI", "MB", "seconds"]
+    words = "method seeds accuracy ± deviation better by ± 95 % interval, points ARI MB seconds"
+    assert " ".join(head.split()) == words
     assert "%" in first
     assert "±" in second
-    assert "<th>better by, points</th>" in found._repr_html_()
+    assert "<th>better by ± 95 % interval, points</th>" in found._repr_html_()
     assert all(isinstance(n, int) for n in found.table()["bytes"].tolist())
 
 
