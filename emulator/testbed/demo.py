@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import os
 import platform
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,7 +167,7 @@ class _DemoSteps:
             "memory_mb": dict(memory),
             "new_devices": new,
             "points": demo_result.update_points(self.testbed.folder, stage.FESEM_RUN["method"]),
-            "command": _command(self.settings),
+            "command": command_again(self.settings),
             "versions": _versions(),
         }
         (self.testbed.folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -186,9 +189,14 @@ def _words(events: Sequence[Mapping[str, Any]]) -> str:
     return monitor.format_stability([event["assignment"] for event in round_events(events, method)])
 
 
-def _command(settings: DemoSettings) -> str:
-    """What gives the same numbers again."""
-    words = ["fedcenters-emulator", "demo", "--seed", str(settings.seed), "--rounds", str(settings.rounds)]
+def command_again(settings: DemoSettings) -> str:
+    """What gives the same numbers again; with the program's folder where PATH lacks it, as after `make demo`."""
+    program = Path(sys.executable).with_name("fedcenters-emulator")
+    if program.is_file() and shutil.which(program.name) is None:
+        name = os.path.relpath(program) if program.is_relative_to(Path.cwd()) else str(program)
+    else:
+        name = program.name
+    words = [name, "demo", "--seed", str(settings.seed), "--rounds", str(settings.rounds)]
     return shlex.join([*words, *(["--broker", settings.broker] if settings.broker != "auto" else [])])
 
 

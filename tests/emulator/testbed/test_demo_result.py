@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from edge_client.errors import FedcentersError
 from emulator.testbed import demo_result
+from emulator.testbed.demo import DemoSettings, command_again
 from tests.support import finished_run
 
 ENGINES = {"device-00": "onnx", "device-01": "pt2", "device-02": "onnx", "device-03": "litert"}
@@ -76,3 +78,18 @@ def test_a_new_device_without_a_center_fails_the_demo() -> None:
     demo_result.check_choices([RIGHT, {**RIGHT, "right": False}])
     with pytest.raises(FedcentersError, match="no center fits new-0"):
         demo_result.check_choices([{**RIGHT, "center": None}])
+
+
+def test_the_command_to_see_a_demo_again_works_where_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / ".demo" / "bin" / "fedcenters-emulator"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert command_again(DemoSettings(seed=3, rounds=5)) == ".demo/bin/fedcenters-emulator demo --seed 3 --rounds 5"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert command_again(DemoSettings(seed=3, rounds=5)) == "fedcenters-emulator demo --seed 3 --rounds 5"
