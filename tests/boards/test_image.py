@@ -19,7 +19,7 @@ from edge_client.cli import main
 from tests.boards.test_arm64 import answered
 from tests.boards.test_termux import SAMPLES, coordinator
 from tests.support.arm64_board import STORE, note, started, until
-from tests.support.arm64_image import GATEWAY, Image, Machine, booted, image_root, new_image
+from tests.support.arm64_image import GATEWAY, Image, QemuMachine, booted, image_root, new_image
 from tests.support.guarded_broker import Guarded, guarded_broker
 from tests.support.phone_page import SCALE, digits
 
@@ -54,7 +54,7 @@ def flashed(broker: Guarded) -> Image:
     return image
 
 
-def shown(machine: Machine, name: str) -> str:
+def shown(machine: QemuMachine, name: str) -> str:
     """A property of the service, as its systemd tells it."""
     return machine.run(f"systemctl show fedcenters-edge -p {name} --value").stdout.strip()
 

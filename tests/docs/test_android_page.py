@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edge_client.protocol.program import Port, Program
+from tests.support.doc_pages import blocks
 from tests.support.programs import compiled, model
 
 pytestmark = pytest.mark.timeout(600)  # the first test compiles for three engines
@@ -82,7 +83,7 @@ def test_the_listings_for_onnx_runtime_name_ports_that_a_step_has(program: Progr
 
 
 def test_the_script_writes_the_vector_and_the_sizes_that_the_listings_take(program: Program, tmp_path: Path) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    (script,) = [block.text for block in blocks(DOCS / "train-on-android.md") if block.kind == "python"]
     state = model("wecfl-cnn").module.state_dict()
     weights = {f"{'w' if t.role == 'p' else 'buffers'}/{t.name}": state[t.name].numpy() for t in program.schema.tensors}
     (tmp_path / "program").mkdir()

@@ -114,7 +114,7 @@ def new_image(name: str) -> Image:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class QemuMachine:
     """An image that runs."""
 
     image: Image
@@ -147,7 +147,7 @@ class Machine:
 
 
 @contextmanager
-def booted(image: Image) -> Iterator[Machine]:
+def booted(image: Image) -> Iterator[QemuMachine]:
     """The image's own kernel and systemd on an emulated machine; switched off at the end."""
     port = free_port()
     command = ["qemu-system-aarch64", "-M", "virt", "-cpu", "cortex-a72", "-smp", "2", "-m", str(MEMORY_MB)]
@@ -159,6 +159,6 @@ def booted(image: Image) -> Iterator[Machine]:
     command += ["-serial", f"file:{image.folder / 'console.log'}"]
     with (image.folder / "qemu.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            yield Machine(image=image, port=port, process=process)
+            yield QemuMachine(image=image, port=port, process=process)
         finally:
             process.terminate()

@@ -167,7 +167,7 @@ class Warped(nn.Module):
         return self.head(torch.cat(ways, 1).flatten(1))  # type: ignore[no-any-return]
 
 
-class Heard(nn.Module):
+class HeardWave(nn.Module):
     """A mel spectrogram in decibels, as torchaudio writes it, beside a masked spectrogram made sound again."""
 
     window: Tensor
@@ -200,5 +200,5 @@ ENTRIES = {
 TRACED = {  # whose step is compared in float64, not in files of engines
     "scattered": ModelEntry(make=Scattered, input=(8,), classes=3),
     "warped": ModelEntry(make=Warped, input=(1, 8, 8), classes=3),
-    "heard": ModelEntry(make=Heard, input=(24,), classes=3),
+    "heard": ModelEntry(make=HeardWave, input=(24,), classes=3),
 }

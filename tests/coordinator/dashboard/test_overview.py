@@ -123,13 +123,17 @@ def test_an_accuracy_is_rounded_as_in_the_coordinators_lines(tmp_path: Path, vis
 
 
 def test_when_an_error_ends_the_coordinator_the_page_says_which(site: DashboardSite, visit: Open) -> None:
-    page = visit(site.link).page
+    opened = visit(site.link)
+    page = opened.page
     expect(page.locator("#phase")).to_have_text("running")
     site.hub.event({"event": "error", "message": "litert-torch is not installed\n\nhint: pip install it"})
     site.hub.close()
     words = "The coordinator has ended with an error: litert-torch is not installed; hint: pip install it"
     expect(page.locator("#notice")).to_have_text(words)
     expect(page.locator("#phase")).to_have_text("not connected")
+    page.close()
+    assert all("/api/stream" in error for error in opened.errors)  # the page looks for the coordinator again
+    opened.errors.clear()
 
 
 def test_on_a_phone_the_assignment_names_its_devices_and_a_table_shows_that_it_goes_on(
