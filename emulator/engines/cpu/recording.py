@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from export.compiler.forward_overrides import ForwardOverrides
 from export.diagnostics import quiet_warnings
@@ -23,13 +24,8 @@ VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.defa
 
 
 def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
-    """The operators that `function` calls for tensors of these sizes and strides, whatever their values are.
-
-    oneDNN is off meanwhile: it records an LSTM as one operator whose backward cannot be called. Convolutions choose
-    their implementation when the record is played.
-    """
-    plain = torch.backends.mkldnn.flags(enabled=False)
-    with quiet_warnings(), torch.enable_grad(), plain, allow_single_value_norm(), ForwardOverrides():
+    """The operators that `function` calls for tensors of these sizes and strides, whatever their values are."""
+    with quiet_warnings(), torch.enable_grad(), allow_single_value_norm(), ForwardOverrides(), _PlainLstm():
         recorded = make_fx(function, tracing_mode="fake")(*given)
     graph = recorded.graph
     _keep_constants(recorded)
@@ -40,6 +36,22 @@ def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> f
             node.replace_all_uses_with(same)
     drop_unread(graph)
     return graph
+
+
+class _PlainLstm(TorchFunctionMode):
+    """Without oneDNN's LSTM, which is recorded as one operator whose backward cannot be called."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,  # noqa: ANN401 - torch's own
+    ) -> Any:  # noqa: ANN401
+        if getattr(func, "__name__", "") != "lstm":
+            return func(*args, **(kwargs or {}))
+        with torch.backends.mkldnn.flags(enabled=False):
+            return func(*args, **(kwargs or {}))
 
 
 def _keep_constants(recorded: fx.GraphModule) -> None:
