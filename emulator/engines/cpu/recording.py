@@ -44,9 +44,9 @@ class _PlainLstm(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,  # noqa: ANN401 - torch's own
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         if getattr(func, "__name__", "") != "lstm":
             return func(*args, **(kwargs or {}))
