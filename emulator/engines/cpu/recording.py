@@ -39,7 +39,10 @@ def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> f
 
 
 class _PlainLstm(TorchFunctionMode):
-    """Without oneDNN's LSTM, which is recorded as one operator whose backward cannot be called."""
+    """Without oneDNN's LSTM, which is recorded as one operator whose backward cannot be called.
+
+    Only there: a record is played with oneDNN, and a convolution recorded without it has other strides.
+    """
 
     def __torch_function__(
         self,
