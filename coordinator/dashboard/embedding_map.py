@@ -32,9 +32,13 @@ COORDINATE_STEPS = 10_000  # of a coordinate, from the origin to the farthest po
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingMap:
-    """The map of one round with n devices and k centers. Positions are [n, 2] and [k, 2], distances [n, k]."""
+    """The map of one round with n devices and k centers. Positions are [n, 2] and [k, 2], distances [n, k].
+
+    `assigned` [n] has the center of each device in that round; -1 for none.
+    """
 
     devices: tuple[ClientId, ...]
+    assigned: tuple[int, ...]
     device_positions: F64 = field(repr=False)
     center_positions: F64 = field(repr=False)
     distances: F64 = field(repr=False)
@@ -56,6 +60,7 @@ class EmbeddingMap:
         ]
         return {
             "devices": list(self.devices),
+            "assigned": list(self.assigned),
             "xy": steps[0],
             "centers": steps[1],
             "reach": reach,
@@ -98,6 +103,7 @@ def make_embedding_map(
     turn = _align(who, plane, before)
     return EmbeddingMap(
         devices=tuple(who),
+        assigned=tuple(labels.tolist()),
         device_positions=plane.astype(np.float64) @ turn,
         center_positions=middles.astype(np.float64) @ turn,
         distances=distances,

@@ -158,7 +158,8 @@ class _Fleet:
         """As Survey.told has it."""
         xy = (self._places + self._middles[self._centers]).clip(-10_000, 10_000).astype(int)
         cosine = np.eye(CENTERS).tolist()
-        shown = {"devices": self._names, "xy": xy.tolist(), "centers": self._middles.clip(-10_000, 10_000).tolist()}
+        shown = {"devices": self._names, "assigned": self._centers.tolist(), "xy": xy.tolist()}
+        shown["centers"] = self._middles.clip(-10_000, 10_000).tolist()
         return {"run": "fesem", "round": self._number, **shown, "reach": 1.0, "cosine": cosine, "silhouette": 0.5}
 
     def live(self, stop: threading.Event) -> None:

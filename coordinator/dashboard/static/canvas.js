@@ -6,7 +6,7 @@ const MOVE_MS = 900;
 const truncate = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
-// The map of the devices' models. After `update(map, centerOf)` dots slide from their last positions.
+// The map of the devices' models. After `update(map)` dots slide from their last positions.
 export class Map2D {
   constructor(canvas, open) {
     this.canvas = canvas;
@@ -21,9 +21,9 @@ export class Map2D {
     canvas.addEventListener("click", (event) => { const id = this.at(event); if (id) { showTip(""); open(id); } });
   }
 
-  update(map, centerOf) {
+  update(map) {
     const before = this.positions();
-    this.now = { ...map, colour: map.devices.map((id) => centerOf(id)) };
+    this.now = map;
     const start = map.devices.map((id, i) => before.devices.get(id) ?? map.xy[i]);
     const middles = map.centers.map((place, k) => before.centers[k] ?? place);
     const farthest = (axis) => [map.xy, map.centers].reduce((most, places) => places.reduce((m, place) => Math.max(m, Math.abs(place[axis])), most), 1);
@@ -60,7 +60,7 @@ export class Map2D {
   draw() {
     const { context, width, height } = fitCanvas(this.canvas);
     if (!this.now || !width) return;
-    const t = this.progress(), { xy, colour, centers } = this.now, { start, middles } = this.from;
+    const t = this.progress(), { xy, assigned, centers } = this.now, { start, middles } = this.from;
     const wanted = Math.min((width / 2 - 34) / this.extent[0], (height / 2 - 30) / this.extent[1]);
     this.unit = this.unit ? this.unit + (wanted - this.unit) * (t < 1 ? 0.12 : 1) : wanted;
     const k1 = this.unit; // one scale for both axes, so that distances are true
@@ -71,8 +71,8 @@ export class Map2D {
     for (let i = 0; i < n; i += 1) {
       const x = spots[2 * i] = cx + (start[i][0] + (xy[i][0] - start[i][0]) * t) * k1;
       const y = spots[2 * i + 1] = cy - (start[i][1] + (xy[i][1] - start[i][1]) * t) * k1;
-      let path = groups.get(colour[i]);
-      if (!path) groups.set(colour[i], path = new Path2D());
+      let path = groups.get(assigned[i]);
+      if (!path) groups.set(assigned[i], path = new Path2D());
       if (n > 1000) { path.rect(x - radius, y - radius, 2 * radius, 2 * radius); continue; } // squares draw faster, and look the same at this size
       path.moveTo(x + radius, y);
       path.arc(x, y, radius, 0, 6.2832);

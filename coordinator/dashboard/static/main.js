@@ -1,4 +1,5 @@
-// The page's entry point: applies the stream's events to state.js, and redraws what changed at most once per frame.
+// The page's entry point: applies the stream's events to state.js, and paints what they changed. One paint shows one state: it
+// draws every part whose numbers have changed since it was drawn, and nothing is applied meanwhile.
 
 import { Fleet, Map2D, drawGrid } from "./canvas.js";
 import { heat } from "./charts.js";
@@ -10,35 +11,44 @@ import { fetchJson, Refused, stream } from "./remote.js";
 import * as devices from "./devices.js";
 import { applyEvent, endStream, isDone, lastError, place, state } from "./state.js";
 
-const TABLE_MS = 500; // between two redraws of the table of devices
+const PAINT_MS = 200; // between two paints of what the stream brings; what a user does is painted in the next frame
 const TICK_MS = 1000; // between two readings of the clock, for elapsed times
 const open = (id) => { location.hash = `#device/${encodeURIComponent(id)}`; };
 const map = new Map2D(byId("map"), open), fleet = new Fleet(byId("fleet"), open);
 const dirty = new Set();
-let waits = 0, tableAt = 0, drawnMap = null;
+let waits = 0, soon = 0, paintedMs = -Infinity, paintedRun = null, drawnMap = null;
 
 function redraw(...parts) {
   for (const part of parts) dirty.add(part);
   waits ||= requestAnimationFrame(draw);
 }
 
+function redrawSoon(...parts) {
+  for (const part of parts) dirty.add(part);
+  soon ||= setTimeout(() => { soon = 0; redraw(); }, paintedMs + PAINT_MS - performance.now());
+}
+
 const ALL = ["head", "fleet", "run", "map", "grid", "events", "table"];
-const PARTS = { snapshot: ALL, now: ["head", "fleet"], facts: ["head"], fleet: ["head", "fleet", "table"], round: ["head", "run", "fleet", "table"], event: ["events"] };
+const PARTS = { snapshot: ALL, now: ["head", "fleet"], facts: ["head", "fleet", "table", "events"], fleet: ["head", "fleet", "table"], round: ALL, event: ["events"] };
 
 function draw(time) {
   waits = 0;
+  paintedMs = time;
   const run = overview.chooseRun();
-  overview.tabs(() => { fetchPictures(); redraw(...ALL); });
-  const late = dirty.has("table") && time - tableAt < TABLE_MS;
+  if (run?.run !== paintedRun) { // the user chose another, or a run began or ended
+    paintedRun = run?.run;
+    for (const part of ALL) dirty.add(part);
+    fetchPictures();
+  }
+  overview.tabs(redraw);
   if (dirty.has("head")) { overview.header(); overview.tiles(run, state.maps[run?.run]); control.show(); }
   if (dirty.has("fleet")) drawFleet(run);
   if (dirty.has("run")) { showCharts(run); overview.secure(run); overview.drawMethods(); overview.drawCurves(run); overview.roundTable(run); }
   if (dirty.has("events")) overview.eventList();
   if (dirty.has("map")) drawMap(run);
   if (dirty.has("grid")) drawAssignment(run);
-  if (dirty.has("table") && !late) { tableAt = time; devices.table(run, redrawTable); }
+  if (dirty.has("table")) devices.table(run, redrawTable);
   dirty.clear();
-  if (late) setTimeout(() => redraw("table"), TABLE_MS);
 }
 
 function showCharts(run) { // there is nothing to draw before the first round
@@ -64,16 +74,14 @@ function drawMap(run) {
   if (!found) return;
   if (drawnMap === found) { map.frame(); return; }
   drawnMap = found;
-  const centers = new Map(state.fleet.ids.map((id, i) => [id, run.centers[i] ?? -1]));
-  map.update(found, (id) => centers.get(id) ?? -1);
+  map.update(found);
   const spot = pictureWords(run, found.round);
   setText("map-round", `${found.run}, ${spot}`);
   const sizes = found.centers.map(() => 0);
-  for (const id of found.devices) if (centers.get(id) >= 0) sizes[centers.get(id)] += 1;
+  for (const k of found.assigned) if (k >= 0) sizes[k] += 1;
   byId("map-legend").replaceChildren(...sizes.slice(0, 16).map((n, k) => el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}: ${n}`)));
   byId("map").setAttribute("aria-label", `Map of ${found.devices.length} devices, ${spot}: ${sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
   heat(byId("cosine"), found.cosine.slice(0, 24).map((row) => row.slice(0, 24)), "Cosine of every pair of centers");
-  overview.tiles(run, found);
 }
 
 function pictureWords(run, round) { // the round of a map; of a run without rounds how many updates there were
@@ -84,9 +92,9 @@ function pictureWords(run, round) { // the round of a map; of a run without roun
 function drawAssignment(run) {
   const grid = state.grids[run?.run];
   byId("assignment-empty").hidden = Boolean(grid?.rows.length);
-  if (!grid?.rows.length) return;
+  const line = grid?.rows.length && run.lines.findLast(({ round }) => round === grid.first + grid.rows[0].length - 1);
+  if (!line) return; // the picture may be ahead of the stream
   drawGrid(byId("assignment"), grid, run.of);
-  const line = run.lines.at(-1);
   setText("assignment-more", grid.rows.length < grid.of ? `${grid.rows.length} of ${grid.of} devices` : `${line.moved} moved ${run.updates == null ? "in round" : "with the last of"} ${place(run, line)}${run.updates == null ? "" : " updates"}`);
   byId("assignment").setAttribute("aria-label", `Centers of ${grid.rows.length} devices over ${grid.rows[0].length} ${run.updates == null ? "rounds" : "records"}; in the newest, ${line.sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
 }
@@ -117,7 +125,7 @@ function onEvent(kind, data) {
   if (kind === "snapshot") { state.alive = true; control.notice(""); showJoin().catch(() => {}); showFiles().catch(() => {}); }
   if (kind === "snapshot" || kind === "round" || kind === "map") fetchPictures();
   if (kind === "event" && data.event === "bundle") showFiles().catch(() => {});
-  redraw(...(PARTS[kind] ?? []));
+  redrawSoon(...(PARTS[kind] ?? []));
 }
 
 async function followStream() {
@@ -157,7 +165,6 @@ async function route() {
 }
 
 function redrawTable() {
-  tableAt = 0;
   redraw("table");
 }
 

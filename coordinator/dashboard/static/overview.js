@@ -106,7 +106,9 @@ export function tiles(run, map) {
   const k = line?.per_center.length;
   setText("t-centers", k === undefined ? "–" : `${k}`);
   const apart = map?.silhouette;
-  setText("t-centers-more", k === 1 ? "one model for all" : !apart ? "" : `silhouette ${apart.toFixed(3)}`);
+  const mapped = run?.lines.findLast(({ round }) => round === map?.round); // a map comes later than its round
+  const since = !mapped || mapped === lastRound(run) ? "" : ` ${placeWords(run, place(run, mapped))}`;
+  setText("t-centers-more", k === 1 ? "one model for all" : !apart ? "" : `silhouette ${apart.toFixed(3)}${since}`);
   byId("t-centers-more").dataset.value = apart ?? "";
   const all = state.now.bytes ?? { down: 0, up: 0 };
   const [down, up] = ["down", "up"].map((way) => state.runs.reduce((sum, one) => sum + one.sent[way], 0)); // as the demo's table and its report count

@@ -73,6 +73,7 @@ def test_distances_and_cosines_are_exact_and_clusters_lie_apart() -> None:
     assert found.cosines == pytest.approx(unit @ unit.T, abs=1e-6)
     assert found.silhouette is not None
     assert found.silhouette > 0.8
+    assert dict(zip(found.devices, found.assigned, strict=True)) == assignment
 
 
 def test_pressed_models_give_nearly_the_same_map(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +93,7 @@ def test_a_map_is_turned_to_lie_on_the_one_before() -> None:
     mirror = np.diag([1.0, -1.0])
     turned = EmbeddingMap(
         devices=first.devices,
+        assigned=first.assigned,
         device_positions=first.device_positions @ mirror,
         center_positions=first.center_positions @ mirror,
         distances=first.distances,
@@ -111,7 +113,7 @@ def test_a_fleet_of_hardly_anybody_has_a_map_too(count: int) -> None:
     assert np.isfinite(found.device_positions).all()
     assert found.silhouette is None
     told = found.to_json()
-    assert len(told["xy"]) == count
+    assert len(told["xy"]) == len(told["assigned"]) == count
     assert told["cosine"] == [[1.0]]
 
 

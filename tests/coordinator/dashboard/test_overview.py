@@ -276,6 +276,7 @@ def test_a_finished_run_opens_on_its_result_and_has_nothing_to_pause(finished: D
 
 def one_map(centers: int, silhouette: float | None) -> str:
     found = {"run": "fesem", "round": 9, "devices": ["d0", "d1"], "xy": [[0, 1], [5, 5]], "reach": 1.0}
+    found |= {"assigned": [0, centers - 1]}
     found |= {"centers": [[i, i] for i in range(centers)], "shares": [0.5, 0.4], "silhouette": silhouette}
     return json.dumps({"map": {**found, "cosine": [[1.0] * centers] * centers}})
 
