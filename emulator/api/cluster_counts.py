@@ -15,6 +15,7 @@ from edge_client.errors import UsageError
 from emulator import choose_k as trials
 from emulator.api.checks import check_fleet, check_method, in_words_of_python
 from emulator.api.history import Table, frame
+from emulator.api.progress import show_work
 from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
 
@@ -105,4 +106,6 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
                 model, fleet.cut(seed), loss=None, seed=seed, members=summed_members(method_path(method))
             )
         args = SimulateArgs(method=method_path(method), settings=method_settings(method), rounds=rounds, seed=seed)
-        return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, **own))
+        with show_work("choose_k") as busy:
+            own["progress"] = lambda trial: busy(trials.format_trial(trial))
+            return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, **own))

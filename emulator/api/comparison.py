@@ -158,7 +158,8 @@ def compare(
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
     plan = [(seed, name, method) for seed in chosen for name, method in named]
     for n, (seed, name, method) in enumerate(plan, 1):
-        found[name][seed] = run_one_of_several(f"run {n} of {len(plan)}", method, fleet=fleet, seed=seed, **options)
+        title = f"run {n} of {len(plan)}  {name}, seed {seed}"
+        found[name][seed] = run_one_of_several(title, method, fleet=fleet, seed=seed, **options)
     return Comparison(results=found)
 
 

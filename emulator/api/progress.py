@@ -1,10 +1,15 @@
-"""The progress of a run, and of other long work: one line in a terminal or below a notebook's cell."""
+"""The progress of a run, and of other long work: one line in a terminal or below a notebook's cell.
+
+Where neither is, as in a script whose output goes into a file, lines on stderr: `PlainLines`.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -12,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.rounds.round_record import reached_in_words
 from emulator.console import ConsoleProgress
+from export.silence import write_stderr
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,22 +27,40 @@ if TYPE_CHECKING:
 WIDTH = 24  # characters of the bar
 RECENT = 5  # rounds whose median seconds tell how long the others will take
 SHOWN_IN_MINUTES_S = 100
+SILENCE_S = 10.0  # the longest one of work that neither a terminal nor a notebook shows
 
 
 class RunProgress:
-    """Shows how far a run of `rounds` rounds is. `shown` None: in a terminal and in a notebook.
+    """Shows how far a run of `rounds` rounds is: a bar in a terminal and in a notebook, elsewhere `PlainLines`.
 
-    `name` stands at the front of the line.
+    `name` stands at the front of the line. `shown` False: nothing.
     """
 
     def __init__(self, name: str, rounds: int, *, shown: bool | None) -> None:
         self._name, self._rounds = name, rounds
-        notebook = in_notebook()
-        self._shown = (notebook or sys.stderr.isatty()) if shown is None else shown
-        self._line: NotebookLine | ConsoleProgress = NotebookLine() if notebook else ConsoleProgress()
+        self._shown = shown is None or shown
+        self._plain = not in_bar_place()
+        self._line: NotebookLine | ConsoleProgress | PlainLines
+        if self._plain:
+            self._line = PlainLines(name)
+        else:
+            self._line = NotebookLine() if in_notebook() else ConsoleProgress()
 
     def __enter__(self) -> Self:
+        if self._shown and isinstance(self._line, PlainLines):
+            self._line.start()
         return self
+
+    def begin(self) -> None:
+        """One of several runs begins; a bar says it by itself."""
+        if self._plain:
+            self.say(f"{self._name}: begun")
+
+    def end(self, run: SimulationResult) -> None:
+        """One of several runs has ended."""
+        if self._plain:
+            words = reached_in_words(run.records[-1]) if run.records else ""
+            self.say(", ".join(part for part in (f"{self._name}: done", words) if part))
 
     def busy(self, what: str) -> None:
         """What is prepared, before the first round."""
@@ -63,7 +87,8 @@ class RunProgress:
         left = last[len(last) // 2] * (self._rounds - done) if last else 0.0
         shown = f"{left:.0f} s" if left < SHOWN_IN_MINUTES_S else f"{left / 60:.0f} min"
         rest = f"  {shown} left" if last and done < self._rounds else ""
-        return f"{self._name}  {'█' * full}{'░' * (WIDTH - full)}  {done}/{self._rounds}{words}{rest}"
+        bar = "round" if self._plain else f"{'█' * full}{'░' * (WIDTH - full)} "
+        return f"{self._name}  {bar} {done}/{self._rounds}{words}{rest}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -75,11 +100,19 @@ class RunProgress:
 def show_work(title: str, *, shown: bool | None = None) -> Iterator[Callable[[str], None]]:
     """Show `title` and what our loggers tell, or what the caller gives to the function that is yielded.
 
-    `shown` None: in a terminal and in a notebook.
+    `shown` None: in a terminal and in a notebook; elsewhere `PlainLines` tells that the work goes on.
     """
     notebook = in_notebook()
-    if not ((notebook or sys.stderr.isatty()) if shown is None else shown):
+    if shown is False:
         yield lambda _: None
+        return
+    if shown is None and not in_bar_place():
+        lines = PlainLines(title)
+        lines.start()
+        try:
+            yield lambda what: lines.busy(f"{title}  {what}")
+        finally:
+            lines.close()
         return
     with ExitStack() as stack:
         line: NotebookLine | ConsoleProgress = NotebookLine()
@@ -117,6 +150,38 @@ def _listening(log: logging.Logger, busy: Callable[[str], None], say: Callable[[
         log.propagate = propagate
 
 
+class PlainLines:
+    """Lines on stderr: what is said, and every SILENCE_S what goes on. Work shorter than that prints no line.
+
+    A thread prints them between `start` and `close`, for the work may be one long call.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text, self._began_s = text, time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="progress", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        write_stderr(text)
+
+    def busy(self, text: str) -> None:
+        """What goes on now."""
+        self._text = text
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _tell(self) -> None:
+        while not self._ended.wait(SILENCE_S):
+            self.say(f"{self._text}  (since {time.monotonic() - self._began_s:.0f} s)")
+
+
 class NotebookLine:
     """One output of a notebook's cell that is written anew. See `ConsoleProgress`."""
 
@@ -136,6 +201,11 @@ class NotebookLine:
 
     def close(self) -> None:
         """Leave the last line."""
+
+
+def in_bar_place() -> bool:
+    """Whether a line that is written anew is seen: in a terminal and in a notebook."""
+    return in_notebook() or sys.stderr.isatty()
 
 
 def in_notebook() -> bool:

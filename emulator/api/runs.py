@@ -11,7 +11,7 @@ from coordinator.strategies.registry import method_path, method_settings, summed
 from edge_client.errors import UsageError
 from emulator.api.checks import check_callback, check_fleet, check_method, check_own, in_words_of_python
 from emulator.api.play import play
-from emulator.api.progress import RunProgress
+from emulator.api.progress import RunProgress, in_bar_place
 from emulator.api.result import Result
 from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
@@ -96,7 +96,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         name: the name of that folder. Default: made from the method and the seed.
         resume: go on from that folder's checkpoint, also of a run that was stopped and then saved; more `rounds` than
             before add rounds.
-        progress: show a bar. Default: in a terminal and in a notebook.
+        progress: show a bar in a terminal and in a notebook; elsewhere a line on stderr every ten seconds. False:
+            nothing.
         **options: the command line's other options, with underscores: `engine`, `ray`, `profiles`, `codec`, `hostile`,
             `concurrency`, `buffer`, `max_staleness`, `evaluate_every`, `fraction_evaluate`, `checkpoint_every`,
             `loggers`.
@@ -118,12 +119,15 @@ def simulate(  # noqa: PLR0913 - the parts of a run
 def run_one_of_several(
     title: str, method: Strategy, *, fleet: Fleet, seed: int, **options: Unpack[SharedOptions]
 ) -> Result:
-    """`simulate` with `title` at the front of its progress."""
+    """`simulate` with `title` at the front of its progress, which also tells when it begins and ends."""
     given: dict[str, Any] = {"rounds": 10, "out": None, "resume": False, **options}
     shown = given.pop("progress", None)
     rounds, model, loss, metrics = (given.pop(name, None) for name in ("rounds", "model", "loss", "metrics"))
-    with in_words_of_python(), RunProgress(f"{title}  {method!r}", rounds, shown=shown) as bar:
-        return to_the_end(_rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given), bar, None)
+    with in_words_of_python(), RunProgress(title, rounds, shown=shown) as bar:
+        bar.begin()
+        result = to_the_end(_rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given), bar, None)
+        bar.end(result.run)
+        return result
 
 
 def to_the_end(run: Generator[Result, bool | None, Result], bar: RunProgress, on_round: OnRound | None) -> Result:
@@ -159,7 +163,7 @@ def rounds(  # noqa: PLR0913 - the parts of a run
 
     Leave the loop to stop early; a run with `out` then writes its folder, from which it can go on. Without `out`, save
     the last result: `r.save("runs/mine")`, then `out="runs", name="mine", resume=True`. Arguments are those of
-    `simulate`.
+    `simulate`; by default there is no `progress` where neither a terminal nor a notebook shows it.
 
     >>> import fedcenters as fc
     >>> for r in fc.rounds(fc.FedAvg(local_steps=5), fleet=fc.fleets.digits(devices=3), rounds=5):
@@ -169,7 +173,8 @@ def rounds(  # noqa: PLR0913 - the parts of a run
     True
     """
     given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
-    with in_words_of_python(), RunProgress(repr(method), rounds, shown=progress) as bar:
+    shown = in_bar_place() if progress is None else progress  # the loop itself sees each round
+    with in_words_of_python(), RunProgress(repr(method), rounds, shown=shown) as bar:
         for so_far in _rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given):
             bar.show(so_far.run)
             yield so_far

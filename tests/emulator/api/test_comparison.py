@@ -38,18 +38,20 @@ def test_the_table_is_printed_in_per_cent_points_and_megabytes(found: fc.Compari
     assert all(isinstance(n, int) for n in found.table()["bytes"].tolist())
 
 
-def test_the_progress_says_which_run_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emulator.console.REPEAT_INTERVAL_S", 0.0)
-    fc.compare(
-        [fc.FedAvg(local_steps=1), fc.NonFed(local_steps=1)],
-        fleet=fc.fleets.digits(devices=3),
-        seeds=1,
-        rounds=1,
-        progress=True,
-    )
-    told = capsys.readouterr().err
-    assert "run 1 of 2  FedAvg(local_steps=1)  reading the data" in told
-    assert "run 2 of 2  NonFed(local_steps=1)" in told
+@pytest.mark.parametrize("progress", [None, True, False])
+def test_without_a_terminal_each_run_is_told_on_stderr_when_it_begins_and_ends(
+    capfd: pytest.CaptureFixture[str], *, progress: bool | None
+) -> None:
+    methods = {"one": fc.FedAvg(local_steps=1), "none": fc.NonFed(local_steps=1)}
+    found = fc.compare(methods, fleet=fc.fleets.digits(devices=3), seeds=[7], rounds=1, progress=progress)
+    out, told = capfd.readouterr()
+    assert out == ""
+    lines = []
+    for n, name in enumerate(methods, 1):
+        run, accuracy = f"run {n} of 2  {name}, seed 7", found.results[name][7].accuracy
+        lines += [f"{run}: begun", f"{run}: done, accuracy {accuracy:.1%}"]
+    begun_and_done = [line.partition(" as served")[0] for line in told.splitlines() if "since" not in line]
+    assert begun_and_done == ([] if progress is False else lines)
 
 
 @pytest.mark.parametrize("wrong", [fc.FedAvg(), [], {}, [fc.FedAvg(), fc.FedAvg()], ["fedavg"], {"one": fc.FedAvg}])

@@ -1,4 +1,4 @@
-"""The bar of a run: its text, and that it is silent where no person looks."""
+"""The progress of a run: the bar's text, and the lines on stderr where no terminal is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from emulator.api.progress import RunProgress, show_work
 from export.silence import show_progress, suppress_output
 
 
-def test_the_bar_has_method_rounds_accuracy_and_the_seconds_that_remain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_has_method_rounds_accuracy_and_the_seconds_that_remain(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     method = fc.FedAvg(local_steps=2)
     runs = list(fc.rounds(method, fleet=fc.fleets.digits(devices=3), rounds=2))
+    assert capsys.readouterr() == ("", "")  # no terminal, no notebook
+    monkeypatch.setattr(progress, "in_bar_place", lambda: True)
     bar = RunProgress(repr(method), 4, shown=False)
     first, second = bar.text(runs[0].run), bar.text(runs[1].run)
     assert first.startswith("FedAvg(local_steps=2)  ██████░░░")
@@ -25,7 +29,28 @@ def test_the_bar_has_method_rounds_accuracy_and_the_seconds_that_remain(capsys: 
     whole = RunProgress(repr(method), 2, shown=False).text(runs[1].run)
     assert "█" * 24 in whole
     assert "left" not in whole
-    assert capsys.readouterr() == ("", "")  # no terminal, no notebook
+
+
+def test_without_a_terminal_long_work_is_told_on_stderr_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENCE_S", 0.01)
+    told: list[str] = []
+
+    def until_told(so_far: fc.Result) -> None:
+        words = f"FedAvg(local_steps=1)  round {len(so_far.history)}/2  accuracy {so_far.accuracy:.1%}"
+        while words not in "".join(told):
+            out, err = capfd.readouterr()
+            assert out == ""
+            told.append(err)
+
+    fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=2, on_round=until_told)
+    with show_work("exporting centers"), suppress_output():
+        while "exporting centers  (since 0 s)" not in "".join(told):
+            told.append(capfd.readouterr().err)
+    capfd.readouterr()
+    fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1, progress=False)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_long_work_is_told_once_in_a_process_that_has_a_coordinator(
