@@ -35,7 +35,7 @@ ACCURACY_CAPTION = (
 SPREAD_CAPTION = "A dot is a device after the last round; the band is the middle 80% of devices, the line their median."
 FLEET_CAPTION = (
     "Updates of the classifier layer in the first round, in which every device trained from the same start. The server"
-    " sees these points, not the groups."
+    " sees these points, not the groups. Dots that would cover each other are moved apart."
 )
 ASSIGNMENT_CAPTION = "Equal colours in a row: the device stayed. The true groups are known to the emulator only."
 DEVICE_HEAD = ("device", "true group", "engine", "center", "own center", "global model")
@@ -121,7 +121,7 @@ def demo_page(run: DemoRun) -> str:
     from emulator.reports import plots
 
     result, summary = run.result, run.summary
-    size = {"fleet": (5.4, 4.4), "assignment": (5.4, _height(run)), "accuracy": (5.4, 3.6), "spread": (5.4, 3.6)}
+    size = {"fleet": (4.2, 3.7), "assignment": (4.2, _height(run)), "accuracy": (4.2, 3.3), "spread": (4.2, 3.3)}
     drawn = {name: plots.to_svg(plots.make_figure(*size[name], draw)) for name, draw in _drawings(run).items()}
     body = f"""{html_verdict(_verdict(result), _beside(run))}
 <div class="tiles">{"".join(html_tile(value, label) for value, label in _tiles(result))}</div>
@@ -142,7 +142,7 @@ def demo_page(run: DemoRun) -> str:
 
 def _height(run: DemoRun) -> float:
     rows = len(run.rounds[-1]["assignment"]) if run.rounds else 0
-    return max(4.4, 0.27 * min(rows, 60))
+    return max(3.7, 0.27 * min(rows, 60))
 
 
 def _drawings(run: DemoRun) -> dict[str, Any]:

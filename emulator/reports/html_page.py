@@ -6,9 +6,13 @@ The variables have the names that plots.to_svg gives to the figures' colours.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import Any
 
+MIN_TEXT_PX = 10  # of the words of a figure, on any screen
+PHONE_PX = 348  # the width of a figure on a phone of 390 pixels
 CSS = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
 --page: #f6f7f9; --card: #ffffff; --ink: #111827; --quiet: #4b5563; --axis: #9ca3af; --line: #e5e7eb; --soft: #f0f2f5;
@@ -32,7 +36,7 @@ border-radius: .3rem .6rem .6rem .3rem } .verdict b { display: block; font-size:
 .tile span { color: var(--quiet); font-size: .85rem }
 figure { margin: 1rem 0 0; padding: .9rem; overflow-x: auto }
 figure svg { width: 100%; max-width: 44rem; height: auto; display: block; margin: 0 auto }
-figure.wide svg { min-width: 40rem; max-width: none }
+figure.wide svg { max-width: none }
 figure svg text { fill: var(--ink); font-family: system-ui, sans-serif !important }
 figcaption { margin-top: .5rem }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1rem }
@@ -71,9 +75,22 @@ def html_verdict(first: str, then: str, *, warning: bool = False) -> str:
 
 
 def html_figure(svg: str, caption: str = "", *, wide: bool = False) -> str:
-    """An SVG element with its caption; a `wide` one scrolls in its frame on a phone, for its words stay readable."""
+    """An SVG element with its caption. It scrolls in its frame where its words would be smaller than MIN_TEXT_PX.
+
+    A `wide` one takes the page's whole width.
+    """
     told = f"<figcaption>{html_text(caption)}</figcaption>" if caption else ""
-    return f"<figure{' class=wide tabindex=0' if wide else ''}>{svg}{told}</figure>"
+    least = least_width(svg)
+    sized = svg.replace("<svg", f'<svg style="min-width: {least}px"', 1)
+    kind = ("class=wide " if wide else "") + ("tabindex=0" if least > PHONE_PX else "")
+    return f"<figure {kind.strip()}>{sized}{told}</figure>".replace("<figure >", "<figure>")
+
+
+def least_width(svg: str) -> int:
+    """The width in CSS pixels at which the smallest words of a figure have MIN_TEXT_PX; 0 for one without words."""
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", svg)]
+    box = re.search(r'viewBox="0 0 ([\d.]+) ', svg)
+    return ceil(MIN_TEXT_PX / min(sizes) * float(box[1])) if sizes and box else 0
 
 
 def html_tile(value: str, label: str) -> str:

@@ -62,6 +62,10 @@ THEME = {  # a colour of a figure -> the variable that a page sets for light and
     **{colour.lower(): f"c{k}" for k, colour in enumerate(COLOURS)},
 }
 SPREAD_PERCENTILES = (10, 50, 90)  # percentiles of devices
+SMALL_TEXT = 9.5  # points: a figure of 4.2 inches is read on a phone
+NEAREST_DOTS = 0.045  # the least distance of two dots of a fleet, in parts of the picture
+MAX_MOVED_DOTS = 200  # more dots cover each other however they are moved
+DOT_WIDTH = 0.022  # of a dot of the spread, in accuracy
 
 Assignment = Mapping[str, int]
 
@@ -76,32 +80,44 @@ def ink_on(center: int) -> str:
     return LIGHT_INK if center % len(COLOURS) in (0, 7) else DARK_INK  # blue and black
 
 
+def nested(i: int, n: int, widest: float, least: float) -> float:
+    """The size of mark i of n that may lie on one another: each is drawn later and smaller, so that all are seen."""
+    return widest - (widest - least) * i / max(1, n - 1)
+
+
 def draw_accuracy(
     axes: Axes, centers: Sequence[Mapping[int, float]], overall: Sequence[float], baseline: Sequence[float]
 ) -> None:
     """Held-out accuracy (0..1) per round: one line per center, all devices together, and one global model."""
-    for k in sorted({k for row in centers for k in row}):
-        seen = [(t, row[k]) for t, row in enumerate(centers, 1) if k in row]
-        axes.plot(*zip(*seen, strict=True), color=center_colour(k), lw=1.4, marker="o", ms=3.5, label=f"center {k}")
     steps = range(1, len(overall) + 1)
-    axes.plot(steps, overall, color="#111827", lw=2.4, label="own center, all devices")
+    axes.plot(steps, overall, color="#111827", lw=5, alpha=0.35, label="own center, all devices")
     axes.plot(
         range(1, len(baseline) + 1), baseline, color=GLOBAL_COLOUR, lw=2.4, ls=(0, (4, 2)), label="one global model"
     )
+    shown = sorted({k for row in centers for k in row})
+    for i, k in enumerate(shown):
+        seen = [(t, row[k]) for t, row in enumerate(centers, 1) if k in row]
+        size = {"lw": nested(i, len(shown), 2.6, 1.2), "ms": nested(i, len(shown), 7, 3.5)}
+        axes.plot(*zip(*seen, strict=True), color=center_colour(k), marker="o", label=f"center {k}", **size)
     axes.set(title="Accuracy on held-out samples", ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     name_rounds(axes, max(len(centers), len(overall), len(baseline), 1))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
-    axes.legend(loc="best", fontsize=8.5)
+    axes.legend(loc="best", fontsize=SMALL_TEXT)
 
 
 def draw_fleet(
     axes: Axes, points: Mapping[str, tuple[float, float]], assignment: Assignment, groups: Assignment
 ) -> None:
-    """Devices where their first update lies (two principal components), coloured by the center they ended with."""
+    """Devices where their first update lies (two principal components), coloured by the center they ended with.
+
+    Dots that would cover each other are moved apart.
+    """
     ends = {d: k for d, k in assignment.items() if d in points}
+    named = sorted(ends)
+    places = dict(zip(named, move_apart(np.array([points[d] for d in named]).reshape(-1, 2)), strict=True))
     for k, group in sorted({(k, groups.get(d, 0)) for d, k in ends.items()}):
-        here = np.array([points[d] for d, c in sorted(ends.items()) if (c, groups.get(d, 0)) == (k, group)])
+        here = np.array([places[d] for d, c in sorted(ends.items()) if (c, groups.get(d, 0)) == (k, group)])
         look: dict[str, Any] = {
             "color": center_colour(k),
             "marker": MARKERS[group % len(MARKERS)],
@@ -111,7 +127,34 @@ def draw_fleet(
     axes.set(title="Where each device's first update points", xlabel="first component", ylabel="second component")
     axes.set(xticks=[], yticks=[])
     axes.margins(0.15)
-    axes.legend(loc="best", fontsize=8.5)
+    axes.legend(loc="best", fontsize=SMALL_TEXT)
+
+
+def move_apart(points: Array) -> Array:
+    """[n, 2] places -> places [n, 2] of which no two are nearer than NEAREST_DOTS of the picture; far ones stay.
+
+    Near pairs are pushed from each other until none is left. More than MAX_MOVED_DOTS points stay as they are.
+    """
+    n = len(points)
+    extent = np.ptp(points, axis=0) if n else np.ones(2)
+    extent = np.where(extent > 0, extent, extent.max() or 1.0)
+    placed = points.astype(np.float64) / extent
+    if not 1 < n <= MAX_MOVED_DOTS:
+        return placed * extent
+    angles = np.arange(n) * 2.4  # points in one place leave it in n directions
+    apart = np.stack([np.cos(angles), np.sin(angles)], axis=1) * 1e-6
+    for _ in range(200):
+        ways = (
+            placed[:, None] - placed[None] + np.where(np.eye(n, dtype=bool), 0, 1)[..., None] * (apart[:, None] - apart)
+        )
+        far = np.linalg.norm(ways, axis=2)
+        near = (far < NEAREST_DOTS) & ~np.eye(n, dtype=bool)
+        if not near.any():
+            break
+        push = np.where(near, (NEAREST_DOTS * 1.01 - far) / np.maximum(far, 1e-12) / 2, 0.0)
+        placed = placed + (ways * push[..., None]).sum(axis=1)
+    moved: Array = placed * extent
+    return moved
 
 
 def draw_assignment(axes: Axes, history: Sequence[Assignment], groups: Assignment) -> None:
@@ -124,10 +167,12 @@ def draw_assignment(axes: Axes, history: Sequence[Assignment], groups: Assignmen
                 k = row[device]
                 axes.add_patch(Rectangle((t - 0.47, y - 0.44), 0.94, 0.88, color=center_colour(k), lw=0))
                 if few:
-                    axes.text(t, y, str(k), ha="center", va="center", color=ink_on(k), fontsize=7.5, fontweight="bold")
-    names = [f"{d}  (group {groups[d]})" if d in groups else d for d in devices] if few else []
-    axes.set(title="Center of each device, round by round", xlabel="round", yticks=range(len(names)))
-    axes.set_yticklabels(names, fontsize=8)
+                    axes.text(
+                        t, y, str(k), ha="center", va="center", color=ink_on(k), fontsize=SMALL_TEXT, fontweight="bold"
+                    )
+    names = [f"{d} (group {groups[d]})" if d in groups else d for d in devices] if few else []
+    axes.set(title="Centers, round by round", xlabel="round", yticks=range(len(names)))
+    axes.set_yticklabels(names, fontsize=SMALL_TEXT)
     axes.set(xlim=(0.4, len(history) + 0.6), ylim=(len(devices) - 0.4, -0.6))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     axes.tick_params(length=0)
@@ -154,7 +199,7 @@ def draw_labels(axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping
     axes.set(title="Training samples of each device", xlabel=f"device{by}", ylabel="samples", xticks=[])
     axes.set(xlim=(-0.5, len(devices) - 0.5))
     if 1 < width <= MAX_NAMED_CLASSES:  # targets have no classes
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=SMALL_TEXT)
 
 
 def draw_curves(
@@ -169,13 +214,14 @@ def draw_curves(
         i = list(looks or curves).index(name)
         seen = [(t, v) for t, v in enumerate(values, 1) if v is not None]
         marker = "o" if len(seen) < len(values) or len(seen) == 1 else ""
-        look: dict[str, Any] = {"ls": LINES[(i + i // len(COLOURS)) % len(LINES)], "lw": 2, "marker": marker, "ms": 4}
+        look: dict[str, Any] = {"ls": LINES[(i + i // len(COLOURS)) % len(LINES)], "marker": marker}
+        look |= {"lw": nested(i, len(looks or curves), 3.2, 1.6), "ms": nested(i, len(looks or curves), 7, 4)}
         axes.plot([t for t, _ in seen], [v for _, v in seen], color=center_colour(i), label=name, **look)
     axes.set(title=title, ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     name_rounds(axes, max((len(values) for values in curves.values()), default=1))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
-    axes.legend(loc="best", fontsize=8.5)
+    axes.legend(loc="best", fontsize=SMALL_TEXT)
 
 
 def draw_spread(axes: Axes, accuracies: Mapping[str, Sequence[float]], *, title: str) -> None:
@@ -186,9 +232,10 @@ def draw_spread(axes: Axes, accuracies: Mapping[str, Sequence[float]], *, title:
         low, middle, high = np.percentile(np.asarray(values), SPREAD_PERCENTILES)
         look: dict[str, Any] = {"color": center_colour(list(accuracies).index(name)), "lw": 0}
         axes.add_patch(Rectangle((low, row - 0.42), high - low, 0.84, alpha=0.15, **look))
-        axes.plot([middle, middle], [row - 0.42, row + 0.42], color="#111827", lw=2)
+        axes.plot([middle, middle], [row - 0.46, row + 0.46], color="#111827", lw=2, zorder=2)
         x, y = _stack(np.asarray(values))
-        axes.scatter(x, row + 0.3 - y * 0.6, s=22, alpha=0.8, **look)
+        outlined = look | {"lw": 0.5, "edgecolor": "white"}  # above the median's line, which is longer than the dots
+        axes.scatter(x, row + 0.3 - y * 0.6, s=22, zorder=3, **outlined)
     axes.set(title=title, xlim=(-0.02, 1.02), ylim=(len(accuracies) - 0.4, -0.6), yticks=range(len(accuracies)))
     axes.set_yticklabels(list(accuracies))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -198,12 +245,15 @@ def draw_spread(axes: Axes, accuracies: Mapping[str, Sequence[float]], *, title:
 
 
 def _stack(values: Array) -> tuple[Array, Array]:
-    """Values [n] in 0..1 -> their places x, and heights in 0..1 at which values within two hundredths do not cover."""
+    """Values [n] in 0..1 -> their places x, and heights in 0..1: dots of one height are DOT_WIDTH or more apart."""
     x = np.sort(values.astype(np.float64))
-    bins = np.round(x * 50)
-    rank = np.arange(len(x)) - np.searchsorted(bins, bins)
-    step = min(0.2, 1 / max(1, int(rank.max())))
-    heights: Array = rank * step
+    ends: list[float] = []  # of each level, its last dot
+    levels = []
+    for value in x.tolist():
+        level = next((i for i, end in enumerate(ends) if value - end >= DOT_WIDTH), len(ends))
+        ends[level : level + 1] = [value]
+        levels.append(level)
+    heights: Array = np.array(levels, np.float64) * min(0.2, 1 / max(1, len(ends) - 1))
     return x, heights
 
 
@@ -222,7 +272,7 @@ def draw_cosines(axes: Axes, vectors: Array, *, title: str) -> None:
     if len(cos) <= MAX_NAMED_CLASSES:
         for i, j in zip(*np.tril_indices(len(cos)), strict=True):
             ink = CONSTANT_LIGHT_INK if cos[i, j] > DARK_THRESHOLD else DARK_INK
-            axes.text(float(j), float(i), f"{cos[i, j]:.2f}", ha="center", va="center", fontsize=7, color=ink)
+            axes.text(float(j), float(i), f"{cos[i, j]:.2f}", ha="center", va="center", fontsize=SMALL_TEXT, color=ink)
         axes.set(xticks=range(len(cos)), yticks=range(len(cos)))
     axes.set(title=title, xlabel="center", ylabel="center")
     axes.tick_params(length=0)

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from edge_client.protocol.task import I64, Array
-from emulator.reports.plots import MARKERS, MAX_NAMED_CLASSES, center_colour, cosines, draw_heat
+from emulator.reports.plots import MARKERS, MAX_NAMED_CLASSES, SMALL_TEXT, center_colour, cosines, draw_heat
 
 NO_GROUP = -1  # no center yet, or no true group
 UNASSIGNED_COLOUR = "#9ca3af"
@@ -79,7 +79,7 @@ def name_looks(axes: Axes, centers: I64, groups: I64) -> None:
     shape: dict[str, Any] = {"ls": "", "ms": 7, "color": "#374151"}
     known = sorted(set(groups.tolist()) - {NO_GROUP})[:MAX_NAMED_CLASSES]
     handles += [Line2D([], [], marker=_marker(g), label=f"true group {g}", **shape) for g in known]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8.5, handlelength=1.3)
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=SMALL_TEXT, handlelength=1.3)
 
 
 def order_by_center(centers: I64, groups: I64) -> I64:
@@ -118,7 +118,7 @@ def draw_within(axes: Axes, points: Array, centers: I64, groups: I64, *, title: 
         _center_name(k) + ("" if mean is None else f"\nmean {mean:.3f}") for k, mean in zip(held, means, strict=True)
     ]
     axes.set(title=title, xticks=[], yticks=middles)
-    axes.set_yticklabels(told, fontsize=8)
+    axes.set_yticklabels(told, fontsize=SMALL_TEXT)
     axes.tick_params(length=0)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from edge_client.protocol.task import I64, Array
-from emulator.reports.plots import MAX_NAMED_CLASSES, center_colour, name_rounds
+from emulator.reports.plots import MAX_NAMED_CLASSES, SMALL_TEXT, center_colour, name_rounds, nested
 
 BAND_PERCENTILES = (10, 90)  # percentiles of devices
 MAX_MARKED_ROUNDS = 30
@@ -27,7 +27,8 @@ def draw_shares(axes: Axes, rounds: Sequence[int], values: Array, *, title: str)
         axes.fill_between(at, low, high, color=center_colour(s), alpha=0.15, lw=0)
         marker = "o" if len(at) <= MAX_MARKED_ROUNDS else ""
         means = [float(row.mean()) for row in rows]
-        axes.plot(at, means, color=center_colour(s), lw=2, marker=marker, ms=3.5, label=f"center {s}")
+        size = {"lw": nested(s, values.shape[2], 3.2, 1.4), "ms": nested(s, values.shape[2], 7, 3.5)}
+        axes.plot(at, means, color=center_colour(s), marker=marker, label=f"center {s}", **size)
     axes.set(title=title, ylim=(-0.02, 1.02))
     name_rounds(axes, max(rounds))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
@@ -37,7 +38,8 @@ def draw_devices_shares(axes: Axes, values: Array, groups: I64, *, title: str) -
     """[devices, centers] of one round: a point per device and center, devices sorted by true group; NaN has none."""
     order = np.argsort(groups, kind="stable")
     for s in range(values.shape[1]):
-        axes.scatter(np.arange(len(order)), values[order, s], s=24, color=center_colour(s), lw=0, label=f"center {s}")
+        size = nested(s, values.shape[1], 90, 12)
+        axes.scatter(np.arange(len(order)), values[order, s], s=size, color=center_colour(s), lw=0, label=f"center {s}")
     edges = np.flatnonzero(np.diff(groups[order])) + 1
     for edge in edges.tolist():
         axes.axvline(edge - 0.5, color="#111827", lw=0.7)
@@ -50,4 +52,4 @@ def name_centers(axes: Axes) -> None:
     """A legend beside the Axes, of ten centers at most."""
     handles, labels = axes.get_legend_handles_labels()
     named = slice(MAX_NAMED_CLASSES)
-    axes.legend(handles[named], labels[named], loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8.5)
+    axes.legend(handles[named], labels[named], loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=SMALL_TEXT)

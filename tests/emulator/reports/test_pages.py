@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 from emulator.options import SimulateArgs
 from emulator.reports.comparison import write_comparison
 from emulator.reports.demo_page import write_report
+from emulator.reports.html_page import MIN_TEXT_PX
 from emulator.simulate import simulate_json
 from tests.support import finished_run
 from tests.support.browser import DESKTOP, MIN_CONTRAST, PHONE, Open, lowest_contrast, without_focus_ring
@@ -23,6 +24,10 @@ TEXTS = (
     "th, td, pre",
     "svg g[id^=xtick] text, svg g[id^=ytick] text, svg g[id^=legend] text",
 )
+SMALLEST_WORDS = """() => Math.min(...[...document.querySelectorAll("figure svg text")].map((words) => {
+  const { a, b } = words.getScreenCTM();
+  return parseFloat(getComputedStyle(words).fontSize) * Math.hypot(a, b) + 0.01;
+}))"""
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +55,15 @@ def test_a_report_fits_the_window_and_can_be_read(
     wider = "(node) => node.scrollWidth > node.clientWidth"
     cut = page.evaluate(f"{shown}.filter({wider}).map((node) => node.textContent)")
     assert cut == []
+    assert page.evaluate(SMALLEST_WORDS) >= MIN_TEXT_PX
     for selector in TEXTS:
         assert lowest_contrast(page, selector) >= MIN_CONTRAST, selector
+
+
+def test_the_demos_figures_fit_a_phone_and_do_not_scroll(pages: dict[str, Path], visit: Open) -> None:
+    page = visit(pages["demo"].as_uri(), size=PHONE, touch=True).page
+    wider = "[...document.querySelectorAll('figure')].filter((node) => node.scrollWidth > node.clientWidth).length"
+    assert page.evaluate(wider) == 0
 
 
 def test_the_result_comes_before_figures_and_tables_and_details_are_folded(pages: dict[str, Path], visit: Open) -> None:

@@ -148,6 +148,42 @@ def test_the_spread_has_a_dot_per_device_at_its_accuracy_and_none_covers_another
     assert medians == [0.5, 0.1]
 
 
+def test_in_the_spread_near_dots_stand_above_each_other_and_no_dot_hides_the_median() -> None:
+    values = [0.509, 0.511, 0.5, 0.52, 0.9, 0.905, 0.91]
+    axes = drawn({"a": values}, draw=lambda axes, told: plots.draw_spread(axes, told, title="t"))
+    (dots,) = (np.asarray(c.get_offsets()) for c in axes.collections)
+    for i, (x, y) in enumerate(dots):
+        assert all(abs(x - u) >= plots.DOT_WIDTH for u, v in dots[i + 1 :] if v == y)
+    (line,), (drawn_dots,) = axes.get_lines(), axes.collections
+    reach = np.asarray(line.get_ydata(), np.float64)
+    assert line.get_zorder() < drawn_dots.get_zorder()
+    assert reach.min() < dots[:, 1].min() - 0.1
+    assert reach.max() > dots[:, 1].max() + 0.1
+
+
+@given(
+    hnp.arrays(
+        np.float64, st.tuples(st.integers(0, 30), st.just(2)), elements=st.integers(-4, 4).map(lambda n: n / 100)
+    )
+)
+def test_dots_of_a_fleet_do_not_cover_each_other_and_far_ones_stay(near: np.ndarray) -> None:
+    far = np.array([[9.0, 9.0], [-9.0, -9.0]])  # so that all others lie within a hundredth of the picture
+    placed = plots.move_apart(np.concatenate([far, near])) / 18
+    distances = np.linalg.norm(placed[:, None] - placed[None], axis=2) + np.eye(len(placed))
+    assert distances.min() > 0.8 * plots.NEAREST_DOTS
+    assert placed[:2] * 18 == pytest.approx(far, abs=1e-9)
+
+
+def test_marks_that_lie_on_one_another_are_drawn_smaller_and_smaller() -> None:
+    same = [0.5, 0.6]
+    curves = drawn(dict.fromkeys("abc", same), draw=lambda axes, told: plots.draw_curves(axes, told, title="t"))
+    centers = drawn([{0: 0.5, 1: 0.5, 2: 0.5}] * 2, same, [], draw=plots.draw_accuracy)
+    for axes, first in ((curves, 0), (centers, 2)):  # before the centers stand all devices and the global model
+        widths = [line.get_linewidth() for line in axes.get_lines()[first:]]
+        assert widths == sorted(set(widths), reverse=True)
+    assert centers.get_lines()[0].get_linewidth() > centers.get_lines()[2].get_linewidth()
+
+
 def test_a_figure_in_a_page_is_vectors_and_text_with_the_pages_colours() -> None:
     vectors = np.eye(3, dtype=np.float32)
     svg = plots.to_svg(
