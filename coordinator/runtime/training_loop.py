@@ -6,6 +6,7 @@ exchange and returns its replies.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -44,9 +45,11 @@ from coordinator.strategies.base import (
     takes_newcomers,
     uses_late,
 )
+from coordinator.strategies.common.setting_checks import spare_centers
 from edge_client.protocol import codecs
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
+log = logging.getLogger(__name__)
 Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up since the server began
 
 
@@ -89,6 +92,8 @@ class RunTrainer:
             fleet = self.devices.let_in(run.name, INITIAL_ROUND + 1)
             check_masked(strategy)
             check_sealed(strategy, self.schema, fleet)
+            if spare := spare_centers(strategy, len(fleet)):
+                log.warning("%s: %s", run.name, spare)
             state = strategy.begin(self.initial, self.schema, fleet, round_rng(self.seed, INITIAL_ROUND))
             self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)

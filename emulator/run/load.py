@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.models.members import summed_name
+from coordinator.strategies.common.setting_checks import spare_centers
 from coordinator.strategies.registry import summed_members
 from edge_client.data.dataset import describe_misfit
 from edge_client.errors import UsageError
@@ -27,6 +29,8 @@ from emulator.simulation.virtual_network import EmulatedDevices
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedFleet:
@@ -40,6 +44,8 @@ class LoadedFleet:
 def load_fleet(run: ResolvedRun, fleet: Fleet | None = None) -> LoadedFleet:
     """Cut the fleet, or the one that the run's options describe. Raises UsageError, ConfigError."""
     args, split = make_fleet(run.args, fleet)
+    if spare := spare_centers(run.strategy, len(split.devices)):
+        log.warning("%s", spare)
     attackers = run.attack.attackers(split.devices, args.seed)
     split = replace(split, devices=run.attack.poison_data(split.devices, attackers))
     return LoadedFleet(args=args, split=split, attackers=attackers)

@@ -20,6 +20,7 @@ from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
 from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
+from coordinator.strategies.common.setting_checks import spare_centers
 from coordinator.strategies.registry import make_method, method_name, method_settings
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
@@ -90,6 +91,9 @@ def run_over_mqtt(
             f"{len(split.devices)} devices, and a thread each: use at most {MAX_DEVICES} over MQTT",
             hint="lower --devices, or see `fedcenters-emulator fleet --help`, which takes thousands",
         )
+
+    if spare := spare_centers(strategy, len(split.devices)):
+        progress.say(spare)
 
     def play(testbed: Testbed) -> None:
         if model is not None:

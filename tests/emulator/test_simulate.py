@@ -143,3 +143,16 @@ def test_a_regression_runs_and_has_no_accuracy() -> None:
         losses, _ = devices.learner.evaluate(centers, split.holdouts["domain 0"], batch=100)
     assert result.records[-1]["accuracy"] == {"micro": None, "macro": None}
     assert losses[1].mean() < 0.8 * losses[0].mean()
+
+
+@pytest.mark.parametrize(
+    ("devices", "told"), [(3, ["clusters is 4, with 3 devices: at least 1 center will have no device"]), (4, [])]
+)
+def test_more_centers_than_devices_are_told_on_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, devices: int, told: list[str]
+) -> None:
+    asked = SimulateArgs(
+        engine="lean", devices=devices, rounds=1, out=tmp_path, settings={"clusters": 4, "local-steps": 1}
+    )
+    simulate_json(asked)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == told

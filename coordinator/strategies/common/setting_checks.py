@@ -1,4 +1,4 @@
-"""Checks of a method's settings; each raises ConfigError with a hint that names the accepted values."""
+"""Checks of a method's settings; each `check_*` raises ConfigError with a hint that names the accepted values."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     """Raise ConfigError unless `value` is one of the `allowed` words."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}", hint=f"use one of {', '.join(allowed)}")
+
+
+def spare_centers(method: object, devices: int) -> str:
+    """A warning where a method has more centers than there are devices; else an empty text."""
+    clusters = getattr(method, "clusters", None)
+    if not isinstance(clusters, int) or clusters <= devices:
+        return ""
+    none = clusters - devices
+    return (
+        f"clusters is {clusters}, with {devices} device{'s' * (devices != 1)}:"
+        f" at least {none} center{'s' * (none != 1)} will have no device"
+    )

@@ -32,6 +32,12 @@ def test_a_training_ends_with_centers_a_catalog_and_a_full_record(tmp_path: Path
     assert {r["device"] for r in fed.events if r["event"] == "joined"} == {"d00", "d01", "d02", "d03"}
 
 
+def test_more_centers_than_devices_are_told_when_a_run_begins(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Federation.of(tmp_path, devices=1).play(1)
+    words = "fesem: clusters is 2, with 1 device: at least 1 center will have no device"
+    assert caplog.messages.count(words) == 1
+
+
 def test_runs_follow_each_other_over_the_same_fleet_and_the_first_is_served(tmp_path: Path) -> None:
     settings = {"local-steps": 2}
     runs = (
