@@ -77,12 +77,11 @@ function connectControls(client, samples, model) {
     guessing.clear();
     view.showGuess(null);
   });
-  view.on("keep", async () => {
+  view.on("keep", () => pad.keep(async (stored) => {
     const x = pad.read(model().input);
     if (x === null) throw new Error("draw something first");
-    pad.clear(); // at once: the next drawing may begin while this one is stored
-    await samples.add([{ x, label: view.chosenLabel() }]);
-  });
+    await samples.add([{ x, label: view.chosenLabel() }], stored);
+  }));
   view.onFiles("photos", async (files) => {
     const label = view.chosenLabel();
     const invert = view.part("invert").checked;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from tests.support.process_fleet import FleetScene
 RUN: dict[str, Any] = {"method": "fedavg", "num-rounds": 1, "local-steps": 1500, "learning-rate": 0.05}
 
 
-def known_model(folder: Path) -> Path:
-    """A coordinator whose model is known and whose broker for browsers does not answer."""
+def known_model(folder: Path, **changes: Any) -> Path:  # noqa: ANN401 - of the program's fields
+    """A coordinator whose model is known and whose broker for browsers does not answer; `changes` are its program's."""
     open_signing_key(folder / "run")
+    program = replace(softmax_program.program(), **changes)
     with closing(Store(folder / "run" / "store")) as store:
-        named = store.blobs.put(canonical_json(softmax_program.program().to_json()))
+        named = store.blobs.put(canonical_json(program.to_json()))
         store.facts.put("program", json.dumps({"program": named, "initial": named}))
     table: dict[str, Any] = {
         "federation": "demo",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -53,6 +54,19 @@ def text(page: Page, part: str, pattern: str) -> str:
         timeout=PATIENCE_MS,
     )
     return page.locator(f"#{part}").inner_text()
+
+
+def ring(page: Page, canvas: str) -> None:
+    """Draw a zero with the mouse: an upright oval."""
+    box = page.locator(canvas).bounding_box()
+    assert box is not None
+    for i in range(25):
+        a = 2 * math.pi * i / 24
+        across, down = 0.5 + 0.2 * math.cos(a), 0.5 + 0.3 * math.sin(a)
+        page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
+        if i == 0:
+            page.mouse.down()
+    page.mouse.up()
 
 
 def digits() -> tuple[Array, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from coordinator.local_broker import free_port
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.browser import MIN_CONTRAST, PHONE, Open, Visit, lowest_contrast, without_focus_ring
-from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, served, text
+from tests.support.phone_page import PATIENCE_MS, digits, listens, load_table, local, ring, served, text
 from tests.support.process_fleet import FleetScene, until
 
 if TYPE_CHECKING:
@@ -65,19 +64,6 @@ def prepare(testbed: FleetScene) -> Path:
     until(lambda: listens(port), testbed.children, "the coordinator's broker")
     testbed.children.python("devices", "-m", "emulator.testbed.threaded_fleet", *devices)
     return config
-
-
-def ring(page: Page, canvas: str) -> None:
-    """Draw a zero with the mouse: an upright oval."""
-    box = page.locator(canvas).bounding_box()
-    assert box is not None
-    for i in range(25):
-        a = 2 * math.pi * i / 24
-        across, down = 0.5 + 0.2 * math.cos(a), 0.5 + 0.3 * math.sin(a)
-        page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
-        if i == 0:
-            page.mouse.down()
-    page.mouse.up()
 
 
 def give_samples(opened: Visit, tmp_path: Path) -> None:

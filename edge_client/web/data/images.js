@@ -17,6 +17,7 @@ export class Pad {
     canvas.height = SIDE;
     this.canvas = canvas;
     this.changed = changed;
+    this.held = false; // while what was drawn is stored: a stroke would belong to no drawing
     this.pen = canvas.getContext("2d", { willReadFrequently: true });
     this.clear();
     const place = (event) => {
@@ -24,6 +25,7 @@ export class Pad {
       return [((event.clientX - box.left) / box.width) * SIDE, ((event.clientY - box.top) / box.height) * SIDE];
     };
     canvas.addEventListener("pointerdown", (event) => {
+      if (this.held) return;
       canvas.setPointerCapture(event.pointerId);
       this.line(place(event), place(event));
       this.last = place(event);
@@ -59,6 +61,22 @@ export class Pad {
     this.pen.fillRect(0, 0, SIDE, SIDE);
     this.canvas.dataset.blank = ""; // the page says "draw here" on a blank pad
     this.last = null;
+  }
+
+  /** Store what was drawn by `store(cleared)`, which calls `cleared` when it is stored; a drawing that is not stored stays. */
+  async keep(store) {
+    if (this.held) return; // pressed twice
+    this.held = true;
+    let cleared = false;
+    try {
+      await store(() => {
+        cleared = true;
+        this.clear();
+        this.held = false;
+      });
+    } finally {
+      if (!cleared) this.held = false; // else the next drawing may be held by now
+    }
   }
 
   /** What was drawn as a sample's numbers, or null for a blank pad. */

@@ -17,11 +17,12 @@ export class Samples {
     this.writing = Promise.resolve(); // the last change: a new sample's name follows from the names before it
   }
 
-  /** Run a change of the store after all changes that were asked for before it. */
-  async inTurn(change) {
+  /** Run a change of the store after all changes that were asked for before it; `stored` is called once it is there. */
+  async inTurn(change, stored = () => {}) {
     const done = this.writing.then(change);
     this.writing = done.catch(() => {}); // the caller has the error
     await done;
+    stored();
     await this.changed();
   }
 
@@ -29,8 +30,8 @@ export class Samples {
     return (await this.store.names(PREFIX)).length;
   }
 
-  /** Add samples; RangeError for too many, or for one that is not finite. */
-  async add(samples) {
+  /** Add samples; RangeError for too many, or for one that is not finite. `stored` is called when they are on the disk. */
+  async add(samples, stored) {
     if (samples.some(({ x, target }) => !x.every(Number.isFinite) || (target && !target.every(Number.isFinite)))) {
       throw new RangeError("a sample holds something that is no finite number");
     }
@@ -40,7 +41,7 @@ export class Samples {
       const first = names.length ? Number(names.at(-1).slice(PREFIX.length)) + 1 : 0;
       const named = samples.map((sample, i) => [PREFIX + String(first + i).padStart(9, "0"), sample]);
       await this.store.write(Object.fromEntries(named));
-    });
+    }, stored);
   }
 
   /** Forget the last sample, or all of them. */

@@ -42,7 +42,7 @@ export class Store {
     for (const name of remove) objectStore.delete(name);
     await new Promise((resolve, reject) => {
       transaction.oncomplete = resolve;
-      transaction.onerror = transaction.onabort = () => reject(transaction.error ?? new Error("the browser keeps no more"));
+      transaction.onabort = () => reject(inWords(transaction.error)); // an error of a request aborts it, and is its error
     });
   }
 
@@ -105,6 +105,11 @@ export class Blobs {
 
 const partial = ({ sha256: hash, block }) => `${BLOCK}${hash}/${block}/`;
 const range = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\uffff`);
+
+function inWords(wrong) {
+  if (wrong?.name === "QuotaExceededError") return new Error("this phone has no room left for this page: nothing was added or changed. Free some, then try again");
+  return new Error(`the browser did not store it: ${wrong?.message || wrong?.name || "it gives no reason"}`);
+}
 
 function settled(request) {
   return new Promise((resolve, reject) => {

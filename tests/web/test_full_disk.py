@@ -1,0 +1,77 @@
+"""The phone's page on a disk without room: what was drawn stays, and the page says why it is not a sample yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.browser import PHONE, Open
+from tests.support.phone_federation import known_model
+from tests.support.phone_page import ring, served, text
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+ROOM = 24_000_000  # bytes for the page, its files and what it keeps
+FULL = "^this phone has no room left for this page: nothing was added"
+FILL = """async () => {
+  const settle = (request) => new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+  const opening = indexedDB.open("filler", 1);
+  opening.onupgradeneeded = () => opening.result.createObjectStore("all", { autoIncrement: true });
+  const database = await settle(opening);
+  const put = (size) => new Promise((resolve) => {
+    const transaction = database.transaction("all", "readwrite");
+    transaction.objectStore("all").put(crypto.getRandomValues(new Uint8Array(size)));
+    transaction.oncomplete = () => resolve("");
+    transaction.onabort = () => resolve(transaction.error.name);
+  });
+  const ends = [];
+  for (const size of [65536, 1024, 1]) {
+    let end = "";
+    while (!end) end = await put(size);
+    ends.push(end);
+  }
+  return ends;
+}"""
+
+
+def allow_room(page: Page, url: str, size: int | None) -> None:
+    """How much the browser keeps for the page's site, in bytes; None: what the disk has."""
+    limits: dict[str, Any] = {"origin": url.rpartition("/phone/")[0]} | ({} if size is None else {"quotaSize": size})
+    page.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", limits)
+
+
+def test_on_a_full_disk_nothing_is_lost_and_the_page_says_why_it_takes_nothing(visit: Open, tmp_path: Path) -> None:
+    with served(known_model(tmp_path, input=(1, 8, 8))) as url:
+        opened = visit("about:blank", size=PHONE, touch=True)
+        page = opened.page
+        allow_room(page, url, ROOM)
+        page.goto(url)
+        page.wait_for_selector("#entry:not([hidden])")
+        hint, add = page.locator("#pad + span"), page.get_by_role("button", name="Add drawing")
+        ring(page, "#pad")
+        assert page.evaluate(FILL) == ["QuotaExceededError"] * 3
+        add.click()
+        text(page, "trouble", FULL)
+        opened.shot("full-disk")
+        expect(hint).to_be_hidden()  # the drawing is on the pad
+        expect(page.locator("#count")).to_have_text("none yet")
+        table = tmp_path / "one.csv"
+        table.write_text(",".join("1" * 64) + ",0\n")
+        page.locator("#trouble").evaluate("node => { node.textContent = ''; }")
+        page.set_input_files("#table", table)
+        text(page, "trouble", FULL)
+        allow_room(page, url, None)
+        add.click()
+        text(page, "count", "^1 in 1 class")
+        expect(hint).to_be_visible()
+        expect(page.locator("#trouble")).to_be_hidden()
+        page.goto("about:blank")
+    opened.errors.clear()  # a broker that is not there
