@@ -47,6 +47,7 @@ class Mutant:
     place: int
     change: ast.AST
     last_line: int
+    text: str  # of the line
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.what}"
@@ -71,7 +72,7 @@ def mutants_of(source: str) -> list[Mutant]:
     tree, lines = ast.parse(source), source.splitlines()
     places = {node: i for i, node in enumerate(ast.walk(tree))}
     found = [
-        Mutant(line, what, places[node], change, getattr(node, "end_lineno", line))
+        Mutant(line, what, places[node], change, getattr(node, "end_lineno", line), lines[line - 1].strip())
         for node in _open_nodes(tree)
         if "pragma: no cover" not in lines[(line := getattr(node, "lineno", 1)) - 1]
         for what, change in _changes(node)
