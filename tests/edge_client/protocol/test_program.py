@@ -66,8 +66,9 @@ def test_a_program_is_read_back_as_it_was() -> None:
 def test_frozen_tensors_are_one_file_of_all_engines_with_a_list_of_what_it_holds() -> None:
     held = PROGRAM.to_json()["containers"]
     step = {"sha256": FILE.sha256, "size": FILE.size}
-    assert refusal(containers=held | {"litert": {"step": step, FROZEN: step}}) == "bad_program"
-    assert refusal(frozen=None) == "bad_program"
+    for changed in ({"containers": held | {"litert": {"step": step, FROZEN: step}}}, {"frozen": None}):
+        with pytest.raises(Malformed, match=r"^bad_program: .*frozen tensors need one file and a list"):
+            Program.from_json(PROGRAM.to_json() | changed)
 
 
 def test_a_file_of_frozen_tensors_has_at_most_six_bytes_a_value_and_a_header() -> None:
