@@ -86,8 +86,17 @@ def test_every_mutant_that_is_listed_as_equivalent_is_still_one_of_its_line_and_
     for entry in entries:
         source = (ROOT / entry["module"].replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
         assert any(is_equivalent(entry["module"], one, [entry]) for one in mutants_of(source)), entry
-        assert entry["reason"]
-    assert len({(entry["module"], entry["line"], entry["what"]) for entry in entries}) == len(entries)
+        assert {"module", "line", "what", "reason"} <= entry.keys() <= {"module", "line", "what", "reason", "nth"}
+    assert len({(entry["module"], entry["line"], entry["what"], entry.get("nth")) for entry in entries}) == len(entries)
+
+
+def test_of_several_equal_changes_of_a_line_one_can_be_listed() -> None:
+    found = mutants_of("def f(n):\n    return n > 1 or n < 1\n")
+    one, other = (mutant for mutant in found if mutant.what == "`1` -> `2`")
+    entry = {"module": "m", "line": "return n > 1 or n < 1", "what": "`1` -> `2`", "reason": "-"}
+    assert [is_equivalent("m", mutant, [entry]) for mutant in (one, other)] == [True, True]
+    assert [is_equivalent("m", mutant, [entry | {"nth": 2}]) for mutant in (one, other)] == [False, True]
+    assert not is_equivalent("n", one, [entry])
 
 
 def test_what_two_seeds_draw_is_the_union_of_what_each_draws_in_the_order_of_the_lines() -> None:
