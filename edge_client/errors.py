@@ -82,9 +82,14 @@ class ProtocolError(FedcentersError):
 
 
 class Malformed(ProtocolError):
-    """Bytes that break a rule; `code` is the protocol's name for it (PROTOCOL.md, error answers)."""
+    """Bytes that break a rule; `code` is the protocol's name for it (PROTOCOL.md, error answers).
+
+    Raises ValueError for a code that is no single word: it would be sent to the other side, which refuses it.
+    """
 
     def __init__(self, code: str, message: str) -> None:
+        if not code.isidentifier():
+            raise ValueError(f"{code!r:.80} is no code of an answer")
         super().__init__(f"{code}: {message}")
         self.code = code
 

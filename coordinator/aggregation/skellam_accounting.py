@@ -4,7 +4,7 @@
 
 mu is the variance of the noise in the sum; D1 and D2 are the greatest L1 and L2 norm of what one device adds (Agarwal,
 Kairouz and Liu 2021, theorem 3.5). Two data sets differ by one device's: with it, or with a difference of zero in its
-place. Rounding moves each of d words by less than 1, so D2 = levels + sqrt(d), and D1 <= min(sqrt(d) D2, D2^2).
+place. Rounding moves each of d words by less than 1, so D2 = levels + sqrt(d), and D1 <= sqrt(d) D2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sum_cost(scale: SumScale, devices: int, parameters: int) -> F64:
     """[len(ORDERS)] eps(a) of a sum of so many devices that came, of which COLLUDING tell their noise."""
     honest = devices - int(np.ceil(COLLUDING * devices))
     l2 = scale.levels + np.sqrt(parameters)
-    return skellam_rdp(honest * scale.deviation**2, l2, min(np.sqrt(parameters) * l2, l2**2))
+    return skellam_rdp(honest * scale.deviation**2, l2, np.sqrt(parameters) * l2)
 
 
 def epsilon_of(spent: F64, delta: float) -> float:

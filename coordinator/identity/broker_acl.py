@@ -22,7 +22,7 @@ SUBSCRIBE_PATTERNS = ("dn/{name}/#", "bc/+", "bb/+/+")
 SHARED_TOPICS_COMMENT = "# Mosquitto warns that two patterns lack '%c' and '%u': every device may read these topics."
 MOSQUITTO_CONF_TEMPLATE = """\
 # Written by `fedcenters-coordinator provision`. A plain listener is not among it, on purpose.
-listener {port}{address}
+listener {port}
 cafile {folder}/ca.crt
 certfile {folder}/server.crt
 keyfile {folder}/server.key
@@ -45,7 +45,7 @@ memory_limit 1073741824
 
 WEB_LISTENER_TEMPLATE = """\
 # For browsers: TLS, and a password of each device's own. Put a certificate that phones trust into web.crt and web.key.
-listener {port}{address}
+listener {port}
 protocol websockets
 certfile {folder}/web.crt
 keyfile {folder}/web.key
@@ -54,15 +54,13 @@ password_file {folder}/mosquitto.passwd
 """
 
 
-def mosquitto_conf(folder: PurePosixPath, *, port: int, address: str = "", web_port: int = 0) -> str:
-    """mosquitto.conf for a broker with its files in `folder`; without an `address` it listens on all of them.
+def mosquitto_conf(folder: PurePosixPath, *, port: int, web_port: int) -> str:
+    """mosquitto.conf for a broker with its files in `folder`, on all addresses.
 
-    With `web_port` it has a second listener, for browsers.
+    With a `web_port` other than 0 it has a second listener, for browsers.
     """
-    place = {"folder": folder, "address": f" {address}" if address else ""}
-    return MOSQUITTO_CONF_TEMPLATE.format(port=port, **place) + (
-        WEB_LISTENER_TEMPLATE.format(port=web_port, **place) if web_port else ""
-    )
+    web = WEB_LISTENER_TEMPLATE.format(port=web_port, folder=folder) if web_port else ""
+    return MOSQUITTO_CONF_TEMPLATE.format(port=port, folder=folder) + web
 
 
 def mosquitto_acl(federation: str, revoked: Sequence[str]) -> str:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from coordinator.identity.certificate_authority import read_request
 from coordinator.identity.enrolment_server import (
-    MAX_BODY_BYTES,
     MAX_OPEN_REQUESTS,
     MAX_OPEN_REQUESTS_PER_ADDRESS,
     EnrolmentServer,
@@ -152,7 +151,8 @@ def dial(server: EnrolmentServer, number: int = 0) -> socket.socket:
         (b"POST /../authority/ca.key HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", b"404"),
         (b"POST /enrol HTTP/1.1\r\n\r\n", b"413"),
         (b"POST /enrol HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"413"),
-        (b"POST /enrol HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), b"413"),
+        (b"POST /enrol HTTP/1.1\r\nContent-Length: 16384\r\n\r\n" + b" " * 16_384, b"400"),
+        (b"POST /enrol HTTP/1.1\r\nContent-Length: 16385\r\n\r\n", b"413"),
         (b"POST /enrol HTTP/1.1\r\nContent-Length: " + b"9" * 40 + b"\r\n\r\n", b"413"),
         (b"POST /enrol HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", b"400"),
         (b"POST /enrol HTTP/1.1\r\nContent-Length: 4\r\n\r\n[[[[", b"400"),

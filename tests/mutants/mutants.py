@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -47,6 +48,8 @@ class Mutant:
     place: int
     change: ast.AST
     last_line: int
+    text: str  # of the line
+    nth: int = 1  # of those of the same line with the same `what`
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.what}"
@@ -71,12 +74,17 @@ def mutants_of(source: str) -> list[Mutant]:
     tree, lines = ast.parse(source), source.splitlines()
     places = {node: i for i, node in enumerate(ast.walk(tree))}
     found = [
-        Mutant(line, what, places[node], change, getattr(node, "end_lineno", line))
+        Mutant(line, what, places[node], change, getattr(node, "end_lineno", line), lines[line - 1].strip())
         for node in _open_nodes(tree)
         if "pragma: no cover" not in lines[(line := getattr(node, "lineno", 1)) - 1]
         for what, change in _changes(node)
     ]
-    return sorted(found, key=lambda one: one.line)
+    seen = Counter[tuple[int, str]]()
+    numbered = []
+    for one in sorted(found, key=lambda one: one.line):
+        seen[one.line, one.what] += 1
+        numbered.append(replace(one, nth=seen[one.line, one.what]))
+    return numbered
 
 
 Change = ast.AST  # the node that takes a node's place

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import GOAL, MUTANT_S, chosen, modules_in
+from tests.mutants.__main__ import EQUIVALENT, FOUND, GOAL, MUTANT_S, SURVIVED, chosen, drawn, modules_in, table
+from tests.mutants.equivalents import is_equivalent, listed
 from tests.mutants.mutants import mutants_of
 from tests.mutants.nearest_tests import ROOT, name_of, nearest_tests
 
@@ -78,6 +79,41 @@ def test_a_mutant_meets_the_tests_of_its_line_first_and_those_that_may_start_it_
     assert chosen(module, mutant, known) == expected
     known[own + "slow"]["seconds"] = MUTANT_S
     assert chosen(module, mutant, known) == expected[:1]
+
+
+def test_every_mutant_that_is_listed_as_equivalent_is_still_one_of_its_line_and_has_a_reason() -> None:
+    entries = listed()
+    for entry in entries:
+        source = (ROOT / entry["module"].replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+        assert any(is_equivalent(entry["module"], one, [entry]) for one in mutants_of(source)), entry
+        assert {"module", "line", "what", "reason"} <= entry.keys() <= {"module", "line", "what", "reason", "nth"}
+    assert len({(entry["module"], entry["line"], entry["what"], entry.get("nth")) for entry in entries}) == len(entries)
+
+
+def test_of_several_equal_changes_of_a_line_one_can_be_listed() -> None:
+    found = mutants_of("def f(n):\n    return n > 1 or n < 1\n")
+    one, other = (mutant for mutant in found if mutant.what == "`1` -> `2`")
+    entry = {"module": "m", "line": "return n > 1 or n < 1", "what": "`1` -> `2`", "reason": "-"}
+    assert [is_equivalent("m", mutant, [entry]) for mutant in (one, other)] == [True, True]
+    assert [is_equivalent("m", mutant, [entry | {"nth": 2}]) for mutant in (one, other)] == [False, True]
+    assert not is_equivalent("n", one, [entry])
+
+
+def test_what_two_seeds_draw_is_the_union_of_what_each_draws_in_the_order_of_the_lines() -> None:
+    module = ROOT / "coordinator" / "rounds" / "silence.py"
+    both = drawn(module, 5, [2, 3])
+    assert {one.place for one in both} == {one.place for seed in (2, 3) for one in drawn(module, 5, [seed])}
+    assert [one.line for one in both] == sorted(one.line for one in both)
+    assert 5 < len(both) <= 10
+
+
+def test_the_score_of_a_folder_leaves_out_what_is_equivalent() -> None:
+    verdicts = [("a.b.one", FOUND), ("a.b.one", SURVIVED), ("a.b.two", EQUIVALENT), ("a.c.three", FOUND)]
+    assert table([{"module": module, "verdict": verdict} for module, verdict in verdicts]).splitlines()[2:] == [
+        "| a/b | 2 | 3 | 1 | 1 | 1 | 50% |",
+        "| a/c | 1 | 1 | 1 | 0 | 0 | 100% |",
+        "| all | 3 | 4 | 2 | 1 | 1 | 67% |",
+    ]
 
 
 def test_a_fork_tells_which_lines_a_test_executes_and_whether_all_passed(tmp_path: Path) -> None:

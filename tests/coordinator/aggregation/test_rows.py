@@ -30,6 +30,12 @@ def test_rows_are_an_array_that_is_read_when_it_is_used() -> None:
         rows[40]
 
 
+def test_rows_are_in_memory_only_where_all_of_them_are() -> None:
+    here, elsewhere = Rows.of(ARRAY), lazy(ARRAY)
+    assert [a.then(b).held for a in (here, elsewhere) for b in (here, elsewhere)] == [True, False, False, False]
+    assert (here.select([1]).held, elsewhere.select([1]).held, here.map(lambda row: row).held) == (True, False, False)
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_rows_come_by_columns_too(*, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_store, "MEMORY_BYTES", 0)

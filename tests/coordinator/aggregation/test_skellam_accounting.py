@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -42,3 +44,20 @@ def test_fewer_devices_and_coarser_words_cost_more() -> None:
 
 def test_nothing_summed_costs_nothing() -> None:
     assert epsilon_of(np.zeros(len(ORDERS)), 1e-5) == 0.0
+
+
+def test_the_bound_is_that_of_the_theorem_at_a_low_and_at_a_high_order() -> None:
+    low, high = (int(np.flatnonzero(order == ORDERS)[0]) for order in (2, 4096))
+    bound = skellam_rdp(4.0, 3.0, 5.0)  # mu, D2, D1
+    assert bound[low] == pytest.approx(2 * 9 / 8 + (3 * 9 + 6 * 5) / 64)
+    assert bound[high] == pytest.approx(4096 * 9 / 8 + 15 / 8)
+    fine = skellam_rdp(1_000.0, 3.0, 5.0)
+    assert fine[low] == pytest.approx(2 * 9 / 2_000 + (3 * 9 + 6 * 5) / 4e6)
+
+
+def test_a_sum_costs_what_the_noise_of_its_honest_devices_and_the_norms_of_its_words_say() -> None:
+    scale = SumScale(bits=16, devices=20, clip=1.0, noise=2.0)
+    levels = (2**15 - 1) // (20 + math.ceil(12 * 2 * math.sqrt(20)))
+    l2 = levels + 3.0  # nine words
+    wanted = skellam_rdp(9 * (2 * levels) ** 2, l2, 3.0 * l2)  # of 11 devices two tell theirs
+    np.testing.assert_array_equal(sum_cost(scale, 11, 9), wanted)

@@ -21,6 +21,13 @@ def test_no_half_may_expect_fewer_devices_than_the_gate() -> None:
     assert [bool((a != b).any()) for a, b in zip(found, centers, strict=True)] == [True, True, False, False]
 
 
+def test_a_center_is_split_where_each_half_expects_exactly_the_gate() -> None:
+    centers = np.arange(6.0).reshape(2, 3) + 1
+    for devices, split in ((10, True), (9, False)):
+        found = refilled(centers, np.array([devices, 0]), np.zeros(3), least=5, rng=np.random.default_rng(0))
+        assert bool((found != centers).any()) == split
+
+
 def test_centers_of_one_cluster_are_merged_by_their_devices_and_an_empty_cluster_keeps_its_spare() -> None:
     centers = np.array([[0.0, 5.0], [1.0, 7.0], [10.0, 1.0], [50.0, 50.0]])
     spare = np.full((3, 2), -1.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from coordinator.identity.revocation import CRL_FILE, revoked_serials
+from coordinator.identity.revocation import CRL_FILE, _locked, revoked_serials
 from edge_client.errors import ConfigError
 from edge_client.transport.tls import read_certificate
 from tests.coordinator.identity.test_provisioning import invoke, snapshot
@@ -70,6 +71,13 @@ def test_a_renewed_certificate_is_revoked_with_the_old_one(tmp_path: Path) -> No
     assert (work.folder / "devices" / "d1" / "device.key").read_bytes() == key
     work.revoke("d1")
     assert len(revoked_serials(work.authority)) == 2
+
+
+def test_two_revocations_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    with _locked(tmp_path), (tmp_path / "lock").open("w") as second, pytest.raises(BlockingIOError):
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (tmp_path / "lock").open("w") as second:
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_access_list_of_emqx_says_the_same(tmp_path: Path) -> None:

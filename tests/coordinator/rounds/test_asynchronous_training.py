@@ -268,7 +268,7 @@ def test_a_device_of_ifca_tells_its_losses_and_then_trains_the_newest_version_of
 
 
 REASONS = {
-    "cfl": "its `round`",
+    "cfl": "concurrency with CFL: its `round` works on whole rounds",
     "wecfl": "Gram matrix",
     "tkm": "its `_cluster`",
     "fedem": "its `round`",

@@ -8,7 +8,6 @@ import pytest
 from coordinator.rounds.buffer_bounds import (
     CODEC_ERROR,
     MAX_BUFFER,
-    MAX_GROWTH,
     USUAL_BUFFER,
     VARIANCE_SUFFIX,
     bounded_buffers,
@@ -32,7 +31,7 @@ def vector(mean: list[float], variance: list[float]) -> Flat:
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
     ("center", "bound"),
-    [(None, MAX_BUFFER), (0.0, USUAL_BUFFER), (50.0, USUAL_BUFFER), (-1_000.0, 1_000 * MAX_GROWTH), (1e9, MAX_BUFFER)],
+    [(None, MAX_BUFFER), (0.0, USUAL_BUFFER), (50.0, USUAL_BUFFER), (-1_000.0, 1e7), (1e9, MAX_BUFFER)],
 )
 def test_a_buffer_may_be_as_large_as_its_bound_and_no_larger(center: float | None, bound: float, sign: int) -> None:
     old = None if center is None else vector([0.0, center], [1.0, 1.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,9 +20,9 @@ from coordinator.rounds.secure_sum import (
     choose_prekeys,
 )
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.secure.device_sums import RosterArrived
+from edge_client.protocol.secure.device_sums import RosterArrived, UnmaskArrived
 from edge_client.protocol.secure.keys import public_prekey
-from edge_client.protocol.secure.sum_messages import PrekeyBatch, SumForm
+from edge_client.protocol.secure.sum_messages import PrekeyBatch, RevealedShares, SumForm
 from tests.support.secure_cohort import SecureCohort, cids, root_of
 
 
@@ -134,3 +136,19 @@ def test_answers_of_a_device_that_was_not_asked_are_ignored() -> None:
     cohort.tell_server(RevealArrived("dev-000", b"anything"))
     cohort.tell_server(MaskedVectorStored("dev-000"))
     assert cohort.server == before
+
+
+def test_once_every_device_answered_lied_or_left_a_sum_that_lacks_shares_fails_without_its_deadline() -> None:
+    cohort, other = SecureCohort.of(6), SecureCohort.of(6, salt="other")
+    for each in (cohort, other):
+        each.deal()
+        each.upload()
+    honest, liar, *gone = cids(6)
+    cohort.tell_server(RevealArrived(honest, cohort.on_device(honest, UnmaskArrived(cohort.sent["unmask"][honest]))))
+    lie = RevealedShares.from_bytes(other.on_device(liar, UnmaskArrived(other.sent["unmask"][liar])))
+    cohort.tell_server(RevealArrived(liar, replace(lie, roster=cohort.server.roster).to_bytes()))
+    for cid in gone:
+        assert cohort.outcome is None
+        cohort.tell_server(DeviceLeft(cid))
+    assert isinstance(cohort.outcome, SumFailed)
+    assert f"wrong shares came from {liar}" in cohort.outcome.reason

@@ -57,6 +57,10 @@ def test_a_refusal_of_the_last_device_that_is_waited_for_closes() -> None:
     assert advance(answered(opened("abcd", "d"), "ab"), Refused("c", "no_data"), 1.0)[0].closed
 
 
+def test_a_silent_device_is_waited_for_three_times_and_then_after_4_8_16_misses() -> None:
+    assert [misses for misses in range(100) if is_waited_for(misses)] == [0, 1, 2, 4, 8, 16, 32, 64]
+
+
 @given(number=st.integers(1, 5_000))
 def test_silence_costs_few_deadlines(number: int) -> None:
     waited = [misses for misses in range(number) if is_waited_for(misses)]

@@ -14,6 +14,7 @@ from edge_client.protocol.sum_codec import (
     SumStage,
     decode_points,
     decode_told,
+    encode_points,
     encode_told,
     read_work,
     stage_fields,
@@ -82,5 +83,6 @@ def test_a_told_choice_is_of_one_center(data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [bytes(7), np.array([np.nan]).tobytes()])
 def test_centroids_are_finite_numbers_of_eight_bytes(data: bytes) -> None:
+    assert decode_points(encode_points(np.array([[0.1], [-2.0]]))).tolist() == [0.1, -2.0]
     with pytest.raises(Malformed):
         decode_points(data)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge_client.errors import Malformed
-from edge_client.protocol.tensors import TensorFileMeta, pack_tensors, unpack_tensors
+from edge_client.protocol.tensors import TensorFileMeta, pack_tensors, unpack_tensors, view_tensors
 
 SCHEMA = "0" * 64
 FC: dict[str, Any] = {"kind": "model", "codec": "f32", "schema": SCHEMA, "v": 1}
@@ -56,6 +56,18 @@ def test_tensors_are_unpacked_bit_by_bit(tensors: dict[str, Any]) -> None:
     for name, array in tensors.items():
         assert (back[name].dtype, back[name].shape) == (array.dtype, array.shape)
         assert back[name].tobytes() == array.tobytes()
+
+
+@given(TENSORS)
+def test_views_have_the_values_of_the_copies_and_lie_in_the_file(tensors: dict[str, Any]) -> None:
+    data = bytearray(pack_tensors(tensors, kind="model", codec="f32", schema=SCHEMA))
+    (views, meta), (copies, same) = view_tensors(data), unpack_tensors(bytes(data))
+    assert meta == same
+    assert {n: (a.dtype, a.shape, a.tobytes()) for n, a in views.items()} == {
+        n: (a.dtype, a.shape, a.tobytes()) for n, a in copies.items()
+    }
+    whole = np.frombuffer(data, np.uint8)
+    assert all(np.shares_memory(view, whole) for view in views.values())
 
 
 @given(TENSORS)

@@ -53,3 +53,21 @@ def test_words_nulls_and_truth_values() -> None:
         validators.map_of(validators.text(3), validators.boolean, 1)([], "x")
     with pytest.raises(Malformed):
         validators.record({})([], "x")
+
+
+def test_what_is_right_is_given_back() -> None:
+    assert [validators.boolean(value, "x") for value in (True, False)] == [True, False]
+    assert validators.text(3)("abc", "x") == "abc"
+    assert validators.one_of("a", "b")("b", "x") == "b"
+    assert validators.matching("[a-z]+")("abc", "x") == "abc"
+    assert validators.list_of(validators.integer(0, 9), 0, 2)([1, 2], "x") == [1, 2]
+    assert validators.map_of(validators.text(1), validators.boolean, 1)({"a": True}, "x") == {"a": True}
+
+
+def test_a_named_object_has_exactly_the_fields_of_its_name_and_keeps_the_name() -> None:
+    check = validators.named({"sgd": {"momentum": validators.number(0, 1)}, "plain": {}})
+    assert check({"name": "sgd", "momentum": 0.5}, "rule") == {"name": "sgd", "momentum": 0.5}
+    assert check({"name": "plain"}, "rule") == {"name": "plain"}
+    for wrong in ({"name": "adam"}, {"name": 1}, [], {"name": "sgd"}, {"name": "plain", "momentum": 0.5}):
+        with pytest.raises(Malformed, match=r"^bad_field: rule"):
+            check(wrong, "rule")

@@ -70,6 +70,21 @@ def test_right_blocks_that_make_another_blob_are_a_bad_hash_and_are_forgotten(st
     uploads.abandon(["liar"])
 
 
+def test_the_sixteenth_unreadable_block_ends_an_upload_and_its_blocks_are_forgotten(store: Store) -> None:
+    uploads = OpenUploads(store)
+    uploads.begin("noisy", MANIFEST)
+    uploads.take("noisy", 0, block(0))
+    broken = block(1)[:-1] + bytes([block(1)[-1] ^ 1])
+    for _ in range(15):
+        assert uploads.take("noisy", 1, broken) is None
+    assert uploads.expects("noisy", LABEL)
+    with pytest.raises(Malformed, match=r"^bad_hash: 16 unreadable blocks"):
+        uploads.take("noisy", 1, broken)
+    assert not uploads.expects("noisy", LABEL)
+    assert uploads.begin("noisy", MANIFEST).count == 0
+    uploads.abandon(["noisy"])
+
+
 def test_another_announcement_replaces_the_one_before(store: Store) -> None:
     uploads = OpenUploads(store)
     uploads.begin("d", MANIFEST)
@@ -96,6 +111,8 @@ def test_have_is_left_out_when_nothing_is_here_or_it_would_not_fit() -> None:
     some = Bitmap(10)
     some.add(0)
     assert have_field(some) == some.to_base64()
-    long = Bitmap(40_000)
-    long.add(0)
+    fits, long = Bitmap(8 * 4_096), Bitmap(8 * 4_096 + 1)
+    for bitmap in (fits, long):
+        bitmap.add(0)
+    assert have_field(fits) == fits.to_base64()
     assert have_field(long) is None

@@ -103,6 +103,11 @@ def test_a_look_that_no_answers_have_is_refused(place: str) -> None:
         AnswerLook.from_vector(values)
 
 
+def test_a_look_of_a_model_of_as_many_classes_as_a_profile_may_have_is_read() -> None:
+    none = answer_moments(np.zeros((0, MAX_CLASSES)))
+    assert AnswerLook.from_vector(AnswerLook(entropy=1.0, train=none, test=none).to_vector()).train.n == 0
+
+
 def test_a_class_that_was_never_named_and_equal_answers_leave_a_finite_distance() -> None:
     same = np.tile([3.0, 0.0, 0.0, 0.0], (9, 1))
     profile = make_answer_profile([answer_moments(same)])

@@ -8,8 +8,10 @@ from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.catalog import MAX_CENTERS, Catalog, CatalogCenter
+from edge_client.protocol.nearest.center_tree import CenterTree
 
 MODEL = manifest_of(b"model", "model")
+OTHER = manifest_of(b"other", "model")
 FILES = {"onnx": manifest_of(b"onnx", "container"), "tflite": manifest_of(b"tflite", "container")}
 
 
@@ -34,6 +36,16 @@ def test_a_catalog_is_read_back_as_it_was_and_equal_ones_have_equal_bytes() -> N
 
 def test_everything_that_it_names_can_be_fetched() -> None:
     assert {m.kind for m in catalog().blobs()} == {"program", "container", "model"}
+
+
+def test_a_tree_is_read_back_with_the_models_of_its_splits_and_needs_one_of_each() -> None:
+    tree = CenterTree(((0, 1), (0, ~0), (1, ~1), (1, ~2)), 3)
+    with_tree = replace(catalog(), tree=tree, splits=(MODEL, OTHER))
+    assert Catalog.from_bytes(with_tree.to_bytes()) == with_tree
+    assert {MODEL, OTHER} <= set(with_tree.blobs())
+    raw = parse_json(with_tree.to_bytes(), 1 << 20)["tree"]
+    with pytest.raises(Malformed, match=r"^bad_field: a tree of 2 splits has 1 models"):
+        Catalog.from_bytes(changed(tree=raw | {"splits": raw["splits"][:1]}))
 
 
 A_CENTER = parse_json(catalog().to_bytes(), 1 << 20)["centers"][0]

@@ -226,8 +226,24 @@ def test_a_walk_follows_the_nearer_child_to_a_center(values: list[float]) -> Non
         ((0, 1), (1, 0), (0, ~0), (1, ~1)),
         ((1, ~0), (1, ~1)),
         ((0, 0), (0, ~0), (0, ~1)),
+        ((0, ~0), (0, ~1), (1, 2), (2, 1)),  # a loop that no walk enters
     ],
 )
 def test_what_is_no_tree_is_refused(edges: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(Malformed):
         CenterTree(edges, 2)
+
+
+@pytest.mark.parametrize("splits", [1024, 1025])
+def test_a_tree_has_at_most_1024_splits(splits: int) -> None:
+    chain = [[k, k + 1] for k in range(splits - 1)] + [[splits - 1, ~0], [splits - 1, ~1]]
+    if splits == 1024:
+        assert CenterTree.from_json(chain, 2).splits == splits
+    else:
+        with pytest.raises(Malformed, match="an integer from -1024 to 1023"):
+            CenterTree.from_json(chain, 2)
+
+
+def test_the_typical_distance_is_the_median_of_devices_that_trained_read_between_the_sizes() -> None:
+    assert [GUIDE.typical("loss", n) for n in (1, 4, 16, 99)] == pytest.approx([1.0, 0.75, 0.5, 0.5])
+    assert GUIDE.typical("inputs", 4) is None

@@ -51,3 +51,9 @@ def test_a_sketch_finds_the_nearest_of_its_length() -> None:
 
 def test_a_negative_loss_is_no_measurement() -> None:
     assert choose_by_distance([-1.0, 0.5], 1.0).center is None
+
+
+def test_the_answer_to_near_names_the_center_and_the_next_ones_and_the_fit_where_it_is_known() -> None:
+    told = {"center": 1, "distance": 0.25, "alternatives": [{"center": 0, "distance": 0.5}]}
+    assert choose_by_distance([0.5, 0.25], 1.0).to_json() == told
+    assert choose_by_distance([0.5, 0.25], 1.0, lambda _: "badly").to_json() == told | {"fit": "badly"}

@@ -120,3 +120,13 @@ def test_program_json_keeps_the_parts() -> None:
     parts = (InputPart(name="ids", shape=(2,), kind="int", below=5), InputPart(name="meta", shape=()))
     program = replace(softmax_program.program(), input=(3,), parts=parts)
     assert Program.from_json(program.to_json()) == program
+
+
+def test_parts_are_joined_as_far_as_either_goes_and_only_of_one_kind() -> None:
+    few, many = (describe_arrays({"ids": np.array([[0, top]])}) for top in (4, 9))
+    assert [part.below for part in joined_parts(few, many)] == [10]
+    assert [part.below for part in joined_parts(many, few)] == [10]
+    real = describe_arrays({"ids": np.array([[0.5, 1.0]])})
+    for one, other in ((few, real), (real, few)):
+        with pytest.raises(ValueError, match="ids holds floating point"):
+            joined_parts(one, other)

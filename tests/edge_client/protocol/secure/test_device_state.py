@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import device_sums
 from edge_client.protocol.secure.device_state import read_state, write_state
 from edge_client.protocol.secure.device_sums import DeviceSums
+from edge_client.protocol.secure.shamir import SHARE_BYTES
 from tests.support.secure_cohort import SecureCohort
 
 
@@ -44,3 +47,16 @@ def test_a_cut_file_is_refused() -> None:
     for size in range(len(data)):
         with pytest.raises(Malformed):
             read_state(data[:size])
+
+
+def test_a_stored_share_longer_than_the_two_of_a_neighbour_is_damage() -> None:
+    cohort = SecureCohort.of(5)
+    cohort.deal()
+    cohort.upload()
+    state = cohort.devices["dev-000"]
+    ((name, mine),) = state.sums.items()
+    assert mine.shares is not None
+    assert {len(both) for both in mine.shares.values()} == {2 * SHARE_BYTES}
+    longer = replace(mine, shares=dict.fromkeys(mine.shares, bytes(2 * SHARE_BYTES + 3)))
+    with pytest.raises(Malformed, match=r"^too_big: "):
+        read_state(write_state(replace(state, sums={name: longer})))

@@ -51,7 +51,7 @@ def test_another_seed_gives_another_graph() -> None:
     assert neighbour_graph(SEED, cids, 18) != neighbour_graph(bytes(32), cids, 18)
 
 
-@pytest.mark.parametrize(("cids", "k"), [("abcde", 3), ("abcde", 0), ("abcde", 5), ("abcda", 2), ("", 0)])
+@pytest.mark.parametrize(("cids", "k"), [("abcde", 3), ("abcde", 0), ("abcde", 5), ("abcd", 4), ("abcda", 2), ("", 0)])
 def test_a_graph_that_does_not_exist_is_refused(cids: str, k: int) -> None:
     with pytest.raises(Malformed, match="bad_field"):
         neighbour_graph(SEED, cids, k)

@@ -58,3 +58,15 @@ def test_a_tail_is_the_share_of_drawn_cohorts() -> None:
 def test_a_cohort_of_the_wrong_size_is_refused_with_what_to_do(devices: int, least: int) -> None:
     with pytest.raises(ConfigError, match="hint: "):
         sum_parameters(devices, least_members=least)
+
+
+def test_one_of_fewer_than_ten_devices_may_collude_so_two_shares_keep_a_secret() -> None:
+    assert list(possible_thresholds(5, 4)) == [2, 3]
+    assert next(iter(possible_thresholds(19, 18))) == 2
+    assert next(iter(possible_thresholds(20, 19))) == 3
+
+
+def test_a_graph_is_counted_among_the_other_devices_of_one() -> None:
+    """57 devices with 22 neighbours: among 55 others in place of 56 all 22 could be removed with more than 2^-40."""
+    assert list(possible_thresholds(57, 22)) == [6]
+    assert 57 * 56 / 2 * upper_tail(56, 17 + 5, 22)[22] <= 2**-40 < 57 * 56 / 2 * upper_tail(55, 17 + 5, 22)[22]

@@ -37,7 +37,7 @@ def test_a_share_outside_the_field_is_refused(share: bytes) -> None:
 
 
 def test_shares_of_no_secret_are_refused() -> None:
-    with pytest.raises(Malformed, match="31 bytes"):
+    with pytest.raises(Malformed, match=r"^bad_field: .*31 bytes"):
         combine_shares({1: (PRIME - 1).to_bytes(32, "little")})
 
 
@@ -54,3 +54,9 @@ def test_an_x_out_of_range_is_refused(xs: list[int]) -> None:
 def test_a_split_that_would_not_be_secret_is_refused(threshold: int, count: int, size: int, random: int) -> None:
     with pytest.raises(Malformed, match="bad_field"):
         split_secret(bytes(size), bytes(random), threshold=threshold, count=count)
+
+
+def test_the_255th_share_is_one() -> None:
+    secret = bytes(range(31))
+    shares = split_secret(secret, bytes(range(48)), threshold=2, count=255)
+    assert combine_shares({254: shares[253], 255: shares[254]}) == secret

@@ -1,0 +1,40 @@
+"""The link of the phone's page as a scanner meets it: dark on light, with its quiet zone, and as text."""
+
+from __future__ import annotations
+
+import re
+
+import segno
+
+from coordinator.identity.join_links import LINK_TITLE, phone_link, qr_svg, qr_terminal
+
+URL = "https://192.168.1.20:8443/phone/"
+
+
+def test_the_svg_takes_the_size_of_its_place_and_has_a_quiet_zone_of_four_modules() -> None:
+    drawn, modules = qr_svg(URL), segno.make(URL, error="m", micro=False).symbol_size(border=0)[0]
+    head = re.match(r"<svg [^>]*>", drawn)
+    assert head
+    assert not re.search(r"\b(width|height)=", head[0])
+    width, height, scale = map(float, re.findall(r'viewBox="0 0 (\S+) (\S+)".*scale\((\S+)\)', drawn)[0])
+    assert width == height == scale * (modules + 2 * 4)
+    ground, dark = (
+        drawn.index('fill="#fff"'),
+        drawn.index('stroke="#000" d="M4 4.5h7'),
+    )  # a finder's edge: seven modules
+    assert ground < dark
+    assert f"<title>{LINK_TITLE}</title>" in drawn
+
+
+def test_the_code_of_a_terminal_is_a_full_one_in_half_blocks() -> None:
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in qr_terminal("abc").splitlines()]
+    side = segno.make("abc", error="m", micro=False).symbol_size(border=4)[0]
+    assert side == 21 + 8  # no Micro QR code, which many cameras do not read
+    assert {len(line) for line in lines if line} == {side}
+    assert len([line for line in lines if line]) == -(-side // 2)
+
+
+def test_a_link_names_the_page_and_a_device_with_its_secret_after_the_hash() -> None:
+    assert phone_link("https://host/") == "https://host/phone/"
+    named = phone_link("https://host", device="d 1", secret="a&b")  # noqa: S106 - nobody's
+    assert named == "https://host/phone/#id=d%201&secret=a%26b"
