@@ -97,8 +97,8 @@ def draw_accuracy(
     shown = sorted({k for row in centers for k in row})
     for i, k in enumerate(shown):
         seen = [(t, row[k]) for t, row in enumerate(centers, 1) if k in row]
-        size = {"lw": nested(i, len(shown), 2.6, 1.2), "ms": nested(i, len(shown), 7, 3.5)}
-        axes.plot(*zip(*seen, strict=True), color=center_colour(k), marker="o", label=f"center {k}", **size)
+        width, size = nested(i, len(shown), 2.6, 1.2), nested(i, len(shown), 7, 3.5)
+        axes.plot(*zip(*seen, strict=True), color=center_colour(k), marker="o", label=f"center {k}", lw=width, ms=size)
     axes.set(title="Accuracy on held-out samples", ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     name_rounds(axes, max(len(centers), len(overall), len(baseline), 1))

@@ -27,8 +27,8 @@ def draw_shares(axes: Axes, rounds: Sequence[int], values: Array, *, title: str)
         axes.fill_between(at, low, high, color=center_colour(s), alpha=0.15, lw=0)
         marker = "o" if len(at) <= MAX_MARKED_ROUNDS else ""
         means = [float(row.mean()) for row in rows]
-        size = {"lw": nested(s, values.shape[2], 3.2, 1.4), "ms": nested(s, values.shape[2], 7, 3.5)}
-        axes.plot(at, means, color=center_colour(s), marker=marker, label=f"center {s}", **size)
+        width, size = nested(s, values.shape[2], 3.2, 1.4), nested(s, values.shape[2], 7, 3.5)
+        axes.plot(at, means, color=center_colour(s), marker=marker, label=f"center {s}", lw=width, ms=size)
     axes.set(title=title, ylim=(-0.02, 1.02))
     name_rounds(axes, max(rounds))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)

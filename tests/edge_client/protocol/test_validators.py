@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edge_client.errors import Malformed
@@ -68,6 +70,7 @@ def test_a_named_object_has_exactly_the_fields_of_its_name_and_keeps_the_name() 
     check = validators.named({"sgd": {"momentum": validators.number(0, 1)}, "plain": {}})
     assert check({"name": "sgd", "momentum": 0.5}, "rule") == {"name": "sgd", "momentum": 0.5}
     assert check({"name": "plain"}, "rule") == {"name": "plain"}
-    for wrong in ({"name": "adam"}, {"name": 1}, [], {"name": "sgd"}, {"name": "plain", "momentum": 0.5}):
+    refused: list[Any] = [{"name": "adam"}, {"name": 1}, [], {"name": "sgd"}, {"name": "plain", "momentum": 0.5}]
+    for wrong in refused:
         with pytest.raises(Malformed, match=r"^bad_field: rule"):
             check(wrong, "rule")

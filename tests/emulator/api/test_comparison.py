@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import fedcenters as fc
+from coordinator.strategies.base import Strategy
 from edge_client.errors import UsageError
 
 
@@ -42,7 +43,7 @@ def test_the_table_is_printed_in_per_cent_points_and_megabytes(found: fc.Compari
 def test_without_a_terminal_each_run_is_told_on_stderr_when_it_begins_and_ends(
     capfd: pytest.CaptureFixture[str], *, progress: bool | None
 ) -> None:
-    methods = {"one": fc.FedAvg(local_steps=1), "none": fc.NonFed(local_steps=1)}
+    methods: dict[str, Strategy] = {"one": fc.FedAvg(local_steps=1), "none": fc.NonFed(local_steps=1)}
     found = fc.compare(methods, fleet=fc.fleets.digits(devices=3), seeds=[7], rounds=1, progress=progress)
     out, told = capfd.readouterr()
     assert out == ""
