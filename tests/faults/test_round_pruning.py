@@ -60,7 +60,7 @@ def test_what_is_published_and_drawn_is_there(long: Federation) -> None:
         assert blobs == {sha256 for sha256 in named if store.blobs.has(sha256)}
         assert len(blobs) >= 2  # the program and its containers
     assert long.catalog is not None
-    assert map_of_round(long.config.folder, "fesem", 12) is not None
+    assert map_of_round(long.config.folder, "fesem", 12).devices
 
 
 def test_a_damaged_state_is_played_again_from_the_rounds_that_are_kept(tmp_path: Path) -> None:
