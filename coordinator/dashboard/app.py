@@ -3,7 +3,8 @@
     GET  /                      the page; its files are under /static/
     GET  /api/stream            a snapshot, then each change (event_hub.py), as text/event-stream
     GET  /api/grid?run=NAME     which device had which center, round by round
-    GET  /api/map?run=NAME      the devices' models in two dimensions (embedding_map.py), once they are computed
+    GET  /api/map?run=NAME      the devices' models in two dimensions (embedding_map.py), once they are computed;
+                                or the round that has no such map, and why
     GET  /api/device/ID         one device
     GET  /api/files[/PATH]      the bundle
     GET  /api/join              what a new device needs
@@ -115,7 +116,7 @@ class _DashboardHandlers:
         return JSONResponse(found)
 
     async def map(self, request: Request) -> Response:
-        return JSONResponse({"map": await asyncio.to_thread(self._panels.map, _run(request))})
+        return JSONResponse(dict(await asyncio.to_thread(self._panels.map, _run(request))))
 
     async def device(self, request: Request) -> Response:
         cid = request.path_params["cid"]

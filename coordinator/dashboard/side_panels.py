@@ -19,9 +19,9 @@ class SidePanels:
     def __init__(self, folder: Path | None, map_worker: MapWorker | None, join_info: JoinInfo) -> None:
         self._folder, self._map_worker, self._join_info = folder, map_worker, join_info
 
-    def map(self, run: str) -> Mapping[str, Any] | None:
-        """The newest map of a run, or None before the first is made."""
-        return None if self._map_worker is None else self._map_worker.map(run)
+    def map(self, run: str) -> Mapping[str, Any]:
+        """The newest `map` of a run, and the round that is `missing` one with the reason; each may be None."""
+        return {"map": None, "missing": None} if self._map_worker is None else self._map_worker.map(run)
 
     def device(self, cid: str) -> Mapping[str, Any]:
         """Run -> a device's distances to the centers, in the newest map."""

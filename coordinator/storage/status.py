@@ -1,13 +1,15 @@
 """The status of a coordinator that runs or has run: its rounds, the state of each device, and its errors.
 
 The coordinator writes `status.json` into its run folder every two seconds. Everything else is read from its database,
-read-only, so that the status of a finished run can be read too.
+read-only, so that the status of a finished run can be read too. No other file is opened and no folder is listed: a run
+folder may hold a file for each device and round.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -94,7 +96,7 @@ def read_status(folder: Path) -> dict[str, Any]:
             updates[event["run"]] = updates.get(event["run"], 0) + event["asynchronous"]["counted"]
     return {
         "version": __version__,
-        "folder_bytes": _bytes_of(folder),
+        "free_bytes": shutil.disk_usage(folder).free,
         "devices": devices,
         **live,
         "federation": lesson.get("federation") or live.get("federation"),
@@ -119,15 +121,6 @@ def read_status(folder: Path) -> dict[str, Any]:
         "done": "done" in newest,
         "error": errors[-1] if errors else None,
     }
-
-
-def _bytes_of(folder: Path) -> int:
-    """The size of all files; one that is deleted meanwhile does not count."""
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size if path.is_file() else 0
-    return total
 
 
 def status_lines(found: Mapping[str, Any]) -> list[str]:
@@ -157,7 +150,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
             f"{exchange['left_s']:.0f} s left"
         )
         out += [f"  {word}: {_names(exchange[group])}" for group, word in _GROUPS.items() if exchange.get(group)]
-    out.append(f"the run folder holds {size_in_words(found['folder_bytes'])}")
+    out.append(f"the disk of the run folder has {size_in_words(found['free_bytes'])} left")
     if found["served"]:
         out.append(f"{found['served']} device{'s' * (found['served'] != 1)} fetched a center")
     if found["error"]:
@@ -222,7 +215,7 @@ def render_status(found: Mapping[str, Any]) -> RenderableType:
     return Panel(text, title="fedcenters-coordinator", title_align="left", expand=False)
 
 
-SIGN_OF_LIFE: dict[str, Any] = {"silent_s": 0, "unix_ms": 0}  # differs each time while nothing else does
+SIGN_OF_LIFE: dict[str, Any] = {"silent_s": 0, "unix_ms": 0, "free_bytes": 0}  # differ while nothing else does
 
 
 def await_run(folder: Path, tell: Callable[[str], None], *, every_s: float = WRITE_INTERVAL_S) -> None:

@@ -27,7 +27,7 @@ export async function fetchJoin(url, kept) {
   const raw = await answer.json();
   if (raw.page !== VERSION) throw new Error("this page is older than its coordinator; load it again");
   const join = readFacts(raw);
-  await kept.write({ [LAST_FACTS]: raw });
+  await kept.write({ [LAST_FACTS]: raw }).catch((wrong) => console.warn("an offline start has the facts of an earlier visit:", wrong.message)); // a full disk
   return join;
 }
 
@@ -77,10 +77,11 @@ function readFacts(raw) {
  */
 export async function loadIdentity({ federation, open }, address, kept, before = globalThis.localStorage) {
   const name = IDENTITY + federation;
-  const old = (await kept.get(name)) ?? JSON.parse(before?.getItem(`fedcenters/identity/${federation}`) ?? "null");
+  const here = await kept.get(name);
+  const old = here ?? JSON.parse(before?.getItem(`fedcenters/identity/${federation}`) ?? "null");
   const found = givenIn(address) ?? old ?? (open ? freshIdentity() : null);
   if (found === null) return null;
-  await kept.write({ [name]: found });
+  if (found !== here) await kept.write({ [name]: found }); // a full disk takes not even the same again
   const { id, secret } = found;
   return secret ? { id, username: id, password: secret } : { id };
 }

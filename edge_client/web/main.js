@@ -54,9 +54,9 @@ async function main() {
       await new Promise((resolve) => setTimeout(resolve, MODEL_POLL_MS));
       model = (await fetchJoin("join.json", kept).catch(() => ({ model: null }))).model;
     }
-    await store.write({ model });
     view.showEntry(model);
     view.showSamples(await samples.overview(), model);
+    await store.write({ model }).catch((wrong) => console.warn("the model is not kept for offline starts:", wrong.message)); // a full disk
     await showCenter(client);
   })();
   if (!offline) keepForLater();

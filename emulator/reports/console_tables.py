@@ -66,13 +66,17 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
             "method",
             f"{result['method'].removeprefix('__main__:')}, {result['rounds']} rounds, {result['devices']} devices",
         ),
-        ("clusters", f"{result['clusters']}{_rand(result['ari'])}"),
+        ("clusters", f"{result['clusters']}{_empty(result['clusters_without_devices'])}{_rand(result['ari'])}"),
         *_scores(result),
         *([("the server sees", result["secure"]["sees"])] if "secure" in result else []),
         *((name, f"{value:.4g}") for name, value in result.get("metrics", {}).items()),
         ("time", f"{result['seconds']:.1f} s{virtual}"),
         *([("run", str(result["run"]))] if result["run"] is not None else []),
     ]
+
+
+def _empty(centers: int) -> str:
+    return f", {centers} without devices" if centers else ""
 
 
 def _scores(result: Mapping[str, Any]) -> list[tuple[str, str]]:

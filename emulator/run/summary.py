@@ -24,6 +24,7 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
         "rounds": last["round"],
         "devices": args.devices,
         "clusters": len(last["per_center"]),
+        "clusters_without_devices": len(last["per_center"]) - len(set(last["assignment"].values())),
         "accuracy": last["accuracy"],
         "f1_of_devices": last["f1_of_devices"],
         "f1_pooled": last["f1_pooled"],

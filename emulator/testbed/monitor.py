@@ -67,7 +67,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind == "round":
         name = display_names.method_label(event["method"])
         line = f"{name} round {event['round']}/{event['of']}: {reached_in_words(event) or 'not evaluated'}"
-        sizes = cluster_sizes(event["assignment"])
+        sizes = cluster_sizes(event["assignment"], len(event["per_center"]))
         return f"{line}, devices per center {sizes}" if len(sizes) > 1 else line
     if kind == "program":
         return f"the training program is compiled for {_listed(map(display_names.engine_label, event['parity']))}"
@@ -89,10 +89,10 @@ def format_stability(assignments: Sequence[Mapping[str, int]]) -> str:
     return f"no device has changed its center since round {since}"
 
 
-def cluster_sizes(assignment: Mapping[str, int]) -> list[int]:
-    """How many devices each center has, by center."""
+def cluster_sizes(assignment: Mapping[str, int], centers: int) -> list[int]:
+    """How many devices each of so many centers has, also those that have none."""
     chosen = list(assignment.values())
-    return [chosen.count(k) for k in range(max(chosen, default=-1) + 1)]
+    return [chosen.count(k) for k in range(centers)]
 
 
 def describe_next_step(event: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from coordinator.config import read_config
 from coordinator.dashboard.map_worker import map_of_round
 from coordinator.storage.round_pruning import named_by_facts, prune_rounds
 from coordinator.storage.run_reader import STORE_FOLDER
-from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
 from tests.faults.test_damaged_store import flip, state_blobs, stopped_after
@@ -60,7 +59,7 @@ def test_what_is_published_and_drawn_is_there(long: Federation) -> None:
         assert blobs == {sha256 for sha256 in named if store.blobs.has(sha256)}
         assert len(blobs) >= 2  # the program and its containers
     assert long.catalog is not None
-    assert map_of_round(long.config.folder, "fesem", 12) is not None
+    assert map_of_round(long.config.folder, "fesem", 12).devices
 
 
 def test_a_damaged_state_is_played_again_from_the_rounds_that_are_kept(tmp_path: Path) -> None:
@@ -71,12 +70,6 @@ def test_a_damaged_state_is_played_again_from_the_rounds_that_are_kept(tmp_path:
     fed.world.end()
     again = Federation(type(fed.world)(tmp_path / "rotten"), fed.config)
     assert again.play().outcome() == undisturbed.outcome()
-
-
-def test_status_says_how_large_the_folder_is(long: Federation) -> None:
-    found = read_status(long.config.folder)
-    assert found["folder_bytes"] == sum(p.stat().st_size for p in long.config.folder.rglob("*") if p.is_file())
-    assert any(line.startswith("the run folder holds ") for line in status_lines(found))
 
 
 @pytest.mark.parametrize("wrong", ["1", "-1", '"all"'])

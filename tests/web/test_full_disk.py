@@ -75,3 +75,23 @@ def test_on_a_full_disk_nothing_is_lost_and_the_page_says_why_it_takes_nothing(v
         expect(page.locator("#trouble")).to_be_hidden()
         page.goto("about:blank")
     opened.errors.clear()  # a broker that is not there
+
+
+def test_a_page_that_opens_on_a_full_disk_shows_its_samples_and_where_to_add_more(visit: Open, tmp_path: Path) -> None:
+    with served(known_model(tmp_path, input=(1, 8, 8))) as url:
+        opened = visit("about:blank", size=PHONE, touch=True)
+        page = opened.page
+        allow_room(page, url, ROOM)
+        page.goto(url)
+        page.wait_for_selector("#entry:not([hidden])")
+        ring(page, "#pad")
+        page.get_by_role("button", name="Add drawing").click()
+        text(page, "count", "^1 in 1 class")
+        assert page.evaluate(FILL) == ["QuotaExceededError"] * 3
+        page.reload()
+        expect(page.locator("#entry")).to_be_visible()
+        text(page, "count", "^1 in 1 class")
+        text(page, "trouble", FULL)
+        opened.shot("opened-on-a-full-disk")
+        page.goto("about:blank")
+    opened.errors.clear()  # a broker that is not there

@@ -66,7 +66,10 @@ function drawFleet(run) {
 function drawMap(run) {
   const found = state.maps[run?.run];
   const secure = run?.lines.at(-1)?.secure;
-  setText("map-empty", secure ? `No map: of this run the coordinator sees ${secure.sees}.` : run?.lines.length ? "The map is being loaded." : run?.updates == null ? "The map appears after the first round." : "The map appears after the first updates.");
+  const missing = state.missing[run?.run];
+  const before = run?.updates == null ? "The map appears after the first round." : "The map appears after the first updates.";
+  const none = missing ? `No map ${run.updates == null ? "of" : "after"} ${pictureWords(run, missing.round)}: ${missing.why}.` : "The map is being loaded.";
+  setText("map-empty", secure ? `No map: of this run the coordinator sees ${secure.sees}.` : run?.lines.length ? none : before);
   byId("map-empty").hidden = Boolean(found);
   byId("map-note").hidden = Boolean(secure);
   byId("cosine-card").hidden = !found || found.centers.length < 2; // one center has no cosine with another
@@ -110,6 +113,7 @@ async function fetchPictures() {
     const name = encodeURIComponent(run.run);
     const [grid, found] = await Promise.all([fetchJson(`api/grid?run=${name}`), fetchJson(`api/map?run=${name}`)]);
     state.grids[run.run] = grid;
+    state.missing[run.run] = found.missing;
     if (found.map && found.map.round !== state.maps[run.run]?.round) state.maps[run.run] = found.map;
     redraw("grid", "map", "head");
   } catch (wrong) {

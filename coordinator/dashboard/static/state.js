@@ -3,7 +3,7 @@
 export const state = {
   now: { phase: "connecting", paused: false, connected: 0, exchange: null, bytes: { down: 0, up: 0 } },
   facts: {}, states: [], fleet: { ids: [], engine: [], samples: [], state: [], heard: [], refusals: [], fetched: [] },
-  runs: [], events: [], maps: {}, grids: {}, alive: false,
+  runs: [], events: [], maps: {}, missing: {}, grids: {}, alive: false,
 };
 
 let skew = null; // this machine's clock less the server's, ms

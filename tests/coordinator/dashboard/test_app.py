@@ -115,9 +115,9 @@ def test_a_device_and_the_assignments_can_be_asked_for(site: DashboardSite) -> N
     assert site.ask("GET", "/api/grid?run=none")[0] == 404
 
 
-def test_a_round_without_a_map_has_none_and_says_so_without_an_error(site: DashboardSite) -> None:
+def test_a_round_whose_map_nobody_asked_for_yet_has_none_and_says_so_without_an_error(site: DashboardSite) -> None:
     site.hub.event(round_event(1, [0, 1]))
-    assert site.ask("GET", "/api/map?run=fesem")[2] == b'{"map":null}'
+    assert site.ask("GET", "/api/map?run=fesem")[2] == b'{"map":null,"missing":null}'
 
 
 def test_what_a_new_device_needs_holds_no_secret(site: DashboardSite) -> None:

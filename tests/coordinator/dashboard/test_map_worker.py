@@ -13,6 +13,7 @@ from coordinator.storage.run_reader import device_models, reply_vectors
 from tests.support.virtual_federation import Federation
 
 PATIENCE_S = 30.0
+NEITHER = {"map": None, "missing": None}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_round_is_surveyed_with_the_models_that_its_devices_sent(folder: Path) -> None:
     found = map_of_round(folder, "fesem", 2)
-    assert found is not None
     sent = reply_vectors(folder, "fesem", 2)
     assert found.devices == tuple(sorted(sent))
     on_map = np.linalg.norm(found.device_positions[:, None] - found.device_positions[None], axis=2)
@@ -54,23 +54,43 @@ def test_a_round_that_nobody_asks_for_is_not_surveyed_and_one_that_is_asked_for_
     try:
         assert map_worker.device("d01") == {}
         assert told == []
-        assert map_worker.map("fesem") is None  # from now on it is wanted
+        assert map_worker.map("fesem") == NEITHER  # from now on it is wanted
         assert came.wait(PATIENCE_S)
-        found = map_worker.map("fesem")
-        assert found is not None
+        answer = map_worker.map("fesem")
+        found = answer["map"]
+        assert answer["missing"] is None
         assert (found["run"], found["round"], told) == ("fesem", 2, [("fesem", 2)])
         assert len(map_worker.device("d01")["fesem"]["distance"]) == len(found["centers"])
-        assert map_worker.map("nothing") is None
+        assert map_worker.map("nothing") == NEITHER
     finally:
         map_worker.close()
 
 
-def test_a_run_without_what_a_survey_needs_costs_a_word_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_without_what_a_map_needs_says_which_round_has_none_and_why(tmp_path: Path) -> None:
     came = threading.Event()
     map_worker = MapWorker(tmp_path, {"fesem": 2}.get, lambda _run, _number: came.set())
     try:
         map_worker.map("fesem")
         assert came.wait(PATIENCE_S)
-        assert map_worker.map("fesem") is None
+        assert map_worker.map("fesem") == {
+            "map": None,
+            "missing": {"round": 2, "why": f"there is no run in {tmp_path} yet"},
+        }
+    finally:
+        map_worker.close()
+
+
+def test_a_round_without_models_keeps_the_map_of_the_round_before_under_its_own_number(folder: Path) -> None:
+    newest, tried = {"fesem": 2}, threading.Semaphore(0)
+    map_worker = MapWorker(folder, newest.get, lambda _run, _number: tried.release())
+    try:
+        map_worker.map("fesem")
+        assert tried.acquire(timeout=PATIENCE_S)
+        newest["fesem"] = 3  # of which the folder has nothing
+        map_worker.map("fesem")
+        assert tried.acquire(timeout=PATIENCE_S)
+        answer = map_worker.map("fesem")
+        assert answer["map"]["round"] == 2
+        assert answer["missing"] == {"round": 3, "why": "the coordinator holds no model that a device sent in it"}
     finally:
         map_worker.close()

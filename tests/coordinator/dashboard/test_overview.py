@@ -294,6 +294,14 @@ def test_cosine_and_silhouette_are_shown_only_where_there_are_two_centers(
     assert ("silhouette" in page.locator("#t-centers-more").inner_text()) == shown
 
 
+def test_a_round_that_can_have_no_map_is_named_with_the_reason(finished: DashboardSite, visit: Open) -> None:
+    """The run's folder holds nothing."""
+    page = visit(finished.link).page
+    expect(page.locator("#map-empty")).to_have_text(
+        f"No map of round {ROUNDS}: there is no run in {finished.folder} yet."
+    )
+
+
 def test_the_map_of_a_small_fleet_is_small(finished: DashboardSite, visit: Open) -> None:
     page = visit(finished.link).page
     expect(page.locator("#tiles a")).to_have_count(4)

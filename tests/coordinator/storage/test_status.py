@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,6 +255,39 @@ def test_before_the_first_start_there_is_no_time_of_it(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path).play()
     (fed.config.folder / STATUS_FILE).unlink()
     assert status_lines(read_status(fed.config.folder))[1].endswith("; 0 bytes down, 0 bytes up")
+
+
+class _TouchedFiles:
+    """What this process opens or lists while `wanted` is set. An audit hook stays for the life of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.wanted, self.paths, self._folder = False, list[str](), str(folder)
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.wanted and event in ("open", "os.listdir", "os.scandir", "sqlite3.connect"):
+            path = str(arguments[0]).removeprefix("file://")
+            if path.startswith(self._folder):
+                self.paths.append(path)
+
+
+def test_what_status_opens_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path).play()
+    folder, touched = fed.config.folder, _TouchedFiles(fed.config.folder)
+    seen = []
+    for rounds in (range(5), range(5, 500)):
+        for number in rounds:  # a run with `keep-rounds = 0`: a state, and an update of each device
+            for kept in ("blobs", "updates/d00", "updates/d01"):
+                (folder / "store" / kept / f"{number:064x}").write_bytes(b"model")
+        touched.wanted = True
+        found = read_status(folder)
+        touched.wanted = False
+        seen.append(sorted(touched.paths))
+        touched.paths.clear()
+    assert seen[1] == seen[0]
+    assert [Path(path.partition("?")[0]).name for path in seen[0]] == [STATUS_FILE, "coordinator.sqlite"]
+    assert found["free_bytes"] == pytest.approx(shutil.disk_usage(folder).free, rel=0.2)
+    assert any(line.startswith("the disk of the run folder has ") for line in status_lines(found))
 
 
 def test_a_coordinator_that_stopped_in_a_round_shows_nothing_of_that_moment(tmp_path: Path) -> None:

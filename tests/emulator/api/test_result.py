@@ -54,6 +54,13 @@ def test_it_shows_the_words_of_the_command(result: fc.Result) -> None:
     assert "data:image/png;base64," in shown
 
 
+def test_centers_without_devices_are_counted_in_the_summary() -> None:
+    method = fc.FeSEM(5, local_steps=2)
+    summary = fc.simulate(method, fleet=fc.fleets.digits(devices=3), rounds=1).summary()
+    assert (summary["clusters"], summary["clusters_without_devices"]) == (5, 2)
+    assert dict(summary_rows(summary))["clusters"].startswith("5, 2 without devices, adjusted Rand index ")
+
+
 def test_the_history_is_a_data_frame_with_a_row_per_round(result: fc.Result) -> None:
     assert list(result.history["round"]) == [1, 2, 3]
     assert set(result.history.columns) >= {"accuracy", "f1", "ari", "bytes", "seconds"}

@@ -48,6 +48,12 @@ def test_a_round_is_told_with_its_accuracy_and_cluster_sizes() -> None:
     assert format_event(finished_run.events()[5]) == "FedAvg round 1/3: accuracy 21.0%"
 
 
+def test_a_round_is_told_with_the_centers_that_have_no_device() -> None:
+    event = finished_run.events()[1]
+    spare = {**event, "per_center": [*event["per_center"], None]}
+    assert format_event(spare).endswith("devices per center [1, 3, 0]")
+
+
 @pytest.mark.parametrize("event", finished_run.events())
 def test_every_event_has_words_or_none(event: dict[str, object]) -> None:
     assert isinstance(format_event(event), str)
@@ -55,8 +61,8 @@ def test_every_event_has_words_or_none(event: dict[str, object]) -> None:
 
 
 def test_empty_clusters_are_counted() -> None:
-    assert cluster_sizes({"a": 2, "b": 0}) == [1, 0, 1]
-    assert cluster_sizes({}) == []
+    assert cluster_sizes({"a": 2, "b": 0}, 4) == [1, 0, 1, 0]
+    assert cluster_sizes({}, 2) == [0, 0]
 
 
 @pytest.mark.parametrize(
