@@ -100,9 +100,11 @@ class LiveUpdates:
 
     @property
     def wakes_at_s(self) -> float:
-        """When `tick` has something to do."""
+        """When `tick` has something to do; where the disk had no room, not before the next try."""
+        if self._again_s < math.inf:
+            return self._again_s
         due = (sent.until_s for who, sent in self._sent.items() if who not in self._arrived)
-        return min(*self._failed.values(), *due, self._again_s, math.inf)
+        return min([math.inf, *self._failed.values(), *due])
 
     def progress(self) -> dict[str, Any]:
         """As that of an exchange, and what tells of a run without rounds: `updates`."""
