@@ -203,7 +203,7 @@ class LiveUpdates:
         self.step()
 
     def on_nack(self, message: Envelope) -> None:
-        """A device refuses its task; `unreachable` is asked once more, as in an exchange."""
+        """A device refuses its task; `unreachable` is asked once more, as in an exchange. The caller calls `step`."""
         cid, nack = message.cid, message.fields
         sent = self._sent.get(cid)
         if sent is None or nack["re"] != sent.ident or cid in self._arrived:
@@ -212,7 +212,6 @@ class LiveUpdates:
             self.resend_task(cid)
             return
         self._end(REFUSE, cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
-        self.step()
 
     @property
     def unsynced_since_s(self) -> float:
