@@ -328,7 +328,6 @@ class Provisioner:
         wide = private and path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077
         if path.exists() and path.read_bytes() == data and not wide:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         (write_private_file if private else write_atomically)(path, data)
         self.written.append(path)
 

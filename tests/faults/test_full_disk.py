@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.config_sections import RunConfig
 from edge_client.transport import blobs
 from tests.faults import full_disk
 from tests.support import softmax_program
@@ -53,10 +54,12 @@ class FullDatabase:
     """A connection whose commits find no room while `full`, as SQLite says it."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self._db, self.full = db, True
+        self._db, self.full, self.tries = db, True, 0
 
     def execute(self, query: str, *values: Any) -> sqlite3.Cursor:  # noqa: ANN401 - SQL values
         if self.full and query == "commit":
+            self.tries += 1
+            assert self.tries < 1_000, "it tries without a pause"
             raise sqlite3.OperationalError("database or disk is full")
         return self._db.execute(query, *values)
 
@@ -180,3 +183,27 @@ def test_a_refusal_that_cannot_be_written_down_counts_all_the_same(
     with pytest.raises(OSError, match="database or disk is full"):  # of the closing, which the refusal brought about
         fed.world.run(lambda: False)
     fed.world.end()
+
+
+def test_a_run_without_rounds_tries_again_every_few_seconds_while_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the end of a task whose time is over meanwhile; devices are heard, and told to announce again."""
+    run = RunConfig(method="fedavg", rounds=3, name="run", settings={"local-steps": 3, "batch-size": 8})
+    plan: dict[str, Any] = {"concurrency": 3, "buffer": 2, "quorum": 0.5, "deadline_s": 50.0}
+    fed = Federation.of(tmp_path, devices=DEVICES, runs=(run,), **plan)
+    spy = Spy(fed.world.broker)
+    fed.start(2)
+    fed.start_mute_device("d02")
+    fed.world.run(lambda: bool(spy.said("task", cid="d02")))
+    assert fed.store is not None
+    database = FullDatabase(fed.store.database._connection)
+    monkeypatch.setattr(fed.store.database, "_connection", database)
+    until_s = fed.world.clock.time_s + 100.0
+    fed.world.run(lambda: fed.world.clock.time_s >= until_s)
+    assert {ack["status"] for ack in spy.said("ack")} == {"retry"}
+    assert database.tries >= 10
+    database.full = False
+    fed.complete()
+    assert [record["asynchronous"]["counted"] for record in fed.rounds()] == [2, 2, 2]
+    assert sum(record["asynchronous"]["expired"] for record in fed.rounds()) >= 1

@@ -100,9 +100,11 @@ class LiveUpdates:
 
     @property
     def wakes_at_s(self) -> float:
-        """When `tick` has something to do."""
+        """When `tick` has something to do; where the disk had no room, not before the next try."""
+        if self._again_s < math.inf:
+            return self._again_s
         due = (sent.until_s for who, sent in self._sent.items() if who not in self._arrived)
-        return min(*self._failed.values(), *due, self._again_s, math.inf)
+        return min([math.inf, *self._failed.values(), *due])
 
     def progress(self) -> dict[str, Any]:
         """As that of an exchange, and what tells of a run without rounds: `updates`."""
@@ -201,7 +203,7 @@ class LiveUpdates:
         self.step()
 
     def on_nack(self, message: Envelope) -> None:
-        """A device refuses its task; `unreachable` is asked once more, as in an exchange."""
+        """A device refuses its task; `unreachable` is asked once more, as in an exchange. The caller calls `step`."""
         cid, nack = message.cid, message.fields
         sent = self._sent.get(cid)
         if sent is None or nack["re"] != sent.ident or cid in self._arrived:
@@ -210,7 +212,6 @@ class LiveUpdates:
             self.resend_task(cid)
             return
         self._end(REFUSE, cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
-        self.step()
 
     @property
     def unsynced_since_s(self) -> float:

@@ -37,7 +37,7 @@ def test_a_release_is_offered_with_the_signature_of_the_release_key(tmp_path: Pa
     release = tmp_path / "client.tar"
     release.write_bytes(pack_release(FILES, "9.0"))
     work = provision_federation(tmp_path / "keys", "pump-1", federation=FEDERATION)
-    work.sign_release(release)
+    assert work.sign_release(release) == tmp_path / "client.tar.sig"
     fed = Federation.of(tmp_path, release=release)
     fed.start(4)
     fed.finish()

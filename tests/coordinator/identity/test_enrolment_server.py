@@ -84,6 +84,7 @@ def test_a_lost_answer_is_given_again_to_the_same_key(office: Office, tmp_path: 
     first, second = (office.ask(token, csr(tmp_path, "d1")) for _ in range(2))
     assert first == second
     assert first[0] == 200
+    assert _facts(office.work)["tokens_tried_twice"] == []
 
 
 def test_of_two_keys_at_once_one_wins(office: Office, tmp_path: Path) -> None:

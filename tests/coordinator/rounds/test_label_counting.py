@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.rounds.label_counting import center_totals
+from coordinator.rounds.label_counting import center_totals, count_labels
 from coordinator.rounds.round import serving_probe
-from coordinator.strategies.base import State
+from coordinator.strategies.base import Exchange, Replies, Round, State, drive
 from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, label_counts
 from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import ClientId, OwnModel, Probe
+from edge_client.protocol.task import ClientId, OwnModel, Probe, Reply
 from tests.support.methods import MethodWorld, build, world
 from tests.support.softmax_program import CLASSES, samples
 
@@ -94,6 +94,27 @@ def test_devices_are_asked_once_and_again_when_their_samples_change() -> None:
         asked.append([sorted(e) for e in there.exchanges if LABELS in e.values()])
     assert asked == [[sorted(there.fleet)], [], [["d00"]]]
     assert there.state.extra[TOTALS_KEY].sum() == sum(there.fleet.values())
+
+
+@pytest.mark.parametrize(("off", "asked"), [(0.5, []), (-0.5, []), (0.75, [["a"]]), (-0.75, [["a"]])])
+def test_counts_of_soft_labels_stand_while_they_differ_from_the_samples_by_half_a_one_at_most(
+    off: float, asked: list[list[ClientId]]
+) -> None:
+    strategy, known, counted = build("fedavg", {"label-prior": "device"}), np.array([4.0, 6.0 + off]), np.array([5, 5])
+    before = State(centers=np.zeros((1, 2)), assignment={"a": 0}, extra={f"{COUNTS_KEY}/a": known})
+    heard = []
+
+    def trained() -> Round:
+        yield {}
+        return before
+
+    def answer(exchange: Exchange) -> Replies:
+        heard.append(sorted(exchange))
+        return {"a": Reply(n=10, labels=counted) if exchange else Reply(n=10, update=np.zeros(2))}
+
+    after = drive(count_labels(strategy, before, trained()), answer)
+    assert heard == [[], *asked]
+    assert after.extra[TOTALS_KEY].tolist() == [(counted if asked else known).tolist()]
 
 
 def test_a_center_that_no_device_has_keeps_its_totals() -> None:

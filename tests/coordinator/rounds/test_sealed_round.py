@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from coordinator.rounds.privacy_accounting import privacy_spent
 from coordinator.rounds.round import round_rng
+from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import check_sealed, sealed_round, what_is_seen
 from coordinator.strategies.base import Exchange, Replies, SealedSums, State, drive, learned
 from coordinator.strategies.baselines.fedavg import FedAvg
@@ -20,7 +22,7 @@ from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.registry import METHODS, Setting, make_method
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError
-from edge_client.protocol.summed_task import SummedFit
+from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import ClientId, Reply, Task
 from edge_client.training.summed import CHOICE_SLOT
 from tests.support.methods import MethodWorld, build, world
@@ -204,6 +206,21 @@ def test_an_evaluation_is_one_sum() -> None:
     assert other.accuracy.macro == pytest.approx(one.accuracy.macro, abs=1e-3)  # a score is off by one level at most
     assert other.f1_of_devices.macro == pytest.approx(one.f1_of_devices.macro, abs=1e-3)
     assert other.f1_pooled is None  # it needs counts of labels
+
+
+@pytest.mark.parametrize(("counts", "usual"), [(None, 0), ((3, 9), 1), ((9, 3), 0)])
+def test_a_device_without_a_choice_is_evaluated_with_the_center_of_most_devices(
+    counts: tuple[int, int] | None, usual: int
+) -> None:
+    made = trained("ifca", "updates", rounds=0)
+    assert isinstance(made.strategy, LocalSgd)
+    extra = dict(made.state.extra) | ({} if counts is None else {COUNTS_KEY: np.array(counts)})
+    exchanges = sealed_evaluation(
+        made.strategy, replace(made.state, extra=extra), made.fleet, sorted(made.fleet), batch=8
+    )
+    works = list(next(exchanges).values())
+    assert len(works) == len(LOCAL)
+    assert {work.usual for work in works if isinstance(work, SummedProbe)} == {usual}
 
 
 def test_each_other_method_is_refused_by_name() -> None:

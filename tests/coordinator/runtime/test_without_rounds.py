@@ -17,11 +17,12 @@ from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import Broker
 from coordinator.rounds.asynchronous import training as machine
 from coordinator.rounds.asynchronous.options import check_asynchronous
-from coordinator.rounds.asynchronous.snapshot import unpack
+from coordinator.rounds.asynchronous.snapshot import Snapshot, pack, unpack
 from coordinator.rounds.asynchronous.training import Rules
 from coordinator.rounds.round import serving_probe
 from coordinator.rounds.update_validation import ReplySpec, update_moves
 from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
+from coordinator.runtime.exchange.without_rounds import oldest_needed
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
 from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE, Step
@@ -37,8 +38,10 @@ from edge_client.transport.base import Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
+from tests.coordinator.rounds.test_asynchronous_training import a_start
+from tests.coordinator.rounds.test_asynchronous_training import rules as a_rules
 from tests.support import softmax_program
-from tests.support.virtual_federation import FEDERATION, Federation, Spy, config, program, seed_program
+from tests.support.virtual_federation import BALLAST, FEDERATION, Federation, Spy, config, program, seed_program
 
 DEVICES, ROUNDS = 5, 4
 RUNS: Mapping[str, Mapping[str, Any]] = {
@@ -316,6 +319,36 @@ def test_a_small_history_is_kept_and_is_enough_for_a_restart(tmp_path: Path) -> 
     assert [record["round"] for record in fed.rounds()] == list(range(1, 7))
     with closing(Store(fed.config.folder / "store")) as store:
         assert store.journal.steps(store.states.run_id("run", str), 1) == []
+
+
+def test_updates_in_blocks_come_one_after_another_where_there_is_one_credit(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=3, ballast=BALLAST, credits=1)
+    spy = Spy(fed.world.broker)
+    fed.play()
+    assert [record["asynchronous"]["counted"] for record in fed.rounds()] == [3, 3, 3]
+    assert {step.what for _, step in journal(fed)} == {HAND, TAKE}
+    assert spy.said("go")
+    assert {err["code"] for err in spy.said("err")} == {"busy"}
+
+
+def test_rounds_are_kept_from_the_one_before_the_oldest_task_that_goes_on_or_ended_later(tmp_path: Path) -> None:
+    by = a_rules()
+    nothing, none_at_work = a_start("fedavg").state, a_start("fedavg")
+    at_work, _, _ = machine.hand_out(none_at_work, by, 4, lambda _: True)
+    with closing(Store(tmp_path / "store")) as store:
+
+        def oldest(after: State) -> int:
+            return oldest_needed(store, "run", after, 6)
+
+        assert oldest(nothing) == 6
+        assert oldest(pack(Snapshot(none_at_work))) == 6
+        assert oldest(pack(Snapshot(at_work, dict.fromkeys(at_work.at_work, 5)))) == 4
+        assert oldest(pack(Snapshot(none_at_work, {}, 4))) == 2  # the state before the round in which a test began
+        store.journal.end("run", 6, 0, Step(EXPIRE, ["d0"], (1, 0)), "in time")
+        store.journal.end("other", 7, 0, Step(EXPIRE, ["d0"], (1, 0)), "of another run")
+        assert oldest(nothing) == 6
+        store.journal.end("run", 7, 0, Step(EXPIRE, ["d0"], (3, 0)), "later")
+        assert oldest(nothing) == 2
 
 
 class StuckEngine(softmax_program.SoftmaxEngine):

@@ -343,6 +343,19 @@ def test_a_release_on_trial_that_hears_its_coordinator_is_good_and_others_are_re
     assert [path.name for path in folder.iterdir() if path.is_dir()] == [NEW]
 
 
+def test_a_folder_that_cannot_be_removed_keeps_no_release_from_being_confirmed(tmp_path: Path) -> None:
+    """A link to a folder: it is not removed, nor what it leads to."""
+    releases, elsewhere = tmp_path / "releases", tmp_path / "elsewhere"
+    for folder in (releases / NEW, releases / OLD, elsewhere):
+        folder.mkdir(parents=True)
+    (releases / "linked").symlink_to(elsewhere)
+    launcher.write_record(releases, ReleaseRecord(good=OLD, trial=NEW))
+    SelfUpdater(releases, running=NEW).confirm()
+    assert launcher.read_record(releases) == ReleaseRecord(good=NEW)
+    assert elsewhere.is_dir()
+    assert (releases / NEW).is_dir()
+
+
 def test_a_release_on_trial_gives_way_when_the_coordinator_stays_silent(tmp_path: Path) -> None:
     folder = tmp_path / "releases"
     launcher.write_record(folder, ReleaseRecord(trial=NEW, starts=1))
