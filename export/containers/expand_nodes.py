@@ -6,6 +6,7 @@ Here each of these is traced alone and its operators take its place; the other n
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from operator import getitem
 from typing import Any
@@ -20,8 +21,10 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
+log = logging.getLogger(__name__)
 Decompositions = Mapping[Any, Callable[..., Any]]
 VIEW = torch.ops.aten.view.default  # the converter's passes leave views that torch refuses, as their axes have moved
+SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)  # no operators at all; torch refuses to trace that
 SHAPES = ("val", "tensor_meta")
 
 
@@ -29,7 +32,7 @@ def expand_nodes(exported: ExportedProgram, table: Decompositions) -> bool:
     """Replace each node that calls a Python function, or what `table` decomposes, by its operators.
 
     Returns False and leaves the program as it was where this is not enough: for subgraphs, symbolic sizes, operators
-    that write to their inputs, and decompositions with constants of their own.
+    that write to their inputs, decompositions with constants of their own, and what torch cannot trace alone.
     """
     if not any(node.op == "call_function" and _is_asked(node.target, table) for node in exported.graph.nodes):
         return True
@@ -38,8 +41,12 @@ def expand_nodes(exported: ExportedProgram, table: Decompositions) -> bool:
     if not calls or not all(_is_fixed(value) for value in inputs):
         return False
     found = _Expansion(exported.graph_module, table)
-    with FakeTensorMode(), enable_python_dispatcher(), torch.no_grad():
-        found.run(*(torch.empty(value.shape, dtype=value.dtype) for value in inputs))
+    try:
+        with FakeTensorMode(), enable_python_dispatcher(), torch.no_grad():
+            found.run(*(torch.empty(value.shape, dtype=value.dtype) for value in inputs))
+    except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace alone
+        log.debug("the whole program is decomposed: %s", wrong)
+        return False
     if not all(_is_plain(part) for part in found.parts.values()):
         return False
     for node, value in found.values.items():
@@ -90,9 +97,8 @@ def _trace(target: Any, args: Any, kwargs: Any, table: Decompositions) -> fx.Gra
     """`target` as a graph of its tensors, in the order in which `args` and `kwargs` hold them."""
     flat, spec = torch.utils._pytree.tree_flatten((args, kwargs))  # noqa: SLF001 - torch has no public one
     places = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
-    decompose = table.get(
-        target, target
-    )  # torch leaves some operators of the table whole that the converter cannot take
+    # torch leaves some operators of the table whole that the converter cannot take
+    decompose = (lambda value: value) if target in SAME else table.get(target, target)
 
     def on_tensors(*tensors: Tensor) -> Any:  # noqa: ANN401 - what the operator returns
         filled = list(flat)

@@ -64,8 +64,12 @@ def test_every_shape_is_the_new_one_where_a_function_moved_the_axes() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda value: value + torch.tensor([1.0, 2.0, 3.0]), lambda value: value.add_(1.0)],
-    ids=["a constant of its own", "an operator that writes to its input"],
+    [
+        lambda value: value + torch.tensor([1.0, 2.0, 3.0]),
+        lambda value: value.add_(1.0),
+        lambda value: value * value.sum().item(),
+    ],
+    ids=["a constant of its own", "an operator that writes to its input", "a number that only a run knows"],
 )
 def test_what_it_cannot_replace_is_left_as_it_was(function: Callable[[Tensor], Tensor]) -> None:
     program = exported(nn.ReLU(), torch.randn(3))
