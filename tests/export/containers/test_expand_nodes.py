@@ -38,7 +38,7 @@ def test_an_operator_of_the_table_is_replaced_and_the_program_gives_the_same() -
     program = exported(module, x)
     assert expand_nodes(program, torch._decomp.core_aten_decompositions())
     assert not targets(program) & {ATEN.linear.default, ATEN.aminmax.default}
-    program.validate()
+    program.validate()  # type: ignore[no-untyped-call]
     for got, true in zip(program.module()(x), module(x), strict=True):
         torch.testing.assert_close(got, true)
 
@@ -95,7 +95,7 @@ def test_a_traced_graph_is_an_exported_program_without_another_trace() -> None:
     args = (torch.randn(5, 4), torch.randn(3))
     program = exported_as_it_is(graph, args)
     assert program is not None
-    program.validate()
+    program.validate()  # type: ignore[no-untyped-call]
     for got, true in zip(program.module()(*args), graph(*args), strict=True):
         torch.testing.assert_close(got, true)
 
