@@ -19,7 +19,8 @@ from export.compiler.container_cache import cached_file, constants_hash, contain
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.operator_watch import Untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
-from export.compiler.tracing import FlatGraph, export_graph, trace_function
+from export.compiler.tracing import export_graph, trace_function
+from export.containers.flat_graph import FlatGraph
 from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
 from export.containers.write_pt2 import to_pt2

@@ -7,7 +7,7 @@ lacks is refused with its name and the layer and line that used it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,6 +25,7 @@ from export.compiler.decompositions.table import decompositions_for
 from export.compiler.forward_pass import MAX_BATCH, ForwardPasses, tracing_context
 from export.compiler.operator_watch import operator_name, refuse_operator, refuse_untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, flat_graph, function_ports
+from export.containers.flat_graph import FlatGraph
 from export.diagnostics import quiet_warnings
 
 
@@ -86,20 +87,6 @@ def _export(graph: nn.Module, flat: tuple[Tensor, ...], shapes: Any, *, deferred
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=deferred,
         )
-
-
-class FlatGraph(nn.Module):
-    """torch.export wants a module; this one takes the graph's flat inputs and holds its constants."""
-
-    def __init__(self, graph: fx.GraphModule, constants: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.graph, self.count = graph, len(constants)
-        for i, value in enumerate(constants):
-            self.register_buffer(f"constant{i}", value)
-
-    def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        constants = [getattr(self, f"constant{i}") for i in range(self.count)]
-        return cast("tuple[Tensor, ...]", self.graph(*flat, *constants))
 
 
 def _traced(source: TraceSource, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]) -> fx.GraphModule:

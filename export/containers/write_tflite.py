@@ -6,52 +6,68 @@ Inputs and outputs have positional names: args_0..., output_0... in the order of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from operator import getitem
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from edge_client.protocol.task import Array
+from export.containers.expand_nodes import expand_nodes
+from export.containers.flat_graph import FlatGraph, exported_as_it_is
 from export.silence import suppress_output
 
-AXES_OF_CONV1D = 3  # samples, channels, places
 
-
-def to_tflite(signatures: Mapping[str, tuple[nn.Module, Sequence[Tensor]]]) -> bytes:
-    """Signature name -> (module over flat tensors, example arguments of the fixed shapes) -> one file."""
+def to_tflite(signatures: Mapping[str, tuple[FlatGraph, Sequence[Tensor]]]) -> bytes:
+    """Signature name -> (graph over flat tensors, example arguments of the fixed shapes) -> one file."""
     with suppress_output():
         builder = _converter()
-        for name, (module, args) in signatures.items():
-            builder = builder.signature(name, module, tuple(args))
-        with _no_needless_trace():
+        for name, (graph, args) in signatures.items():
+            builder = builder.signature(name, graph, tuple(args))
+        with _quick_decompositions(), _graphs_as_they_are():
             return bytes(builder.convert().model_content())
 
 
-def _no_needless_trace() -> AbstractContextManager[object]:
-    """Without the converter's first trace of graphs in which it would decompose nothing but convolutions of one axis.
-
-    The graphs of `trace_function` are made of core operators already.
-    """
+@contextmanager
+def _quick_decompositions() -> Iterator[None]:
+    """With `expand_nodes` in the place of the converter's decompositions, where it is enough."""
     from litert_torch import fx_infra
+    from litert_torch.fx_infra import _safe_run_decompositions as room
 
-    decompose, conv = fx_infra.safe_run_decompositions, torch.ops.aten.convolution.default
+    decompose = room.safe_run_decompositions
 
-    def decompose_if_needed(exported: ExportedProgram, table: Any = None, can_skip: bool = True) -> ExportedProgram:  # noqa: ANN401, FBT001, FBT002 - litert-torch's own
-        calls = [node for node in exported.graph.nodes if node.op == "call_function"]
-        flat = [node for node in calls if node.target == conv and node.args[0].meta["val"].dim() == AXES_OF_CONV1D]
-        known = all(isinstance(node.target, torch._ops.OpOverload) or node.target is getitem for node in calls)  # noqa: SLF001 - no public name
-        if table and known and not flat and not any(node.target in table for node in calls if node.target != conv):
+    def expand(exported: ExportedProgram, table: Any = None, can_skip: bool = True) -> ExportedProgram:  # noqa: ANN401, FBT001, FBT002 - litert-torch's own
+        if table is not None and expand_nodes(exported, table):
             return exported
         decomposed: ExportedProgram = decompose(exported, table, can_skip)
         return decomposed
 
-    return patch.object(fx_infra, "safe_run_decompositions", decompose_if_needed)
+    with (
+        patch.object(room, "safe_run_decompositions", expand),
+        patch.object(fx_infra, "safe_run_decompositions", expand),
+    ):
+        yield
+
+
+def _graphs_as_they_are() -> AbstractContextManager[object]:
+    """Without torch.export's trace of a graph that is one of operators already."""
+    from litert_torch import fx_infra
+    from litert_torch._convert import core
+
+    export = core.export_torch_signature
+
+    def take(signature: Any, *args: Any, **kwargs: Any) -> ExportedProgram:  # noqa: ANN401 - litert-torch's own
+        exported = exported_as_it_is(signature.module, signature.args)
+        if exported is None:
+            traced: ExportedProgram = export(signature, *args, **kwargs)
+            return traced
+        made: ExportedProgram = fx_infra.safe_run_decompositions(exported, fx_infra.decomp.pre_convert_decomp())
+        return made
+
+    return patch.object(core, "export_torch_signature", take)
 
 
 def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:

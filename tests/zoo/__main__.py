@@ -26,7 +26,8 @@ from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 from export.compiler.program_parity import output_differences, torch_outputs
-from export.compiler.tracing import FlatGraph, trace_function
+from export.compiler.tracing import trace_function
+from export.containers.flat_graph import FlatGraph
 from tests.zoo.report import write_report
 from tests.zoo.rows import ZooRow, rows, without_torchvisions_own_operators
 
