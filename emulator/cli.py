@@ -244,7 +244,13 @@ def experiment(  # noqa: PLR0913 - a command line
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Runs of each cell. Default: as the experiment says.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run. Default: as in the paper.")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rounds of each run. Default: the experiment's; where nothing is run, the finished cells'.",
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Methods, rows, columns or numbers of centers, as fedavg,wecfl and K=10; else all."),
@@ -290,11 +296,11 @@ def experiment(  # noqa: PLR0913 - a command line
         kept=kept,
     )
     if compare:
-        found = command.compare_experiment(prepared, compare)
+        found = command.compare_experiment(prepared, compare, progress.say)
         print(json.dumps(found)) if as_json else differences_table(found)
         return
     if summary:
-        found = command.summarise_experiment(prepared)
+        found = command.summarise_experiment(prepared, progress.say)
         print(json.dumps(found) if as_json else found["table"])
         return
     found = command.run_experiment(prepared, progress.say)

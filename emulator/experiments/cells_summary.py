@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emulator.experiments.plan import ExperimentPlan, TableCell, row_label
 from emulator.experiments.table import Results
+
+COUNT = re.compile(r": (\d+) of \d+ cells run,")
 
 
 def summarise_cells(plan: ExperimentPlan, cells: Sequence[TableCell], results: Results) -> dict[str, Any]:
@@ -49,3 +52,9 @@ def render_summary(found: Mapping[str, Any]) -> str:
         absent = "; ".join(one["label"] for one in here if not one["seeds"])
         lines.append(f"| {column} | {run or '-'} | {absent or '-'} |")
     return "\n".join(lines)
+
+
+def lost_counts(old: str, new: str) -> list[str]:
+    """The finished cells that a section's `old` text counts, where the `new` one counts none."""
+    before, now = (int(found[1]) if (found := COUNT.search(text)) else 0 for text in (old, new))
+    return [f"{before} cells"] if before and not now else []

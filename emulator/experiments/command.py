@@ -7,9 +7,8 @@ Only this module reads the clock.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,21 @@ from typing import Any
 from edge_client.errors import ConfigError, UsageError
 from emulator.experiments import plan as plans
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
-from emulator.experiments.cells_summary import render_summary, summarise_cells
+from emulator.experiments.cells_summary import lost_counts, render_summary, summarise_cells
 from emulator.experiments.compare import compare_rows
+from emulator.experiments.kept_cells import finished_results, finished_rounds, kept_plan, other_rounds
 from emulator.experiments.matrix import render_matrix
-from emulator.experiments.plan import TableCell
-from emulator.experiments.table import Results, render_table, replace_section
+from emulator.experiments.plan import ExperimentPlan
+from emulator.experiments.table import lost_rows, render_table, replace_section
 from emulator.run.summary import Record
 
 REPORT_INTERVAL_S = 15.0
 PICTURES = (".png", ".svg")
-SEED_OF_FILE = re.compile(r"-s(\d+)-[0-9a-f]+\.json$")
 Report = Callable[[str], None]
+
+
+def say_nothing(_: str) -> None:
+    """A report that nobody reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,10 @@ class ExperimentArgs:
     def place(self) -> CellStorage:
         return CellStorage(data=self.data, out=self.out / self.name, workers=self.workers)
 
+    def plan_of_kept(self, say: Report) -> ExperimentPlan:
+        """The plan for commands that run nothing: without `rounds`, with the rounds of the finished cells."""
+        return kept_plan(self.name, self.rounds, self.only, self.place, say)
+
 
 def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     """Run it; -> what is finished, what could not be run and why, and the table in Markdown.
@@ -58,7 +65,7 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     """
     if prepared.picture is not None and prepared.picture.suffix not in PICTURES:
         raise UsageError(f"{prepared.picture} ends with neither {' nor '.join(PICTURES)}", hint="name it curves.svg")
-    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
+    plan = prepared.plan_of_kept(say) if prepared.kept else plans.read_plan(prepared.name, rounds=prepared.rounds)
     seeds = prepared.seeds or plan.seeds
     todo = cell_runs(plan.only(prepared.only), seeds)
     place = prepared.place
@@ -73,7 +80,7 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     if reasons and not done:
         raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))
     if prepared.write is not None:
-        replace_section(prepared.write, prepared.name, section)
+        replace_section(prepared.write, prepared.name, section, lost=lost_rows)
     if prepared.picture is not None:
         from emulator.experiments.curves import draw_table_curves
 
@@ -82,34 +89,27 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     return {"experiment": prepared.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
 
 
-def compare_experiment(prepared: ExperimentArgs, asked: Sequence[str]) -> dict[str, Any]:
+def compare_experiment(prepared: ExperimentArgs, asked: Sequence[str], say: Report = say_nothing) -> dict[str, Any]:
     """Paired differences between finished rows, as `compare_rows` says. Runs nothing. Raises UsageError."""
-    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
-    results = finished_results(prepared.place, prepared.seeds)
-    found = compare_rows(plan.only(prepared.only), results, (*plan.metrics, *plan.also), asked)
+    plan, place = prepared.plan_of_kept(say), prepared.place
+    results = finished_results(place, prepared.seeds)
+    here = other_rounds(finished_rounds(plan.name, prepared.only, place), plan.rounds)
+    hints = {"hint": here} if here else {}
+    found = compare_rows(plan.only(prepared.only), results, (*plan.metrics, *plan.also), asked, **hints)
     return {"experiment": plan.name, "rounds": plan.rounds, "comparisons": [one.to_json() for one in found]}
 
 
-def summarise_experiment(prepared: ExperimentArgs) -> dict[str, Any]:
-    """Which cells are finished, as JSON types and as `table` in Markdown; written where `write` says. Runs nothing."""
-    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
+def summarise_experiment(prepared: ExperimentArgs, say: Report = say_nothing) -> dict[str, Any]:
+    """Which cells are finished, as JSON types and as `table` in Markdown; written where `write` says. Runs nothing.
+
+    Raises UsageError where the file to write tells of finished cells, and here are none.
+    """
+    plan = prepared.plan_of_kept(say)
     found = summarise_cells(plan, plan.only(prepared.only), finished_results(prepared.place, prepared.seeds))
     section = render_summary(found)
     if prepared.write is not None:
-        replace_section(prepared.write, prepared.name, section, figures=False)
+        replace_section(prepared.write, prepared.name, section, lost=lost_counts)
     return {**found, "table": section}
-
-
-def finished_results(place: CellStorage, seeds: int | None) -> Results:
-    """A cell's finished seeds: those below `seeds`, or every seed of which the folder has a file."""
-    named = [int(found[1]) for path in place.out.glob("*.json") if (found := SEED_OF_FILE.search(path.name))]
-    most = 1 + max(named, default=-1) if seeds is None else seeds
-
-    def results(cell: TableCell) -> list[Mapping[str, Any]]:
-        held = [read_finished(CellRun(cell=cell, seed=seed), place) for seed in range(most)]
-        return [one for one in held if one is not None]
-
-    return results
 
 
 def command_of(prepared: ExperimentArgs, rounds: int, seeds: int) -> str:

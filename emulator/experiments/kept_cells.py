@@ -1,0 +1,68 @@
+"""What a folder of finished cells holds: each cell's seeds, and with how many rounds they were run. Runs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from emulator.experiments.cells import CellRun, CellStorage, read_finished
+from emulator.experiments.plan import ExperimentPlan, TableCell, read_plan
+from emulator.experiments.table import Results
+
+NAME_OF_FILE = re.compile(r"-r(\d+)-s(\d+)-[0-9a-f]+\.json$")  # `TableCell.key`
+CellsByRounds = Mapping[int, int]  # number of rounds -> how many cells of the table have a finished seed with it
+
+
+def finished_results(place: CellStorage, seeds: int | None) -> Results:
+    """A cell's finished seeds: those below `seeds`, or every seed of which the folder has a file."""
+    most = 1 + max((seed for _, seed in _files(place)), default=-1) if seeds is None else seeds
+
+    def results(cell: TableCell) -> list[Mapping[str, Any]]:
+        held = [read_finished(CellRun(cell=cell, seed=seed), place) for seed in range(most)]
+        return [one for one in held if one is not None]
+
+    return results
+
+
+def finished_rounds(name: str, only: Sequence[str], place: CellStorage) -> CellsByRounds:
+    """How many of the chosen cells are finished, by their number of rounds. Raises UsageError as `read_plan`."""
+    results = finished_results(place, None)
+    counts = {
+        rounds: sum(bool(results(cell)) for cell in read_plan(name, rounds=rounds).only(only))
+        for rounds in sorted({rounds for rounds, _ in _files(place)})
+    }
+    return {rounds: count for rounds, count in counts.items() if count}
+
+
+def kept_plan(
+    name: str, rounds: int | None, only: Sequence[str], place: CellStorage, say: Callable[[str], None]
+) -> ExperimentPlan:
+    """The plan with `rounds`; without it, with the rounds that most finished cells have, or the experiment's own.
+
+    `say` is told of the cells with other numbers of rounds.
+    """
+    found = finished_rounds(name, only, place)
+    if rounds is None and found:
+        rounds = max(found, key=lambda number: (found[number], number))
+    plan = read_plan(name, rounds=rounds)
+    if others := other_rounds(found, plan.rounds):
+        taken = f"the cells with {plan.rounds} rounds are taken" if plan.rounds in found else _none(plan.rounds)
+        say(f"{taken}; {others}")
+    return plan
+
+
+def other_rounds(found: CellsByRounds, rounds: int) -> str:
+    """Which cells with other numbers of rounds are there, and the option that takes them; "" for none."""
+    told = [f"{count} cells with {number} rounds" for number, count in found.items() if number != rounds]
+    return f"{' and '.join(told)} are here: --rounds takes them" if told else ""
+
+
+def _none(rounds: int) -> str:
+    return f"no cell with {rounds} rounds is finished"
+
+
+def _files(place: CellStorage) -> list[tuple[int, int]]:
+    """(rounds, seed) of every file that is named as a finished cell."""
+    named = (NAME_OF_FILE.search(path.name) for path in place.out.glob("*.json"))
+    return [(int(found[1]), int(found[2])) for found in named if found]
