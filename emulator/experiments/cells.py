@@ -18,6 +18,7 @@ from typing import Any
 
 from coordinator.models.members import summed_name
 from coordinator.rounds.round_record import RoundRecord
+from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings, summed_members
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.data import registry
@@ -52,6 +53,11 @@ class CellRun:
 
     cell: TableCell
     seed: int
+
+    @property
+    def name(self) -> str:
+        """For the reader: row, number of centers, column and seed."""
+        return f"{self.cell.name}, seed {self.seed}"
 
     def path(self, place: CellStorage) -> Path:
         return place.out / f"{self.cell.key(self.seed)}.json"
@@ -94,8 +100,7 @@ def run_cells(
     reasons: dict[str, str] = {}
     loaded: dict[tuple[str, int], DataSet] = {}
     for job in todo:
-        column, row = job.cell.column, job.cell.row
-        name = f"{row.name} (K={row.k}), {column.name}"
+        column, name = job.cell.column, job.cell.name
         if read_finished(job, place) is not None or {column.name, name} & reasons.keys():
             continue
         try:
@@ -126,8 +131,7 @@ def measure_cell(
     split = parse_scheme(column.partition).split(data, devices=column.devices, seed=job.seed)
     batch = int(method_settings(strategy)["batch-size"])
     facts: dict[str, Any] = {"seed": job.seed, "batch": batch}
-    lesson = {"cell": cell.key(job.seed), "engine": place.engine, "settings": method_settings(strategy)}
-    checkpoints = _usable(Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson))
+    checkpoints = _checkpoints(job, place, strategy)
     model = summed_name(column.model, summed_members(cell.row.method))
     with open_devices(model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
         result = run_simulation(
@@ -169,8 +173,18 @@ def measure_cell(
     }
 
 
-def _usable(checkpoints: Checkpoints) -> Checkpoints:
+def kept_round(job: CellRun, place: CellStorage) -> int:
+    """After which round an unfinished cell goes on; 0 where it begins. Raises FedcentersError for unknown methods."""
+    if not job.started(place).is_dir():
+        return 0
+    found = _checkpoints(job, place, make_method(job.cell.row.method, **job.cell.settings)).latest()
+    return found[1].round if found else 0
+
+
+def _checkpoints(job: CellRun, place: CellStorage, strategy: Strategy) -> Checkpoints:
     """Where the cell goes on; at its beginning when the checkpoint is of another run, or cannot be read."""
+    lesson = {"cell": job.cell.key(job.seed), "engine": place.engine, "settings": method_settings(strategy)}
+    checkpoints = Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson)
     try:
         checkpoints.latest()
     except ConfigError:

@@ -1,32 +1,28 @@
 """`fedcenters-emulator experiment`: run the missing cells of a table, estimate the time left, write the table.
 
 With `kept` nothing is run. `--compare` and `--summary` read finished cells only.
-
-Only this module reads the clock.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
 from emulator.experiments import plan as plans
-from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
+from emulator.experiments.cells import CellRun, CellStorage, cell_runs, kept_round, read_finished, run_cells
 from emulator.experiments.cells_summary import lost_counts, render_summary, summarise_cells
 from emulator.experiments.compare import compare_rows
-from emulator.experiments.kept_cells import finished_results, finished_rounds, kept_plan, other_rounds
+from emulator.experiments.kept_cells import finished_results, finished_rounds, kept_plan, other_rounds, rounds_under_way
 from emulator.experiments.matrix import render_matrix
 from emulator.experiments.plan import ExperimentPlan
+from emulator.experiments.progress import ProgressReporter, Report
 from emulator.experiments.table import lost_rows, render_table, replace_section
-from emulator.run.summary import Record
 
-REPORT_INTERVAL_S = 15.0
 PICTURES = (".png", ".svg")
-Report = Callable[[str], None]
 
 
 def say_nothing(_: str) -> None:
@@ -72,7 +68,11 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     missing = [job for job in todo if read_finished(job, place) is None]
     say(f"{prepared.name}: {len(todo)} runs of {plan.rounds} rounds, {len(todo) - len(missing)} finished before")
     asked = (*plan.metrics, *plan.also)
-    reasons = {} if prepared.kept else run_cells(todo, place, asked, ProgressReporter(missing, say))
+    try:
+        reasons = {} if prepared.kept else run_cells(todo, place, asked, ProgressReporter(missing, say))
+    except KeyboardInterrupt:
+        say(told_where_to_go_on(prepared, todo))
+        raise
     results = finished_results(place, seeds)
     render = render_matrix if plan.judged else render_table
     section = render(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
@@ -105,47 +105,39 @@ def summarise_experiment(prepared: ExperimentArgs, say: Report = say_nothing) ->
     Raises UsageError where the file to write tells of finished cells, and here are none.
     """
     plan = prepared.plan_of_kept(say)
-    found = summarise_cells(plan, plan.only(prepared.only), finished_results(prepared.place, prepared.seeds))
+    place = prepared.place
+    results, begun = finished_results(place, prepared.seeds), rounds_under_way(place)
+    found = summarise_cells(plan, plan.only(prepared.only), results, begun)
     section = render_summary(found)
     if prepared.write is not None:
         replace_section(prepared.write, prepared.name, section, lost=lost_counts)
     return {**found, "table": section}
 
 
+def told_where_to_go_on(prepared: ExperimentArgs, todo: Sequence[CellRun]) -> str:
+    """What an interrupted table keeps, what is left of it, and the command that goes on."""
+    place = prepared.place
+    left = [job for job in todo if read_finished(job, place) is None]
+    begun = [f"round {number} of {job.cell.rounds} of {job.name}" for job in left if (number := kept_round(job, place))]
+    return (
+        f"interrupted; {place.out} keeps {len(todo) - len(left)} of {len(todo)} runs"
+        + "".join(f", and {one}" for one in begun)
+        + f". Left: {len(left)}. Go on with: {shlex.join(command_line(prepared))}"
+    )
+
+
+def command_line(prepared: ExperimentArgs) -> list[str]:
+    """The words of the command with these options, without those at their default."""
+    words = ["fedcenters-emulator", "experiment", prepared.name]
+    for option in ("data", "seeds", "rounds", "out", "workers", "write", "picture"):
+        value = getattr(prepared, option)
+        if value != getattr(ExperimentArgs, option):
+            words += [f"--{option}", str(value)]
+    for one in prepared.only:
+        words += ["--only", one]
+    return words
+
+
 def command_of(prepared: ExperimentArgs, rounds: int, seeds: int) -> str:
     """The command that reproduces the table, without paths of this machine."""
     return f"fedcenters-emulator experiment {prepared.name} --data DIR --rounds {rounds} --seeds {seeds}"
-
-
-@dataclass(kw_only=False)
-class ProgressReporter:
-    """A line now and then: which run, which round, how well, and about how long the rest takes."""
-
-    missing: Sequence[CellRun]
-    say: Report
-    _began_s: float = field(default_factory=time.perf_counter)
-    _said_s: float = -REPORT_INTERVAL_S
-    _rounds: int = 0
-
-    def __call__(self, job: CellRun, record: Record) -> None:
-        now_s = time.perf_counter()
-        self._rounds += 1
-        last = record["round"] == record["of"]
-        if now_s - self._said_s < REPORT_INTERVAL_S and not last:
-            return
-        self._said_s = now_s
-        number = 1 + next(i for i, one in enumerate(self.missing) if one == job)
-        left = record["of"] - record["round"] + sum(one.cell.rounds for one in self.missing[number:])
-        rest_s = left * (now_s - self._began_s) / self._rounds
-        accuracy = record["accuracy"]["micro"]
-        well = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-        self.say(
-            f"run {number}/{len(self.missing)}: {job.cell.row.name} (K={job.cell.row.k}), {job.cell.column.name},"
-            f" seed {job.seed}: round {record['round']}/{record['of']}{well}; {format_duration(rest_s)} left"
-        )
-
-
-def format_duration(seconds: float) -> str:
-    """A duration in rounded units."""
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(1, minutes)} min"  # noqa: PLR2004 - an hour

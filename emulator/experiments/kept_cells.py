@@ -6,17 +6,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from emulator.experiments.cells import CellRun, CellStorage, read_finished
+from emulator.experiments.cells import CellRun, CellStorage, kept_round, read_finished
 from emulator.experiments.plan import ExperimentPlan, TableCell, read_plan
 from emulator.experiments.table import Results
 
-NAME_OF_FILE = re.compile(r"-r(\d+)-s(\d+)-[0-9a-f]+\.json$")  # `TableCell.key`
+NAME_OF_CELL = re.compile(r"-r(\d+)-s(\d+)-[0-9a-f]+$")  # `TableCell.key`
 CellsByRounds = Mapping[int, int]  # number of rounds -> how many cells of the table have a finished seed with it
 
 
 def finished_results(place: CellStorage, seeds: int | None) -> Results:
     """A cell's finished seeds: those below `seeds`, or every seed of which the folder has a file."""
-    most = 1 + max((seed for _, seed in _files(place)), default=-1) if seeds is None else seeds
+    most = 1 + max((seed for _, seed in _names(place)), default=-1) if seeds is None else seeds
 
     def results(cell: TableCell) -> list[Mapping[str, Any]]:
         held = [read_finished(CellRun(cell=cell, seed=seed), place) for seed in range(most)]
@@ -25,12 +25,23 @@ def finished_results(place: CellStorage, seeds: int | None) -> Results:
     return results
 
 
+def rounds_under_way(place: CellStorage) -> Callable[[TableCell], Mapping[int, int]]:
+    """Of a cell's seeds that are not finished, the round that a checkpoint keeps, where one does."""
+    seeds = sorted({seed for _, seed in _names(place, ".started")})
+
+    def begun(cell: TableCell) -> dict[int, int]:
+        jobs = [CellRun(cell=cell, seed=seed) for seed in seeds]
+        return {job.seed: number for job in jobs if (number := kept_round(job, place))}
+
+    return begun
+
+
 def finished_rounds(name: str, only: Sequence[str], place: CellStorage) -> CellsByRounds:
     """How many of the chosen cells are finished, by their number of rounds. Raises UsageError as `read_plan`."""
     results = finished_results(place, None)
     counts = {
         rounds: sum(bool(results(cell)) for cell in read_plan(name, rounds=rounds).only(only))
-        for rounds in sorted({rounds for rounds, _ in _files(place)})
+        for rounds in sorted({rounds for rounds, _ in _names(place)})
     }
     return {rounds: count for rounds, count in counts.items() if count}
 
@@ -38,13 +49,14 @@ def finished_rounds(name: str, only: Sequence[str], place: CellStorage) -> Cells
 def kept_plan(
     name: str, rounds: int | None, only: Sequence[str], place: CellStorage, say: Callable[[str], None]
 ) -> ExperimentPlan:
-    """The plan with `rounds`; without it, with the rounds that most finished cells have, or the experiment's own.
+    """The plan with `rounds`; without it with those of most finished cells, else of cells under way, else its own.
 
     `say` is told of the cells with other numbers of rounds.
     """
     found = finished_rounds(name, only, place)
-    if rounds is None and found:
-        rounds = max(found, key=lambda number: (found[number], number))
+    if rounds is None:
+        begun = dict.fromkeys((number for number, _ in _names(place, ".started")), 0)
+        rounds = max(found or begun, key=lambda number: (found.get(number, 0), number), default=None)
     plan = read_plan(name, rounds=rounds)
     if others := other_rounds(found, plan.rounds):
         taken = f"the cells with {plan.rounds} rounds are taken" if plan.rounds in found else _none(plan.rounds)
@@ -62,7 +74,7 @@ def _none(rounds: int) -> str:
     return f"no cell with {rounds} rounds is finished"
 
 
-def _files(place: CellStorage) -> list[tuple[int, int]]:
-    """(rounds, seed) of every file that is named as a finished cell."""
-    named = (NAME_OF_FILE.search(path.name) for path in place.out.glob("*.json"))
+def _names(place: CellStorage, ending: str = ".json") -> list[tuple[int, int]]:
+    """(rounds, seed) of everything that is named as a finished cell, or with ".started" as one under way."""
+    named = (NAME_OF_CELL.search(path.stem) for path in place.out.glob(f"*{ending}"))
     return [(int(found[1]), int(found[2])) for found in named if found]

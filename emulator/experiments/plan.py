@@ -64,6 +64,11 @@ class TableCell:
     settings: Mapping[str, Any]
     paper: Mapping[str, PaperFigure]
 
+    @property
+    def name(self) -> str:
+        """For the reader: row, number of centers and column."""
+        return f"{self.row.name} (K={self.row.k}), {self.column.name}"
+
     def key(self, seed: int) -> str:
         """A file name that changes with whatever the table states: column, method, rounds, settings and seed.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from coordinator.strategies.registry import make_method, method_settings
-from emulator.experiments import plan
+from emulator.experiments import plan, progress
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
-from emulator.experiments.command import ExperimentArgs, ProgressReporter, format_duration, run_experiment
+from emulator.experiments.command import ExperimentArgs, run_experiment, summarise_experiment
+from emulator.experiments.progress import ProgressReporter, format_duration
 from emulator.run.summary import Record
 from emulator.simulation import virtual_network
 
@@ -105,6 +107,38 @@ def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -
     assert found is not None
     assert {**found, "seconds": 0} == {**expected, "seconds": 0}
     assert [path.name for path in cut.out.iterdir()] == [job.path(cut).name]
+
+
+def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TOML
+    for old, new in (('"absent"', '"again"'), ('"mnist"', '"digits"'), ('"mnist-mlp"', '"digits-mlp"')):
+        text = text.replace(old, new)
+    (tmp_path / "two.toml").write_text(text)
+    monkeypatch.setattr(plan, "EXPERIMENTS_FOLDER", tmp_path)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "again" in line and "round 7/8" in line:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress, "REPORT_INTERVAL_S", 0.0)
+    prepared = ExperimentArgs(name="two", out=tmp_path / "my out", rounds=8, only=["FedAvg"])
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(prepared, say)
+    assert (
+        "keeps 1 of 2 runs, and of a run that is not finished, FedAvg (K=1), again, seed 0: round 5 of 8." in said[-1]
+    )
+    assert "1 are left" in said[-1]
+    command = said[-1].partition("Go on with: ")[2]
+    assert shlex.split(command) == [
+        "fedcenters-emulator", "experiment", "two", "--rounds", "8", "--out", str(tmp_path / "my out"), "--only", "FedAvg",
+    ]  # fmt: skip
+    told = summarise_experiment(prepared)
+    assert [one["under_way"] for one in told["cells"]] == [{}, {"0": 5}]
+    assert "| again | - | FedAvg, seed 0: round 5 of 8 kept | - |" in told["table"].splitlines()
 
 
 def test_a_cell_that_was_begun_with_another_default_begins_anew(tmp_path: Path) -> None:
