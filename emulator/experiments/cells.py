@@ -67,7 +67,11 @@ class CellRun:
         return self.path(place).with_suffix(".started")
 
 
-ProgressHandler = Callable[[CellRun, Record], None]
+ProgressHandler = Callable[[CellRun, Record], None]  # a round has ended
+PartHandler = Callable[[CellRun, str], None]  # a part of a run begins, in words
+
+
+def _no_parts(_: CellRun, what: str) -> None: ...
 
 
 def cell_runs(cells: Iterable[TableCell], seeds: int) -> list[CellRun]:
@@ -93,7 +97,11 @@ def read_finished(job: CellRun, place: CellStorage) -> CellResult | None:
 
 
 def run_cells(
-    todo: Iterable[CellRun], place: CellStorage, metrics: Iterable[str], told: ProgressHandler
+    todo: Iterable[CellRun],
+    place: CellStorage,
+    metrics: Iterable[str],
+    told: ProgressHandler,
+    begin: PartHandler = _no_parts,
 ) -> dict[str, str]:
     """Run what is not finished; -> for each column or cell that could not be run, the reason."""
     asked = tuple(metrics)
@@ -106,6 +114,7 @@ def run_cells(
         try:
             key = (column.data_set, job.seed)
             if key not in loaded:
+                begin(job, f"reading {column.data_set}")
                 loaded = {
                     key: registry.load_data_set(column.data_set, place.data, seed=job.seed)
                 }  # one at a time: they are big
@@ -113,7 +122,7 @@ def run_cells(
             reasons[column.name] = missing.message
             continue
         try:
-            found = measure_cell(job, place, loaded[key], asked, told)
+            found = measure_cell(job, place, loaded[key], asked, told, begin)
         except FedcentersError as wrong:
             reasons[name] = wrong.message
             continue
@@ -123,10 +132,16 @@ def run_cells(
 
 
 def measure_cell(
-    job: CellRun, place: CellStorage, data: DataSet, metrics: Iterable[str], told: ProgressHandler
+    job: CellRun,
+    place: CellStorage,
+    data: DataSet,
+    metrics: Iterable[str],
+    told: ProgressHandler,
+    begin: PartHandler = _no_parts,
 ) -> CellResult:
     """Run one cell to its end, from its checkpoint if it has one, and measure it."""
     cell, column = job.cell, job.cell.column
+    begin(job, "preparing the devices and the model")
     strategy = make_method(cell.row.method, **cell.settings)
     split = parse_scheme(column.partition).split(data, devices=column.devices, seed=job.seed)
     batch = int(method_settings(strategy)["batch-size"])
@@ -134,6 +149,7 @@ def measure_cell(
     checkpoints = _checkpoints(job, place, strategy)
     model = summed_name(column.model, summed_members(cell.row.method))
     with open_devices(model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
+        begin(job, "the first round is running")
         result = run_simulation(
             strategy,
             start,

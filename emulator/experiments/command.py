@@ -68,8 +68,11 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     missing = [job for job in todo if read_finished(job, place) is None]
     say(f"{prepared.name}: {len(todo)} runs of {plan.rounds} rounds, {len(todo) - len(missing)} finished before")
     asked = (*plan.metrics, *plan.also)
+    reasons: dict[str, str] = {}
     try:
-        reasons = {} if prepared.kept else run_cells(todo, place, asked, ProgressReporter(missing, say))
+        if not prepared.kept:
+            with ProgressReporter(missing, say) as told:
+                reasons = run_cells(todo, place, asked, told, told.begin)
     except KeyboardInterrupt:
         say(told_where_to_go_on(prepared, todo))
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from coordinator.strategies.registry import make_method, method_settings
 from emulator.experiments import plan, progress
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
 from emulator.experiments.command import ExperimentArgs, run_experiment, summarise_experiment
-from emulator.experiments.progress import ProgressReporter, format_duration
 from emulator.run.summary import Record
 from emulator.simulation import virtual_network
 
@@ -65,12 +63,16 @@ def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, m
     assert cell["local_steps"] == 4 * 4 * 5
     assert cell["refused"] == {}
     assert any("round 4/4" in line for line in said)
+    begun = [i for i, line in enumerate(said) if "FedAvg (K=1), digits, seed 0: the first round is running" in line]
+    ended = [i for i, line in enumerate(said) if "round 4/4" in line]
+    assert len(begun) == len(ended) == 1
+    assert begun < ended
 
     stamp = path.stat().st_mtime_ns
     again = run_experiment(prepared, said.append)
     assert path.stat().st_mtime_ns == stamp
     assert again["table"] == found["table"]
-    assert "1 finished before" in said[-1]
+    assert any("1 finished before" in line for line in said)
 
 
 def test_every_cell_has_its_first_seed_before_any_has_its_second() -> None:
@@ -124,7 +126,7 @@ def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(
         if "again" in line and "round 7/8" in line:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress, "REPORT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress, "SILENCE_S", 0.0)
     prepared = ExperimentArgs(name="two", out=tmp_path / "my out", rounds=8, only=["FedAvg"])
     with pytest.raises(KeyboardInterrupt):
         run_experiment(prepared, say)
@@ -199,24 +201,6 @@ def test_half_a_file_is_no_finished_cell(tmp_path: Path) -> None:
     job, place = CellRun(cell=plan.parse_plan("t", TOML).cells[0], seed=0), CellStorage(data=None, out=tmp_path)
     job.path(place).write_text('{"values": {')
     assert read_finished(job, place) is None
-
-
-def test_progress_is_a_line_with_what_is_left() -> None:
-    said: list[str] = []
-    job = CellRun(cell=plan.parse_plan("t", TOML).cells[0], seed=0)
-    record: Record = {"round": 4, "of": 4, "accuracy": {"micro": None}}
-    ProgressReporter([job], said.append)(job, record)
-    assert said == ["run 1/1: FedAvg (K=1), digits, seed 0: round 4/4; 1 min left"]
-    assert format_duration(3_661) == "1 h 1 min"
-
-
-def test_what_is_left_of_a_cell_that_goes_on_are_its_later_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(time, "perf_counter", lambda: 60.0)
-    cells = plan.parse_plan("t", TOML, rounds=9).cells
-    missing = [CellRun(cell=cell, seed=0) for cell in cells]
-    ProgressReporter(missing, said.append, _began_s=0.0)(missing[0], {"round": 6, "of": 9, "accuracy": {"micro": None}})
-    assert said == ["run 1/2: FedAvg (K=1), digits, seed 0: round 6/9; 12 min left"]
 
 
 def test_a_table_of_mixtures_is_measured_on_pure_distributions(tmp_path: Path) -> None:
