@@ -253,7 +253,10 @@ def experiment(  # noqa: PLR0913 - a command line
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Methods, rows, columns or numbers of centers, as fedavg,wecfl and K=10; else all."),
+        typer.Option(
+            help="Methods (fedavg: all its rows), names of rows (FedAvg: that row), columns, numbers of centers (K=10);"
+            " else all. With commas, or repeated."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Finished cells are kept here, and not run again.")] = Path(
         "runs/experiments"
@@ -265,7 +268,8 @@ def experiment(  # noqa: PLR0913 - a command line
     compare: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ROWS", help="Run nothing: paired differences of finished rows, as wecfl,fesem; or of all to: best."
+            metavar="ROWS",
+            help="Run nothing: paired differences of finished rows, as wecfl,fesem; or of all to: best. Repeatable.",
         ),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Run nothing: which cells are finished.")] = False,

@@ -15,7 +15,7 @@ from typing import Any
 
 from edge_client.errors import UsageError
 from emulator.experiments.measures import MEASURES
-from emulator.experiments.plan import TableCell, row_label
+from emulator.experiments.plan import TableCell, row_label, split_words
 from emulator.experiments.table import CONFIDENCE, Results, paired_difference, seed_figures
 
 BEST = "best"
@@ -91,15 +91,13 @@ def compare_rows(
 
 
 def _words(cells: Sequence[TableCell], asked: Sequence[str]) -> list[str]:
-    words = []
-    for text in asked:
-        whole = text.strip() == BEST or bool(_named(cells, text.strip())[0])
-        words += [text.strip()] if whole else [word.strip() for word in text.split(",") if word.strip()]
+    known = {name for cell in cells for name in (row_label(cell), cell.row.name, cell.row.method)}
+    words = [word for text in asked for word in split_words(text, known)]
     if BEST in words and len(words) > 1:
         raise UsageError(f"{BEST} is compared with every row", hint=f"leave the other words out, or {BEST}")
     if unknown := [word for word in words if word != BEST and not _named(cells, word)[0]]:
-        known = ", ".join(dict.fromkeys(map(row_label, cells)))
-        raise UsageError(f"no row or method is called {', '.join(unknown)}", hint=f"use some of {known}; or {BEST}")
+        rows = "; ".join(dict.fromkeys(map(row_label, cells)))
+        raise UsageError(f"no row or method is called {', '.join(unknown)}", hint=f"use some of {rows}; or {BEST}")
     return words
 
 
