@@ -273,6 +273,9 @@ def experiment(  # noqa: PLR0913 - a command line
         ),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Run nothing: which cells are finished.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run nothing: how many runs, of which rows, and roughly how long.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's table and print it beside the paper's.
@@ -280,7 +283,7 @@ def experiment(  # noqa: PLR0913 - a command line
     Goes cell by cell, and on where it was stopped. `fedcenters-emulator list` has the names of the tables. Devices
     train with the engine that is the fastest here.
 
-    example: fedcenters-emulator experiment wecfl-table2 --data DIR --seeds 1 --only fedavg,wecfl
+    example: fedcenters-emulator experiment fedsoft-table1 --rounds 10 --seeds 1 --only FedSoft,FedEM
     """
     progress = ConsoleProgress()
     progress.say(f"reading {name}")
@@ -306,6 +309,10 @@ def experiment(  # noqa: PLR0913 - a command line
     if summary:
         found = command.summarise_experiment(prepared, progress.say)
         print(json.dumps(found) if as_json else found["table"])
+        return
+    if dry_run:
+        found = command.dry_run_experiment(prepared)
+        print(json.dumps(found) if as_json else found["text"])
         return
     found = command.run_experiment(prepared, progress.say)
     for what, why in found["reasons"].items():

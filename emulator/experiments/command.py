@@ -6,7 +6,7 @@ With `kept` nothing is run. `--compare` and `--summary` read finished cells only
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,17 @@ from emulator.experiments import plan as plans
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, kept_round, read_finished, run_cells
 from emulator.experiments.cells_summary import lost_counts, render_summary, summarise_cells
 from emulator.experiments.compare import compare_rows
-from emulator.experiments.kept_cells import finished_results, finished_rounds, kept_plan, other_rounds, rounds_under_way
+from emulator.experiments.kept_cells import (
+    finished_results,
+    finished_rounds,
+    kept_plan,
+    other_rounds,
+    rough_seconds,
+    rounds_under_way,
+)
 from emulator.experiments.matrix import render_matrix
-from emulator.experiments.plan import ExperimentPlan
-from emulator.experiments.progress import ProgressReporter, Report
+from emulator.experiments.plan import ExperimentPlan, row_label
+from emulator.experiments.progress import ProgressReporter, Report, format_duration
 from emulator.experiments.table import lost_rows, render_table, replace_section
 
 PICTURES = (".png", ".svg")
@@ -66,7 +73,8 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     todo = cell_runs(plan.only(prepared.only), seeds)
     place = prepared.place
     missing = [job for job in todo if read_finished(job, place) is None]
-    say(f"{prepared.name}: {len(todo)} runs of {plan.rounds} rounds, {len(todo) - len(missing)} finished before")
+    if not prepared.kept:
+        say(render_outlook(outlook_of(prepared, plan, todo, missing)))
     asked = (*plan.metrics, *plan.also)
     reasons: dict[str, str] = {}
     try:
@@ -90,6 +98,46 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
         if not draw_table_curves(plan, results, prepared.picture):
             say(f"{prepared.picture} is left out: no finished cell has an accuracy")
     return {"experiment": prepared.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
+
+
+def dry_run_experiment(prepared: ExperimentArgs) -> dict[str, Any]:
+    """What `run_experiment` would run, as JSON types and as `text`. Runs nothing. Raises UsageError."""
+    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
+    todo = cell_runs(plan.only(prepared.only), prepared.seeds or plan.seeds)
+    missing = [job for job in todo if read_finished(job, prepared.place) is None]
+    found = outlook_of(prepared, plan, todo, missing)
+    return {**found, "text": render_outlook(found)}
+
+
+def outlook_of(
+    prepared: ExperimentArgs, plan: ExperimentPlan, todo: Sequence[CellRun], missing: Sequence[CellRun]
+) -> dict[str, Any]:
+    """What is run: `seconds` of what is missing by finished cells, None where there are none."""
+    here = finished_rounds(plan.name, prepared.only, prepared.place)
+    return {
+        "experiment": plan.name,
+        "rounds": plan.rounds,
+        "runs": len(todo),
+        "finished": len(todo) - len(missing),
+        "rows": list(dict.fromkeys(row_label(job.cell) for job in todo)),
+        "columns": list(dict.fromkeys(job.cell.column.name for job in todo)),
+        "seconds": rough_seconds(missing, prepared.place),
+        "others": other_rounds(here, plan.rounds),
+    }
+
+
+def render_outlook(found: Mapping[str, Any]) -> str:
+    """Lines: how many runs, which rows and columns, and roughly how long."""
+    seconds, left = found["seconds"], found["runs"] - found["finished"]
+    lines = [
+        f"{found['experiment']}: {found['runs']} runs of {found['rounds']} rounds, {found['finished']} finished before",
+        f"rows: {'; '.join(found['rows'])}",
+        f"columns: {'; '.join(found['columns'])}",
+    ]
+    if left:
+        known = None if seconds is None else f"roughly {format_duration(seconds)} by the finished cells here"
+        lines.append(f"time of {left} runs: {known or 'not known before a cell is finished'}")
+    return "\n".join([*lines, *([found["others"]] if found["others"] else [])])
 
 
 def compare_experiment(prepared: ExperimentArgs, asked: Sequence[str], say: Report = say_nothing) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from emulator.experiments.cells import CellRun, CellStorage, kept_round, read_finished
@@ -44,6 +47,32 @@ def finished_rounds(name: str, only: Sequence[str], place: CellStorage) -> Cells
         for rounds in sorted({rounds for rounds, _ in _names(place)})
     }
     return {rounds: count for rounds, count in counts.items() if count}
+
+
+def rough_seconds(missing: Sequence[CellRun], place: CellStorage) -> float | None:
+    """How long runs take by the finished cells here, per round: of the same cell, else row, else column, else any.
+
+    None where no cell is finished. The finished ones may have been run on another machine.
+    """
+    told = [one for path in place.out.glob("*.json") if (one := _seconds_of(path)) is not None]
+    if not told:
+        return None
+    total = 0.0
+    for job in missing:
+        row, column = job.cell.row.name, job.cell.column.name
+        alike = [[s for r, c, s in told if r == row and c == column], [s for r, _, s in told if r == row]]
+        alike += [[s for _, c, s in told if c == column], [s for _, _, s in told]]
+        total += job.cell.rounds * median(next(some for some in alike if some))
+    return total
+
+
+def _seconds_of(path: Path) -> tuple[str, str, float] | None:
+    """Row, column and seconds of a round of a finished cell; None for another file."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return told["row"], told["column"], told["seconds"] / told["rounds"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def kept_plan(

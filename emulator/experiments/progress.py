@@ -64,9 +64,10 @@ class ProgressReporter:
             self._rounds += 1
             accuracy = record["accuracy"]["micro"]
             well = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-            reached = f"{self._place(job)}: round {number}/{of}{well}{self._left(job, of - number)}"
+            left = self._left(job, of - number)
+            reached = f"{self._place(job)}: round {number}/{of}{well}{left}"
             now = f"round {number + 1}/{of} is running" if number < of else "measuring the centers"
-            self._doing, self._since_s = f"{self._place(job)}: {now}{well}", now_s
+            self._doing, self._since_s = f"{self._place(job)}: {now}{well}{left}", now_s
             if number == of or now_s - self._said_s >= SILENCE_S - POLL_S:
                 self._tell(reached)
 

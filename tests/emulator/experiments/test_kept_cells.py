@@ -13,6 +13,7 @@ from emulator.experiments.cells import CellRun, CellStorage
 from emulator.experiments.command import (
     ExperimentArgs,
     compare_experiment,
+    dry_run_experiment,
     run_experiment,
     summarise_experiment,
 )
@@ -30,6 +31,7 @@ def write_cells(out: Path, rounds: int, count: int) -> None:
     for cell in read_plan(TEN.name, rounds=rounds).cells[:count]:
         settings = method_settings(make_method(cell.row.method, **cell.settings))
         told = {"seed": 0, "settings": settings, "values": {}, "curves": {}, "note": "", "seconds": 30.0}
+        told |= {"row": cell.row.name, "column": cell.column.name, "rounds": rounds}
         CellRun(cell=cell, seed=0).path(place).write_text(json.dumps(told))
 
 
@@ -84,3 +86,22 @@ def test_a_section_of_finished_cells_is_never_replaced_by_one_of_none(tmp_path: 
             summarise_experiment(nothing)
         assert "--rounds" in wrong.value.hint
         assert page.read_text() == held
+
+
+def test_a_dry_run_says_how_many_runs_of_which_rows_and_how_long_by_finished_cells(tmp_path: Path) -> None:
+    asked = ExperimentArgs(name=TEN.name, out=tmp_path, rounds=10, seeds=2, only=["FedSoft,FedEM", "10:90"])
+    unknown = dry_run_experiment(asked)
+    assert (unknown["runs"], unknown["finished"], unknown["seconds"]) == (4, 0, None)
+    assert "rows: FedSoft, K = 2; FedEM, K = 2\ncolumns: 10:90\n" in unknown["text"]
+    assert "time of 4 runs: not known" in unknown["text"]
+    write_cells(tmp_path, 10, 1)  # FedSoft on 10:90, seed 0: 30 s
+    known = dry_run_experiment(asked)
+    assert (known["finished"], known["seconds"]) == (1, 90.0)
+    assert "time of 3 runs: roughly 2 min" in known["text"]
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def test_a_run_with_other_rounds_names_the_finished_cells_that_it_does_not_take() -> None:
+    text = dry_run_experiment(ExperimentArgs(name=TEN.name, out=RESULTS))["text"]
+    assert "48 runs of 60 rounds, 0 finished before" in text
+    assert "16 cells with 10 rounds are here: --rounds takes them" in text
