@@ -57,8 +57,16 @@ def render_table(
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
     if absent := len(plan.cells) - len(run):
         said.append(f"{absent} of {len(plan.cells)} cells were not run; `--summary` names them")
-    lines += ["", *(f"* {note}." for note in said)] if said else []
+    said.append(told_rounds(plan.metrics))
+    lines += ["", *(f"* {note}." for note in said)]
     return "\n".join(lines)
+
+
+def told_rounds(metrics: Sequence[str]) -> str:
+    """Of which rounds a seed's figures are."""
+    if any(MEASURES[name].of_last_rounds for name in metrics):
+        return "A seed's accuracy and F1 are means of its last three rounds; a progress line has the last round alone"
+    return "A seed's figures are those after its last round"
 
 
 def verdict(measure: Measure, paper: PaperFigure | None, ours: float) -> str:

@@ -15,6 +15,7 @@ from emulator.experiments.table import (
     paired_difference,
     render_table,
     replace_section,
+    told_rounds,
     verdict,
 )
 from tests.emulator.experiments.test_plan import TOML
@@ -137,3 +138,12 @@ def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: 
     before = text
     replace_section(path, "two", "second")
     assert path.read_text() == before
+
+
+def test_a_table_says_of_which_rounds_its_figures_are() -> None:
+    assert (
+        render_table(PLAN, results, command="run it")
+        .splitlines()[-1]
+        .startswith("* A seed's accuracy and F1 are means")
+    )
+    assert told_rounds(["own-error", "other-error"]) == "A seed's figures are those after its last round"
