@@ -13,7 +13,15 @@ from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
 from emulator.experiments import plan as plans
-from emulator.experiments.cells import CellRun, CellStorage, cell_runs, kept_round, read_finished, run_cells
+from emulator.experiments.cells import (
+    CHECKPOINT_EVERY,
+    CellRun,
+    CellStorage,
+    cell_runs,
+    kept_round,
+    read_finished,
+    run_cells,
+)
 from emulator.experiments.cells_summary import lost_counts, render_summary, summarise_cells
 from emulator.experiments.compare import compare_rows
 from emulator.experiments.kept_cells import (
@@ -172,7 +180,10 @@ def told_where_to_go_on(prepared: ExperimentArgs, todo: Sequence[CellRun]) -> st
     begun = [f"round {number} of {job.cell.rounds} of {job.name}" for job in left if (number := kept_round(job, place))]
     return (
         f"interrupted; {place.out} keeps {len(todo) - len(left)} of {len(todo)} runs"
-        + "".join(f", and {one}" for one in begun)
+        + (
+            "".join(f", and {one}" for one in begun)
+            or f"; of a run under way, every {CHECKPOINT_EVERY}th round is kept"
+        )
         + f". Left: {len(left)}. Go on with: {shlex.join(command_line(prepared))}"
     )
 
