@@ -244,10 +244,19 @@ def experiment(  # noqa: PLR0913 - a command line
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Runs of each cell. Default: as the experiment says.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run. Default: as in the paper.")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rounds of each run. Default: the experiment's; where nothing is run, the finished cells'.",
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Methods, rows, columns or numbers of centers, as fedavg,wecfl and K=10; else all."),
+        typer.Option(
+            help="Methods (fedavg: all its rows), names of rows (FedAvg: that row), columns, numbers of centers (K=10);"
+            " else all. With commas, or repeated."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Finished cells are kept here, and not run again.")] = Path(
         "runs/experiments"
@@ -259,10 +268,14 @@ def experiment(  # noqa: PLR0913 - a command line
     compare: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ROWS", help="Run nothing: paired differences of finished rows, as wecfl,fesem; or of all to: best."
+            metavar="ROWS",
+            help="Run nothing: paired differences of finished rows, as wecfl,fesem; or of all to: best. Repeatable.",
         ),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Run nothing: which cells are finished.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run nothing: how many runs, of which rows, and roughly how long.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's table and print it beside the paper's.
@@ -270,7 +283,7 @@ def experiment(  # noqa: PLR0913 - a command line
     Goes cell by cell, and on where it was stopped. `fedcenters-emulator list` has the names of the tables. Devices
     train with the engine that is the fastest here.
 
-    example: fedcenters-emulator experiment wecfl-table2 --data DIR --seeds 1 --only fedavg,wecfl
+    example: fedcenters-emulator experiment fedsoft-table1 --rounds 10 --seeds 1 --only FedSoft,FedEM
     """
     progress = ConsoleProgress()
     progress.say(f"reading {name}")
@@ -290,12 +303,16 @@ def experiment(  # noqa: PLR0913 - a command line
         kept=kept,
     )
     if compare:
-        found = command.compare_experiment(prepared, compare)
+        found = command.compare_experiment(prepared, compare, progress.say)
         print(json.dumps(found)) if as_json else differences_table(found)
         return
     if summary:
-        found = command.summarise_experiment(prepared)
+        found = command.summarise_experiment(prepared, progress.say)
         print(json.dumps(found) if as_json else found["table"])
+        return
+    if dry_run:
+        found = command.dry_run_experiment(prepared)
+        print(json.dumps(found) if as_json else found["text"])
         return
     found = command.run_experiment(prepared, progress.say)
     for what, why in found["reasons"].items():

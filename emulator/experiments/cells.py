@@ -18,6 +18,7 @@ from typing import Any
 
 from coordinator.models.members import summed_name
 from coordinator.rounds.round_record import RoundRecord
+from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings, summed_members
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.data import registry
@@ -53,6 +54,11 @@ class CellRun:
     cell: TableCell
     seed: int
 
+    @property
+    def name(self) -> str:
+        """For the reader: row, number of centers, column and seed."""
+        return f"{self.cell.name}, seed {self.seed}"
+
     def path(self, place: CellStorage) -> Path:
         return place.out / f"{self.cell.key(self.seed)}.json"
 
@@ -61,7 +67,11 @@ class CellRun:
         return self.path(place).with_suffix(".started")
 
 
-ProgressHandler = Callable[[CellRun, Record], None]
+ProgressHandler = Callable[[CellRun, Record], None]  # a round has ended
+PartHandler = Callable[[CellRun, str], None]  # a part of a run begins, in words
+
+
+def _no_parts(_: CellRun, what: str) -> None: ...
 
 
 def cell_runs(cells: Iterable[TableCell], seeds: int) -> list[CellRun]:
@@ -87,20 +97,24 @@ def read_finished(job: CellRun, place: CellStorage) -> CellResult | None:
 
 
 def run_cells(
-    todo: Iterable[CellRun], place: CellStorage, metrics: Iterable[str], told: ProgressHandler
+    todo: Iterable[CellRun],
+    place: CellStorage,
+    metrics: Iterable[str],
+    told: ProgressHandler,
+    begin: PartHandler = _no_parts,
 ) -> dict[str, str]:
     """Run what is not finished; -> for each column or cell that could not be run, the reason."""
     asked = tuple(metrics)
     reasons: dict[str, str] = {}
     loaded: dict[tuple[str, int], DataSet] = {}
     for job in todo:
-        column, row = job.cell.column, job.cell.row
-        name = f"{row.name} (K={row.k}), {column.name}"
+        column, name = job.cell.column, job.cell.name
         if read_finished(job, place) is not None or {column.name, name} & reasons.keys():
             continue
         try:
             key = (column.data_set, job.seed)
             if key not in loaded:
+                begin(job, f"reading {column.data_set}")
                 loaded = {
                     key: registry.load_data_set(column.data_set, place.data, seed=job.seed)
                 }  # one at a time: they are big
@@ -108,7 +122,7 @@ def run_cells(
             reasons[column.name] = missing.message
             continue
         try:
-            found = measure_cell(job, place, loaded[key], asked, told)
+            found = measure_cell(job, place, loaded[key], asked, told, begin)
         except FedcentersError as wrong:
             reasons[name] = wrong.message
             continue
@@ -118,18 +132,24 @@ def run_cells(
 
 
 def measure_cell(
-    job: CellRun, place: CellStorage, data: DataSet, metrics: Iterable[str], told: ProgressHandler
+    job: CellRun,
+    place: CellStorage,
+    data: DataSet,
+    metrics: Iterable[str],
+    told: ProgressHandler,
+    begin: PartHandler = _no_parts,
 ) -> CellResult:
     """Run one cell to its end, from its checkpoint if it has one, and measure it."""
     cell, column = job.cell, job.cell.column
+    begin(job, "preparing the devices and the model")
     strategy = make_method(cell.row.method, **cell.settings)
     split = parse_scheme(column.partition).split(data, devices=column.devices, seed=job.seed)
     batch = int(method_settings(strategy)["batch-size"])
     facts: dict[str, Any] = {"seed": job.seed, "batch": batch}
-    lesson = {"cell": cell.key(job.seed), "engine": place.engine, "settings": method_settings(strategy)}
-    checkpoints = _usable(Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson))
+    checkpoints = _checkpoints(job, place, strategy)
     model = summed_name(column.model, summed_members(cell.row.method))
     with open_devices(model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
+        begin(job, "the first round is running")
         result = run_simulation(
             strategy,
             start,
@@ -169,8 +189,18 @@ def measure_cell(
     }
 
 
-def _usable(checkpoints: Checkpoints) -> Checkpoints:
+def kept_round(job: CellRun, place: CellStorage) -> int:
+    """After which round an unfinished cell goes on; 0 where it begins. Raises FedcentersError for unknown methods."""
+    if not job.started(place).is_dir():
+        return 0
+    found = _checkpoints(job, place, make_method(job.cell.row.method, **job.cell.settings)).latest()
+    return found[1].round if found else 0
+
+
+def _checkpoints(job: CellRun, place: CellStorage, strategy: Strategy) -> Checkpoints:
     """Where the cell goes on; at its beginning when the checkpoint is of another run, or cannot be read."""
+    lesson = {"cell": job.cell.key(job.seed), "engine": place.engine, "settings": method_settings(strategy)}
+    checkpoints = Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson)
     try:
         checkpoints.latest()
     except ConfigError:

@@ -1,33 +1,47 @@
 """`fedcenters-emulator experiment`: run the missing cells of a table, estimate the time left, write the table.
 
 With `kept` nothing is run. `--compare` and `--summary` read finished cells only.
-
-Only this module reads the clock.
 """
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
 from emulator.experiments import plan as plans
-from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
-from emulator.experiments.cells_summary import render_summary, summarise_cells
+from emulator.experiments.cells import (
+    CHECKPOINT_EVERY,
+    CellRun,
+    CellStorage,
+    cell_runs,
+    kept_round,
+    read_finished,
+    run_cells,
+)
+from emulator.experiments.cells_summary import lost_counts, render_summary, summarise_cells
 from emulator.experiments.compare import compare_rows
+from emulator.experiments.kept_cells import (
+    finished_results,
+    finished_rounds,
+    kept_plan,
+    other_rounds,
+    rough_seconds,
+    rounds_under_way,
+)
 from emulator.experiments.matrix import render_matrix
-from emulator.experiments.plan import TableCell
-from emulator.experiments.table import Results, render_table, replace_section
-from emulator.run.summary import Record
+from emulator.experiments.plan import ExperimentPlan, row_label
+from emulator.experiments.progress import ProgressReporter, Report, format_duration
+from emulator.experiments.table import lost_rows, render_table, replace_section
 
-REPORT_INTERVAL_S = 15.0
 PICTURES = (".png", ".svg")
-SEED_OF_FILE = re.compile(r"-s(\d+)-[0-9a-f]+\.json$")
-Report = Callable[[str], None]
+
+
+def say_nothing(_: str) -> None:
+    """A report that nobody reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +63,10 @@ class ExperimentArgs:
     def place(self) -> CellStorage:
         return CellStorage(data=self.data, out=self.out / self.name, workers=self.workers)
 
+    def plan_of_kept(self, say: Report) -> ExperimentPlan:
+        """The plan for commands that run nothing: without `rounds`, with the rounds of the finished cells."""
+        return kept_plan(self.name, self.rounds, self.only, self.place, say)
+
 
 def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     """Run it; -> what is finished, what could not be run and why, and the table in Markdown.
@@ -58,14 +76,22 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     """
     if prepared.picture is not None and prepared.picture.suffix not in PICTURES:
         raise UsageError(f"{prepared.picture} ends with neither {' nor '.join(PICTURES)}", hint="name it curves.svg")
-    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
+    plan = prepared.plan_of_kept(say) if prepared.kept else plans.read_plan(prepared.name, rounds=prepared.rounds)
     seeds = prepared.seeds or plan.seeds
     todo = cell_runs(plan.only(prepared.only), seeds)
     place = prepared.place
     missing = [job for job in todo if read_finished(job, place) is None]
-    say(f"{prepared.name}: {len(todo)} runs of {plan.rounds} rounds, {len(todo) - len(missing)} finished before")
+    if not prepared.kept:
+        say(render_outlook(outlook_of(prepared, plan, todo, missing)))
     asked = (*plan.metrics, *plan.also)
-    reasons = {} if prepared.kept else run_cells(todo, place, asked, ProgressReporter(missing, say))
+    reasons: dict[str, str] = {}
+    try:
+        if not prepared.kept:
+            with ProgressReporter(missing, say) as told:
+                reasons = run_cells(todo, place, asked, told, told.begin)
+    except KeyboardInterrupt:
+        say(told_where_to_go_on(prepared, todo))
+        raise
     results = finished_results(place, seeds)
     render = render_matrix if plan.judged else render_table
     section = render(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
@@ -73,7 +99,7 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     if reasons and not done:
         raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))
     if prepared.write is not None:
-        replace_section(prepared.write, prepared.name, section)
+        replace_section(prepared.write, prepared.name, section, lost=lost_rows)
     if prepared.picture is not None:
         from emulator.experiments.curves import draw_table_curves
 
@@ -82,70 +108,98 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     return {"experiment": prepared.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
 
 
-def compare_experiment(prepared: ExperimentArgs, asked: Sequence[str]) -> dict[str, Any]:
-    """Paired differences between finished rows, as `compare_rows` says. Runs nothing. Raises UsageError."""
+def dry_run_experiment(prepared: ExperimentArgs) -> dict[str, Any]:
+    """What `run_experiment` would run, as JSON types and as `text`. Runs nothing. Raises UsageError."""
     plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
-    results = finished_results(prepared.place, prepared.seeds)
-    found = compare_rows(plan.only(prepared.only), results, (*plan.metrics, *plan.also), asked)
+    todo = cell_runs(plan.only(prepared.only), prepared.seeds or plan.seeds)
+    missing = [job for job in todo if read_finished(job, prepared.place) is None]
+    found = outlook_of(prepared, plan, todo, missing)
+    return {**found, "text": render_outlook(found)}
+
+
+def outlook_of(
+    prepared: ExperimentArgs, plan: ExperimentPlan, todo: Sequence[CellRun], missing: Sequence[CellRun]
+) -> dict[str, Any]:
+    """What is run: `seconds` of what is missing by finished cells, None where there are none."""
+    here = finished_rounds(plan.name, prepared.only, prepared.place)
+    return {
+        "experiment": plan.name,
+        "rounds": plan.rounds,
+        "runs": len(todo),
+        "finished": len(todo) - len(missing),
+        "rows": list(dict.fromkeys(row_label(job.cell) for job in todo)),
+        "columns": list(dict.fromkeys(job.cell.column.name for job in todo)),
+        "seconds": rough_seconds(missing, prepared.place),
+        "others": other_rounds(here, plan.rounds),
+    }
+
+
+def render_outlook(found: Mapping[str, Any]) -> str:
+    """Lines: how many runs, which rows and columns, and roughly how long."""
+    seconds, left = found["seconds"], found["runs"] - found["finished"]
+    lines = [
+        f"{found['experiment']}: {found['runs']} runs of {found['rounds']} rounds, {found['finished']} finished before",
+        f"rows: {'; '.join(found['rows'])}",
+        f"columns: {'; '.join(found['columns'])}",
+    ]
+    if left:
+        known = None if seconds is None else f"roughly {format_duration(seconds)} by the finished cells here"
+        lines.append(f"time of {left} runs: {known or 'not known before a cell is finished'}")
+    return "\n".join([*lines, *([found["others"]] if found["others"] else [])])
+
+
+def compare_experiment(prepared: ExperimentArgs, asked: Sequence[str], say: Report = say_nothing) -> dict[str, Any]:
+    """Paired differences between finished rows, as `compare_rows` says. Runs nothing. Raises UsageError."""
+    plan, place = prepared.plan_of_kept(say), prepared.place
+    results = finished_results(place, prepared.seeds)
+    here = other_rounds(finished_rounds(plan.name, prepared.only, place), plan.rounds)
+    hints = {"hint": here} if here else {}
+    found = compare_rows(plan.only(prepared.only), results, (*plan.metrics, *plan.also), asked, **hints)
     return {"experiment": plan.name, "rounds": plan.rounds, "comparisons": [one.to_json() for one in found]}
 
 
-def summarise_experiment(prepared: ExperimentArgs) -> dict[str, Any]:
-    """Which cells are finished, as JSON types and as `table` in Markdown; written where `write` says. Runs nothing."""
-    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
-    found = summarise_cells(plan, plan.only(prepared.only), finished_results(prepared.place, prepared.seeds))
+def summarise_experiment(prepared: ExperimentArgs, say: Report = say_nothing) -> dict[str, Any]:
+    """Which cells are finished, as JSON types and as `table` in Markdown; written where `write` says. Runs nothing.
+
+    Raises UsageError where the file to write tells of finished cells, and here are none.
+    """
+    plan = prepared.plan_of_kept(say)
+    place = prepared.place
+    results, begun = finished_results(place, prepared.seeds), rounds_under_way(place)
+    found = summarise_cells(plan, plan.only(prepared.only), results, begun)
     section = render_summary(found)
     if prepared.write is not None:
-        replace_section(prepared.write, prepared.name, section, figures=False)
+        replace_section(prepared.write, prepared.name, section, lost=lost_counts)
     return {**found, "table": section}
 
 
-def finished_results(place: CellStorage, seeds: int | None) -> Results:
-    """A cell's finished seeds: those below `seeds`, or every seed of which the folder has a file."""
-    named = [int(found[1]) for path in place.out.glob("*.json") if (found := SEED_OF_FILE.search(path.name))]
-    most = 1 + max(named, default=-1) if seeds is None else seeds
+def told_where_to_go_on(prepared: ExperimentArgs, todo: Sequence[CellRun]) -> str:
+    """What an interrupted table keeps, what is left of it, and the command that goes on."""
+    place = prepared.place
+    left = [job for job in todo if read_finished(job, place) is None]
+    begun = [f"round {number} of {job.cell.rounds} of {job.name}" for job in left if (number := kept_round(job, place))]
+    return (
+        f"interrupted; {place.out} keeps {len(todo) - len(left)} of {len(todo)} runs"
+        + (
+            "".join(f", and {one}" for one in begun)
+            or f"; of a run under way, every {CHECKPOINT_EVERY}th round is kept"
+        )
+        + f". Left: {len(left)}. Go on with: {shlex.join(command_line(prepared))}"
+    )
 
-    def results(cell: TableCell) -> list[Mapping[str, Any]]:
-        held = [read_finished(CellRun(cell=cell, seed=seed), place) for seed in range(most)]
-        return [one for one in held if one is not None]
 
-    return results
+def command_line(prepared: ExperimentArgs) -> list[str]:
+    """The words of the command with these options, without those at their default."""
+    words = ["fedcenters-emulator", "experiment", prepared.name]
+    for option in ("data", "seeds", "rounds", "out", "workers", "write", "picture"):
+        value = getattr(prepared, option)
+        if value != getattr(ExperimentArgs, option):
+            words += [f"--{option}", str(value)]
+    for one in prepared.only:
+        words += ["--only", one]
+    return words
 
 
 def command_of(prepared: ExperimentArgs, rounds: int, seeds: int) -> str:
     """The command that reproduces the table, without paths of this machine."""
     return f"fedcenters-emulator experiment {prepared.name} --data DIR --rounds {rounds} --seeds {seeds}"
-
-
-@dataclass(kw_only=False)
-class ProgressReporter:
-    """A line now and then: which run, which round, how well, and about how long the rest takes."""
-
-    missing: Sequence[CellRun]
-    say: Report
-    _began_s: float = field(default_factory=time.perf_counter)
-    _said_s: float = -REPORT_INTERVAL_S
-    _rounds: int = 0
-
-    def __call__(self, job: CellRun, record: Record) -> None:
-        now_s = time.perf_counter()
-        self._rounds += 1
-        last = record["round"] == record["of"]
-        if now_s - self._said_s < REPORT_INTERVAL_S and not last:
-            return
-        self._said_s = now_s
-        number = 1 + next(i for i, one in enumerate(self.missing) if one == job)
-        left = record["of"] - record["round"] + sum(one.cell.rounds for one in self.missing[number:])
-        rest_s = left * (now_s - self._began_s) / self._rounds
-        accuracy = record["accuracy"]["micro"]
-        well = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-        self.say(
-            f"run {number}/{len(self.missing)}: {job.cell.row.name} (K={job.cell.row.k}), {job.cell.column.name},"
-            f" seed {job.seed}: round {record['round']}/{record['of']}{well}; {format_duration(rest_s)} left"
-        )
-
-
-def format_duration(seconds: float) -> str:
-    """A duration in rounded units."""
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(1, minutes)} min"  # noqa: PLR2004 - an hour

@@ -15,10 +15,11 @@ from typing import Any
 
 from edge_client.errors import UsageError
 from emulator.experiments.measures import MEASURES
-from emulator.experiments.plan import TableCell, row_label
+from emulator.experiments.plan import TableCell, row_label, split_words
 from emulator.experiments.table import CONFIDENCE, Results, paired_difference, seed_figures
 
 BEST = "best"
+WHERE_CELLS_ARE = "give the folder of finished cells as --out (as docs/results), or run them: --summary says which are"
 Pair = tuple[TableCell, TableCell]
 Figures = Mapping[str, Mapping[int, float]]  # a row's label -> seed -> figure, in one column
 
@@ -58,7 +59,12 @@ class PairedDifference:
 
 
 def compare_rows(
-    cells: Sequence[TableCell], results: Results, measures: Sequence[str], asked: Sequence[str]
+    cells: Sequence[TableCell],
+    results: Results,
+    measures: Sequence[str],
+    asked: Sequence[str],
+    *,
+    hint: str = WHERE_CELLS_ARE,
 ) -> list[PairedDifference]:
     """The differences of every pair that `asked` names, measure by measure, where both rows have figures.
 
@@ -66,7 +72,7 @@ def compare_rows(
     column, which is the one of best mean among those with the most seeds. A word is a row's name, with its number of
     centers ("WeCFL, K = 10") or without, or a method; several may stand in one, with commas. Rows with other numbers of
     centers are compared only where one of them has one, or the word says the number.
-    Raises UsageError for an unknown word, and where no two rows have a figure.
+    Raises UsageError for an unknown word, and with `hint` where no two rows have a figure.
     """
     words = _words(cells, asked)
     found: list[PairedDifference] = []
@@ -79,21 +85,19 @@ def compare_rows(
     if not found:
         raise UsageError(
             f"no two finished cells to compare for {', '.join(asked)}",
-            hint="give the folder of finished cells as --out (as docs/results), or run them: --summary says which are",
+            hint=hint,
         )
     return found
 
 
 def _words(cells: Sequence[TableCell], asked: Sequence[str]) -> list[str]:
-    words = []
-    for text in asked:
-        whole = text.strip() == BEST or bool(_named(cells, text.strip())[0])
-        words += [text.strip()] if whole else [word.strip() for word in text.split(",") if word.strip()]
+    known = {name for cell in cells for name in (row_label(cell), cell.row.name, cell.row.method)}
+    words = [word for text in asked for word in split_words(text, known)]
     if BEST in words and len(words) > 1:
         raise UsageError(f"{BEST} is compared with every row", hint=f"leave the other words out, or {BEST}")
     if unknown := [word for word in words if word != BEST and not _named(cells, word)[0]]:
-        known = ", ".join(dict.fromkeys(map(row_label, cells)))
-        raise UsageError(f"no row or method is called {', '.join(unknown)}", hint=f"use some of {known}; or {BEST}")
+        rows = "; ".join(dict.fromkeys(map(row_label, cells)))
+        raise UsageError(f"no row or method is called {', '.join(unknown)}", hint=f"use some of {rows}; or {BEST}")
     return words
 
 

@@ -1,8 +1,8 @@
 """Draw the cells of a table as curves: accuracy by round, one panel per column, one line per row.
 
 A line is the mean over the seeds that all finished cells of its column have: draws differ more than methods do. Right
-of the lines every finished seed of a row has a dot at its figure. A row keeps its look in every panel. Panels begin a
-little below their lowest dot, since tables are about where lines end.
+of the lines every finished seed of a row has a dot at its figure, as the legend says. A row keeps its look in every
+panel. Panels begin below the lowest value of any line.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from emulator.reports import plots
 
 Curve = Sequence[float | None]
 WIDTH, HEIGHT = 6.5, 5.8  # inches, of one panel and its legend
+DOTS = f"a seed's figure: mean of its last {LAST_ROUNDS} rounds"
 FIRST_DOT, NEXT_DOT = 1.02, 0.014  # where the dots of rows stand, as shares of the number of rounds
 
 
@@ -90,6 +91,7 @@ def _draw_panel(axes: Any, *, panel: Panel, looks: Sequence[str]) -> None:  # no
         x = rounds * (FIRST_DOT + NEXT_DOT * i)
         axes.scatter([x] * len(values), values, s=12, color=plots.center_colour(looks.index(name)), lw=0, zorder=3)
     axes.set_xlim(right=x + rounds * NEXT_DOT)
-    lowest = min(value for values in panel.dots.values() for value in values)
-    axes.set_ylim(bottom=max(0.0, math.floor(10 * lowest - 1) / 10), top=None)
+    shown = [value for values in (*panel.lines.values(), *panel.dots.values()) for value in values if value is not None]
+    axes.set_ylim(bottom=max(0.0, math.floor(10 * min(shown)) / 10), top=None)
+    axes.scatter([], [], s=12, color="#6b7280", lw=0, label=DOTS)
     axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncols=2, fontsize=8.5)  # beside lines, never above them

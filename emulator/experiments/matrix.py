@@ -19,6 +19,7 @@ from emulator.experiments.table import (
     plus_minus,
     seed_figures,
     table_line,
+    told_rounds,
 )
 
 Figures = Mapping[str, Mapping[int, float]]  # row -> seed -> figure
@@ -39,7 +40,7 @@ def render_matrix(
         shown = [_figure(list(found[row].values())) for row in rows]
         lines.append(table_line([name, *shown, against_best(found, plan.judged), _seeds(list(found.values()))]))
     said = [*plan.notes, *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
-    lines += ["", *(f"* {note}." for note in said)] if said else []
+    lines += ["", *(f"* {note}." for note in [*said, told_rounds(plan.metrics)])]
     return "\n".join(lines)
 
 

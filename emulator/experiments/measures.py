@@ -92,6 +92,7 @@ class Measure:
     """How a table names it, how its values are found, and how far from the paper still counts as agreeing.
 
     `slack` is absolute; `relative_slack` is a share of the paper's figure. `lower_is_better`: of errors, for one.
+    `of_last_rounds`: a value for each of the last three rounds, else one after the last.
     """
 
     title: str
@@ -99,6 +100,7 @@ class Measure:
     slack: float = 0.0
     relative_slack: float = 0.0
     lower_is_better: bool = False
+    of_last_rounds: bool = False
 
 
 def _of_test_batch(found: FinishedRun, quantity: str) -> list[float]:
@@ -117,15 +119,22 @@ def _error(title: str, value: Callable[[FinishedRun], float]) -> Measure:
 
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure(
-        title="accuracy %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "accuracy", "micro"))
+        title="accuracy %",
+        slack=1.0,
+        of_last_rounds=True,
+        values=lambda f: _percent(last_rounds(f.result.records, "accuracy", "micro")),
     ),
     "f1-of-devices": Measure(
         title="F1 of devices %",
         slack=1.0,
+        of_last_rounds=True,
         values=lambda f: _percent(last_rounds(f.result.records, "f1_of_devices", "weighted")),
     ),
     "f1-pooled": Measure(
-        title="pooled F1 %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "f1_pooled"))
+        title="pooled F1 %",
+        slack=1.0,
+        of_last_rounds=True,
+        values=lambda f: _percent(last_rounds(f.result.records, "f1_pooled")),
     ),
     "accuracy-test-batch": Measure(
         title="accuracy %, statistics of the test batch", slack=1.0, values=lambda f: _of_test_batch(f, "accuracy")

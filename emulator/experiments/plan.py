@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,11 @@ class TableCell:
     settings: Mapping[str, Any]
     paper: Mapping[str, PaperFigure]
 
+    @property
+    def name(self) -> str:
+        """For the reader: row, number of centers and column."""
+        return f"{self.row.name} (K={self.row.k}), {self.column.name}"
+
     def key(self, seed: int) -> str:
         """A file name that changes with whatever the table states: column, method, rounds, settings and seed.
 
@@ -107,8 +112,8 @@ class ExperimentPlan:
     def only(self, asked: Sequence[str]) -> tuple[TableCell, ...]:
         """The cells of the named methods, rows, columns and numbers of centers ("K=10"); the rest is whole.
 
-        Several words may stand in one, with commas. Raises UsageError for a word that the table lacks, and for words
-        that no cell has together, as "FedAvg" and "K=10".
+        Several words may stand in one, with commas (`split_words`). Raises UsageError for a word that the table
+        lacks, and for words that no cell has together, as "FedAvg" and "K=10".
         """
         kinds: list[Callable[[TableCell], str]] = [
             lambda cell: cell.row.method,
@@ -118,7 +123,7 @@ class ExperimentPlan:
         ]
         there = [{kind(cell) for cell in self.cells} for kind in kinds]
         every = set().union(*there)
-        words = {word.strip() for one in asked for word in ([one] if one in every else one.split(","))} - {""}
+        words = {word for one in asked for word in split_words(one, every)}
         if unknown := sorted(words - every):
             known = "; ".join(", ".join(sorted(some)) for some in there)
             raise UsageError(f"{self.name} has no {', '.join(unknown)}", hint=f"use some of {known}")
@@ -132,6 +137,27 @@ class ExperimentPlan:
             together = " and ".join(" or ".join(sorted(some)) for some in named if some)
             raise UsageError(f"{self.name} has no cell with {together}", hint="leave a word out: each kind narrows")
         return chosen
+
+
+def split_words(text: str, known: Iterable[str]) -> list[str]:
+    """Words with commas between them. A known name may hold commas itself; the longest that fits is taken.
+
+    Names are compared without regard to case and to spaces behind commas; what no known name is stays one word.
+    """
+    names = {_plain(name): name for name in known}
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    words: list[str] = []
+    while parts:
+        sizes = range(len(parts), 0, -1)
+        size = next((n for n in sizes if ", ".join(parts[:n]).casefold() in names), 1)
+        word = ", ".join(parts[:size])
+        words.append(word if size == 1 else names[word.casefold()])
+        parts = parts[size:]
+    return words
+
+
+def _plain(name: str) -> str:
+    return ", ".join(part.strip() for part in name.split(",")).casefold()
 
 
 def experiment_names() -> list[str]:

@@ -24,6 +24,7 @@ from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
 
 Results = Callable[[TableCell], Sequence[Mapping[str, Any]]]  # a cell's finished seeds
+Lost = Callable[[str, str], Sequence[str]]  # of a section's old and new text: what the new one lacks
 NOT_RUN = "not run"
 ROW_CELLS = ["data", "K", "method"]  # what names a row
 CONFIDENCE = 0.95
@@ -56,8 +57,16 @@ def render_table(
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
     if absent := len(plan.cells) - len(run):
         said.append(f"{absent} of {len(plan.cells)} cells were not run; `--summary` names them")
-    lines += ["", *(f"* {note}." for note in said)] if said else []
+    said.append(told_rounds(plan.metrics))
+    lines += ["", *(f"* {note}." for note in said)]
     return "\n".join(lines)
+
+
+def told_rounds(metrics: Sequence[str]) -> str:
+    """Of which rounds a seed's figures are."""
+    if any(MEASURES[name].of_last_rounds for name in metrics):
+        return "A seed's accuracy and F1 are means of its last three rounds; a progress line has the last round alone"
+    return "A seed's figures are those after its last round"
 
 
 def verdict(measure: Measure, paper: PaperFigure | None, ours: float) -> str:
@@ -116,20 +125,21 @@ def lost_rows(old: str, new: str) -> list[str]:
     return [row for row, held in figures(old).items() if now.get(row, 0) < held]
 
 
-def replace_section(path: Path, name: str, section: str, *, figures: bool = True) -> None:
+def replace_section(path: Path, name: str, section: str, *, lost: Lost | None = None) -> None:
     """Replace what stands between the markers of `name` in a Markdown file; without markers it is added at the end.
 
-    Raises UsageError, and leaves the file, where one of its `figures` would be lost.
+    Raises UsageError, and leaves the file, where `lost` names something of the old text that the new one lacks.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     block = f"{begin}\n{section}\n{end}"
     before, found, rest = text.partition(begin)
     if found and end in rest:
-        if figures and (lost := lost_rows(rest.partition(end)[0], section)):
+        if lost and (gone := lost(rest.partition(end)[0], section)):
             raise UsageError(
-                f"{path} has figures that were not run here ({'; '.join(lost[:3])}); it stays as it is",
-                hint="give the folder of its finished cells as --out, another file as --write, or delete the section",
+                f"{path} has figures that were not run here ({'; '.join(gone[:3])}); it stays as it is",
+                hint="give the folder of its finished cells as --out, their number of rounds as --rounds, another file"
+                " as --write, or delete the section",
             )
         text = before + block + rest.partition(end)[2]
     else:

@@ -40,6 +40,7 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r"fedcenters-edge flash .*": "needs a board; tests/edge_client/board flashes folders",
         r"chown .*": CHOWN,
         r".* --data DIR .*": DATA,
+        r"fedcenters-emulator experiment .*": "a minute of training; tests/emulator/experiments runs a table",
     },
     "docs/train-on-android.md": {
         r"sudo apt install .*": INSTALLS,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coordinator.strategies.registry import make_method, method_settings
-from emulator.experiments import plan
+from emulator.experiments import plan, progress
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
-from emulator.experiments.command import ExperimentArgs, ProgressReporter, format_duration, run_experiment
+from emulator.experiments.command import ExperimentArgs, run_experiment, summarise_experiment
 from emulator.run.summary import Record
 from emulator.simulation import virtual_network
 
@@ -63,12 +63,16 @@ def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, m
     assert cell["local_steps"] == 4 * 4 * 5
     assert cell["refused"] == {}
     assert any("round 4/4" in line for line in said)
+    begun = [i for i, line in enumerate(said) if "FedAvg (K=1), digits, seed 0: the first round is running" in line]
+    ended = [i for i, line in enumerate(said) if "round 4/4" in line]
+    assert len(begun) == len(ended) == 1
+    assert begun < ended
 
     stamp = path.stat().st_mtime_ns
     again = run_experiment(prepared, said.append)
     assert path.stat().st_mtime_ns == stamp
     assert again["table"] == found["table"]
-    assert "1 finished before" in said[-1]
+    assert any("1 finished before" in line for line in said)
 
 
 def test_every_cell_has_its_first_seed_before_any_has_its_second() -> None:
@@ -105,6 +109,34 @@ def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -
     assert found is not None
     assert {**found, "seconds": 0} == {**expected, "seconds": 0}
     assert [path.name for path in cut.out.iterdir()] == [job.path(cut).name]
+
+
+def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TOML
+    for old, new in (('"absent"', '"again"'), ('"mnist"', '"digits"'), ('"mnist-mlp"', '"digits-mlp"')):
+        text = text.replace(old, new)
+    (tmp_path / "two.toml").write_text(text)
+    monkeypatch.setattr(plan, "EXPERIMENTS_FOLDER", tmp_path)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "again" in line and "round 7/8" in line:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress, "SILENCE_S", 0.0)
+    prepared = ExperimentArgs(name="two", out=tmp_path / "my out", rounds=8, only=["FedAvg"])
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(prepared, say)
+    assert "keeps 1 of 2 runs, and round 5 of 8 of FedAvg (K=1), again, seed 0. Left: 1. " in said[-1]
+    words = shlex.split(said[-1].partition("Go on with: ")[2])
+    assert words[:3] == ["fedcenters-emulator", "experiment", "two"]
+    assert words[3:] == ["--rounds", "8", "--out", str(tmp_path / "my out"), "--only", "FedAvg"]
+    told = summarise_experiment(prepared)
+    assert [one["under_way"] for one in told["cells"]] == [{}, {"0": 5}]
+    assert "| again | - | FedAvg, seed 0: round 5 of 8 kept | - |" in told["table"].splitlines()
 
 
 def test_a_cell_that_was_begun_with_another_default_begins_anew(tmp_path: Path) -> None:
@@ -169,24 +201,6 @@ def test_half_a_file_is_no_finished_cell(tmp_path: Path) -> None:
     job, place = CellRun(cell=plan.parse_plan("t", TOML).cells[0], seed=0), CellStorage(data=None, out=tmp_path)
     job.path(place).write_text('{"values": {')
     assert read_finished(job, place) is None
-
-
-def test_progress_is_a_line_with_what_is_left() -> None:
-    said: list[str] = []
-    job = CellRun(cell=plan.parse_plan("t", TOML).cells[0], seed=0)
-    record: Record = {"round": 4, "of": 4, "accuracy": {"micro": None}}
-    ProgressReporter([job], said.append)(job, record)
-    assert said == ["run 1/1: FedAvg (K=1), digits, seed 0: round 4/4; 1 min left"]
-    assert format_duration(3_661) == "1 h 1 min"
-
-
-def test_what_is_left_of_a_cell_that_goes_on_are_its_later_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(time, "perf_counter", lambda: 60.0)
-    cells = plan.parse_plan("t", TOML, rounds=9).cells
-    missing = [CellRun(cell=cell, seed=0) for cell in cells]
-    ProgressReporter(missing, said.append, _began_s=0.0)(missing[0], {"round": 6, "of": 9, "accuracy": {"micro": None}})
-    assert said == ["run 1/2: FedAvg (K=1), digits, seed 0: round 6/9; 12 min left"]
 
 
 def test_a_table_of_mixtures_is_measured_on_pure_distributions(tmp_path: Path) -> None:

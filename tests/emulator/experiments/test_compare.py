@@ -92,6 +92,12 @@ def test_words_are_names_labels_or_methods_and_numbers_of_centers_are_not_mixed_
     assert set(compared("WeCFL, K = 10")) == {(row, "WeCFL, K = 10") for row in ACCURACY if row != "WeCFL, K = 10"}
 
 
+def test_names_with_commas_combine_in_one_word() -> None:
+    momentum = "WeCFL, server momentum, K = 10"
+    assert set(compared("WeCFL, server momentum,FedAvg")) == {(momentum, "FedAvg")}
+    assert set(compared(f"WeCFL, K = 10,{momentum}")) == {("WeCFL, K = 10", momentum)}
+
+
 def test_best_is_that_of_the_measure_among_rows_with_the_most_seeds() -> None:
     best = "WeCFL, server momentum, K = 10"
     found = compared("best", measures=("own-error",))  # the least error

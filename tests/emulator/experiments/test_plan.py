@@ -146,3 +146,25 @@ def test_an_unknown_table_or_method_lists_what_there_is() -> None:
     assert table.only([]) == table.cells
     with pytest.raises(UsageError, match="no cell with FedAvg and K=10"):
         table.only(["FedAvg", "K=10"])
+
+
+def test_names_with_commas_stand_beside_others_and_the_longest_is_taken() -> None:
+    known = ["FedAvg", "FedSoft", "FedSoft, everybody", "F-MNIST (0.1, 10)"]
+    for text, words in {
+        "FedAvg,F-MNIST (0.1, 10)": ["FedAvg", "F-MNIST (0.1, 10)"],
+        "FedSoft,FedSoft, everybody": ["FedSoft", "FedSoft, everybody"],
+        "FedSoft,everybody": ["FedSoft, everybody"],
+        " f-mnist (0.1,10) , fedavg,": ["F-MNIST (0.1, 10)", "fedavg"],
+        "FedAvg, nobody": ["FedAvg", "nobody"],
+        "": [],
+    }.items():
+        assert plan.split_words(text, known) == words
+    table = plan.read_plan("wecfl-table2")
+    chosen = table.only(["FedAvg,F-MNIST (0.1, 10)"])
+    assert {(c.row.name, c.column.name) for c in chosen} == {("FedAvg", "F-MNIST (0.1, 10)")}
+
+
+def test_a_method_is_all_its_rows_and_the_name_of_a_row_is_that_row() -> None:
+    table = plan.read_plan("wecfl-table2")
+    assert {c.row.name for c in table.only(["FedAvg"])} == {"FedAvg"}
+    assert {c.row.name for c in table.only(["fedavg"])} > {"FedAvg", "FedAvg, label prior"}

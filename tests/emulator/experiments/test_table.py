@@ -9,7 +9,15 @@ import pytest
 from edge_client.errors import ConfigError, UsageError
 from emulator.experiments.measures import Measure
 from emulator.experiments.plan import PaperFigure, TableCell, parse_plan
-from emulator.experiments.table import mean_and_deviation, paired_difference, render_table, replace_section, verdict
+from emulator.experiments.table import (
+    lost_rows,
+    mean_and_deviation,
+    paired_difference,
+    render_table,
+    replace_section,
+    told_rounds,
+    verdict,
+)
 from tests.emulator.experiments.test_plan import TOML
 
 PLAN = parse_plan("t", TOML)
@@ -109,10 +117,10 @@ def test_a_row_shows_its_difference_to_the_row_that_it_is_read_against() -> None
 def test_a_table_that_lacks_figures_of_the_file_leaves_it_and_names_a_row(tmp_path: Path) -> None:
     path = tmp_path / "RESULTS.md"
     replace_section(path, "t", render_table(PLAN, results, command="run it"))
-    replace_section(path, "t", render_table(PLAN, results, command="run it another way"))
+    replace_section(path, "t", render_table(PLAN, results, command="run it another way"), lost=lost_rows)
     held = path.read_text()
     with pytest.raises(UsageError, match=r"figures that were not run here \(A, 1, FedAvg\); it stays[\s\S]*hint: "):
-        replace_section(path, "t", render_table(PLAN, lambda _: [], command="run it"))
+        replace_section(path, "t", render_table(PLAN, lambda _: [], command="run it"), lost=lost_rows)
     assert path.read_text() == held
 
 
@@ -130,3 +138,12 @@ def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: 
     before = text
     replace_section(path, "two", "second")
     assert path.read_text() == before
+
+
+def test_a_table_says_of_which_rounds_its_figures_are() -> None:
+    assert (
+        render_table(PLAN, results, command="run it")
+        .splitlines()[-1]
+        .startswith("* A seed's accuracy and F1 are means")
+    )
+    assert told_rounds(["own-error", "other-error"]) == "A seed's figures are those after its last round"

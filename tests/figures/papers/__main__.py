@@ -40,7 +40,7 @@ def main() -> None:
         drawn = PAPERS[paper](asked.data)
         for name, figure in drawn.pictures.items():
             write_picture(figure, folder / f"{name}.svg")
-        replace_section(asked.write, f"{paper}-figures", facts_table(drawn), figures=False)
+        replace_section(asked.write, f"{paper}-figures", facts_table(drawn))
         sys.stderr.write(f"{paper}: {len(drawn.pictures)} pictures, {time.process_time() - began_s:.0f} CPU seconds\n")
 
 

@@ -19,7 +19,8 @@ from coordinator.strategies.registry import make_method, method_settings
 from emulator.data import registry
 from emulator.data.fleet_split import FleetData
 from emulator.data.partition_schemes import parse_scheme
-from emulator.experiments.command import ExperimentArgs, finished_results
+from emulator.experiments.command import ExperimentArgs
+from emulator.experiments.kept_cells import finished_results
 from emulator.experiments.plan import TableCell, read_plan, row_label
 from emulator.reports import plots
 from emulator.reports.pictures.recorder import DEFAULT_REPRESENTATION, RunRecorder
