@@ -292,5 +292,5 @@ def test_what_is_wrong_is_named_with_what_to_write(make: Any, said: str) -> None
 
 
 def test_a_command_that_needs_samples_given_in_python_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"'arrays' were given in Python.*\n\nhint: call the result's own export"):
+    with pytest.raises(ConfigError, match=r"'arrays' were given in Python.*\n\nhint: do it there: fc.load\(folder\)"):
         bundle_source._split({"data-set": "arrays", "method": "fesem"}, None)
