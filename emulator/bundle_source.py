@@ -7,6 +7,7 @@ is compiled again. Nothing is trained.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,12 @@ from edge_client.protocol import codecs
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from edge_client.toml_files import read_toml
 from emulator import config
-from emulator.data.fleet_split import FleetData, label_counts
+from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
 from emulator.run_centers import RunCenters
 from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData
 
+log = logging.getLogger(__name__)
+IN_PYTHON = "do it there: fc.load(folder).export(bundle)"
 MAX_CALIBRATION_SAMPLES = 512  # training samples, every device's share alike
 
 
@@ -48,13 +51,19 @@ def source_of_centers(
 ) -> BundleSource:
     """The source for centers of this process; `last` is the record of the last round.
 
-    Raises UsageError for a method that trains no center.
+    Without the samples of the run it has neither reference nor calibration. Raises UsageError for a method that trains
+    no center.
     """
     run.check_trained()
     from export.compiler.program import compile_program
 
     model, split = run.get_model(), run.data
-    reference = _samples(split, last["assignment"], "test", run.centers)  # before what takes long: it may be missing
+    reference, calibration, router = None, None, run.taught
+    try:
+        reference = _samples(split, last["assignment"], "test", run.centers)
+        calibration, router = _few_training(split, last), run.router
+    except SamplesMissing as missing:
+        log.warning("%s: the files are compared on random inputs. %s", missing.message, missing.hint)
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
     facts["parts"] = model.parts
     made = compile_program(model.module, **facts, batch=batch, engines=engines)
@@ -69,10 +78,10 @@ def source_of_centers(
             columns=split.columns,
             devices={c: k for c, k in sorted(_center_of(split, last["assignment"], run.centers).items()) if k >= 0},
         ),
-        calibration=_few_training(split, last),
+        calibration=calibration,
         newcomers=NewcomerData(
-            router=run.router,
-            start=None if run.router is None else run.first.astype(np.float32),
+            router=router,
+            start=None if router is None else run.first.astype(np.float32),
             tree=run.tree,
             splits=list(run.split_tree.models) if run.tree is not None else [],
         ),
@@ -85,11 +94,11 @@ def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any
     from coordinator.strategies.registry import make_method
     from export.compiler.program import schema_of, vector_of
 
+    hint = f'make the bundle in Python: fc.load("{run}").export(folder)'
     try:
-        model, split = build_model(asked["model"], seed=asked["seed"]), _split(asked, data)
+        model, split = build_model(asked["model"], seed=asked["seed"]), _split(asked, data, hint=hint)
     except UsageError as unknown:
-        hint = f'make the bundle in Python: fc.load("{run}", model=..., fleet=...).export(folder)'
-        raise ConfigError(f"{run} has a part that only its user has: {unknown.message}", hint=hint) from None
+        raise ConfigError(f"{run} has a module that only its user has: {unknown.message}", hint=hint) from None
     schema, folder = schema_of(model.module), run / "centers" / last["method"]
     centers = read_centers(folder, schema)
     return RunCenters(
@@ -139,19 +148,31 @@ def _few_training(split: FleetData, last: Mapping[str, Any]) -> LabelledSamples 
 def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int) -> list[dict[str, Any]]:
     from export.bundle.model_cards import center_facts
 
-    train = {c: local.train for c, local in split.devices.items()}
-    classes = max((int(d.y.max()) + 1 for d in train.values() if np.issubdtype(d.y.dtype, np.integer)), default=0)
+    samples, labels = _training_counts(split)
     told: dict[str, Any] = {
         "method": method,
         "rounds": last["of"],
-        "samples": {c: len(d) for c, d in train.items()},
+        "samples": samples,
         "served": last["per_device"],
         "centers": last["centers"]["per_device"] if "centers" in last else None,
-        "labels": {c: label_counts(d.y, classes) for c, d in train.items()} if classes else {},
+        "labels": labels,
         "labels_of": "training samples",
     }
     at = _center_of(split, last["assignment"], centers)
     return [center_facts(k, [c for c in sorted(at) if at[c] == k], **told) for k in range(centers)]
+
+
+def _training_counts(split: FleetData) -> tuple[dict[ClientId, int], dict[ClientId, Sequence[int]]]:
+    """-> the training samples of each device, and how many of each class; the second is empty where there is none."""
+    try:
+        train = {c: local.train for c, local in split.devices.items()}
+    except SamplesMissing:
+        known = {c: one["labels"] for c, one in split.kept.items()}
+        classes = max(map(len, known.values()))
+        padded = {c: [*counts, *[0] * (classes - len(counts))] for c, counts in known.items() if classes > 1}
+        return {c: one.get("samples", sum(one["labels"])) for c, one in split.kept.items()}, padded
+    classes = max((int(d.y.max()) + 1 for d in train.values() if np.issubdtype(d.y.dtype, np.integer)), default=0)
+    return {c: len(d) for c, d in train.items()}, {c: label_counts(d.y, classes) for c, d in train.items() if classes}
 
 
 def _center_of(split: FleetData, assignment: Mapping[ClientId, int], centers: int) -> dict[ClientId, int]:
@@ -179,7 +200,7 @@ def _samples(split: FleetData, assignment: Mapping[ClientId, int], part: str, ce
     )
 
 
-def _split(asked: Mapping[str, Any], data: Path | None) -> FleetData:
+def _split(asked: Mapping[str, Any], data: Path | None, *, hint: str = IN_PYTHON) -> FleetData:
     from emulator.data.registry import find_data_set
     from emulator.run.load import make_fleet
 
@@ -187,7 +208,7 @@ def _split(asked: Mapping[str, Any], data: Path | None) -> FleetData:
         find_data_set(asked["data-set"])
     except UsageError as unknown:
         told = f"the samples {asked['data-set']!r} were given in Python, and the run's folder does not hold them"
-        raise ConfigError(told, hint="call the result's own export there, or name a data set") from unknown
+        raise ConfigError(told, hint=hint) from unknown
     return make_fleet(replace(config.make_args(asked), data=data))[1]
 
 

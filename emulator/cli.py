@@ -18,7 +18,7 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(report_missing_extra(missing)) from None
 
-from edge_client.errors import UsageError, handle_errors
+from edge_client.errors import ConfigError, UsageError, handle_errors
 from emulator.command_options import FLAGS, with_run_options
 from emulator.console import ConsoleProgress
 from emulator.options import RUN
@@ -111,8 +111,13 @@ def simulate(
     """
     progress = ConsoleProgress()
     from emulator.config import make_args, parse_pairs, read_table
+    from emulator.reports.repeat import repeat_in_python
 
     file = {} if config is None else read_table(config)
+    asked = {key: value for key, value in {**parse_pairs(setting or []), **options}.items() if value is not None}
+    if config is not None and (own := repeat_in_python(file | asked, config.parent)):
+        told = f"{config} is of a run in Python, whose {own[0]} no command can find"
+        raise ConfigError(told, hint=f"repeat it in Python, where they are: {own[1]}")
     args = make_args(file, parse_pairs(setting or []), {"clusters": clusters}, options)
     progress.say(f"{args.method} on {args.data_set}, {'over MQTT' if args.broker else 'in virtual time'}")
 

@@ -7,11 +7,14 @@ used on a terminal only, and not with NO_COLOR; the text says the same as a colo
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from edge_client.printable import printable, printable_line
+from export.silence import write_stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +24,7 @@ REPEAT_INTERVAL_S = 5.0  # without a terminal: the longest silence
 
 
 class ConsoleProgress:
-    """Progress of one command, stamped with the seconds since its start. Not thread-safe."""
+    """Progress of one command, stamped with the seconds since its start."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -30,6 +33,7 @@ class ConsoleProgress:
         self._terminal = self._stream.isatty()
         self._console: Console | None = None
         self._status: Status | None = None
+        self._lock = threading.RLock()
 
     @property
     def elapsed_s(self) -> float:
@@ -37,29 +41,55 @@ class ConsoleProgress:
 
     def say(self, text: str, *, mark: str = "") -> None:
         """Print a line. `mark` is "", "ok" or "FAIL" and stands before the text."""
-        self._last, text = self._clock(), printable(text)
-        stamp, word = f"{self.elapsed_s:5.1f} s", f"{mark} " if mark else ""
-        if not self._terminal:
-            print(f"{stamp}  {word}{text}", file=self._stream, flush=True)
-            return
-        from rich.text import Text
+        with self._lock:
+            self._last, text = self._clock(), printable(text)
+            stamp, word = f"{self.elapsed_s:5.1f} s", f"{mark} " if mark else ""
+            if not self._terminal:
+                self._print(f"{stamp}  {word}{text}")
+                return
+            from rich.text import Text
 
-        colour = {"ok": "bold green", "FAIL": "bold red"}.get(mark, "")
-        self._screen().print(Text.assemble((stamp, "dim"), "  ", (word, colour), text))
+            colour = {"ok": "bold green", "FAIL": "bold red"}.get(mark, "")
+            self._screen().print(Text.assemble((stamp, "dim"), "  ", (word, colour), text))
 
     def busy(self, text: str) -> None:
         """Update the status line. Frequent calls are cheap."""
-        if self._terminal:
-            from rich.text import Text
+        with self._lock:
+            if self._terminal:
+                from rich.text import Text
 
-            line = Text(f"{self.elapsed_s:5.1f} s  {printable_line(text)}")
-            if self._status is None:
-                self._status = self._screen().status(line)
-                self._status.start()
-            else:
-                self._status.update(line)
-        elif self._clock() - self._last >= REPEAT_INTERVAL_S:
-            self.say(f"... {text}")
+                line = Text(f"{self.elapsed_s:5.1f} s  {printable_line(text)}")
+                if self._status is None:
+                    self._status = self._screen().status(line)
+                    self._status.start()
+                else:
+                    self._status.update(line)
+            elif self._clock() - self._last >= REPEAT_INTERVAL_S:
+                self.say(f"... {text}")
+
+    @contextmanager
+    def during(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Say what one long call does now; a thread tells that it goes on. What is yielded changes the words."""
+        ended, doing = threading.Event(), [text]
+
+        def tell() -> None:
+            while not ended.wait(REPEAT_INTERVAL_S):
+                self.busy(doing[-1])
+
+        self.say(text)
+        thread = threading.Thread(target=tell, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield doing.append
+        finally:
+            ended.set()
+            thread.join()
+
+    def _print(self, line: str) -> None:
+        if self._stream is sys.stderr:
+            write_stderr(line)  # also while a compiler's own output is silenced
+        else:
+            print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Remove the status line. Idempotent."""

@@ -107,10 +107,17 @@ class Selection:
         """
         return self.probabilities.get(self.best)
 
+    @property
+    def hardly_ahead_of(self) -> int | None:
+        """The next center, where the samples do not tell it from `best`; else None."""
+        sure = (self.probability or 1.0) >= UNSURE or len(self.ranking) < 2  # noqa: PLR2004 - it and the next
+        return None if sure else self.ranking[1]
+
     def __repr__(self) -> str:
         """Both answers in words."""
         fits = f"fits {self.fit}" if self.fit else "is the nearest, whether it fits is not known"
         fits = "does not fit" if self.fit == "none" else fits
+        fits = fits if self.hardly_ahead_of is None else f"is hardly ahead of center {self.hardly_ahead_of}: it {fits}"
         sure = "" if self.probability is None else f", with a probability of {self.probability:.0%}"
         return f"Selection(center {self.best} {fits}{sure}; by {self.way}, {self.samples} samples)"
 

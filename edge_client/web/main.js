@@ -5,7 +5,7 @@ import { fetchJoin, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
 import { View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
 import { canVerify } from "./protocol/signing.js";
-import { readCsv, Samples } from "./data/samples.js";
+import { largestOf, rangeWarning, readCsv, Samples } from "./data/samples.js";
 import { Store } from "./runtime/store.js";
 import { openCenter, rankClasses } from "./nearest.js";
 
@@ -42,6 +42,7 @@ async function main() {
     },
   });
   samples.changed = async () => {
+    view.showRange("");
     view.showSamples(await samples.overview(), model);
     await client.announceSamples();
   };
@@ -89,7 +90,18 @@ function connectControls(client, samples, model) {
     for (const file of files) added.push({ x: await fromPhoto(file, model().input, { invert }), label });
     await samples.add(added);
   });
-  view.onFiles("table", async ([file]) => samples.add(readCsv(await file.text(), model(), Number(view.part("scale").value))));
+  let loaded = 0; // samples of the last table
+  view.onFiles("table", async ([file]) => {
+    const scale = Number(view.part("scale").value);
+    const added = readCsv(await file.text(), model(), scale);
+    const mine = await samples.largest();
+    const others = mine || (isPicture(model().input) ? 1 : 0); // drawings and photos go from 0 to 1
+    await samples.add(added);
+    loaded = added.length;
+    const whose = mine ? "your other samples" : "drawings";
+    if (!model().parts) view.showRange(rangeWarning({ added: largestOf(added), others, scale, whose }));
+  });
+  view.on("unload", () => samples.remove({ last: loaded }));
   view.on("undo", () => samples.remove());
   view.on("empty", async () => {
     if (confirm(`Remove all ${await samples.count()} samples from this browser?`)) await samples.remove({ all: true });

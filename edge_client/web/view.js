@@ -23,7 +23,6 @@ function waitingFor({ doing, here, needed, round, of, newcomers }) {
 export class View {
   constructor(page) {
     this.page = page;
-    this.sent = 0;
     this.done = 0;
     this.samples = 0;
     this.linked = false;
@@ -104,8 +103,7 @@ export class View {
       },
       delivering: () => this.showProgress(`Sending ${bytes(event.size)}`, event.done),
       answered: () => {
-        this.sent += event.size;
-        this.part("sent").textContent = bytes(this.sent);
+        this.part("sent").textContent = bytes(event.sent);
         const taken = event.status === "ok" || event.status === "dup";
         this.showProgress(taken ? "Sent, and taken. Waiting for what comes next." : `Sent; the answer was “${event.status}”.`, 1);
       },
@@ -118,9 +116,11 @@ export class View {
   }
 
   /** What was done before the page was opened. */
-  showRounds({ result, done }) {
+  showRounds({ result, done, loss, sent }) {
     this.done = done;
     this.part("rounds").textContent = done;
+    if (loss !== undefined) this.part("loss").textContent = loss.toFixed(3);
+    this.part("sent").textContent = bytes(sent);
     if (!result) return;
     const how = result.status === null ? "waits to be sent" : "was sent";
     this.showProgress(`Last time: round ${result.key.round}, ${SENT[result.what]} ${how}.`, 1);
@@ -168,6 +168,12 @@ export class View {
       figure.append(thumbnail(x, model.input), caption);
       return figure;
     }));
+  }
+
+  /** A warning about the range of the last table's values, or "" for none. */
+  showRange(words) {
+    this.part("range-words").textContent = words;
+    this.part("range").hidden = !words;
   }
 
   showTab(name) {

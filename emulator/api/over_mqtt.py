@@ -23,7 +23,7 @@ from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.execute import SimulationResult
 from emulator.run.load import make_fleet
-from emulator.testbed.simulate_over_mqtt import run_name, run_over_mqtt
+from emulator.testbed.simulate_over_mqtt import keep_asked, run_name, run_over_mqtt
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,16 +78,19 @@ class MqttFederation:
         options: dict[str, Any] = {"engine": engine, "broker": self.url, "out": self.out, "name": name}
         settings = method_settings(method)
         args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **options)
-        own = None
+        own, progress = None, ConsoleProgress()
         if self.model is not None or self.loss is not None or not self.fleet.model:
             from emulator.api.models import own_model
 
             model = self.model if self.model is not None else self.fleet.model or None
-            own = own_model(model, self.fleet.cut(seed), loss=self.loss, seed=seed, members=summed_members(args.method))
+            members = summed_members(args.method)
+            with progress.during("recording what the model computes"):
+                own = own_model(model, self.fleet.cut(seed), loss=self.loss, seed=seed, members=members)
         args, split = make_fleet(args if own is None else replace(args, model=own.name), self.fleet)
         found: list[Result] = []
 
         def finish(folder: Path, records: Any) -> None:  # noqa: ANN401 - see run_over_mqtt
+            keep_asked(folder, replace(args, broker=self.broker), method, split)
             state, start = last_state(folder, run_name(method))
             seconds = [record["seconds"] for record in records]
             schema = read_program(folder).schema
@@ -98,7 +101,7 @@ class MqttFederation:
             facts: dict[str, Any] = {"method": method, "args": args, "split": split, "start": start, "own_model": own}
             found.append(Result(run=run, seconds=took, folder=folder, **facts))
 
-        run_over_mqtt(args, method, split, ConsoleProgress(), finish, model=own)
+        run_over_mqtt(args, method, split, progress, finish, model=own)
         return found[0]
 
 

@@ -260,10 +260,11 @@ class Result:
 
         `formats`: of "onnx", "tflite" and "pt2"; `quantize`: schemes of `fedcenters-export`, as "int8"; `stacked`: also
         one file of all centers; `samples`: held-out samples lie beside them, to check the files on; `progress`: show
-        what is being made, by default in a terminal and in a notebook. The folder is a bundle, as `fc.read_bundle`
-        reads. Its `program/` has the training program for the engines of these formats, and always for torch: the
-        files are made from that graph and compared with it, then and by `verify`, and `Bundle.module` is it. Raises
-        UsageError where the folder has something else, ProgramRefused for a module that a format cannot express.
+        what is being made, by default in a terminal and in a notebook. A loaded run without its samples compares the
+        files on random inputs, and a warning says so. The folder is a bundle, as `fc.read_bundle` reads. Its
+        `program/` has the training program for the engines of these formats, and always for torch: the files are made
+        from that graph and compared with it, then and by `verify`, and `Bundle.module` is it. Raises UsageError where
+        the folder has something else, ProgramRefused for a module that a format cannot express.
         """
         from emulator.bundle_source import source_of_centers
         from export.bundle.commands import write_run_bundle
@@ -277,6 +278,8 @@ class Result:
         engines, compared = engines_of(formats), MAX_COMPARED_SAMPLES if samples else 0
         with show_work(f"exporting {Path(folder).name}", shown=progress) as busy:
             busy("reading the centers")
+            if "int8-static" in options.schemes:
+                next(iter(self.split.devices.values()))  # it is calibrated on samples, which a loaded run may lack
             source = source_of_centers(self._source, last, method=name, batch=self.batch, engines=engines)
             write_run_bundle(source, Path(folder), options, samples=compared)
         return read_bundle(Path(folder))

@@ -22,7 +22,7 @@ from emulator.bundle_source import is_run_folder, read_centers, read_tree
 from emulator.config import make_args, read_table
 from emulator.data import registry
 from emulator.data.fleet import Fleet
-from emulator.data.fleet_split import FleetData, label_counts
+from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
 from emulator.options import SimulateArgs
 from emulator.reports.demo_page import read_events, round_events
 from emulator.reports.pictures import records as pictures
@@ -47,10 +47,11 @@ def load(
 ) -> Result:
     """The result of a run that `Result.save`, `simulate(..., out=...)` or the command wrote.
 
-    History, assignments, `predict` and `nearest` need nothing else: the folder has a traced copy of the user's own
-    module, and what the devices taught `nearest`. `model`, `fleet` and `method` are those of the run, where it had the
-    user's own: `fleet` for what needs the samples, as `export`; `method` for a class that cannot be imported, as of
-    `__main__`. Raises ConfigError for a folder without a run, and for a part that is not the run's or is missing.
+    History, assignments, `predict`, `nearest` and `export` need nothing else: the folder has a traced copy of the
+    user's own module, and what the devices taught `nearest`. `model`, `fleet` and `method` are those of the run, where
+    it had the user's own: `fleet` for the samples, on which `export` then compares its files, and which its
+    quantization "int8-static" needs; `method` for a class that cannot be imported, as of `__main__`. Raises
+    ConfigError for a folder without a run, and for a part that is not the run's or is missing.
 
     >>> import fedcenters as fc, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +141,7 @@ def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
     def read() -> Mapping[ClientId, DeviceData]:
         hint = f'give the run\'s own: fc.load("{place}", fleet=...)'
         if not registry.is_named(run.args.data_set):
-            raise ConfigError(f"{place} does not hold the samples of {run.args.data_set!r}", hint=hint)
+            raise SamplesMissing(f"{place} does not hold the samples of {run.args.data_set!r}", hint=hint)
         made = load_fleet(run).split
         _check_fleet(made, kept, place)
         return made.devices
@@ -152,6 +153,7 @@ def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
         classes=tuple(told.get("classes", ())),
         columns=tuple(told.get("columns", ())),
         called={who: facts["called"] for who, facts in told["devices"].items() if "called" in facts},
+        kept=told["devices"],
     )
     return kept
 

@@ -25,13 +25,18 @@ MAX_NAME = 64  # characters of a device's name in a topic
 REFERENCE_SAMPLES = 16  # samples kept from every device, to compare exported files with torch
 
 
+class SamplesMissing(ConfigError):
+    """The samples of a run were the user's own, and its folder does not hold them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FleetData:
     """A fleet's data: devices that train, devices that only join later, and the true group of those that have one.
 
     `reference` [r, ...] are samples that no device holds. `holdouts` are test samples of one pure distribution each.
     `classes` are the user's values of classes 0, 1, ..., and `columns` the names of the inputs, where they have some.
-    `called` has what the user calls a device, where that is not its name.
+    `called` has what the user calls a device, where that is not its name. `kept` is fleet.json's entry of each
+    device of a run's folder, where `devices` may raise `SamplesMissing` for the samples themselves.
     """
 
     devices: Mapping[ClientId, DeviceData]
@@ -42,6 +47,7 @@ class FleetData:
     classes: Sequence[str | bool] = ()
     columns: Sequence[str] = ()
     called: Mapping[ClientId, Any] = field(default_factory=dict, repr=False)
+    kept: Mapping[ClientId, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     def name(self, who: object) -> ClientId | None:
         """The device of this name, or that the user calls so; None for no device."""

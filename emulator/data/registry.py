@@ -15,6 +15,8 @@ from emulator.data.loaders.folder import DataFolderReader, data_folder
 from emulator.data.loaders.samples import DataSet
 from export.plugins import find_by_name
 
+UNNAMED = ("arrays", "tensors", "data frame")  # what `fc.fleet` calls samples to which its user gives no name
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetEntry:
@@ -71,10 +73,21 @@ def find_data_set(name: str) -> DataSetEntry:
 
     Raises UsageError for an unknown name.
     """
-    found = find_by_name("data-sets", name, DATA_SETS)
+    try:
+        found = find_by_name("data-sets", name, DATA_SETS)
+    except UsageError as unknown:
+        if not is_given_in_python(name):
+            raise
+        hint = "samples that were given in Python have no name: run it there, as fc.simulate(method, fleet=fleet)"
+        raise UsageError(unknown.message, hint=hint) from None
     if not isinstance(found, DataSetEntry):
         raise UsageError(f"{name} is {type(found).__name__}", hint="name an emulator.data.registry.DataSetEntry")
     return found
+
+
+def is_given_in_python(data_set: str) -> bool:
+    """Whether this is what `fc.fleet` calls samples that have no name."""
+    return data_set.removesuffix(" of each device") in UNNAMED
 
 
 def is_named(data_set: str) -> bool:

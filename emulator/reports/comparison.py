@@ -1,4 +1,4 @@
-"""A page that compares runs: curves, a table of results, their different settings, the command that repeats each.
+"""A page that compares runs: curves, a table of results, their different settings, how to repeat each.
 
 Reads what `simulate`, `serve` and `demo` leave in their folders: metrics.jsonl and config.toml, of a simulated run also
 the numbers of its pictures. The page is self-contained HTML with SVG figures.
@@ -29,6 +29,7 @@ from emulator.reports.html_page import (
     html_text,
     html_verdict,
 )
+from emulator.reports.repeat import FLEET_FILE, repeat_in_python
 
 CURVES = {  # quantity and kind of a round's record -> how it is called
     ("accuracy", "micro"): "Accuracy, micro",
@@ -36,7 +37,6 @@ CURVES = {  # quantity and kind of a round's record -> how it is called
     ("f1_pooled", ""): "F1, pooled",
 }
 DATA_SET = "data-set"  # a setting
-FLEET_FILE = "fleet.json"
 THREE = 3  # figures share a row
 FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
 
@@ -303,6 +303,11 @@ def _groups(folder: Path) -> dict[str, int]:
 
 
 def _command(line: RunSummary) -> str:
+    asked, settings = line.folder / CONFIG_FILE, line.settings
+    if asked.is_file() and (text := asked.read_text(encoding="utf-8")):
+        settings = parse_toml(text)
+    if own := repeat_in_python(settings, line.folder):
+        return f"# in Python, where your {own[0]} {'are' if own[0] != 'model' else 'is'}:\n{own[1]}"
     if (line.folder / CONFIG_FILE).is_file():
         return f"fedcenters-emulator simulate {line.folder / CONFIG_FILE}"
     kind = "fedcenters-coordinator serve" if "broker" in line.settings else "fedcenters-emulator simulate"

@@ -51,7 +51,8 @@ def describe_fleet(split: FleetData, schema: Schema) -> Record:
     """
     devices: Record = {}
     for who, local in sorted(split.devices.items()):
-        devices[who] = {"group": split.groups.get(who), "labels": label_counts(local.train.y).tolist()}
+        labels = label_counts(local.train.y).tolist()  # of positions, where a sample has several
+        devices[who] = {"group": split.groups.get(who), "samples": len(local.train), "labels": labels}
         if isinstance(called := split.called.get(who), (str, int, float)):
             devices[who]["called"] = called
     names = {"classes": list(split.classes), "columns": list(split.columns)}

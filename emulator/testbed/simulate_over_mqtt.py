@@ -24,10 +24,12 @@ from coordinator.strategies.common.setting_checks import spare_centers
 from coordinator.strategies.registry import make_method, method_name, method_settings
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
+from edge_client.printable import counted
 from emulator.config import CONFIG_FILE, GROUPS_FILE, resolved_table
 from emulator.console import ConsoleProgress
 from emulator.data.fleet_split import FleetData
 from emulator.options import OPTIONS, SimulateArgs
+from emulator.reports import display_names
 from emulator.run.load import make_fleet
 from emulator.run.summary import Record, result_summary
 from emulator.testbed import monitor, testbed_files
@@ -62,14 +64,19 @@ def simulate_over_mqtt(
     args, split = make_fleet(replace(args, engine="onnx" if args.engine == "auto" else args.engine))
 
     def finish(folder: Path, records: Sequence[Record]) -> None:
-        testbed_files.write_toml(folder / CONFIG_FILE, resolved_table(args, method_settings(strategy)))
-        (folder / GROUPS_FILE).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
+        keep_asked(folder, args, strategy, split)
         last = records[-1]
         told = result_summary(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
         progress.close()
         show(told | {key: last[key] for key in ("answered", "privacy") if key in last} | {"run": str(folder)})
 
     run_over_mqtt(args, strategy, split, progress, finish)
+
+
+def keep_asked(folder: Path, args: SimulateArgs, strategy: Strategy, split: FleetData) -> None:
+    """Write what was asked, and the true groups, into the run's folder: how to repeat it, and its scores."""
+    testbed_files.write_toml(folder / CONFIG_FILE, resolved_table(args, method_settings(strategy)))
+    (folder / GROUPS_FILE).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
 
 
 def run_over_mqtt(
@@ -97,18 +104,22 @@ def run_over_mqtt(
 
     def play(testbed: Testbed) -> None:
         if model is not None:
-            progress.busy("compiling the training program")
-            _put_program(testbed.folder, model, _engines(args), batch=int(method_settings(strategy)["batch-size"]))
+            names, batch = _engines(args), int(method_settings(strategy)["batch-size"])
+            what = f"compiling {model.name} for {', '.join(map(display_names.engine_label, names))}"
+            with progress.during(what) as now:
+                _put_program(testbed.folder, model, names, batch=batch, tell=lambda part: now(f"{what}: {part}"))
         records = _rounds(testbed, args, strategy, split)
         finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
     run_testbed(args.folder, args.broker, progress, play, federation=_plain(args.folder.name))
 
 
-def _put_program(folder: Path, model: Model, engines: Sequence[str], *, batch: int) -> None:
+def _put_program(
+    folder: Path, model: Model, engines: Sequence[str], *, batch: int, tell: Callable[[str], None]
+) -> None:
     from export.compiler.program import compile_program, vector_of
 
-    made = compile_program(model.module, **model.program_facts, batch=batch, engines=engines)
+    made = compile_program(model.module, **model.program_facts, batch=batch, engines=engines, progress=tell)
     with closing(Store(folder / STORE_FOLDER)) as store:
         first = vector_of(model.module, made.program.schema)
         store.facts.get_or_make(PROGRAM_FACT, lambda: put_program(store, made.program, made.files.values(), first))
@@ -156,6 +167,7 @@ def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: Fle
         start_timeout_s=DEADLINE_S,
         below_quorum="continue",  # every device is waited for; a refused reply ends no simulation
     )
+    testbed.progress.say(f"starting the coordinator and {counted(len(split.devices), 'device')}")
     testbed.start_devices(split.devices, lambda _: args.engine)
     tail = monitor.FileTail(testbed.folder / "metrics.jsonl")
     events = testbed.follow(tail, "done", doing="compiling the training program", silence_s=DEADLINE_S)

@@ -56,7 +56,11 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r"python (prepare|simulate|use)\.py": "test_adapters_page.py runs these files where peft is installed",
         r"python three_devices\.py|kill .*|fedcenters-\w+ .*": "needs peft, which CI lacks; quick-start.md has them",
     },
-    "docs/open-on-a-phone.md": {r"mosquitto .*|fedcenters-coordinator (serve|phone) phones.toml .*": OTHER_MACHINES},
+    "docs/open-on-a-phone.md": {
+        r"mosquitto .*|fedcenters-coordinator (serve|phone) phones.toml .*": OTHER_MACHINES,
+        r"sed .*|python phone_devices\.py": "test_phone_page.py runs them",
+        r"fedcenters-edge join .*": "quick-start.md has it, with the devices that this one is made from",
+    },
     "docs/train-on-a-phone-with-termux.md": {
         r"fedcenters-coordinator provision .*|fedcenters-edge flash .*": "test_board_page.py runs them for a board",
         r"termux-setup-storage|sh .*|proot-distro .*": "needs a phone; tests/boards/test_termux.py runs the script",

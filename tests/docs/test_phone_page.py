@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 from coordinator.identity.cli import WEB_PORT
 from coordinator.local_broker import free_port
 from coordinator.phone import vendored_files
-from tests.support.doc_pages import DOCS, PageReader, followed
+from edge_client.toml_files import parse_toml
+from tests.support.doc_pages import DOCS, PageReader, blocks, followed
 from tests.support.node import ROOT, third_party
 
 PAGE = "open-on-a-phone.md"
@@ -46,6 +49,16 @@ def test_the_commands_serve_a_page_that_knows_its_broker(reader: PageReader, por
         said = json.load(answer)
     assert said["broker"] == f"ws://127.0.0.1:{ports['9001']}"
     assert said["open"]
+
+
+def test_the_devices_of_the_quick_start_are_made_for_this_federation_by_two_names(reader: PageReader) -> None:
+    (script,) = (b.text for b in blocks(DOCS / "quick-start.md") if b.text.startswith("# two_devices.py"))
+    (reader.folder / "two_devices.py").write_text(script, encoding="utf-8")
+    (line,) = re.findall(r"^sed .*two_devices.*$", TEXT, flags=re.MULTILINE)
+    subprocess.run(["sh", "-ec", f"{line}\n{sys.executable} phone_devices.py"], cwd=reader.folder, check=True)
+    made = parse_toml((reader.folder / "pi-2" / "client.toml").read_text(encoding="utf-8"))
+    assert made["federation"] == "demo"
+    assert made["signing-keys"] == [(reader.folder / "run" / "signing.pub").read_text(encoding="ascii").strip()]
 
 
 def test_provisioning_writes_what_the_page_lists(reader: PageReader) -> None:

@@ -6,7 +6,9 @@ import io
 
 import pytest
 
+from emulator import console
 from emulator.console import REPEAT_INTERVAL_S, ConsoleProgress
+from export.silence import suppress_output
 
 
 class TalkClock:
@@ -37,6 +39,26 @@ def test_without_a_terminal_long_work_is_mentioned_now_and_then() -> None:
         clock.now_s += 0.1
         progress.busy("compiling")
     assert out.getvalue().count("compiling") == int(12 / REPEAT_INTERVAL_S)
+
+
+def test_one_long_call_is_told_at_once_and_again_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "REPEAT_INTERVAL_S", 0.001)
+    out = io.StringIO()
+    progress = ConsoleProgress(stream=out)
+    with progress.during("compiling the model") as now:
+        assert out.getvalue().endswith("  compiling the model\n")
+        now("compiling the model: onnx step")
+        while "... compiling the model: onnx step" not in out.getvalue():
+            pass
+    told = out.getvalue()
+    progress.busy("the next")
+    assert "onnx step" not in out.getvalue().removeprefix(told)
+
+
+def test_a_line_is_seen_while_a_compiler_is_silenced(capfd: pytest.CaptureFixture[str]) -> None:
+    with suppress_output():
+        ConsoleProgress().say("still at work")
+    assert "still at work" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])

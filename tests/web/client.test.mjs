@@ -196,6 +196,44 @@ test("who has not said that the phone takes part is asked for nothing, and says 
   assert.equal(world.said.at(-1).s, "off");
 });
 
+const TRAINING = { doing: "train", newcomers: "next-round", run: "r1", name: "fesem", round: 1, of: 5 };
+
+test("a phone that came before the training is not told to wait for the next round, one that came later is until then", async () => {
+  for (const [first, expected] of [[{ doing: "gather", newcomers: "now", here: 1, needed: 2 }, [undefined, undefined]], [TRAINING, ["next-round", undefined]]]) {
+    const [world, store] = [new World(), new MemoryStore()];
+    const told = [];
+    const tell = ({ what, state }) => what === "coordinator" && told.push(state?.newcomers);
+    const { client, leave } = await phone(world, store, { participates: false, tell });
+    const next = async (state) => {
+      const before = told.length;
+      await world.lead(5, { state });
+      while (told.length === before) await new Promise(setImmediate);
+    };
+    await next(first);
+    assert.equal(told.at(-1), first.newcomers);
+    await client.participate();
+    await next(TRAINING);
+    await next({ ...TRAINING, round: 2 });
+    assert.deepEqual(told.slice(-2), expected);
+    await leave();
+  }
+});
+
+test("what a phone has done is known after the page is loaded again", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const first = await phone(world, store);
+  world.say("task", await world.task());
+  const rdy = await world.heard((m) => m.k === "rdy");
+  world.take(rdy);
+  while (first.client.state.result.status === null) await new Promise(setImmediate);
+  const { done, loss, sent } = first.client.state;
+  await first.leave();
+  assert.deepEqual([done, loss, sent], [1, rdy.metrics.loss, rdy.update.size]);
+  const again = (await phone(world, store)).client;
+  assert.deepEqual([again.state.done, again.state.loss, again.state.sent], [done, loss, sent]);
+  again.stop();
+});
+
 test("a task that is stopped or replaced is dropped, and the next one is done", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   const { leave } = await phone(world, store);

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { fromInk, fromPixels, readCsv, Samples, MAX_SAMPLES } from "../../edge_client/web/data/samples.js";
+import { fromInk, fromPixels, largestOf, rangeWarning, readCsv, Samples, MAX_SAMPLES } from "../../edge_client/web/data/samples.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 
 const PLANE = { input: [2], target: [3], loss: "cross-entropy" };
@@ -79,4 +79,23 @@ test("samples added at the same moment are all kept, in their order, also after 
   await assert.rejects(refused, RangeError);
   await Promise.all([...added, removed, samples.add(one(9))]);
   assert.deepEqual([...(await samples.local()).train.x], [0, 1, 2, 9]);
+});
+
+test("values of another range than those that are there are told of, with the number to divide by, and alike ones are not", async () => {
+  const samples = new Samples(new MemoryStore());
+  await samples.add([{ x: Float32Array.of(0, -1), label: 0 }]);
+  const others = await samples.largest();
+  const pixels = readCsv("0,16,1\n8,4,2\n", PLANE);
+  const about = (scale, added) => rangeWarning({ added, others, scale, whose: "your other samples" });
+  assert.match(about(1, largestOf(pixels)), /go up to 16, those of your other samples up to 1\..* “Divide values by” 16\.$/);
+  assert.match(about(255, 1 / 255), /“Divide values by” 1\.$/);
+  assert.deepEqual([about(1, 4), about(1, 0.25), about(1, 0)], ["", "", ""]);
+  assert.equal(rangeWarning({ added: 16, others: 0, scale: 1, whose: "drawings" }), "");
+});
+
+test("the samples of a table can be removed together", async () => {
+  const samples = new Samples(new MemoryStore());
+  await samples.add([1, 2, 3, 4].map((value) => ({ x: Float32Array.of(value), label: 0 })));
+  await samples.remove({ last: 3 });
+  assert.deepEqual([await samples.count(), await samples.largest()], [1, 1]);
 });

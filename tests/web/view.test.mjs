@@ -42,3 +42,9 @@ test("a table's columns are told by array where a sample is several", () => {
   view.showEntry({ ...several, parts: undefined });
   assert.equal(page.parts.columns.textContent, "9 values and a label from 0 to 2");
 });
+
+test("rounds, loss and bytes of before are shown again", () => {
+  const page = plainPage();
+  new View(page).showRounds({ result: null, done: 5, loss: 0.0123, sent: 35_300 });
+  assert.deepEqual(["rounds", "loss", "sent"].map((id) => page.parts[id].textContent), [5, "0.012", "35.3 kB"]);
+});

@@ -6,6 +6,7 @@ import { sizeOf } from "../protocol/tensors.js";
 
 const PREFIX = "sample/";
 const HELD_OUT = 5;
+const ALIKE = 4; // times: samples of one model whose largest values are further apart are told of
 const WHOLE_MAX = 2 ** 24; // whole numbers up to here are exact in float32
 export const MAX_SAMPLES = 20_000;
 
@@ -44,12 +45,17 @@ export class Samples {
     }, stored);
   }
 
-  /** Forget the last sample, or all of them. */
-  async remove({ all = false } = {}) {
+  /** Forget the last sample, the `last` ones, or all of them. */
+  async remove({ all = false, last = 1 } = {}) {
     await this.inTurn(async () => {
       const names = await this.store.names(PREFIX);
-      await this.store.write({}, all ? names : names.slice(-1));
+      await this.store.write({}, all ? names : names.slice(-last));
     });
+  }
+
+  /** The largest value of any sample, without its sign; 0 for no samples. */
+  async largest() {
+    return largestOf(await this.store.values(PREFIX));
   }
 
   /** {label: how many}, and the last few samples. */
@@ -66,6 +72,22 @@ export class Samples {
     const held = (i) => i % HELD_OUT === HELD_OUT - 1;
     return { train: concatenate(samples.filter((_, i) => !held(i))), test: concatenate(samples.filter((_, i) => held(i))) };
   }
+}
+
+/** The largest value of these samples, without its sign. */
+export function largestOf(samples) {
+  return samples.reduce((most, { x }) => x.reduce((found, value) => Math.max(found, Math.abs(value)), most), 0);
+}
+
+/**
+ * What to tell of new samples, divided by `scale`, whose largest value is `added`, where those of the others go up to `others`
+ * and the two are not alike; else "". `whose` says who the others are.
+ */
+export function rangeWarning({ added, others, scale, whose }) {
+  if (!(added > 0 && others > 0) || Math.max(added / others, others / added) <= ALIKE) return "";
+  const short = (value) => String(Number(value.toPrecision(3)));
+  return `These values go up to ${short(added)}, those of ${whose} up to ${short(others)}. A model needs both alike: if they mean the same, ` +
+    `remove these and load the file again with “Divide values by” ${short((scale * added) / others)}.`;
 }
 
 function concatenate(samples) {

@@ -63,6 +63,8 @@ export class Client {
     this.block = DEFAULT_BLOCK_BYTES;
     this.paused = true; // until its owner says that it takes part
     this.participates = false;
+    this.federation = {}; // what the coordinator does, as its last record says
+    this.late = null; // the state {run, round} of a training that had begun when this phone came; null: it came before
     this.stopping = false;
     this.failure = null;
     this.connected = false;
@@ -95,6 +97,7 @@ export class Client {
   async participate() {
     await this.store.write({ "takes part": true });
     this.participates = true;
+    this.late = ["next-round", "next-run"].includes(this.federation.newcomers) ? this.federation : null;
     this.pause(false);
     await this.announceSamples();
   }
@@ -239,7 +242,15 @@ export class Client {
     this.boot = message.boot;
     const { state } = message;
     const takesPart = this.task !== null || (state?.run !== undefined && this.state.result?.key.run === state.run);
-    this.tell({ what: "coordinator", online: message.online, state: takesPart ? undefined : state });
+    this.federation = state ?? this.federation;
+    this.tell({ what: "coordinator", online: message.online, state: takesPart || !state ? undefined : { ...state, newcomers: this.newcomers(state) } });
+  }
+
+  /** When a new device takes part, where that is this phone's own case: not where it came before the training, or its turn has come. */
+  newcomers({ newcomers, run, round }) {
+    if (!this.participates) return newcomers;
+    const waits = this.late !== null && this.late.run === run && (newcomers === "next-run" || this.late.round === round);
+    return waits ? newcomers : undefined;
   }
 
   /** Begin a new task; one that is done is announced again, one that is running or older is not begun again. */

@@ -34,6 +34,8 @@ export class State {
     state.birth = kept.birth ?? 0;
     state.result = kept.result ?? null;
     state.done = kept.done ?? 0; // fits, for people
+    state.loss = kept.loss; // of the last one
+    state.sent = kept.sent ?? 0; // bytes of answered updates
     return state;
   }
 
@@ -112,7 +114,8 @@ export class State {
     if (choice) put[CHOICE] = { run: key.run, weights: choice };
     if (trained) put[TRAINED] = { run: key.run, round: key.round, slot: trained[0], mine: trained[1] };
     const stored = { ...result, attempt: 0, residual, status: null };
-    await this.save(() => ({ result: stored, sums, done: this.done + (outcome.own ? 1 : 0) }), put, gone);
+    const loss = result.metrics?.loss ?? this.loss;
+    await this.save(() => ({ result: stored, sums, done: this.done + (outcome.own ? 1 : 0), loss }), put, gone);
   }
 
   /** Whether the residual of the next update depends on an answer that has not come. */
@@ -122,9 +125,9 @@ export class State {
 
   /**
    * The coordinator has answered: commit the residual if it took the update, else keep the one of before. An update that
-   * was refused may be announced again, to a later try of its exchange, and be taken then.
+   * was refused may be announced again, to a later try of its exchange, and be taken then. `sent`: bytes that went out for it.
    */
-  async commitAcknowledgement(status) {
+  async commitAcknowledgement(status, { sent = 0 } = {}) {
     const { result } = this;
     if (!result || [status, ...TAKEN].includes(result.status)) return;
     const put = {};
@@ -133,15 +136,15 @@ export class State {
       put[result.residual] = await this.store.get("pending");
       gone.push(...(await this.store.names(RESIDUAL)).filter((name) => name.split("/")[1] !== result.key.run));
     }
-    await this.save(() => ({ result: { ...result, status } }), put, gone);
+    await this.save(() => ({ result: { ...result, status }, sent: this.sent + sent }), put, gone);
   }
 
   /** Write, one after the other; then this state has the changes. */
   async save(changes, put = {}, gone = []) {
     const write = async () => {
       const changed = changes();
-      const { epoch, birth, result, done } = { ...this, ...changed };
-      await this.store.write({ ...put, [NAME]: { signedEpoch: epoch, birth, result, done } }, gone);
+      const { epoch, birth, result, done, loss, sent } = { ...this, ...changed };
+      await this.store.write({ ...put, [NAME]: { signedEpoch: epoch, birth, result, done, loss, sent } }, gone);
       Object.assign(this, changed);
     };
     this.written = this.written.then(write, write);

@@ -101,9 +101,9 @@ export class Uploader {
   }
 
   async settle(status) {
-    await this.state.commitAcknowledgement(status);
+    await this.state.commitAcknowledgement(status, { sent: this.state.result.update.size });
     this.cancel();
-    this.tell({ what: "answered", status, size: this.state.result.update.size });
+    this.tell({ what: "answered", status, sent: this.state.sent });
   }
 
   announceIn(ms) {

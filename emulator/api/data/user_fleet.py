@@ -64,7 +64,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
 
     >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 3
     >>> fleet((x, y), by=np.repeat(["anna", "ben", "cleo"], 30))
-    Fleet(arrays, 3 devices with 24 training samples [4] of 3 classes, by-user:least=2)
+    Fleet(arrays, 3 devices with 24 training samples [4] of 3 classes, by=array)
     >>> fleet((x, y), by=np.repeat([7, 8, 9], 30)).without([8]).name(7)
     'device-7'
     >>> fleet((x, y), partition="dirichlet:alpha=1,least=2", devices=5, name="mine")["device-00"].train.x.dtype
@@ -92,11 +92,12 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         domain = _group_numbers(groups, data, devices_of, list(given))
         whole = replace(whole, train=replace(whole.train, domain=domain))
     scheme = parts or _scheme(by, partition, devices)
+    how = f"by={by if isinstance(by, (str, int)) else 'array'}" if partition is None and by is not None else ""
     found = Fleet(
         read=lambda _: whole,
         scheme=scheme,
         count=devices or 0,
-        options={"data_set": name or columns.kind, "partition": describe_scheme(scheme), "data_seed": seed},
+        options={"data_set": name or columns.kind, "partition": how or describe_scheme(scheme), "data_seed": seed},
         seed=seed,
         classes=classes,
         columns=tuple(columns.names),

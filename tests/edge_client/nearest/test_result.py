@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,14 @@ def test_the_headline_says_when_the_samples_hardly_tell_the_first_two_centers_ap
     answer = no_center_answer("porch", chosen, fetched=0, signed_by=None)
     said = type(answer)(**{**vars(answer), "center": 1}).in_words().splitlines()[0]
     assert said == f"porch: center 1 (by entropy){words}: fits well"
+
+
+def test_a_selection_that_is_hardly_ahead_says_so_before_how_it_fits() -> None:
+    facts: dict[str, Any] = {"center": 1, "best": 1, "way": "entropy", "samples": 3, "ranking": (1, 0), "fit": "well"}
+    unsure = Selection(**facts, probabilities={1: 0.51, 0: 0.49})
+    assert "center 1 is hardly ahead of center 0: it fits well, with a probability of 51%" in repr(unsure)
+    assert "center 1 fits well" in repr(Selection(**facts, probabilities={1: 0.9, 0: 0.1}))
+    assert "center 1 fits well" in repr(Selection(**facts))
 
 
 def test_a_selection_shows_that_nothing_was_taken_because_nothing_is_known() -> None:

@@ -13,9 +13,11 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import fedcenters as fc
 from edge_client.errors import ConfigError, UsageError
+from export.cli import app
 
 ROOT = Path(__file__).parents[3]
 COLUMNS = ("height", "width", "depth")
@@ -120,9 +122,28 @@ def test_a_device_is_predicted_for_by_the_number_that_the_user_calls_it(tmp_path
     assert centers.iloc[0] == result.assignments["who-07"]
 
 
+def test_a_loaded_run_is_exported_without_its_samples_and_says_what_it_misses(
+    result: fc.Result, place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = fc.load(place).export(tmp_path / "centers", formats=("onnx",))
+    assert "compared on random inputs" in caplog.text
+    assert bundle.reference_samples() is None
+    whole = result.export(tmp_path / "whole", formats=("onnx",))
+    for key in ("devices", "samples", "labels", "accuracy"):
+        mine, expected = ([c["card"][key] for c in each.manifest["centers"]] for each in (bundle, whole))
+        assert mine == expected
+    assert bundle.manifest["names"] == whole.manifest["names"]
+
+
 def test_what_needs_the_samples_says_so(place: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)samples of 'fruit'.*fc.load\(.*fleet="):
-        fc.load(place).export(tmp_path / "centers", formats=("onnx",))
+        fc.load(place).export(tmp_path / "centers", formats=("onnx",), quantize=("int8-static",))
+
+
+def test_the_command_that_cannot_export_a_run_says_what_python_exports_it(place: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["bundle", str(place), "--out", str(tmp_path / "centers")])
+    assert done.exit_code == 3
+    assert f'fc.load("{place}").export(' in done.stderr
 
 
 def test_the_runs_own_fleet_and_module_are_taken(result: fc.Result, place: Path) -> None:

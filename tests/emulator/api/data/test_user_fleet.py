@@ -130,7 +130,7 @@ def test_devices_are_left_out_and_are_the_new_ones() -> None:
             rest[30]
     assert list(made.without([30]).without([1])) == ["subject-02"]
     assert sorted(made.without([30]).without([1]).new_devices) == ["subject-01", "subject-30"]
-    assert made.without([30]).options["partition"] == "by-user:least=2 without subject-30"
+    assert made.without([30]).options["partition"] == "by=subject without subject-30"
     many = fc.fleet((X, Y), devices=20).only("device-00").options["partition"]
     assert many.startswith("iid without 19 devices (")
     with pytest.raises(UsageError, match="no device 'dora'"):
@@ -162,7 +162,7 @@ def test_a_partition_shares_the_samples_among_the_devices() -> None:
 def test_a_run_takes_the_fleet_and_its_seed() -> None:
     made = fc.fleet((X, Y), by=WHO)
     args, split = make_fleet(SimulateArgs(model="x:y", seed=3), made)
-    assert (args.data_set, args.partition, args.devices) == ("arrays", "by-user:least=2", 3)
+    assert (args.data_set, args.partition, args.devices) == ("arrays", "by=array", 3)
     other = make_fleet(SimulateArgs(model="x:y", seed=4), made)[1]
     assert split.devices["anna"].train.x.tobytes() != other.devices["anna"].train.x.tobytes()
     with pytest.raises(UsageError, match="no model of ours suits arrays"):
@@ -292,5 +292,5 @@ def test_what_is_wrong_is_named_with_what_to_write(make: Any, said: str) -> None
 
 
 def test_a_command_that_needs_samples_given_in_python_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"'arrays' were given in Python.*\n\nhint: call the result's own export"):
+    with pytest.raises(ConfigError, match=r"'arrays' were given in Python.*\n\nhint: do it there: fc.load\(folder\)"):
         bundle_source._split({"data-set": "arrays", "method": "fesem"}, None)

@@ -1,0 +1,78 @@
+"""How a run can be played again: by a command, or in Python, where it had the user's own samples, module or method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.strategies.registry import METHODS, make_method
+from edge_client.errors import UsageError
+from emulator.config import CONFIG_FILE, GROUPS_FILE
+from emulator.data import registry
+from emulator.options import OPTIONS
+from export.plugins import find_by_name
+
+OWN_MODEL = "model/model.json"  # in the folder of a run whose module was the user's (emulator/api/kept_model.py)
+FLEET_FILE = "fleet.json"
+DEFAULT_MODEL = "Perceptron"  # of `fc.simulate`, for the user's own samples
+
+
+def repeat_in_python(settings: Mapping[str, Any], folder: Path) -> tuple[str, str] | None:
+    """-> what a command cannot find of the run in `folder`, in words, and the call that repeats it; None for no part.
+
+    `settings` are those of the run's file, in its flat keys.
+
+    >>> repeat_in_python({"method": "fesem", "clusters": 3, "data-set": "arrays", "num-rounds": 5}, Path("runs/mine"))
+    ('samples', 'fc.simulate(fc.FeSEM(3), fleet=fleet, rounds=5, seed=0)')
+    >>> repeat_in_python({"method": "fesem", "data-set": "digits"}, Path("runs/mine"))
+    """
+    method, data, model = (str(settings.get(key, "")) for key in ("method", "data-set", "model"))
+    parts, arguments = list[str](), ["fleet=fleet"]
+    if _is_of_python(data, folder):
+        parts.append("samples")
+    if _is_own_model(model, folder):
+        parts.append("model")
+        arguments.append("model=model")
+    if method.startswith("__main__:"):
+        parts.append("method")
+    if not parts:
+        return None
+    rounds, seed = (settings.get(key, OPTIONS[key].default) for key in ("num-rounds", "seed"))
+    if (folder / CONFIG_FILE).is_file() and (folder / GROUPS_FILE).is_file():
+        run = f"home.run({_method(method, settings)}, rounds={rounds}, seed={seed})"
+        call = f"with fc.federation({', '.join(reversed(arguments))}) as home: {run}"
+    else:
+        call = f"fc.simulate({', '.join((_method(method, settings), *arguments))}, rounds={rounds}, seed={seed})"
+    return " and ".join(parts), call
+
+
+def _is_of_python(data: str, folder: Path) -> bool:
+    """Whether the samples were given in Python: no data set has their name, and a run of them is here."""
+    if not data or ":" in data or registry.is_named(data):
+        return False
+    return registry.is_given_in_python(data) or any((folder / name).is_file() for name in (FLEET_FILE, GROUPS_FILE))
+
+
+def _is_own_model(model: str, folder: Path) -> bool:
+    if (folder / OWN_MODEL).is_file():
+        return model != DEFAULT_MODEL
+    if not (folder / GROUPS_FILE).is_file() or ":" in model or model == DEFAULT_MODEL:
+        return False
+    from coordinator.models.registry import MODELS  # loads torch
+
+    try:
+        for name in model.split("+"):
+            find_by_name("models", name, MODELS)
+    except UsageError:
+        return True
+    return False
+
+
+def _method(path: str, settings: Mapping[str, Any]) -> str:
+    """The method as a value of Python: of ours with the settings that differ from its defaults."""
+    own = {key: value for key, value in settings.items() if key not in OPTIONS}
+    if path in METHODS:
+        return f"fc.{make_method(path, **own)!r}"
+    given = ", ".join(f"{key.replace('-', '_')}={value!r}" for key, value in own.items())
+    return f"{path.rpartition(':')[2]}({given})"
