@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tests.figures.papers import fedsoft, fesem, wecfl
 from tests.figures.papers.__main__ import PAPERS
+from tests.figures.papers.runs import Drawn
 from tests.support.doc_pages import DOCS
 
 PAGE = DOCS / "papers-figures.md"
@@ -25,17 +27,20 @@ def test_the_page_shows_every_picture_and_has_the_numbers_of_every_paper() -> No
 
 
 @pytest.mark.parametrize(
-    ("figure", "kept", "panel", "line"),
+    ("draw", "picture", "kept", "panel", "line"),
     [
-        (fesem.accuracy().pictures["fesem-accuracy"], "fesem-table2/mnist-writers-fesem-k4-r30-s0-c87df40833", 0, 2),
-        (wecfl.curves().pictures["wecfl-methods"], "wecfl-table2/cifar10-wecfl-k10-r100-s0-b47947053a", 0, 2),
-        (wecfl.curves().pictures["wecfl-counts"], "wecfl-table2/fashion-mnist-wecfl-k5-r100-s0-066553b91c", 1, 1),
+        (fesem.accuracy, "fesem-accuracy", "fesem-table2/mnist-writers-fesem-k4-r30-s0-c87df40833", 0, 2),
+        (wecfl.curves, "wecfl-methods", "wecfl-table2/cifar10-wecfl-k10-r100-s0-b47947053a", 0, 2),
+        (wecfl.curves, "wecfl-counts", "wecfl-table2/fashion-mnist-wecfl-k5-r100-s0-066553b91c", 1, 1),
     ],
     ids=["FeSEM(4)", "WeCFL on CIFAR-10", "WeCFL with five centers"],
 )
-def test_a_curve_is_that_of_its_kept_cell(figure, kept: str, panel: int, line: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def test_a_curve_is_that_of_its_kept_cell(
+    draw: Callable[[], Drawn], picture: str, kept: str, panel: int, line: int
+) -> None:
     cell = json.loads((DOCS / "results" / f"{kept}.json").read_text(encoding="utf-8"))
-    assert np.asarray(figure.axes[panel].get_lines()[line].get_ydata()).tolist() == cell["curves"]["accuracy"]
+    drawn = draw().pictures[picture].axes[panel].get_lines()[line]
+    assert np.asarray(drawn.get_ydata()).tolist() == cell["curves"]["accuracy"]
 
 
 def test_the_errors_of_fedsofts_centers_and_the_weights_of_its_devices_are_drawn_for_every_round() -> None:
