@@ -162,17 +162,18 @@ def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int)
     return [center_facts(k, [c for c in sorted(at) if at[c] == k], **told) for k in range(centers)]
 
 
-def _training_counts(split: FleetData) -> tuple[dict[ClientId, int], dict[ClientId, Sequence[int]]]:
+def _training_counts(split: FleetData) -> tuple[dict[ClientId, int], dict[ClientId, list[int]]]:
     """-> the training samples of each device, and how many of each class; the second is empty where there is none."""
     try:
         train = {c: local.train for c, local in split.devices.items()}
     except SamplesMissing:
-        known = {c: one["labels"] for c, one in split.kept.items()}
+        known: dict[ClientId, list[int]] = {c: one["labels"] for c, one in split.kept.items()}
         classes = max(map(len, known.values()))
         padded = {c: [*counts, *[0] * (classes - len(counts))] for c, counts in known.items() if classes > 1}
         return {c: one.get("samples", sum(one["labels"])) for c, one in split.kept.items()}, padded
     classes = max((int(d.y.max()) + 1 for d in train.values() if np.issubdtype(d.y.dtype, np.integer)), default=0)
-    return {c: len(d) for c, d in train.items()}, {c: label_counts(d.y, classes) for c, d in train.items() if classes}
+    counts = {c: label_counts(d.y, classes).tolist() for c, d in train.items() if classes}
+    return {c: len(d) for c, d in train.items()}, counts
 
 
 def _center_of(split: FleetData, assignment: Mapping[ClientId, int], centers: int) -> dict[ClientId, int]:
