@@ -15,7 +15,7 @@ JOBS = [CellRun(cell=cell, seed=0) for cell in parse_plan("t", TOML, rounds=9).c
 HERE = "run 1/2: FedAvg (K=1), digits, seed 0"
 
 
-class Told:
+class TimedReporter:
     """A reporter whose time is set by the test, and what it said."""
 
     def __init__(self, jobs: Sequence[CellRun] = JOBS) -> None:
@@ -32,14 +32,14 @@ def record(number: int, accuracy: float | None = None) -> dict[str, object]:
 
 
 def test_the_first_run_says_at_once_what_begins() -> None:
-    told = Told()
+    told = TimedReporter()
     told.at(0).begin(JOBS[0], "reading digits")
     told.at(1).begin(JOBS[0], "the first round is running")
     assert told.lines == [f"{HERE}: reading digits", f"{HERE}: the first round is running"]
 
 
 def test_a_long_round_is_not_silent_and_a_short_silence_is_kept() -> None:
-    told = Told()
+    told = TimedReporter()
     told.at(0).begin(JOBS[0], "the first round is running")
     told.at(8).watch()
     assert len(told.lines) == 1
@@ -53,7 +53,7 @@ def test_a_long_round_is_not_silent_and_a_short_silence_is_kept() -> None:
 
 
 def test_what_is_left_is_rough_and_measured_without_the_first_round() -> None:
-    told = Told()
+    told = TimedReporter()
     told.at(1000)(JOBS[0], record(1))
     told.at(1060)(JOBS[0], record(2, 0.25))
     told.at(1120)(JOBS[0], record(3, 0.5))
@@ -65,7 +65,7 @@ def test_what_is_left_is_rough_and_measured_without_the_first_round() -> None:
 
 
 def test_the_end_of_a_run_is_a_line_and_nothing_is_left_after_the_last() -> None:
-    told = Told(JOBS[:1])
+    told = TimedReporter(JOBS[:1])
     told.at(0)(JOBS[0], record(8))
     told.at(1)(JOBS[0], record(9, 0.75))
     assert told.lines == ["run 1/1: FedAvg (K=1), digits, seed 0: round 9/9, accuracy 75.0%"]

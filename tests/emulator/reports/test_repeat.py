@@ -18,7 +18,7 @@ from emulator.reports.repeat import repeat_in_python
 METHOD = fc.FeSEM(2, local_steps=2)
 
 
-class Net(nn.Sequential):
+class OwnModule(nn.Sequential):
     """The user's own module."""
 
 
@@ -27,7 +27,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with the user's own samples and module."""
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     fleet = fc.fleet((x, np.arange(60) % 3), by=np.repeat(["anna", "ben", "cleo"], 20))
-    model, out = Net(nn.Linear(4, 3)), tmp_path_factory.mktemp("runs")
+    model, out = OwnModule(nn.Linear(4, 3)), tmp_path_factory.mktemp("runs")
     return fc.simulate(METHOD, fleet=fleet, model=model, rounds=2, seed=3, out=out, name="mine").folder or out
 
 
@@ -54,7 +54,7 @@ def test_samples_that_have_no_name_are_refused_with_a_word_about_python() -> Non
 def test_a_run_over_mqtt_is_repeated_in_a_federation(tmp_path: Path) -> None:
     for name in (CONFIG_FILE, GROUPS_FILE):
         (tmp_path / name).touch()
-    asked = {"method": "fedavg", "data-set": "digits", "model": "Net", "num-rounds": 4}
+    asked = {"method": "fedavg", "data-set": "digits", "model": "OwnModule", "num-rounds": 4}
     call = "with fc.federation(model=model, fleet=fleet) as home: home.run(fc.FedAvg(), rounds=4, seed=0)"
     assert repeat_in_python(asked, tmp_path) == ("model", call)
     assert repeat_in_python({**asked, "model": "digits-mlp"}, tmp_path) is None
