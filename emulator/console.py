@@ -23,6 +23,27 @@ if TYPE_CHECKING:
 REPEAT_INTERVAL_S = 5.0  # without a terminal: the longest silence
 
 
+class Repeater:
+    """Calls `tell` every `seconds` in a thread, from `start` to `stop`: the work beside it may be one long call."""
+
+    def __init__(self, seconds: float, tell: Callable[[], None]) -> None:
+        self._seconds, self._tell, self._ended = seconds, tell, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Idempotent."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._seconds):
+            self._tell()
+
+
 class ConsoleProgress:
     """Progress of one command, stamped with the seconds since its start."""
 
@@ -70,20 +91,14 @@ class ConsoleProgress:
     @contextmanager
     def during(self, text: str) -> Iterator[Callable[[str], None]]:
         """Say what one long call does now; a thread tells that it goes on. What is yielded changes the words."""
-        ended, doing = threading.Event(), [text]
-
-        def tell() -> None:
-            while not ended.wait(REPEAT_INTERVAL_S):
-                self.busy(doing[-1])
-
+        doing = [text]
+        repeater = Repeater(REPEAT_INTERVAL_S, lambda: self.busy(doing[-1]))
         self.say(text)
-        thread = threading.Thread(target=tell, name="progress", daemon=True)
-        thread.start()
+        repeater.start()
         try:
             yield doing.append
         finally:
-            ended.set()
-            thread.join()
+            repeater.stop()
 
     def _print(self, line: str) -> None:
         if self._stream is sys.stderr:

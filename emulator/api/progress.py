@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.rounds.round_record import reached_in_words
-from emulator.console import ConsoleProgress
+from emulator.console import ConsoleProgress, Repeater
 from export.silence import write_stderr
 
 if TYPE_CHECKING:
@@ -151,18 +150,14 @@ def _listening(log: logging.Logger, busy: Callable[[str], None], say: Callable[[
 
 
 class PlainLines:
-    """Lines on stderr: what is said, and every SILENCE_S what goes on. Work shorter than that prints no line.
-
-    A thread prints them between `start` and `close`, for the work may be one long call.
-    """
+    """Lines on stderr: what is said, and from `start` to `close` every SILENCE_S what goes on."""
 
     def __init__(self, text: str) -> None:
         self._text, self._began_s = text, time.monotonic()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="progress", daemon=True)
+        self._repeater = Repeater(SILENCE_S, self._tell)
 
     def start(self) -> None:
-        self._thread.start()
+        self._repeater.start()
 
     def say(self, text: str) -> None:
         write_stderr(text)
@@ -172,14 +167,11 @@ class PlainLines:
         self._text = text
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        """Print no more. Idempotent."""
+        self._repeater.stop()
 
     def _tell(self) -> None:
-        while not self._ended.wait(SILENCE_S):
-            self.say(f"{self._text}  (since {time.monotonic() - self._began_s:.0f} s)")
+        self.say(f"{self._text}  (since {time.monotonic() - self._began_s:.0f} s)")
 
 
 class NotebookLine:

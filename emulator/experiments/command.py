@@ -41,7 +41,7 @@ PICTURES = (".png", ".svg")
 
 
 def say_nothing(_: str) -> None:
-    """A report that nobody reads."""
+    """The report of a caller that wants the result only."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from emulator.console import Repeater
 from emulator.experiments.cells import CellRun
 from emulator.run.summary import Record
 
@@ -31,22 +32,20 @@ class ProgressReporter:
 
     def __init__(self, missing: Sequence[CellRun], say: Report, clock: Callable[[], float] = time.perf_counter) -> None:
         self._missing, self._say, self._clock = missing, say, clock
-        self._lock, self._ended = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._lock, self._repeater = threading.Lock(), Repeater(POLL_S, self.watch)
         self._said_s = self._since_s = clock()
         self._first_s = 0.0  # when the first round of all ended
         self._rounds = 0  # finished in this process
         self._doing = ""
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._repeater.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._repeater.stop()
 
     def begin(self, job: CellRun, what: str) -> None:
         """A part of a run begins, as "reading digits". Those of the first run are lines of their own."""
@@ -77,10 +76,6 @@ class ProgressReporter:
             now_s = self._clock()
             if self._doing and now_s - self._said_s >= SILENCE_S - POLL_S:
                 self._tell(f"{self._doing}, since {now_s - self._since_s:.0f} s")
-
-    def _watch(self) -> None:
-        while not self._ended.wait(POLL_S):
-            self.watch()
 
     def _tell(self, text: str) -> None:
         self._said_s = self._clock()

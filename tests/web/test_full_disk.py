@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.support.browser import PHONE, Open
+from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_federation import known_model
 from tests.support.phone_page import ring, served, text
 
@@ -48,13 +50,21 @@ def allow_room(page: Page, url: str, size: int | None) -> None:
     page.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", limits)
 
 
-def test_on_a_full_disk_nothing_is_lost_and_the_page_says_why_it_takes_nothing(visit: Open, tmp_path: Path) -> None:
-    with served(known_model(tmp_path, input=(1, 8, 8))) as url:
+@contextmanager
+def on_a_small_disk(visit: Open, folder: Path) -> Iterator[tuple[Visit, Page, str]]:
+    """The page, opened where the browser keeps ROOM for it, with its address."""
+    with served(known_model(folder, input=(1, 8, 8))) as url:
         opened = visit("about:blank", size=PHONE, touch=True)
-        page = opened.page
-        allow_room(page, url, ROOM)
-        page.goto(url)
-        page.wait_for_selector("#entry:not([hidden])")
+        allow_room(opened.page, url, ROOM)
+        opened.page.goto(url)
+        opened.page.wait_for_selector("#entry:not([hidden])")
+        yield opened, opened.page, url
+        opened.page.goto("about:blank")
+    opened.errors.clear()  # a broker that is not there
+
+
+def test_on_a_full_disk_nothing_is_lost_and_the_page_says_why_it_takes_nothing(visit: Open, tmp_path: Path) -> None:
+    with on_a_small_disk(visit, tmp_path) as (opened, page, url):
         hint, add = page.locator("#pad + span"), page.get_by_role("button", name="Add drawing")
         ring(page, "#pad")
         assert page.evaluate(FILL) == ["QuotaExceededError"] * 3
@@ -73,17 +83,10 @@ def test_on_a_full_disk_nothing_is_lost_and_the_page_says_why_it_takes_nothing(v
         text(page, "count", "^1 in 1 class")
         expect(hint).to_be_visible()
         expect(page.locator("#trouble")).to_be_hidden()
-        page.goto("about:blank")
-    opened.errors.clear()  # a broker that is not there
 
 
 def test_a_page_that_opens_on_a_full_disk_shows_its_samples_and_where_to_add_more(visit: Open, tmp_path: Path) -> None:
-    with served(known_model(tmp_path, input=(1, 8, 8))) as url:
-        opened = visit("about:blank", size=PHONE, touch=True)
-        page = opened.page
-        allow_room(page, url, ROOM)
-        page.goto(url)
-        page.wait_for_selector("#entry:not([hidden])")
+    with on_a_small_disk(visit, tmp_path) as (opened, page, _):
         ring(page, "#pad")
         page.get_by_role("button", name="Add drawing").click()
         text(page, "count", "^1 in 1 class")
@@ -93,5 +96,3 @@ def test_a_page_that_opens_on_a_full_disk_shows_its_samples_and_where_to_add_mor
         text(page, "count", "^1 in 1 class")
         text(page, "trouble", FULL)
         opened.shot("opened-on-a-full-disk")
-        page.goto("about:blank")
-    opened.errors.clear()  # a broker that is not there

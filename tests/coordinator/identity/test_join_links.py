@@ -36,5 +36,5 @@ def test_the_code_of_a_terminal_is_a_full_one_in_half_blocks() -> None:
 
 def test_a_link_names_the_page_and_a_device_with_its_secret_after_the_hash() -> None:
     assert phone_link("https://host/") == "https://host/phone/"
-    named = phone_link("https://host", device="d 1", secret="a&b")  # noqa: S106 - nobody's
+    named = phone_link("https://host", device="d 1", secret="a&b")  # noqa: S106 - made up
     assert named == "https://host/phone/#id=d%201&secret=a%26b"

@@ -155,7 +155,7 @@ def test_names_with_commas_stand_beside_others_and_the_longest_is_taken() -> Non
         "FedSoft,FedSoft, everybody": ["FedSoft", "FedSoft, everybody"],
         "FedSoft,everybody": ["FedSoft, everybody"],
         " f-mnist (0.1,10) , fedavg,": ["F-MNIST (0.1, 10)", "fedavg"],
-        "FedAvg, nobody": ["FedAvg", "nobody"],
+        "FedAvg, absent": ["FedAvg", "absent"],
         "": [],
     }.items():
         assert plan.split_words(text, known) == words

@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def asked(store: Store, exchange: SumByCenter) -> AskedStage:
-    """The stage of d0 in the first exchange, which nobody answers."""
+    """The stage of d0 in the first exchange, which no device answers."""
     heard: list[NetworkExchange] = []
 
     def ask(_: ExchangeKey, tasks: NetworkExchange) -> Collection[ClientId]:
