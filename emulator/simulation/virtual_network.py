@@ -46,6 +46,7 @@ from emulator.simulation.attacks import Attack, no_attack
 from emulator.simulation.codec_channel import CodecChannel
 from emulator.simulation.device_profiles import DeviceProfile
 from emulator.simulation.drawn_devices import DrawnDevices
+from emulator.simulation.probes_together import run_probes
 from emulator.simulation.spill import SpilledModels
 from emulator.simulation.summed_devices import SummedDevices, emulated_secret
 
@@ -129,13 +130,15 @@ class EmulatedDevices:
         """The learner gets all fits at once, so that it may batch them over devices."""
         found: dict[ClientId, Reply | Malformed] = {}
         jobs: dict[ClientId, TrainingJob] = {}
+        probes = {who: task for who, task in tasks.items() if isinstance(task, Probe)}
+        found |= run_probes(self.learner, probes, lambda learner, who: self._probed(learner, who, probes[who]))
         for who, task in tasks.items():
             if isinstance(task, SummedProbe):
                 drawn = emulated_secret(zlib.crc32(who.encode()))  # the tasks of all devices have one seed
                 how: dict[str, Any] = {"own": partial(self._own, who), "drawn": drawn}
                 found[who] = _result_or_refusal(partial(evaluation_words, self.learner, task, self.local[who], **how))
             elif isinstance(task, Probe):
-                found[who] = _result_or_refusal(partial(self._probed, who, task))
+                continue
             elif isinstance(mine := _result_or_refusal(partial(self._job, who, task)), TrainingJob):
                 jobs[who] = mine
             else:
@@ -156,9 +159,11 @@ class EmulatedDevices:
             return Reply(n=n, losses=np.array([fitted.loss]))
         return Reply(n=n, update=self.wire(task, fitted.vector))
 
-    def _probed(self, who: ClientId, task: Probe) -> Reply:
+    def _probed(self, learner: Learner, who: ClientId, task: Probe) -> Reply | Malformed:
         keep = partial(self.posterior.__setitem__, who)
-        return run_probe(self.learner, task, self.local[who], own=partial(self._own, who), keep=keep)
+        return _result_or_refusal(
+            lambda: run_probe(learner, task, self.local[who], own=partial(self._own, who), keep=keep)
+        )
 
     def keep(self, folder: Path) -> None:
         checkpoint.save_models(folder, "own", self.own)

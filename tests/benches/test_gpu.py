@@ -12,12 +12,14 @@ import torch
 from coordinator.models.registry import build_model
 from emulator.engines.autotune import Workload, random_jobs
 from emulator.engines.gpu.stacked import StackedRecipe
+from tests.benches.cuda_parts import clustering_row, convolution_row, step_row
 from tests.benches.gpu import REPEATS, Contestant, differences, loop, race, row
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_cuda_it_says_so_prints_no_figure_and_exits_with_3() -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.benches.gpu"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("bench", ["gpu", "cuda_parts"])
+def test_without_cuda_it_says_so_prints_no_figure_and_exits_with_3(bench: str) -> None:
+    done = subprocess.run([sys.executable, "-m", f"tests.benches.{bench}"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "")
     assert "nothing was measured" in done.stderr
 
@@ -29,6 +31,14 @@ def test_its_loop_gives_the_updates_that_our_engines_give() -> None:
     for job, plain, ours in zip(jobs, loop(model, jobs, torch.device("cpu")), learner.train(jobs), strict=True):
         update = np.linalg.norm(plain - job.start)
         assert np.linalg.norm(plain - ours.vector) < 1e-3 * update  # float32; four small steps
+
+
+def test_the_rows_of_what_else_runs_on_cuda_compare_equal_numbers() -> None:
+    """Here on the CPU."""
+    cpu = torch.device("cpu")
+    assert float(clustering_row(20, 50, "torch-cpu").split("|")[-2]) < 1e-6
+    assert float(convolution_row(2, (1, 2, 6, 3, 1), cpu).split("|")[-2]) < 1e-5
+    assert [cell.strip() for cell in step_row("digits-mlp", cpu).split("|")][1] == "digits-mlp"
 
 
 class RaceClock:

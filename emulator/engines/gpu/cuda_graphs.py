@@ -78,8 +78,7 @@ class GraphLearner(ProbeMixin):
 
     def __init__(self, objective: Objective, *, lanes: int, record: Record) -> None:
         super().__init__(objective, stacks_batches=False, stacks_models=False)
-        self._resident = DeviceDataCache(objective)
-        self._lanes = [_Lane(objective, self._resident, record) for _ in range(lanes)]
+        self._lanes = [_Lane(objective, self.resident, record) for _ in range(lanes)]
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """A lane per job; when the longest of a group is done, the next group follows."""
@@ -94,7 +93,7 @@ class GraphLearner(ProbeMixin):
     def _halved(self, size: int) -> None:
         """A lane keeps the memory of its recordings."""
         del self._lanes[size:]
-        self._resident.clear()
+        self.resident.clear()
 
     def _together(self, jobs: Sequence[TrainingJob], between: Callable[[], None]) -> list[TrainedModel]:
         self.objective.training()

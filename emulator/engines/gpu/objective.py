@@ -10,8 +10,8 @@ pull is the same in every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from coordinator.models.registry import Model
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.task import Flat, Optimiser, TensorSpec
 from edge_client.training.optimiser import NORM_FLOOR, move
+from emulator.engines.gpu.convolutions import ProductConvolutions
 from export.compiler.losses.sample_losses import per_sample_loss
 from export.compiler.program import make_source, program_without_containers
 from export.compiler.program_functions import tensor_places
@@ -69,9 +70,10 @@ class Objective:
         return g, after, loss
 
     def gradients(self, w: Tensor, b: Tensor, x: Tensor, y: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`gradient` of clients side by side: everything has them in front, but w may be one for all."""
-        of_each = vmap(self.gradient, in_dims=(0 if w.dim() > 1 else None, 0, 0, 0, 0), randomness="different")
-        g, after, loss = of_each(w, b, x, y, q)
+        """`gradient` of clients side by side: everything has them in front."""
+        of_each = vmap(self.gradient, randomness="different")
+        with ProductConvolutions():
+            g, after, loss = of_each(w, b, x, y, q)
         return g, after, loss
 
     def training(self) -> None:
@@ -83,6 +85,12 @@ class Objective:
         self._module.eval()
         with torch.no_grad():
             return self._call(w, b, x)[0]
+
+    def stacked_predictions(self, w: Tensor, b: Tensor, x: Tensor, *, shared: bool) -> Tensor:
+        """[M, batch, *target] of models [M, ...], on samples [M, batch, ...] of their own or [batch, ...] for all."""
+        with ProductConvolutions():
+            out: Tensor = vmap(self.predictions, in_dims=(0, 0, None if shared else 0))(w, b, x)
+            return out
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         return per_sample_loss(self.source.loss, out, y)
@@ -97,11 +105,24 @@ class Objective:
         buffers = {name: part.clone() for name, part in _cut(b, self._buffers).items()}
         state = {**self._constants, **_cut(w, self._params), **buffers}
         held = {place: state[name] for place, name in self._places.items()}
-        return functional_call(self._module, held, (x,), tie_weights=False), held
+        with self._recurrent_kernels():
+            return functional_call(self._module, held, (x,), tie_weights=False), held
+
+    def _recurrent_kernels(self) -> AbstractContextManager[None]:
+        """Without cuDNN for recurrent layers: it wants their weights in one piece of memory."""
+        recurrent = any(isinstance(layer, nn.RNNBase) for layer in self._module.modules())
+        return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
     def tensor(self, values: Any) -> Tensor:  # noqa: ANN401 - whatever numpy takes
         """A copy in the program's dtype on the device, of an array or of numbers."""
         return torch.as_tensor(np.asarray(values)).to(device=self.device, dtype=self.dtype, copy=True)
+
+    def once_each(self, vectors: Sequence[Flat]) -> Tensor:
+        """[clients, size]; what several clients share, as they share a center, is moved to the device once."""
+        unique = {id(vector): vector for vector in vectors}
+        place = {key: i for i, key in enumerate(unique)}
+        which = torch.tensor([place[id(vector)] for vector in vectors], device=self.device)
+        return self.tensor(np.stack(list(unique.values())))[which]
 
     def vector(self, w: Tensor, b: Tensor) -> Flat:
         """[size] of one client, on the host."""

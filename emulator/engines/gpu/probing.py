@@ -22,9 +22,12 @@ from edge_client.training.learner import weighted_batches
 from edge_client.training.noise import step_noise
 from emulator.engines.gpu.memory import run_in_parts
 from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
+from emulator.engines.gpu.resident_data import DeviceDataCache
 from emulator.engines.gpu.schedule import MAX_CPU_CLIENTS, MAX_CUDA_BATCHES
 
 DrawnBatch = tuple[Array, Array, Mapping[str, Array]]  # samples' indices, their weights, and the step's random numbers
+Evaluation = tuple[Sequence[Flat], Dataset]
+MAX_PAIRED_ROWS = 16_384  # samples of one pass in which each model has its own: windows of images are large
 MAX_CUDA_ROWS = 4096  # samples times models of one pass: many for a GPU, few enough for the caches of a CPU
 
 
@@ -35,8 +38,9 @@ class ProbeMixin:
         """What is not stacked is done one by one: recurrent layers stack only while they train (torch 2.13)."""
         self.objective, self._stacks_batches, self._stacks_models = objective, stacks_batches, stacks_models
         on_cuda = objective.device.type == "cuda"
-        self._most_rows = sys.maxsize  # until a GPU has no memory for more
+        self._most_pairs = self._most_rows = sys.maxsize  # until a GPU has no memory for more
         self._at_once = (MAX_CUDA_BATCHES if on_cuda else MAX_CPU_CLIENTS) if stacks_batches else 1
+        self.resident = DeviceDataCache(objective)
 
     @property
     def program(self) -> Program:
@@ -63,6 +67,38 @@ class ProbeMixin:
         found = run_in_parts(len(data), min(rows, self._most_rows), some, what="samples", halved=self._fewer_rows)
         losses, logits = zip(*found, strict=True)
         return torch.cat(losses, 1).numpy(), torch.cat(logits, 1).numpy()
+
+    def evaluate_each(self, asked: Sequence[Evaluation], *, batch: int) -> list[tuple[F64, Array]]:
+        """`evaluate` of each, with many models and data sets in one pass: each model on samples of its own."""
+        if not self._stacks_models:
+            return [self.evaluate(models, data, batch=batch) for models, data in asked]
+        found = [_Evaluated(models, data, self.program) for models, data in asked]
+        pairs = sorted(
+            ((i, m) for i, (models, _) in enumerate(asked) for m in range(len(models))),
+            key=lambda pair: len(asked[pair[0]][1]),
+        )
+        most = max(1, MAX_PAIRED_ROWS // max((len(data) for _, data in asked), default=1))
+
+        def some(first: int, last: int) -> None:
+            part = pairs[first:last]
+            out, losses = self._pairs([(asked[i][0][m], asked[i][1]) for i, m in part])
+            for (i, m), logits, loss in zip(part, out, losses, strict=True):
+                found[i].take(m, loss, logits)
+
+        for _ in run_in_parts(len(pairs), min(most, self._most_pairs), some, what="models", halved=self._fewer_pairs):
+            pass
+        return [(each.losses, each.logits) for each in found]
+
+    def _pairs(self, pairs: Sequence[tuple[Flat, Dataset]]) -> tuple[Array, F64]:
+        """[pairs, rows, *target] logits and [pairs, rows] losses; shorter data sets repeat their samples."""
+        objective, rows = self.objective, max(len(data) for _, data in pairs)
+        stacked = objective.once_each([model for model, _ in pairs])
+        w, b = stacked[:, : objective.n_params], stacked[:, objective.n_params :]
+        x, y = self.resident.gather([(data, np.arange(rows) % len(data)) for _, data in pairs])
+        x, y = (part.reshape(len(pairs), rows, *part.shape[1:]) for part in (x, y))
+        with use_exact_kernels(objective.device):
+            out = objective.stacked_predictions(w, b, x, shared=False)
+            return out.cpu().numpy(), vmap(objective.losses)(out, y).double().cpu().numpy()
 
     def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
         """[n_params] mean gradient over all samples; every batch starts from the model's buffers."""
@@ -97,20 +133,33 @@ class ProbeMixin:
     def _fewer_rows(self, samples: int) -> None:
         self._most_rows = samples
 
+    def _fewer_pairs(self, models: int) -> None:
+        self._most_pairs = models
+
     def _logits(self, w: Tensor, b: Tensor, x: Tensor) -> Tensor:
         """[M, batch, *target] of models [M, ...] on the same samples."""
-        predictions = self.objective.predictions
         if self._stacks_models:
-            return vmap(predictions, in_dims=(0, 0, None))(w, b, x)
-        return torch.stack([predictions(*model, x) for model in zip(w, b, strict=True)])
+            return self.objective.stacked_predictions(w, b, x, shared=True)
+        return torch.stack([self.objective.predictions(*model, x) for model in zip(w, b, strict=True)])
 
     def _summed(self, vector: Tensor, x: Tensor, y: Tensor, q: Tensor) -> Tensor:
         """[n_params] float64 sum of the gradients of batches [batches, batch, ...], each from the same model."""
         objective = self.objective
         w, b = vector[: objective.n_params], vector[objective.n_params :]
         if self._stacks_batches:
-            return objective.gradients(w, b.expand(len(x), -1), x, y, q)[0].double().sum(0)
+            return objective.gradients(w.expand(len(x), -1), b.expand(len(x), -1), x, y, q)[0].double().sum(0)
         return objective.gradient(w, b, x[0], y[0], q[0])[0].double()
+
+
+class _Evaluated:
+    """The losses [M, n] and logits [M, n, *target] of one evaluation, as they come."""
+
+    def __init__(self, models: Sequence[Flat], data: Dataset, program: Program) -> None:
+        self.losses: F64 = np.empty((len(models), len(data)))
+        self.logits: Array = np.empty((len(models), len(data), *program.target), program.dtype)
+
+    def take(self, m: int, losses: Array, logits: Array) -> None:
+        self.losses[m], self.logits[m] = losses[: self.losses.shape[1]], logits[: self.losses.shape[1]]
 
 
 def _equal_sizes(parts: Sequence[DrawnBatch]) -> list[Sequence[DrawnBatch]]:

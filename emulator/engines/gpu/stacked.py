@@ -68,7 +68,7 @@ class StackedLearner(ProbeMixin):
 
     def __init__(self, objective: Objective, *, chunk: int | None, stacks_models: bool) -> None:
         super().__init__(objective, stacks_batches=True, stacks_models=stacks_models)
-        self._chunk, self._resident = chunk, DeviceDataCache(objective)
+        self._chunk = chunk
         self._activations: dict[int, int] = {}  # batch size -> bytes of one client's pass
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
@@ -81,7 +81,7 @@ class StackedLearner(ProbeMixin):
 
         def stacked(first: int, last: int) -> dict[int, TrainedModel]:
             part = order[first:last]
-            stack = _Stack(self.objective, self._resident, [jobs[i] for i in part])
+            stack = _Stack(self.objective, self.resident, [jobs[i] for i in part])
             with use_exact_kernels(self.objective.device):
                 return dict(zip(part, stack.run(between), strict=True))
 
@@ -94,7 +94,7 @@ class StackedLearner(ProbeMixin):
 
     def _halved(self, size: int) -> None:
         self._chunk = size
-        self._resident.clear()
+        self.resident.clear()
 
     def _planned(self, jobs: Sequence[TrainingJob]) -> int:
         """Clients at once, for the largest job's memory."""
@@ -116,7 +116,7 @@ class StackedLearner(ProbeMixin):
             default=1,
         )
         held = torch.cuda.memory_reserved(objective.device) - torch.cuda.memory_allocated(objective.device)
-        free = torch.cuda.mem_get_info(objective.device)[0] + held - self._resident.free_bytes
+        free = torch.cuda.mem_get_info(objective.device)[0] + held - self.resident.free_bytes
         return clients_at_once(len(jobs), per_client=per_client, free=free, most=MAX_CUDA_CLIENTS)
 
     def _bytes_of_pass(self, batch: int) -> int:
@@ -140,7 +140,7 @@ class _Stack:
     def __init__(self, objective: Objective, resident: DeviceDataCache, jobs: Sequence[TrainingJob]) -> None:
         self.objective, self.jobs, self.plan = objective, jobs, make_schedule(jobs)
         tensor, n = objective.tensor, objective.n_params
-        start = _once_each(objective, [job.start for job in jobs])
+        start = objective.once_each([job.start for job in jobs])
         self.w, self.b = start[:, :n].clone(), start[:, n:].clone()
         optimiser = jobs[0].task.optimiser
         self.rule = None if optimiser is None else RuleState.zeros(optimiser, self.w)
@@ -210,12 +210,4 @@ class _Stack:
         return pull
 
     def _params(self, vectors: Sequence[Flat]) -> Tensor:
-        return _once_each(self.objective, vectors)[:, : self.objective.n_params].clone()
-
-
-def _once_each(objective: Objective, vectors: Sequence[Flat]) -> Tensor:
-    """[clients, size]; what several clients share, as they share a center, is moved to the device once."""
-    unique = {id(vector): vector for vector in vectors}
-    place = {key: i for i, key in enumerate(unique)}
-    which = torch.tensor([place[id(vector)] for vector in vectors], device=objective.device)
-    return objective.tensor(np.stack(list(unique.values())))[which]
+        return self.objective.once_each(vectors)[:, : self.objective.n_params].clone()
