@@ -89,8 +89,9 @@ def _dot_width(axes: Axes, plane: Array, places: Array, nearest: float) -> float
     """How wide dots at `places` are, in points: as near ones are apart there, and no wider than DOT_WIDTH."""
     before, after = np.ptp(plane, axis=0), np.ptp(places, axis=0)
     grown = float(np.max(np.where(before > 0, after / np.where(before > 0, before, 1.0), 1.0)))
-    sides = axes.get_window_extent().size / axes.figure.dpi * 72
-    return float(np.clip(0.9 * nearest / grown / (1 + 2 * MARGIN) * sides.min(), LEAST_DOT_WIDTH, DOT_WIDTH))
+    inside = axes.get_window_extent()
+    side = min(inside.width, inside.height) / axes.figure.dpi * 72
+    return float(np.clip(0.9 * nearest / grown / (1 + 2 * MARGIN) * side, LEAST_DOT_WIDTH, DOT_WIDTH))
 
 
 def name_looks(axes: Axes, centers: I64, groups: I64) -> None:

@@ -20,7 +20,6 @@ import pytest
 from rich.console import Console
 
 from coordinator.config_sections import RunConfig
-from coordinator.storage import run_reader
 from coordinator.storage.event_log import insert_events
 from coordinator.storage.status import (
     STATUS_FILE,
@@ -351,14 +350,15 @@ class _CountedConnection(sqlite3.Connection):
 
 
 def last_round(store: Store) -> dict[str, Any]:
-    return [event for event in map(json.loads, store.events.lines()) if event["event"] == "round"][-1]
+    found: dict[str, Any] = [e for e in map(json.loads, store.events.lines()) if e["event"] == "round"][-1]
+    return found
 
 
 def test_what_status_reads_of_the_database_does_not_grow_with_the_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed = Federation.of(tmp_path).play()
-    monkeypatch.setattr(run_reader.sqlite3, "connect", partial(sqlite3.connect, factory=_CountedConnection))
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=_CountedConnection))
     before = read_status(fed.config.folder)
     once = _CountedConnection.steps
     with closing(Store(fed.config.folder / "store")) as store, store.database.transaction():

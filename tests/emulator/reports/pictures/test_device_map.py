@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from scipy.spatial import cKDTree
 
@@ -79,8 +80,10 @@ def test_each_of_the_devices_is_seen(n: int, wide: float) -> None:
     axes = drawn(lambda ax: device_map.draw_devices(ax, plane, groups, np.zeros(n, np.int64), title="t"))
     axes.figure.canvas.draw()
     places = np.concatenate([axes.transData.transform(cloud.get_offsets()) for cloud in axes.collections])
-    width = np.sqrt(axes.collections[0].get_sizes()[0]) * axes.figure.dpi / 72
-    nearest = cKDTree(places).query(places, k=2)[0][:, 1]
+    (first, *_) = axes.collections
+    assert isinstance(first, PathCollection)
+    width = np.sqrt(first.get_sizes()[0]) * axes.figure.dpi / 72
+    nearest = np.asarray(cKDTree(places).query(places, k=2)[0])[:, 1]
     assert len(places) == n
     assert nearest.min() >= 0.9 * width
     assert width >= 2.0  # pixels
