@@ -290,6 +290,8 @@ def experiment(  # noqa: PLR0913 - a command line
 
     example: fedcenters-emulator experiment fedsoft-table1 --rounds 10 --seeds 1 --only FedSoft,FedEM
     """
+    if picture is not None and (compare or summary or dry_run):
+        raise UsageError("--compare, --summary and --dry-run draw no picture", hint="--kept draws the finished cells")
     progress = ConsoleProgress()
     progress.say(f"reading {name}")
     from emulator.experiments import command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -221,6 +222,12 @@ def _centers_apart(record: Mapping[str, Any]) -> str:
     """The accuracy of the centers themselves, where devices are served other models."""
     micro = ((record.get("centers") or {}).get("accuracy") or {}).get("micro")
     return "" if micro is None else f" as served, {micro:.1%} with the centers alone"
+
+
+def center_sizes(assignment: Mapping[ClientId, int], centers: int) -> list[int]:
+    """How many devices each of so many centers has, also those that have none."""
+    chosen = Counter(assignment.values())
+    return [chosen[k] for k in range(centers)]
 
 
 def upgraded_record(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,7 @@ create table if not exists journal (
     run text, round integer, place integer, what text not null, said text not null, task_round integer,
     primary key (run, round, place)) without rowid;
 create table if not exists events (id integer primary key, line text not null);
+create index if not exists events_by_kind on events (json_extract(line, '$.event'), json_extract(line, '$.run'));
 """
 
 

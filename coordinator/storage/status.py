@@ -2,7 +2,8 @@
 
 The coordinator writes `status.json` into its run folder every two seconds. Everything else is read from its database,
 read-only, so that the status of a finished run can be read too. No other file is opened and no folder is listed: a run
-folder may hold a file for each device and round.
+folder may hold a file for each device and round. Of the events only those are read that are shown: the database has an
+index of their kinds and runs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.rounds.round_record import SCORES, reached_in_words, upgraded_record, versions_in_words
+from coordinator.rounds.round_record import SCORES, center_sizes, reached_in_words, upgraded_record, versions_in_words
 from coordinator.storage.run_reader import NoRunYet, open_database
 from edge_client import __version__
 from edge_client.errors import ConfigError
@@ -28,7 +30,21 @@ if TYPE_CHECKING:
 STATUS_FILE = "status.json"
 WRITE_INTERVAL_S = 2.0
 SILENT_AFTER_S = 15.0  # a file that is older means that the coordinator has stopped, or is busy with a long step
+# queries that the index events_by_kind answers
+_ROUNDS = """
+select line from events where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?
+order by id desc"""
+_UPDATES = """
+select sum(json_extract(line, '$.asynchronous.counted')) from events
+where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?"""
+_SERVED = """
+select count(distinct json_extract(line, '$.device')) from events where json_extract(line, '$.event') = 'served'"""
+_DONE = "select exists (select 1 from events where json_extract(line, '$.event') = 'done')"
+_ERROR = """
+select (select json_extract(line, '$.message') from events where json_extract(line, '$.event') = 'error' and id > (
+    select coalesce(max(id), 0) from events where json_extract(line, '$.event') = 'start') order by id desc limit 1)"""
 MAX_NAMES = 8  # device names in one line
+_ALARMING = ("did not count", "no sum", "computes wrongly", " one device: ")  # parts of lines
 _GROUPS = {  # of the devices of an exchange, and what they do
     "uploading": "uploading",
     "waiting": "waiting for a credit",
@@ -79,21 +95,12 @@ def read_status(folder: Path) -> dict[str, Any]:
         devices = db.execute("select count(*) from devices").fetchone()[0]
         query = "select name, runs.run, max(round) from runs left join states on states.run = runs.run group by name"
         rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
-        events = [upgraded_record(json.loads(line)) for (line,) in db.execute("select line from events order by id")]
+        lesson = json.loads(facts.get("lesson", "{}"))
+        newest = {run["name"]: _newest_rounds(db, run["name"]) for run in lesson.get("runs", [])}
+        served, done, error = (db.execute(query).fetchone()[0] for query in (_SERVED, _DONE, _ERROR))
         refused = {name: _refusals(db, run) for name, (run, _) in rounds.items()}
         live = _live(folder)
         exchange = _without_refused(db, live["exchange"])
-    lesson = json.loads(facts.get("lesson", "{}"))
-    newest = {event["event"]: event for event in events}
-    starts = [place for place, event in enumerate(events) if event["event"] == "start"]
-    errors = [event["message"] for event in events[starts[-1] if starts else 0 :] if event["event"] == "error"]
-    rounds_told = [event for event in events if event["event"] == "round"]
-    last = {event["run"]: event for event in rounds_told}
-    tested = last | {event["run"]: event for event in rounds_told if reached_in_words(event)}  # the newest scores
-    updates: dict[str, int] = {}  # of runs without rounds
-    for event in rounds_told:
-        if "asynchronous" in event:
-            updates[event["run"]] = updates.get(event["run"], 0) + event["asynchronous"]["counted"]
     return {
         "version": __version__,
         "free_bytes": shutil.disk_usage(folder).free,
@@ -108,19 +115,49 @@ def read_status(folder: Path) -> dict[str, Any]:
                 "method": run["method"],
                 "round": rounds.get(run["name"], ("", 0))[1] or 0,
                 "of": run["rounds"],
-                "secure": last.get(run["name"], {}).get("secure") or _secure_setting(run),
-                **{key: last.get(run["name"], {}).get(key) for key in ("bytes", "seconds", "asynchronous")},
-                **{key: tested.get(run["name"], {}).get(key) for key in (*SCORES, "loss")},
-                "updates": updates.get(run["name"]),
-                "metrics": _averages(tested.get(run["name"], {})),
+                "secure": newest[run["name"]].last.get("secure") or _secure_setting(run),
+                **{key: newest[run["name"]].last.get(key) for key in ("bytes", "seconds", "asynchronous")},
+                **{key: newest[run["name"]].tested.get(key) for key in (*SCORES, "loss")},
+                "devices_per_center": _devices_per_center(newest[run["name"]].last),
+                "updates": newest[run["name"]].updates,
+                "metrics": _averages(newest[run["name"]].tested),
                 **refused.get(run["name"], {"refused": {}, "late": []}),
             }
             for run in lesson.get("runs", [])
         ],
-        "served": len({event["device"] for event in events if event["event"] == "served"}),
-        "done": "done" in newest,
-        "error": errors[-1] if errors else None,
+        "served": served,
+        "done": bool(done),
+        "error": error,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NewestRounds:
+    """Of one run: its last round, the last one with scores, and the updates that counted where it has no rounds."""
+
+    last: Mapping[str, Any]
+    tested: Mapping[str, Any]
+    updates: int | None
+
+
+def _newest_rounds(db: Any, name: str) -> _NewestRounds:  # noqa: ANN401 - as `_refusals`
+    """The rounds are read from the newest on, as far as the first that has scores."""
+    rows = db.execute(_ROUNDS, (name,))
+    last = tested = upgraded_record(json.loads(next(rows, ("{}",))[0]))
+    while not reached_in_words(tested):
+        row = next(rows, None)
+        if row is None:
+            tested = last
+            break
+        tested = upgraded_record(json.loads(row[0]))
+    updates = db.execute(_UPDATES, (name,)).fetchone()[0] if last.get("asynchronous") else None
+    return _NewestRounds(last=last, tested=tested, updates=updates)
+
+
+def _devices_per_center(record: Mapping[str, Any]) -> list[int] | None:
+    """Of a round with several centers; None where there is no such round, or nobody's center is known."""
+    sizes = center_sizes(record.get("assignment", {}), len(record.get("per_center", ())))
+    return sizes if len(sizes) > 1 and any(sizes) else None
 
 
 def status_lines(found: Mapping[str, Any]) -> list[str]:
@@ -135,8 +172,10 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         each = "round" if told is None else "record"
         took = "" if run["seconds"] is None else f", last {each} {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
         updates = "" if told is None else f"{run['updates']} updates, {versions_in_words(told['versions'])}, "
-        out.append(f"{run['name']} ({run['method']}): {updates}{each} {run['round']}/{run['of']}{reached}{took}")
+        sizes = "" if run["devices_per_center"] is None else f", devices per center {run['devices_per_center']}"
+        out.append(f"{run['name']} ({run['method']}): {updates}{each} {run['round']}/{run['of']}{reached}{sizes}{took}")
         out += _secure_in_words(run["secure"])
+        out += _lone_in_words(run["devices_per_center"])
         out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
         out += [f"  late: {_names(run['late'])}"] if run["late"] else []
     exchange = found["exchange"]
@@ -191,6 +230,15 @@ def _secure_in_words(secure: Mapping[str, Any] | None) -> list[str]:
     return [seen, *(f"  no sum in the last round: {reason}" for reason in secure.get("failed", ()))]
 
 
+def _lone_in_words(sizes: Sequence[int] | None) -> list[str]:
+    """A warning of centers with a single device; none where that is each device's own."""
+    lone = [k for k, size in enumerate(sizes or ()) if size == 1]
+    if not lone or max(sizes or ()) == 1:
+        return []
+    few = f"center {lone[0]} has" if len(lone) == 1 else f"{len(lone)} centers ({_listed(lone)}) have"
+    return [f"  {few} one device: a center learns from its own devices only"]
+
+
 def _fleet_in_words(found: Mapping[str, Any]) -> str:
     """Who is connected, and who trains: not a phone before *Take part*, nor a device that only asks for a center."""
     does = "took" if found["done"] else "takes" if found["devices"] == 1 else "take"
@@ -209,7 +257,7 @@ def render_status(found: Mapping[str, Any]) -> RenderableType:
 
     text = Text()
     for number, line in enumerate(status_lines(found)):
-        bad = "did not count" in line or "no sum" in line or "computes wrongly" in line or line.startswith("last error")
+        bad = any(word in line for word in _ALARMING) or line.startswith("last error")
         text.append(line + "\n", style="bold" if number == 0 else "red" if bad else "")
     text.rstrip()
     return Panel(text, title="fedcenters-coordinator", title_align="left", expand=False)
@@ -316,8 +364,12 @@ def _since(found: Mapping[str, Any]) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
+    return f"{len(names)} ({_listed(names)})"
+
+
+def _listed(names: Sequence[object]) -> str:
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{len(names)} ({', '.join(names[:MAX_NAMES])}{more})"
+    return f"{', '.join(map(str, names[:MAX_NAMES]))}{more}"
 
 
 def _first_rows(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

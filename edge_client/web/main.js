@@ -172,7 +172,7 @@ class ScreenLock {
 
   on({ what, owes }) {
     if (what === "task") this.wanted = true;
-    else if (what === "answered" || what === "refused" || (what === "rest" && !owes)) this.wanted = false;
+    else if (what === "answered" || what === "refused" || what === "full" || (what === "rest" && !owes)) this.wanted = false;
     else return;
     this.renew();
   }

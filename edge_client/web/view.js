@@ -5,6 +5,7 @@ import { sizeOf } from "./protocol/tensors.js";
 
 const ENOUGH = 25; // samples: every fifth is held out, and 20 are about as good at finding the center as 100 (RESULTS.md)
 const AFTER_TRAINING = ["export", "serve"];
+const FULL = "This phone has no room left for this page: it takes no more samples and cannot train. What is here is safe. Free some room: it then goes on by itself.";
 const SENT = { delta: "the change of the model", stats: "some statistics", masked: "a part of a masked sum" };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
@@ -57,6 +58,12 @@ export class View {
     this.part("trouble").hidden = !text;
   }
 
+  /** Whether there is no room to train; what else is wrong stays. */
+  showFull(full) {
+    if (full) this.showError(FULL);
+    else if (this.part("trouble").textContent === FULL) this.showError("");
+  }
+
   showIdentity(federation, id) {
     this.part("where").textContent = `federation ${federation}`;
     this.part("name").textContent = id;
@@ -97,15 +104,21 @@ export class View {
         if (event.loss !== undefined) this.part("loss").textContent = event.loss.toFixed(3);
       },
       done: () => {
+        this.showFull(false);
         if (event.job === "fit") this.done += 1;
         if (event.loss !== undefined) this.part("loss").textContent = event.loss.toFixed(3);
         this.part("rounds").textContent = this.done;
       },
       delivering: () => this.showProgress(`Sending ${bytes(event.size)}`, event.done),
       answered: () => {
+        this.showFull(false);
         this.part("sent").textContent = bytes(event.sent);
         const taken = event.status === "ok" || event.status === "dup";
         this.showProgress(taken ? "Sent, and taken. Waiting for what comes next." : `Sent; the answer was “${event.status}”.`, 1);
+      },
+      full: () => {
+        this.showFull(true);
+        if (event.round !== undefined) this.showProgress(`Round ${event.round} goes on without this phone, which has no room left.`);
       },
       refused: () => {
         const paused = event.code === "unavailable";

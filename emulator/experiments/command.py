@@ -202,4 +202,5 @@ def command_line(prepared: ExperimentArgs) -> list[str]:
 
 def command_of(prepared: ExperimentArgs, rounds: int, seeds: int) -> str:
     """The command that reproduces the table, without paths of this machine."""
-    return f"fedcenters-emulator experiment {prepared.name} --data DIR --rounds {rounds} --seeds {seeds}"
+    only = "".join(f" --only {shlex.quote(one)}" for one in prepared.only)
+    return f"fedcenters-emulator experiment {prepared.name} --data DIR --rounds {rounds} --seeds {seeds}{only}"

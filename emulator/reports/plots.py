@@ -7,6 +7,7 @@ makes a figure. Colours are those of Okabe and Ito, which most eyes distinguish;
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -64,7 +65,9 @@ THEME = {  # a colour of a figure -> the variable that a page sets for light and
 SPREAD_PERCENTILES = (10, 50, 90)  # percentiles of devices
 SMALL_TEXT = 9.5  # points: a figure of 4.2 inches is read on a phone
 NEAREST_DOTS = 0.045  # the least distance of two dots of a fleet, in parts of the picture
-MAX_MOVED_DOTS = 200  # more dots cover each other however they are moved
+MAX_MOVED_DOTS = 2000  # more dots cover each other however they are moved
+FILLED = 0.3  # of the picture by dots, where they are many
+MAX_PUSHES = 200  # 1,000 dots take a second
 DOT_WIDTH = 0.022  # of a dot of the spread, in accuracy
 
 Assignment = Mapping[str, int]
@@ -115,7 +118,10 @@ def draw_fleet(
     """
     ends = {d: k for d, k in assignment.items() if d in points}
     named = sorted(ends)
-    places = dict(zip(named, move_apart(np.array([points[d] for d in named]).reshape(-1, 2)), strict=True))
+    nearest = least_distance(len(named))
+    moved = move_apart(np.array([points[d] for d in named]).reshape(-1, 2), nearest)
+    places = dict(zip(named, moved, strict=True))
+    size = 70 * (nearest / NEAREST_DOTS) ** 2
     for k, group in sorted({(k, groups.get(d, 0)) for d, k in ends.items()}):
         here = np.array([places[d] for d, c in sorted(ends.items()) if (c, groups.get(d, 0)) == (k, group)])
         look: dict[str, Any] = {
@@ -123,18 +129,26 @@ def draw_fleet(
             "marker": MARKERS[group % len(MARKERS)],
             "label": f"group {group} → center {k}" if groups else f"center {k}",
         }
-        axes.scatter(here[:, 0], here[:, 1], s=70, edgecolor="white", lw=0.8, **look)
+        axes.scatter(here[:, 0], here[:, 1], s=size, edgecolor="white", lw=0.8, **look)
     axes.set(title="Where each device's first update points", xlabel="first component", ylabel="second component")
     axes.set(xticks=[], yticks=[])
     axes.margins(0.15)
     axes.legend(loc="best", fontsize=SMALL_TEXT)
 
 
-def move_apart(points: Array) -> Array:
-    """[n, 2] places -> places [n, 2] of which no two are nearer than NEAREST_DOTS of the picture; far ones stay.
+def least_distance(n: int) -> float:
+    """How far n dots are apart at least, in parts of the picture: many have less room than few."""
+    return min(NEAREST_DOTS, math.sqrt(FILLED / max(1, n)))
 
-    Near pairs are pushed from each other until none is left. More than MAX_MOVED_DOTS points stay as they are.
+
+def move_apart(points: Array, nearest: float = NEAREST_DOTS) -> Array:
+    """[n, 2] places -> places [n, 2] of which no two are nearer than `nearest` parts of the extent; far ones stay.
+
+    Near pairs are pushed from each other until none is left, or MAX_PUSHES times. More than MAX_MOVED_DOTS points stay
+    as they are. Where most points are moved, they take more room than before.
     """
+    from scipy.spatial import cKDTree
+
     n = len(points)
     extent = np.ptp(points, axis=0) if n else np.ones(2)
     extent = np.where(extent > 0, extent, extent.max() or 1.0)
@@ -142,17 +156,21 @@ def move_apart(points: Array) -> Array:
     if not 1 < n <= MAX_MOVED_DOTS:
         return placed * extent
     angles = np.arange(n) * 2.4  # points in one place leave it in n directions
-    apart = np.stack([np.cos(angles), np.sin(angles)], axis=1) * 1e-6
-    for _ in range(200):
-        ways = (
-            placed[:, None] - placed[None] + np.where(np.eye(n, dtype=bool), 0, 1)[..., None] * (apart[:, None] - apart)
-        )
-        far = np.linalg.norm(ways, axis=2)
-        near = (far < NEAREST_DOTS) & ~np.eye(n, dtype=bool)
-        if not near.any():
+    reach = 1e-6 * np.sqrt(np.arange(n) / n)
+    apart = np.stack([np.cos(angles), np.sin(angles)], axis=1) * reach[:, None]
+    for _ in range(MAX_PUSHES):
+        pairs = cKDTree(placed + apart).query_pairs(nearest, output_type="ndarray")
+        if not len(pairs):
             break
-        push = np.where(near, (NEAREST_DOTS * 1.01 - far) / np.maximum(far, 1e-12) / 2, 0.0)
-        placed = placed + (ways * push[..., None]).sum(axis=1)
+        one, other = pairs.T
+        ways = (placed + apart)[one] - (placed + apart)[other]
+        far = np.linalg.norm(ways, axis=1)
+        push = ways * ((nearest * 1.01 - far) / np.maximum(far, 1e-12) / 2)[:, None]
+        moves = np.zeros_like(placed)
+        np.add.at(moves, one, push)
+        np.add.at(moves, other, -push)
+        longest = np.linalg.norm(moves, axis=1, keepdims=True)
+        placed = placed + moves * np.minimum(1.0, nearest / np.maximum(longest, 1e-12))
     moved: Array = placed * extent
     return moved
 

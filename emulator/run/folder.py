@@ -13,7 +13,7 @@ from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
 from emulator.config import fingerprint
 from emulator.options import SimulateArgs
-from emulator.simulation.checkpoint import read_checkpoint
+from emulator.simulation.checkpoint import read_checkpoint, same_setting
 
 FILE = "config.toml"
 # Keys that decide where and how fast a run is computed, and not its numbers.
@@ -97,6 +97,6 @@ def _difference(folder: Path, table: Table, *, resume: bool) -> str:
     else:
         mine, theirs = ({k: v for k, v in each.items() if k not in NOT_COMPARED} for each in (table, held))
     for key in sorted({*mine, *theirs}):
-        if mine.get(key) != theirs.get(key):
+        if not same_setting(key, mine.get(key), theirs.get(key)):
             return f"a run with {key} = {theirs.get(key, 'unset')}, not {mine.get(key, 'unset')}"
     return ""

@@ -24,6 +24,7 @@ from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import ClientId, Flat
 
 CHECKPOINT_FOLDER = "checkpoint"
+OLD_BY = "by-user:least=2"  # what `fc.fleet(..., by=...)` was told as
 Slot = tuple[ClientId, str]
 
 
@@ -56,12 +57,17 @@ class Checkpoints:
         found = read_checkpoint(self.folder) if self.resume else None
         for key in sorted({*self.lesson, *found[1].lesson}) if found else ():
             mine, theirs = self.lesson.get(key), found[1].lesson.get(key) if found else None
-            if mine != theirs:
+            if not same_setting(key, mine, theirs):
                 raise ConfigError(
                     f"the checkpoint in {self.folder} was made with {key} = {theirs!r}, not {mine!r}",
                     hint="set it as it was, give the run another name, or leave out --resume",
                 )
         return found
+
+
+def same_setting(key: str, now: object, before: object) -> bool:
+    """Whether a run of before has this setting. Earlier versions told a partition by a column without the column."""
+    return now == before or (key == "partition" and str(now).startswith("by=") and before == OLD_BY)
 
 
 def begin_checkpoint(folder: Path) -> Path:

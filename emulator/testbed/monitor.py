@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.dashboard.endpoint import LINK_FILE
-from coordinator.rounds.round_record import reached_in_words
+from coordinator.rounds.round_record import center_sizes, reached_in_words
 from coordinator.storage.status import STATUS_FILE
 from emulator.reports import display_names
 
@@ -67,7 +67,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind == "round":
         name = display_names.method_label(event["method"])
         line = f"{name} round {event['round']}/{event['of']}: {reached_in_words(event) or 'not evaluated'}"
-        sizes = cluster_sizes(event["assignment"], len(event["per_center"]))
+        sizes = center_sizes(event["assignment"], len(event["per_center"]))
         return f"{line}, devices per center {sizes}" if len(sizes) > 1 else line
     if kind == "program":
         return f"the training program is compiled for {_listed(map(display_names.engine_label, event['parity']))}"
@@ -87,12 +87,6 @@ def format_stability(assignments: Sequence[Mapping[str, int]]) -> str:
     if since == len(assignments):
         return "devices still changed centers in the last round"
     return f"no device has changed its center since round {since}"
-
-
-def cluster_sizes(assignment: Mapping[str, int], centers: int) -> list[int]:
-    """How many devices each of so many centers has, also those that have none."""
-    chosen = list(assignment.values())
-    return [chosen.count(k) for k in range(centers)]
 
 
 def describe_next_step(event: Mapping[str, Any]) -> str:

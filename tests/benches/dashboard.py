@@ -74,7 +74,7 @@ def watched(devices: int, seconds: float) -> dict[str, Any]:
         serve_dashboard(Path(folder)) as site,
         sync_playwright() as playwright,
     ):
-        fleet = _Fleet(site, devices)
+        fleet = BusyFleet(site, devices)
         fleet.look()
         fleet.round()
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=list(FLAGS))
@@ -100,7 +100,7 @@ def watched(devices: int, seconds: float) -> dict[str, Any]:
     }
 
 
-class _Fleet:
+class BusyFleet:
     """Devices that all do something."""
 
     def __init__(self, site: DashboardSite, devices: int) -> None:
@@ -121,7 +121,14 @@ class _Fleet:
         exchange |= {"wanted": len(self._names), "quorum": 1, "left_s": 60.0, "closed": False, "refused": []}
         exchange |= {"answered": sorted(self._answered), "uploading": waiting[:32], "waiting": waiting[32:300]}
         exchange |= {"open": waiting[300:]}
-        seen = {"phase": "asking", "paused": False, "unix_ms": 0, "connected": len(self._names), "exchange": exchange}
+        seen = {
+            "phase": "asking",
+            "paused": False,
+            "unix_ms": 0,
+            "since_ms": 0,
+            "connected": len(self._names),
+            "exchange": exchange,
+        }
         seen |= {"bytes": {"down": 1, "up": 1}, "presence": dict.fromkeys(self._names, "on"), "names": {"1f": "fesem"}}
         seen |= {"heard": dict.fromkeys(self._names, int(time.time() * 1000))}
         seen |= {"devices": dict.fromkeys(self._names, ("onnx", 100))}

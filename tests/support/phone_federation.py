@@ -41,9 +41,9 @@ def known_model(folder: Path, **changes: Any) -> Path:  # noqa: ANN401 - of the 
     return path
 
 
-def federation_of_one(testbed: FleetScene) -> Path:
-    """A coordinator that trains with one device, which is the phone; -> its file."""
+def federation_of_one(testbed: FleetScene, **more: Any) -> Path:  # noqa: ANN401 - TOML values
+    """A coordinator that trains with one device, which is the phone; -> its file. `more` are keys of it."""
     port = int(testbed.broker.rpartition(":")[2])
     web = next(found for found in iter(free_port, None) if found != port)
-    testbed.start_coordinator(broker=f"mosquitto:{port}", devices=1, web_port=web)
+    testbed.start_coordinator(broker=f"mosquitto:{port}", devices=1, web_port=web, **more)
     return testbed.work / "coordinator.toml"

@@ -11,6 +11,7 @@ import * as keys from "../../edge_client/web/protocol/secure/keys.js";
 import { addMasksInto } from "../../edge_client/web/protocol/secure/masks.js";
 import { readSumMessage, writeSumMessage } from "../../edge_client/web/protocol/secure/sum_messages.js";
 import { SumScale } from "../../edge_client/web/protocol/summed_task.js";
+import { NoRoom } from "../../edge_client/web/runtime/store.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 import { CID, FEDERATION, N, phone, program, World } from "../support/phone_world.mjs";
 
@@ -201,7 +202,7 @@ test("an answer that cannot be stored is never sent, whatever the phone is asked
   while (client.state.result.status === null) await new Promise(setImmediate);
   const write = store.write.bind(store);
   store.write = async (put, gone) => {
-    if ("update" in put) throw Object.assign(new Error("full"), { name: "QuotaExceededError" });
+    if ("update" in put) throw new NoRoom("full");
     return write(put, gone);
   };
   assert.equal(await refusal(world, await cohort.task("show", question)), "no_space");

@@ -1,4 +1,4 @@
-"""The phone's page on a disk without room: what was drawn stays, and the page says why it is not a sample yet."""
+"""The phone's page on a disk without room: nothing is lost, it says what is wrong, and goes on when there is room."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
+from coordinator.local_broker import free_port
+from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.browser import PHONE, Open, Visit
-from tests.support.phone_federation import known_model
-from tests.support.phone_page import ring, served, text
+from tests.support.phone_federation import RUN, federation_of_one, known_model
+from tests.support.phone_page import load_table, ring, served, text
+from tests.support.process_fleet import FleetScene
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 ROOM = 24_000_000  # bytes for the page, its files and what it keeps
 FULL = "^this phone has no room left for this page: nothing was added"
+STUCK = "^This phone has no room left for this page: it takes no more samples and cannot train"
 FILL = """async () => {
   const settle = (request) => new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
@@ -51,9 +55,9 @@ def allow_room(page: Page, url: str, size: int | None) -> None:
 
 
 @contextmanager
-def on_a_small_disk(visit: Open, folder: Path) -> Iterator[tuple[Visit, Page, str]]:
-    """The page, opened where the browser keeps ROOM for it, with its address."""
-    with served(known_model(folder, input=(1, 8, 8))) as url:
+def on_a_small_disk(visit: Open, config: Path) -> Iterator[tuple[Visit, Page, str]]:
+    """The page of a coordinator, opened where the browser keeps ROOM for it, with its address."""
+    with served(config) as url:
         opened = visit("about:blank", size=PHONE, touch=True)
         allow_room(opened.page, url, ROOM)
         opened.page.goto(url)
@@ -64,7 +68,7 @@ def on_a_small_disk(visit: Open, folder: Path) -> Iterator[tuple[Visit, Page, st
 
 
 def test_on_a_full_disk_nothing_is_lost_and_the_page_says_why_it_takes_nothing(visit: Open, tmp_path: Path) -> None:
-    with on_a_small_disk(visit, tmp_path) as (opened, page, url):
+    with on_a_small_disk(visit, known_model(tmp_path, input=(1, 8, 8))) as (opened, page, url):
         hint, add = page.locator("#pad + span"), page.get_by_role("button", name="Add drawing")
         ring(page, "#pad")
         assert page.evaluate(FILL) == ["QuotaExceededError"] * 3
@@ -86,7 +90,7 @@ def test_on_a_full_disk_nothing_is_lost_and_the_page_says_why_it_takes_nothing(v
 
 
 def test_a_page_that_opens_on_a_full_disk_shows_its_samples_and_where_to_add_more(visit: Open, tmp_path: Path) -> None:
-    with on_a_small_disk(visit, tmp_path) as (opened, page, _):
+    with on_a_small_disk(visit, known_model(tmp_path, input=(1, 8, 8))) as (opened, page, _):
         ring(page, "#pad")
         page.get_by_role("button", name="Add drawing").click()
         text(page, "count", "^1 in 1 class")
@@ -94,5 +98,29 @@ def test_a_page_that_opens_on_a_full_disk_shows_its_samples_and_where_to_add_mor
         page.reload()
         expect(page.locator("#entry")).to_be_visible()
         text(page, "count", "^1 in 1 class")
-        text(page, "trouble", FULL)
+        text(page, "trouble", STUCK)
         opened.shot("opened-on-a-full-disk")
+
+
+@pytest.mark.broker
+def test_a_phone_whose_disk_fills_up_in_a_fit_says_so_and_trains_to_the_end_when_there_is_room(
+    visit: Open, tmp_path: Path
+) -> None:
+    broker = f"mqtt://127.0.0.1:{free_port()}"
+    with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
+        testbed = FleetScene(tmp_path / "run", broker, children, ({**RUN, "num-rounds": 4, "local-steps": 800},))
+        with on_a_small_disk(visit, federation_of_one(testbed, below_quorum="continue")) as (opened, page, url):
+            load_table(page, tmp_path, 60)
+            page.get_by_role("button", name="Take part").click()
+            text(page, "doing", "training, step")
+            assert page.evaluate(FILL) == ["QuotaExceededError"] * 3
+            text(page, "trouble", STUCK)
+            opened.shot("trained-on-a-full-disk")
+            expect(page.locator("#link")).to_have_text("connected")
+            allow_room(page, url, None)
+            text(page, "rounds", "[1-9]")
+            expect(page.locator("#trouble")).to_be_hidden()
+            rounds = [list(event["per_device"]) for event in testbed.wait_for("round", 4)]
+            assert [] in rounds
+            assert rounds[-1] == [page.locator("#name").inner_text()]
+            children.wait_for_exit(children.running)

@@ -6,6 +6,7 @@ import { manifestOf } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
 import { containerFunctions, initSlots, taskManifests, withoutUnneededInits } from "../protocol/task.js";
 import { yieldToPage } from "./inbox.js";
+import { NoRoom } from "./store.js";
 import { answerStage, answerWork } from "./sum_stages.js";
 import { ENGINE } from "./task_runner.js";
 import { nackFields } from "./train_conditions.js";
@@ -120,7 +121,7 @@ export class ActiveTask {
     const { code, detail, retry } = nackFields(wrong);
     console.warn(`cannot do the task: ${code}: ${detail}`);
     client.sender.send("nack", { re: message.id, ...key, code, detail, retry_ms: retry });
-    client.tell({ what: "refused", code, detail });
+    client.tell(wrong instanceof NoRoom ? { what: "full", round: key.round } : { what: "refused", code, detail });
   }
 
   /** Forget cached blobs that neither this task nor the center that was taken home needs. */

@@ -13,7 +13,7 @@ import { CODECS, MAX_DETAIL_CHARS, NACK_CODES } from "../protocol/message_schema
 import { MAX_MESSAGE_BYTES, readMessage, VERSION } from "../protocol/messages.js";
 import { verifyRecord } from "../protocol/signing.js";
 import { Topics } from "../protocol/topics.js";
-import { Blobs } from "./store.js";
+import { Blobs, NoRoom } from "./store.js";
 import { isBefore, keyOf, sameKey, State } from "./state.js";
 import { Transport } from "../transport/mqtt.js";
 import { RETRY_MS } from "./train_conditions.js";
@@ -76,7 +76,7 @@ export class Client {
     await this.transport.connect();
     try {
       while (!this.stopping) {
-        await this.handle(await this.inbox.next(this.waitMs()));
+        await this.handleWithRoom(await this.inbox.next(this.waitMs()));
         if (this.task !== null) await this.work(this.task);
         else if (this.centerRequest !== null) await this.answerCenterRequest(this.centerRequest);
         else await this.uploader.step();
@@ -137,6 +137,16 @@ export class Client {
     await this.announceSamples();
   }
 
+  /** Without room an answer of the coordinator is not stored: the result stays owed, and is announced again. */
+  async handleWithRoom(event) {
+    try {
+      await this.handle(event);
+    } catch (wrong) {
+      if (!(wrong instanceof NoRoom)) throw wrong;
+      this.tell({ what: "full" });
+    }
+  }
+
   async take(event) {
     if (event.kind === "message") {
       await this.onMessage(event);
@@ -165,6 +175,7 @@ export class Client {
       if (!["t", "coord", "cat"].includes(route.kind) || !payload.length) return;
       message = await readMessage(payload, route.kind);
     } catch (wrong) {
+      if (wrong instanceof NoRoom) throw wrong;
       this.refuseUnreadable(payload, wrong);
       return;
     }
@@ -356,6 +367,7 @@ export class Client {
   /** Each connection is a birth, and its will carries the same number. */
   async nextWill() {
     const birth = await this.state.nextBirth();
+    if (this.state.full) this.tell({ what: "full" });
     return { topic: this.topics.state(this.device.id), payload: this.sender.presenceMessage("lost", birth) };
   }
 }

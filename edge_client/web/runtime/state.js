@@ -1,9 +1,10 @@
 // A device's stored state: the last result until it is acknowledged, own models, a probe's responsibilities, the residual of
 // compression, the keys of masked sums and what was trained for them. Values that belong together are written in one transaction,
-// before the result is announced; what could not be written has not happened.
+// before the result is announced; what could not be written has not happened. Only the two numbers of `note` count without it.
 
 import { sha256 } from "../protocol/bytes.js";
 import { readState, writeState } from "../protocol/secure/device_state.js";
+import { NoRoom } from "./store.js";
 
 const NAME = "state";
 const U32 = 2 ** 32;
@@ -28,6 +29,7 @@ export class State {
     const state = new State();
     state.store = store;
     state.written = Promise.resolve(); // the last write
+    state.full = false; // whether it found no room
     state.sums = readState(await store.get(SUMS), federation, cid);
     const kept = (await store.get(NAME)) ?? {};
     state.epoch = kept.signedEpoch ?? 0; // the highest of a signed record
@@ -41,13 +43,13 @@ export class State {
 
   /** The number of the next connection. */
   async nextBirth() {
-    await this.save(() => ({ birth: (this.birth + 1) % U32 }));
+    await this.note(() => ({ birth: (this.birth + 1) % U32 }));
     return this.birth;
   }
 
   /** Note the epoch of a coordinator's verified record; false when a later one has spoken already. */
   async seeEpoch(epoch) {
-    if (epoch > this.epoch) await this.save(() => ({ epoch }));
+    if (epoch > this.epoch) await this.note(() => ({ epoch }));
     return epoch === this.epoch;
   }
 
@@ -139,12 +141,27 @@ export class State {
     await this.save(() => ({ result: { ...result, status }, sent: this.sent + sent }), put, gone);
   }
 
+  /** Save numbers that count also where there is no room for them: the next `save` that finds room stores them, too. */
+  async note(changes) {
+    try {
+      await this.save(changes);
+    } catch (wrong) {
+      if (!this.full) throw wrong;
+      Object.assign(this, changes());
+    }
+  }
+
   /** Write, one after the other; then this state has the changes. */
   async save(changes, put = {}, gone = []) {
     const write = async () => {
       const changed = changes();
       const { epoch, birth, result, done, loss, sent } = { ...this, ...changed };
-      await this.store.write({ ...put, [NAME]: { signedEpoch: epoch, birth, result, done, loss, sent } }, gone);
+      const kept = { ...put, [NAME]: { signedEpoch: epoch, birth, result, done, loss, sent } };
+      await this.store.write(kept, gone).catch((wrong) => {
+        this.full = wrong instanceof NoRoom;
+        throw wrong;
+      });
+      this.full = false;
       Object.assign(this, changed);
     };
     this.written = this.written.then(write, write);

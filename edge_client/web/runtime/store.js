@@ -9,7 +9,10 @@ const OBJECT_STORE = "kept";
 const BLOB = "blob/";
 const BLOCK = "block/";
 
-/** Names and values; `write` is one transaction that is on the disk when it returns. */
+/** The browser has no room for what was to be written; what is stored is as before. */
+export class NoRoom extends Error {}
+
+/** Names and values; `write` is one transaction that is on the disk when it returns. Throws NoRoom. */
 export class Store {
   constructor(database) {
     this.database = database;
@@ -107,7 +110,7 @@ const partial = ({ sha256: hash, block }) => `${BLOCK}${hash}/${block}/`;
 const range = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\uffff`);
 
 function inWords(wrong) {
-  if (wrong?.name === "QuotaExceededError") return new Error("this phone has no room left for this page: nothing was added or changed. Free some, then try again");
+  if (wrong?.name === "QuotaExceededError") return new NoRoom("this phone has no room left for this page: nothing was added or changed. Free some, then try again");
   return new Error(`the browser did not store it: ${wrong?.message || wrong?.name || "it gives no reason"}`);
 }
 

@@ -2,6 +2,7 @@
 
 import { Malformed } from "../protocol/errors.js";
 import { MAX_DETAIL_CHARS, NACK_CODES } from "../protocol/message_schemas.js";
+import { NoRoom } from "./store.js";
 
 export const RETRY_MS = 60_000;
 
@@ -11,7 +12,7 @@ export function nackFields(wrong) {
     const code = NACK_CODES.includes(wrong.code) ? wrong.code : "internal";
     return { code, detail: [...wrong.detail].slice(0, MAX_DETAIL_CHARS).join(""), retry: code === "unavailable" ? RETRY_MS : undefined };
   }
-  if (wrong.name === "QuotaExceededError" || wrong instanceof RangeError) {
+  if (wrong instanceof NoRoom || wrong instanceof RangeError) {
     return { code: "no_space", detail: String(wrong.message).slice(0, MAX_DETAIL_CHARS) };
   }
   console.error(wrong);

@@ -1,7 +1,7 @@
 """Pictures of devices' models: two-dimensional maps of a round, and the cosine of every pair.
 
-WeCFL (Ma 2022) figures 4, 5, 7 and 8, FeSEM's map of local models. Each function draws arrays on an Axes. Points are
-not jittered.
+WeCFL (Ma 2022) figures 4, 5, 7 and 8, FeSEM's map of local models. Each function draws arrays on an Axes. Dots that
+would cover each other are moved apart, and many dots are smaller than few.
 """
 
 from __future__ import annotations
@@ -14,10 +14,21 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from edge_client.protocol.task import I64, Array
-from emulator.reports.plots import MARKERS, MAX_NAMED_CLASSES, SMALL_TEXT, center_colour, cosines, draw_heat
+from emulator.reports.plots import (
+    MARKERS,
+    MAX_NAMED_CLASSES,
+    SMALL_TEXT,
+    center_colour,
+    cosines,
+    draw_heat,
+    least_distance,
+    move_apart,
+)
 
 NO_GROUP = -1  # no center yet, or no true group
 UNASSIGNED_COLOUR = "#9ca3af"
+DOT_WIDTH, LEAST_DOT_WIDTH = 7.4, 1.5  # points
+MARGIN = 0.1  # of the extent, at each side
 SMALL_MARKERS = "*."  # shapes that look smaller than the others
 MIN_PERPLEXITY, DEFAULT_PERPLEXITY = 5, 30  # of the range that van der Maaten and Hinton (2008) recommend
 MAX_ROWS = 60  # devices in a heat map; each pair is a vector square
@@ -62,12 +73,25 @@ def tsne(points: Array) -> Array:
 
 def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: str) -> None:
     """[n, 2] places: colour shows the center, shape the true group; NO_GROUP is gray, or a dot."""
+    nearest = least_distance(len(plane))
+    places = move_apart(plane, nearest)
+    width = _dot_width(axes, plane, places, nearest)
     for k, group in sorted(set(zip(centers.tolist(), groups.tolist(), strict=True))):
-        here = plane[(centers == k) & (groups == group)]
-        look: dict[str, Any] = {"color": _colour(k), "marker": _marker(group), "edgecolor": "white", "lw": 0.7}
-        axes.scatter(here[:, 0], here[:, 1], s=130 if look["marker"] in SMALL_MARKERS else 55, alpha=0.9, **look)
+        here = places[(centers == k) & (groups == group)]
+        look: dict[str, Any] = {"color": _colour(k), "marker": _marker(group), "edgecolor": "white", "lw": width / 10}
+        wide = width * (1.5 if look["marker"] in SMALL_MARKERS else 1.0)
+        axes.scatter(here[:, 0], here[:, 1], s=wide**2, alpha=0.9, **look)
     axes.set(title=title, xticks=[], yticks=[])
-    axes.margins(0.1)
+    axes.margins(MARGIN)
+
+
+def _dot_width(axes: Axes, plane: Array, places: Array, nearest: float) -> float:
+    """How wide dots at `places` are, in points: as near ones are apart there, and no wider than DOT_WIDTH."""
+    before, after = np.ptp(plane, axis=0), np.ptp(places, axis=0)
+    grown = float(np.max(np.where(before > 0, after / np.where(before > 0, before, 1.0), 1.0)))
+    inside = axes.get_window_extent()
+    side = min(inside.width, inside.height) / axes.figure.dpi * 72
+    return float(np.clip(0.9 * nearest / grown / (1 + 2 * MARGIN) * side, LEAST_DOT_WIDTH, DOT_WIDTH))
 
 
 def name_looks(axes: Axes, centers: I64, groups: I64) -> None:

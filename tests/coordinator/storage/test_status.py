@@ -6,15 +6,21 @@ import io
 import json
 import os
 import shutil
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from rich.console import Console
 
 from coordinator.config_sections import RunConfig
+from coordinator.storage.event_log import insert_events
 from coordinator.storage.status import (
     STATUS_FILE,
     await_run,
@@ -24,6 +30,7 @@ from coordinator.storage.status import (
     run_folder_of,
     status_lines,
 )
+from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol.blocks import manifest_of
 from tests.support.virtual_federation import BALLAST, BLOCK, Federation, Spy
@@ -326,3 +333,55 @@ def test_a_device_that_refused_is_not_also_shown_as_training(tmp_path: Path) -> 
     assert json.loads(before)["exchange"]["open"] == ["d03"]
     assert (found["open"], found["refused"]) == ([], ["d03"])
     fed.world.end()
+
+
+class _CountedConnection(sqlite3.Connection):
+    """Counts the steps of SQLite's machine: one or more for each row that it looks at, also for those not given."""
+
+    steps = 0
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 - as sqlite3's own
+        super().__init__(*arguments, **keywords)
+        self.set_progress_handler(self._step, 1)
+
+    def _step(self) -> int:
+        type(self).steps += 1
+        return 0
+
+
+def last_round(store: Store) -> dict[str, Any]:
+    found: dict[str, Any] = [e for e in map(json.loads, store.events.lines()) if e["event"] == "round"][-1]
+    return found
+
+
+def test_what_status_reads_of_the_database_does_not_grow_with_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Federation.of(tmp_path).play()
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=_CountedConnection))
+    before = read_status(fed.config.folder)
+    once = _CountedConnection.steps
+    with closing(Store(fed.config.folder / "store")) as store, store.database.transaction():
+        insert_events(store.database, [last_round(store)] * 1000)
+    _CountedConnection.steps = 0
+    assert read_status(fed.config.folder) == before | {"silent_s": ANY, "free_bytes": ANY}
+    assert _CountedConnection.steps < 1.5 * once
+
+
+@pytest.mark.parametrize(
+    ("centers", "sizes", "warned"),
+    [
+        ([0, 0, 0, 1], "[3, 1]", "  center 1 has one device: a center learns from its own devices only"),
+        ([0, 1, 2, 2], "[1, 1, 2]", "  2 centers (0, 1) have one device: a center learns from its own devices only"),
+        ([0, 0, 1, 1], "[2, 2]", ""),
+        ([0, 1, 2, 3], "[1, 1, 1, 1]", ""),  # as the method wants it
+    ],
+)
+def test_centers_with_one_device_are_told(tmp_path: Path, centers: list[int], sizes: str, warned: str) -> None:
+    fed = Federation.of(tmp_path).play()
+    found = {"assignment": {f"d{i:02d}": k for i, k in enumerate(centers)}, "per_center": [0.5] * (max(centers) + 1)}
+    with closing(Store(fed.config.folder / "store")) as store, store.database.transaction():
+        insert_events(store.database, [last_round(store) | found])
+    lines = status_lines(read_status(fed.config.folder))
+    assert any(f"devices per center {sizes}, last round" in line for line in lines)
+    assert [line for line in lines if "one device" in line] == ([warned] if warned else [])

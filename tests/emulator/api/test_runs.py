@@ -212,6 +212,23 @@ def test_a_run_whose_loop_was_left_goes_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
 
 
+def test_a_run_over_a_column_that_was_saved_before_columns_were_told_goes_on(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
+    asked: dict[str, Any] = {
+        "method": fc.FedAvg(local_steps=STEPS),
+        "fleet": fc.fleet((x, y), by=np.repeat(["anna", "ben", "cleo"], 20)),
+        "model": torch.nn.Linear(4, 3),
+    }
+    place = {"out": tmp_path, "name": "mine"}
+    fc.simulate(**asked, rounds=2, **place)
+    for file in (tmp_path / "mine" / "config.toml", tmp_path / "mine" / "checkpoint" / "run.json"):
+        told = file.read_text()
+        assert "by=array" in told
+        file.write_text(told.replace("by=array", "by-user:least=2"))
+    again = fc.simulate(**asked, rounds=3, resume=True, **place)
+    np.testing.assert_array_equal(again.run.state.centers, fc.simulate(**asked, rounds=3).run.state.centers)
+
+
 def test_a_loop_that_was_left_is_saved_and_goes_on(tmp_path: Path) -> None:
     method, fleet = fc.FedAvg(local_steps=STEPS), digits(3)
     for result in fc.rounds(method, fleet=fleet, rounds=9):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.errors import UsageError
+from emulator.cli import app
 from emulator.experiments.cells import CellRun, CellStorage
 from emulator.experiments.command import (
     ExperimentArgs,
@@ -45,6 +50,22 @@ def test_the_kept_table_and_its_command_have_the_rounds_of_the_finished_cells() 
     found = run_experiment(TEN, lambda _: None)
     assert "--rounds 10 " in found["table"]
     assert "| 10:90 | 2 | FedSoft |" in found["table"]
+
+
+def test_the_command_that_repeats_a_table_has_the_rows_that_were_asked_for() -> None:
+    asked = ("FedSoft,FedEM", "10:90")
+    table = run_experiment(replace(TEN, only=asked), lambda _: None)["table"]
+    (command,) = re.findall(r"`(fedcenters-emulator experiment [^`]+)`", table)
+    words = shlex.split(command)
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--only"] == list(asked)
+
+
+@pytest.mark.parametrize("what", [["--summary"], ["--compare", "best"], ["--dry-run"]])
+def test_a_picture_is_refused_where_none_is_drawn(tmp_path: Path, what: list[str]) -> None:
+    asked = ["experiment", TEN.name, "--out", str(RESULTS), "--picture", str(tmp_path / "p.svg"), *what]
+    ran = CliRunner().invoke(app, asked)
+    assert ran.exit_code == UsageError("").exit_code
+    assert "draw no picture" in ran.stderr
 
 
 def test_differences_are_those_of_the_finished_cells_with_their_own_rounds() -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.dashboard.endpoint import LINK_FILE
+from coordinator.rounds.round_record import center_sizes
 from coordinator.storage.status import STATUS_FILE
 from emulator.testbed.monitor import (
     FileTail,
-    cluster_sizes,
     dashboard_url,
     describe_next_step,
     format_event,
@@ -61,8 +61,8 @@ def test_every_event_has_words_or_none(event: dict[str, object]) -> None:
 
 
 def test_empty_clusters_are_counted() -> None:
-    assert cluster_sizes({"a": 2, "b": 0}, 4) == [1, 0, 1, 0]
-    assert cluster_sizes({}, 2) == [0, 0]
+    assert center_sizes({"a": 2, "b": 0}, 4) == [1, 0, 1, 0]
+    assert center_sizes({}, 2) == [0, 0]
 
 
 @pytest.mark.parametrize(

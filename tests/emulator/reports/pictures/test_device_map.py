@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
+from scipy.spatial import cKDTree
 
 from edge_client.protocol.task import Array
 from emulator.reports import plots
@@ -68,6 +70,23 @@ def test_every_device_lies_in_its_place_in_the_colour_of_its_center() -> None:
     }
     expected = (plots.center_colour(0), plots.center_colour(1), plots.center_colour(0), device_map.UNASSIGNED_COLOUR)
     assert seen == {tuple(place): ink.lower() for place, ink in zip(PLANE.tolist(), expected, strict=True)}
+
+
+@pytest.mark.parametrize("n", [5, 12, 100, 1000])
+@pytest.mark.parametrize("wide", [0.0, 0.05, 1.0])  # of a group whose middle is about eight from the others'
+def test_each_of_the_devices_is_seen(n: int, wide: float) -> None:
+    groups = np.arange(n) % 4
+    plane = np.array([[0.0, 0.0], [9.0, 1.0], [4.0, 8.0], [9.0, 7.0]])[groups] + wide * RNG.standard_normal((n, 2))
+    axes = drawn(lambda ax: device_map.draw_devices(ax, plane, groups, np.zeros(n, np.int64), title="t"))
+    axes.figure.canvas.draw()
+    places = np.concatenate([axes.transData.transform(cloud.get_offsets()) for cloud in axes.collections])
+    (first, *_) = axes.collections
+    assert isinstance(first, PathCollection)
+    width = np.sqrt(first.get_sizes()[0]) * axes.figure.dpi / 72
+    nearest = np.asarray(cKDTree(places).query(places, k=2)[0])[:, 1]
+    assert len(places) == n
+    assert nearest.min() >= 0.9 * width
+    assert width >= 2.0  # pixels
 
 
 def test_the_shape_of_a_point_is_its_true_group() -> None:
