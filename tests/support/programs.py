@@ -77,6 +77,19 @@ def opened(made: CompilerOutput, engine: str, folder: Path) -> Engine:
     return open_engine(engine, made.program, files)
 
 
+@cache
+def running(
+    name: str, engine: str, dtype: str = "float32", engines: tuple[str, ...] = ("onnx", "litert", "pt2")
+) -> Engine:
+    """The program of `compiled`, opened once in this process: torch takes seconds of CPU to open a .pt2.
+
+    An engine has no state between its updates; tests/edge_client/engines/test_engines.py opens new ones.
+    """
+    folder = Path(os.environ[SHARED]) / f"opened-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    return opened(compiled(name, dtype, engines), engine, folder)
+
+
 def tied_samples(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Half of them are flat: every window of every pool ties, as on the background of a digit."""
     x = rng.standard_normal(shape)
