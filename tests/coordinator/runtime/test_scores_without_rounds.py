@@ -16,7 +16,7 @@ from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.storage.store import Store
 from edge_client.protocol.task import Reply
 from edge_client.training.learner import EngineLearner
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.coordinator.runtime.test_without_rounds import DEVICES, RUNS, federation
 from tests.support import softmax_program
 from tests.support.virtual_federation import Federation, program

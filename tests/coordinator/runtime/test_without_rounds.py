@@ -35,7 +35,7 @@ from edge_client.training.learner import EngineLearner
 from edge_client.transport.base import Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
-from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
+from emulator.simulation.emulated_devices import EmulatedDevices, round_through_f32_delta
 from tests.coordinator.rounds.test_asynchronous_training import a_start
 from tests.coordinator.rounds.test_asynchronous_training import rules as a_rules
 from tests.support import softmax_program

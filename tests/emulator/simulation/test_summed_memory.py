@@ -13,7 +13,7 @@ from edge_client.training.learner import EngineLearner
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation import spill
-from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
+from emulator.simulation.emulated_devices import EmulatedDevices, no_rounding
 from tests.support import softmax_program
 from tests.support.virtual_federation import WideEngine, program
 
