@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, lru_cache
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +18,7 @@ from torch.export import ExportedProgram
 from edge_client.protocol.task import Array
 from export.containers.expand_nodes import expand_nodes
 from export.containers.flat_graph import FlatGraph, exported_as_it_is
+from export.containers.quick_lowering import quick_lowering
 from export.silence import suppress_output
 
 
@@ -28,7 +28,7 @@ def to_tflite(signatures: Mapping[str, tuple[FlatGraph, Sequence[Tensor]]]) -> b
         builder = _converter()
         for name, (graph, args) in signatures.items():
             builder = builder.signature(name, graph, tuple(args))
-        with _quick_decompositions(), _graphs_as_they_are(), _quick_lowering():
+        with _quick_decompositions(), _graphs_as_they_are(), quick_lowering():
             return bytes(builder.convert().model_content())
 
 
@@ -71,35 +71,11 @@ def _graphs_as_they_are() -> AbstractContextManager[object]:
     return patch.object(core, "export_torch_signature", take)
 
 
-@contextmanager
-def _quick_lowering() -> Iterator[None]:
-    """With JAX's part of the conversion, which lowers one operator at a time, in half of its time, with the same file.
-
-    All operators of a conversion share one MLIR context, which JAX would make anew for each. An operator's text becomes
-    bytecode once: functions, programs and centers repeat their operators, and the text has its shapes and constants.
-    """
-    from jax._src.interpreters import mlir
-    from litert_torch.backend.jax_bridge import _wrap
-
-    with (
-        patch.object(mlir, "make_ir_context", cache(mlir.make_ir_context)),
-        patch.object(_wrap, "_stablehlo_to_vhlo", _bytecode_maker()),
-    ):
-        yield
-
-
-@cache
-def _bytecode_maker() -> Callable[[str], bytes]:
-    from litert_torch.backend.jax_bridge import _wrap
-
-    return lru_cache(maxsize=1_024)(_wrap._stablehlo_to_vhlo)  # noqa: SLF001 - the converter has no setting
-
-
 def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
     """One signature, "serving_default", with the names of `sample` and of the returned dict, for any TFLite runtime."""
     with suppress_output():
         builder = _converter().signature("serving_default", module, sample_kwargs=dict(sample))
-        with _quick_lowering():
+        with quick_lowering():
             return bytes(builder.convert().model_content())
 
 

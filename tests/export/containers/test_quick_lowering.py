@@ -11,7 +11,7 @@ from litert_torch.backend.jax_bridge import _wrap
 from torch import nn
 
 from export.compiler.program import compile_program
-from export.containers import write_tflite
+from export.containers import quick_lowering, write_tflite
 
 
 def written(patch: pytest.MonkeyPatch) -> tuple[str, int, list[str]]:
@@ -35,15 +35,15 @@ def written(patch: pytest.MonkeyPatch) -> tuple[str, int, list[str]]:
 
 
 def test_operators_share_a_context_and_each_text_becomes_bytecode_once_for_the_same_file() -> None:
-    write_tflite._bytecode_maker.cache_clear()
+    quick_lowering._bytecode_maker.cache_clear()
     try:
         with pytest.MonkeyPatch.context() as patch:
             file, contexts, texts = written(patch)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(write_tflite, "_quick_lowering", nullcontext)
+            patch.setattr(write_tflite, "quick_lowering", nullcontext)
             slow_file, slow_contexts, slow_texts = written(patch)
     finally:
-        write_tflite._bytecode_maker.cache_clear()  # it remembers what counts here
+        quick_lowering._bytecode_maker.cache_clear()  # it remembers what counts here
     assert file == slow_file
     assert contexts == 1 < slow_contexts
     assert len(texts) == len(set(slow_texts)) < len(slow_texts)
