@@ -32,7 +32,7 @@ from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -31,6 +32,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SLOW_TIMEOUT_S = 3_000  # ResNet-18 for three engines, on a busy machine
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is there after the collection stays: the garbage collector does not look at millions of objects in it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -88,10 +101,10 @@ def fail_if_skipped(report: Report) -> Report:
 @pytest.fixture(scope="session", autouse=True)
 def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where the workers of a test run keep compiled programs for one another (tests/support/programs.py)."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = tmp_path_factory.getbasetemp().parent / "programs"
-        folder.mkdir(exist_ok=True)
-        os.environ["COMPILED_PROGRAMS"] = str(folder)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+    folder.mkdir(exist_ok=True)
+    os.environ["COMPILED_PROGRAMS"] = str(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

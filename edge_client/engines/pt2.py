@@ -8,9 +8,12 @@ from __future__ import annotations
 import io
 import json
 import threading
+import typing
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 MAX_CONFIG_BYTES = 1 << 20
-_LOADING = threading.Lock()  # torch.export.load keeps global state while it reads; several devices may share a process
+_LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
 
 
 def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> Pt2Engine:
@@ -155,7 +158,7 @@ def load_graph(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated mod
 
     try:
         _refuse_pickles(path)
-        exported = torch.export.load(io.BytesIO(path.read_bytes()))
+        exported = read_exported(path.read_bytes())
         return (exported if place == "cpu" else move_to_device_pass(exported, place)).module()
     except ProgramRefused:
         raise
@@ -165,6 +168,38 @@ def load_graph(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated mod
             f"torch {torch.__version__} cannot load {path.name}: {text}",
             hint="use the torch version that program.json names, or another engine",
         ) from wrong
+
+
+def read_exported(file: bytes) -> Any:  # noqa: ANN401 - torch's ExportedProgram
+    """The exported program of a .pt2 file. Raises what torch raises for a file that it cannot read."""
+    import torch
+
+    with _LOADING, _remembered_types():
+        return torch.export.load(io.BytesIO(file))
+
+
+@contextmanager
+def _remembered_types() -> Iterator[None]:
+    """The types of each class of a file's schema are looked up once.
+
+    Torch does so for each of its thousands of records, two fifths of the time of opening a file (torch 2.13).
+    """
+    from torch._export.serde import serialize
+
+    reader: Any = serialize
+    used = reader.typing  # the module `typing`
+
+    def hints(cls: Any, globalns: dict[str, Any] | None = None) -> dict[str, Any]:  # noqa: ANN401 - any class
+        if cls not in known:
+            known[cls] = typing.get_type_hints(cls, globalns=globalns)
+        return known[cls]
+
+    known: dict[Any, dict[str, Any]] = {}
+    reader.typing = SimpleNamespace(**{**vars(used), "get_type_hints": hints})
+    try:
+        yield
+    finally:
+        reader.typing = used
 
 
 def _refuse_pickles(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 
@@ -28,7 +29,9 @@ def runtime_version(engine: str) -> str | None:
     return _OTHERS.sub("_", " + ".join(found))[:LIMIT] or None
 
 
+@cache
 def _version(package: str) -> str | None:
+    """Read once: a package that is installed anew while this process runs is not the one that it has loaded."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -8,7 +8,6 @@ inference mode, with its first weights, where it can be traced. newcomers/guide.
 from __future__ import annotations
 
 import copy
-import io
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 from coordinator.models.registry import Model
+from edge_client.engines.pt2 import read_exported
 from edge_client.errors import ConfigError, ProgramRefused
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.samples.input_parts import InputPart
@@ -90,7 +90,7 @@ def read_kept_model(folder: Path, facts: Mapping[str, Any]) -> Model | None:
         return None
     try:
         with suppress_output():
-            graph = torch.export.load(io.BytesIO(path.read_bytes())).module(check_guards=False)
+            graph = read_exported(path.read_bytes()).module(check_guards=False)
     except Exception as wrong:  # torch raises many kinds for a damaged archive
         hint = "give the module: fc.load(folder, model=...)"
         raise ConfigError(f"{path} cannot be read: {wrong}", hint=hint) from wrong

@@ -23,7 +23,7 @@ from edge_client.data.dataset import DeviceData
 from edge_client.protocol.task import Array, ClientId
 from emulator.data.fleet_split import FleetData
 from emulator.run.execute import SimulationResult
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 HOLDOUT_BATCH = 256
 

@@ -43,7 +43,7 @@ from emulator.parallel.worker import (
     run_worker,
 )
 from emulator.simulation import checkpoint
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 UPDATE_IN_MATRIX = np.empty(0, np.float32)  # in place of a model that a worker has
 STOP_TIMEOUT_S = 10.0

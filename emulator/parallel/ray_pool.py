@@ -27,7 +27,7 @@ from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Repl
 from edge_client.training.learner import Learner
 from emulator.engines.base import Recipe
 from emulator.engines.device_runtime import RuntimeRecipe
-from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
+from emulator.simulation.emulated_devices import EmulatedDevices, no_rounding
 
 TASK_RETRIES = 3  # of a unit whose machine or process was lost
 GROUPS_PER_CPU = 4  # units of an exchange; more balance better, and each carries the exchange's models once more

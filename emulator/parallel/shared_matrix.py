@@ -18,7 +18,7 @@ import numpy as np
 
 from edge_client.protocol.task import Array
 
-ROW_DTYPE = np.dtype(np.float32)  # of what travels (emulator/simulation/virtual_network.py, f32_delta)
+ROW_DTYPE = np.dtype(np.float32)  # of what travels (emulator/simulation/emulated_devices.py, round_through_f32_delta)
 
 
 class SharedMatrix:

@@ -24,7 +24,7 @@ from emulator.engines.cpu.malloc import trim_heap
 from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.shared_matrix import open_shared_matrix
 from emulator.simulation import checkpoint
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 USER_ERRORS = (
     UsageError,

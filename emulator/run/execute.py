@@ -32,7 +32,8 @@ from emulator.run.summary import clustering_scores
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.device_profiles import draw_profiles
-from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
+from emulator.simulation.emulated_devices import EmulatedDevices
+from emulator.simulation.virtual_network import VirtualNetwork
 
 Progress = Callable[[dict[str, Any]], None]
 

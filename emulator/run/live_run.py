@@ -12,8 +12,9 @@ from emulator.reports.pictures.recorder import RunRecorder
 from emulator.simulation import checkpoint
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
+from emulator.simulation.emulated_devices import EmulatedDevices
 from emulator.simulation.spill import SpilledRecords
-from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
+from emulator.simulation.virtual_network import VirtualNetwork
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import open_pool
 from emulator.parallel.ray_pool import open_ray_pool
 from emulator.run.resolve import ResolvedRun
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model

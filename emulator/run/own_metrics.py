@@ -12,7 +12,7 @@ from edge_client.errors import UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
 from edge_client.training.learner import log_softmax
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 Metric = Callable[[Array, Array], float]  # y [n, ...] and outputs [n, ...] of one device -> a number
 

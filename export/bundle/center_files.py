@@ -7,7 +7,6 @@ A stacked file holds several centers and has the input "center" [1] int32 before
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from edge_client.engines.pt2 import read_exported
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import FROZEN, Program
@@ -99,7 +99,7 @@ def load_infer_module(
     `told`: what the module shows itself as; `frozen`: the program's frozen tensors.
     """
     with suppress_output():
-        graph = torch.export.load(io.BytesIO(infer)).module(check_guards=False)
+        graph = read_exported(infer).module(check_guards=False)
     tensors = [torch.from_numpy(np.array(value)) for value in schema.split(vector).values()]
     return _Center(graph, tensors, _tensors(frozen), told)
 
@@ -135,7 +135,7 @@ class _Stacked(nn.Module):
     def __init__(self, infer: bytes, schema: Schema, centers: Flat, frozen: Sequence[Array]) -> None:
         super().__init__()
         with suppress_output():
-            self._call = (torch.export.load(io.BytesIO(infer)).module(check_guards=False),)
+            self._call = (read_exported(infer).module(check_guards=False),)
         rows = [schema.split(vector) for vector in centers]
         for i, tensor in enumerate(schema.tensors):
             stack = np.stack([row[tensor.name] for row in rows])

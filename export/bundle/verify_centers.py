@@ -5,7 +5,6 @@ A file is (bytes, format); formats are "onnx", "tflite" and "pt2".
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from edge_client.engines.onnx import session as open_session
+from edge_client.engines.pt2 import read_exported
 from edge_client.engines.targets import accuracy_of
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array
@@ -45,7 +45,7 @@ def open_model(file: bytes, fmt: str, center: int | None = None) -> Run:
         return lambda x: np.concatenate([run({"x": row[np.newaxis], **chosen})["logits"] for row in x])
     if fmt == "pt2":
         with suppress_output():
-            module = torch.export.load(io.BytesIO(file)).module(check_guards=False)
+            module = read_exported(file).module(check_guards=False)
         first = [] if center is None else [torch.tensor([center], dtype=torch.int32)]
         return lambda x: _in_torch(lambda rows: module(*first, rows), x)
     raise UsageError(f"unknown format {fmt!r}", hint="use onnx, tflite or pt2")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from edge_client.engines.pt2 import read_exported
 from export.silence import suppress_output
 
 
@@ -23,4 +24,4 @@ def to_pt2(exported: ExportedProgram) -> bytes:
 def run_pt2(file: bytes, args: Sequence[Tensor]) -> list[Tensor]:
     """The outputs of one run, in the program's order."""
     with suppress_output(), torch.no_grad():
-        return list(torch.export.load(io.BytesIO(file)).module()(*args))
+        return list(read_exported(file).module()(*args))

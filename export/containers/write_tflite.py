@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from edge_client.protocol.task import Array
 from export.containers.expand_nodes import expand_nodes
 from export.containers.flat_graph import FlatGraph, exported_as_it_is
+from export.containers.quick_lowering import quick_lowering
 from export.silence import suppress_output
 
 
@@ -27,7 +28,7 @@ def to_tflite(signatures: Mapping[str, tuple[FlatGraph, Sequence[Tensor]]]) -> b
         builder = _converter()
         for name, (graph, args) in signatures.items():
             builder = builder.signature(name, graph, tuple(args))
-        with _quick_decompositions(), _graphs_as_they_are():
+        with _quick_decompositions(), _graphs_as_they_are(), quick_lowering():
             return bytes(builder.convert().model_content())
 
 
@@ -73,8 +74,9 @@ def _graphs_as_they_are() -> AbstractContextManager[object]:
 def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
     """One signature, "serving_default", with the names of `sample` and of the returned dict, for any TFLite runtime."""
     with suppress_output():
-        made = _converter().signature("serving_default", module, sample_kwargs=dict(sample)).convert()
-        return bytes(made.model_content())
+        builder = _converter().signature("serving_default", module, sample_kwargs=dict(sample))
+        with quick_lowering():
+            return bytes(builder.convert().model_content())
 
 
 def _converter() -> Any:  # noqa: ANN401 - the package has no types

@@ -46,7 +46,7 @@ from emulator.parallel.process_pool import open_pool
 from emulator.parallel.ray_pool import open_ray_pool
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from export.compiler.program import vector_of
 from tests.benches.machine import described, load
 from tests.benches.work import SHAPE

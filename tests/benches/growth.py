@@ -15,7 +15,7 @@ from edge_client.training.learner import Learner
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.run.execute import run_simulation as simulate
 from emulator.run.settings import RunSettings
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from export.compiler.program import vector_of
 from tests.benches.fit import exponent
 from tests.benches.render import number

@@ -45,7 +45,7 @@ from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.drawn_devices import DrawnDevices
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from export.compiler.program import vector_of
 from tests.benches.fit import exponent
 from tests.benches.machine import described, load, peak_memory, reset_peak_memory

@@ -6,7 +6,6 @@ The reference is the loop that everybody writes, in float64 (support/reference_s
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from edge_client.training.learner import EngineLearner, Learner, TrainingJob
 from emulator.engines.base import Recipe
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.engines.gpu.stacked import StackedRecipe
-from tests.support.programs import BATCH, compiled, model, opened
+from tests.support.programs import BATCH, compiled, model, running
 from tests.support.reference_sgd import JobFacts, check_same_as_loop, job_of
 from tests.support.unrecorded_graphs import Unrecorded
 
@@ -62,18 +61,15 @@ def job(name: str, case: str, *, n: int = 3 * BATCH, seed: int = 0) -> TrainingJ
     return job_of(model(name), facts)
 
 
-def opened_learner(engine: str, name: str, dtype: str, folder: Path) -> Learner:
+def opened_learner(engine: str, name: str, dtype: str) -> Learner:
     every = ("onnx", "litert", "pt2") if dtype == "float32" else (engine,)
-    made = compiled(name, dtype, every)
-    return EngineLearner(opened(made, engine, folder), made.program)
+    return EngineLearner(running(name, engine, dtype, every), compiled(name, dtype, every).program)
 
 
 @each_case
 @pytest.mark.parametrize(("runtime", "name", "dtype"), RUNTIMES)
-def test_twenty_steps_on_a_runtime_end_where_torch_optim_ends(
-    runtime: str, name: str, dtype: str, case: str, tmp_path: Path
-) -> None:
-    learner = opened_learner(runtime, name, dtype, tmp_path)
+def test_twenty_steps_on_a_runtime_end_where_torch_optim_ends(runtime: str, name: str, dtype: str, case: str) -> None:
+    learner = opened_learner(runtime, name, dtype)
     check_same_as_loop(learner, model(name), [job(name, case)], tolerance=RUNTIMES[runtime, name, dtype])
 
 
@@ -92,9 +88,9 @@ def test_devices_of_several_optimisers_train_side_by_side(engine: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "litert", "pt2"])
-def test_running_statistics_move_as_under_sgd(runtime: str, tmp_path: Path) -> None:
+def test_running_statistics_move_as_under_sgd(runtime: str) -> None:
     """Those of the first step follow from the first weights alone."""
-    learner = opened_learner(runtime, "wecfl-cnn", "float32", tmp_path)
+    learner = opened_learner(runtime, "wecfl-cnn", "float32")
     n = learner.program.schema.n_params
     facts = [JobFacts(n=BATCH, steps=1, batch=BATCH, settings=CASES[case]) for case in ("momentum", "adam")]
     one, other = (trained.vector for trained in learner.train([job_of(model("wecfl-cnn"), fact) for fact in facts]))
@@ -103,8 +99,8 @@ def test_running_statistics_move_as_under_sgd(runtime: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "litert", "pt2"])
-def test_what_an_optimiser_remembers_ends_with_its_update(runtime: str, tmp_path: Path) -> None:
-    learner = opened_learner(runtime, "digits-mlp", "float32", tmp_path)
+def test_what_an_optimiser_remembers_ends_with_its_update(runtime: str) -> None:
+    learner = opened_learner(runtime, "digits-mlp", "float32")
     asked = job("digits-mlp", "adam, all")
     one, other = learner.train([asked, asked])
     assert np.array_equal(one.vector, other.vector)

@@ -15,11 +15,23 @@ from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array
 from export.containers.write_onnx import MAX_IR_VERSION, OPSET, run_onnx
-from tests.support.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
+from tests.support.programs import (
+    BATCH,
+    compiled,
+    feeds,
+    model,
+    opened,
+    relative,
+    running,
+    torch_evaluate,
+    torch_step,
+)
 from tests.support.web_steps import check_life, check_page
 
 MODELS = ("digits-mlp", "wecfl-cnn", "gn-cnn")
 ENGINES = ("onnx", "litert", "pt2")
+# ONNX Runtime has no float64 convolution
+FLOAT64 = {"digits-mlp": ("onnx", "pt2"), "wecfl-cnn": ("pt2",), "gn-cnn": ("pt2",)}
 SINGLE_STEP = 1e-5  # float32: sums over 32 x 784 products round differently in each runtime, by a few 1e-6
 TRAJECTORY = 1e-9  # float64, 20 steps: rounding only; a wrong gradient shows in the first digit
 
@@ -73,62 +85,57 @@ def torch_trained(name: str, given: dict[str, Array], batches: list[dict[str, Ar
 
 @each_engine
 @each_model
-def test_one_step_is_torchs_step(name: str, engine: str, tmp_path: Path) -> None:
+def test_one_step_is_torchs_step(name: str, engine: str) -> None:
     made = compiled(name)
     given = feeds(made.program, "step", batch=BATCH)
-    got = run_step(opened(made, engine, tmp_path), given)
+    got = run_step(running(name, engine), given)
     assert relative(got, torch_step(model(name).module, given)) < SINGLE_STEP
 
 
 @each_engine
 @each_model
-def test_evaluation_is_torchs_in_inference_mode(name: str, engine: str, tmp_path: Path) -> None:
+def test_evaluation_is_torchs_in_inference_mode(name: str, engine: str) -> None:
     made = compiled(name)
     given = feeds(made.program, "evaluate", batch=BATCH)
-    got = opened(made, engine, tmp_path).evaluate(given)
+    got = running(name, engine).evaluate(given)
     assert relative(got, torch_evaluate(model(name).module, given)) < SINGLE_STEP
 
 
 @pytest.mark.parametrize("batch", [1, 2, 13])
 @pytest.mark.parametrize("engine", ["onnx", "pt2"])
 @each_model
-def test_a_batch_of_any_size_steps_like_torch(name: str, engine: str, batch: int, tmp_path: Path) -> None:
+def test_a_batch_of_any_size_steps_like_torch(name: str, engine: str, batch: int) -> None:
     made = compiled(name)
     given = feeds(made.program, "step", batch=batch)
-    engine_opened = opened(made, engine, tmp_path)
+    engine_opened = running(name, engine)
     assert engine_opened.fixed_batch is None
     assert relative(run_step(engine_opened, given), torch_step(model(name).module, given)) < SINGLE_STEP
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"), [("digits-mlp", "onnx"), *((name, "pt2") for name in MODELS)]
-)  # ONNX Runtime has no float64 convolution
-def test_twenty_steps_in_float64_end_where_torch_ends(name: str, engine: str, tmp_path: Path) -> None:
-    made = compiled(name, "float64", (engine,))
+@pytest.mark.parametrize(("name", "engine"), [(name, one) for name, engines in FLOAT64.items() for one in engines])
+def test_twenty_steps_in_float64_end_where_torch_ends(name: str, engine: str) -> None:
+    made, used = compiled(name, "float64", FLOAT64[name]), running(name, engine, "float64", FLOAT64[name])
     given = feeds(made.program, "step", batch=BATCH)
     batches = [fresh(feeds(made.program, "step", batch=BATCH, seed=k)) for k in range(20)]
-    ours = trained(opened(made, engine, tmp_path), given, batches)
+    ours = trained(used, given, batches)
     assert relative(ours, torch_trained(name, given, batches)) < TRAJECTORY
 
 
 @each_engine
-def test_the_second_step_still_pulls_towards_the_anchor_it_was_given(engine: str, tmp_path: Path) -> None:
+def test_the_second_step_still_pulls_towards_the_anchor_it_was_given(engine: str) -> None:
     """Exporters merge two example inputs that are one object; the graph would then restart from the anchor."""
-    made = compiled("digits-mlp")
-    running = opened(made, engine, tmp_path)
+    made, used = compiled("digits-mlp"), running("digits-mlp", engine)
     given = feeds(made.program, "step", batch=BATCH)
     given |= {n: v.copy() for n, v in given.items()}
     given |= {f"w/{t.name}": given[f"anchor/{t.name}"].copy() for t in made.program.schema.tensors}
-    second = given | run_step(running, given)
-    assert relative(run_step(running, second), torch_step(model("digits-mlp").module, second)) < SINGLE_STEP
+    second = given | run_step(used, given)
+    assert relative(run_step(used, second), torch_step(model("digits-mlp").module, second)) < SINGLE_STEP
 
 
 @each_engine
 @pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize("name", ["digits-mlp", "wecfl-cnn"])
-def test_every_term_of_the_objective_is_torchs_alone_and_with_the_others(
-    name: str, term: str, engine: str, tmp_path: Path
-) -> None:
+def test_every_term_of_the_objective_is_torchs_alone_and_with_the_others(name: str, term: str, engine: str) -> None:
     """Two steps, so that what the first one moved is read by the second. Half of the samples tie in every pool."""
     made = compiled(name)
     given = feeds(made.program, "step", batch=BATCH)
@@ -136,27 +143,26 @@ def test_every_term_of_the_objective_is_torchs_alone_and_with_the_others(
     on = off | {n: v for n, v in given.items() if n.partition("/")[0] in TERMS[term]}
     assert any((on[n] != off[n]).any() for n in on) == (term != "none")
     batches = [fresh(on), fresh(on) | {"x": given["x"][::-1].copy()}]
-    ours = trained(opened(made, engine, tmp_path), on, batches)
+    ours = trained(running(name, engine), on, batches)
     assert relative(visible(ours), visible(torch_trained(name, on, batches))) < TWO_STEPS
 
 
 @each_engine
-def test_an_update_takes_its_step_size_momentum_and_pull_from_its_feeds(engine: str, tmp_path: Path) -> None:
-    made = compiled("digits-mlp")
-    running = opened(made, engine, tmp_path)
+def test_an_update_takes_its_step_size_momentum_and_pull_from_its_feeds(engine: str) -> None:
+    made, used = compiled("digits-mlp"), running("digits-mlp", engine)
     given = feeds(made.program, "step", batch=BATCH)
     for scalar in ("lr", "momentum", "mu"):
         changed = given | {scalar: np.asarray(0.9, dtype=np.float32)}
-        assert relative(run_step(running, changed), torch_step(model("digits-mlp").module, changed)) < SINGLE_STEP
+        assert relative(run_step(used, changed), torch_step(model("digits-mlp").module, changed)) < SINGLE_STEP
 
 
 @each_engine
 @each_model
-def test_an_update_changes_neither_its_feeds_nor_what_was_read_from_it(name: str, engine: str, tmp_path: Path) -> None:
+def test_an_update_changes_neither_its_feeds_nor_what_was_read_from_it(name: str, engine: str) -> None:
     made = compiled(name)
     given = feeds(made.program, "step", batch=BATCH)
     before = {n: v.copy() for n, v in given.items()}
-    update = opened(made, engine, tmp_path).update(given)
+    update = running(name, engine).update(given)
     update.step(given)
     first = update.read()
     seen = {n: v.copy() for n, v in first.items()}
@@ -167,29 +173,28 @@ def test_an_update_changes_neither_its_feeds_nor_what_was_read_from_it(name: str
 
 
 @each_engine
-def test_nobody_disturbs_an_update_by_reading_it_or_by_an_evaluation_between_steps(engine: str, tmp_path: Path) -> None:
-    made = compiled("wecfl-cnn")
-    running = opened(made, engine, tmp_path)
+def test_nobody_disturbs_an_update_by_reading_it_or_by_an_evaluation_between_steps(engine: str) -> None:
+    made, used = compiled("wecfl-cnn"), running("wecfl-cnn", engine)
     given = feeds(made.program, "step", batch=BATCH)
     batches = [fresh(given)] * 3
-    alone = trained(running, given, batches)
-    update, losses = running.update(given), []
+    alone = trained(used, given, batches)
+    update, losses = used.update(given), []
     for batch in batches:
         losses.append(update.step(batch))
         for value in update.read().values():
             if value.ndim:
                 value[:] = np.nan  # the reader's own
-        running.evaluate(feeds(made.program, "evaluate", batch=BATCH))
+        used.evaluate(feeds(made.program, "evaluate", batch=BATCH))
     again = update.read() | {"loss": np.array(losses)}
     assert all(np.array_equal(again[n], alone[n]) for n in alone)
 
 
 @pytest.mark.parametrize("engine", ["onnx", "pt2"])
-def test_a_smaller_last_batch_trains_on_from_the_larger_ones(engine: str, tmp_path: Path) -> None:
+def test_a_smaller_last_batch_trains_on_from_the_larger_ones(engine: str) -> None:
     made = compiled("wecfl-cnn")
     given = feeds(made.program, "step", batch=BATCH)
     batches = [fresh(feeds(made.program, "step", batch=size)) for size in (5, 2)]
-    ours = trained(opened(made, engine, tmp_path), given, batches)
+    ours = trained(running("wecfl-cnn", engine), given, batches)
     assert relative(ours, torch_trained("wecfl-cnn", given, batches)) < TWO_STEPS
 
 

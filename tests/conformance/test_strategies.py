@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from math import nan
 
 import numpy as np
@@ -22,13 +23,26 @@ OTHER = grouped_fleet(6, 2, seed=1)  # the same numbers of samples, other sample
 every_method = pytest.mark.parametrize("name", CASES)
 
 
+@cache
+def _played(name: str, rounds: int) -> MethodWorld:
+    return world(build(name), LOCAL, rounds=rounds)
+
+
+def played(name: str, rounds: int) -> MethodWorld:
+    """A world of LOCAL after `rounds` rounds, which are played once for all tests; what a test changes is its own."""
+    known = _played(name, rounds)
+    devices = devices_of(LOCAL, members=members_of(known.strategy))
+    devices.own.update(known.devices.own)
+    return MethodWorld(build(name), devices, copied(known.state), number=rounds)
+
+
 # silence and absence
 
 
 @every_method
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_a_silent_fleet_leaves_every_center_and_every_assignment_as_it_was(name: str, rounds: int) -> None:
-    fleet = world(build(name), LOCAL, rounds=rounds)
+    fleet = played(name, rounds)
     before = fleet.state
     fleet.round(silent=LOCAL)
     np.testing.assert_array_equal(fleet.state.centers, before.centers)
@@ -61,7 +75,7 @@ def test_a_fleet_may_grow_between_rounds_and_new_devices_are_asked_and_served(na
 
 @every_method
 def test_a_device_that_answers_only_the_first_exchange_costs_nobody_else(name: str) -> None:
-    fleet = world(build(name), LOCAL, rounds=1)
+    fleet = played(name, 1)
 
     def ask(exchange: Exchange) -> Replies:
         asked.append(exchange)
@@ -75,7 +89,7 @@ def test_a_device_that_answers_only_the_first_exchange_costs_nobody_else(name: s
 
 @every_method
 def test_half_of_the_fleet_trains_in_an_exchange_and_the_others_keep_their_centers(name: str) -> None:
-    fleet = world(build(name), LOCAL, rounds=2)
+    fleet = played(name, 2)
     half, before = MethodWorld(build(name, {"fraction-train": 0.5}), fleet.devices, fleet.state), fleet.state
     half.round()
     asked = {c for exchange in half.exchanges[:-1] for c in exchange}
@@ -143,7 +157,7 @@ def test_centers_keep_their_numbers_from_round_to_round(name: str) -> None:
 
 @every_method
 def test_the_input_state_is_left_as_it_was(name: str) -> None:
-    fleet = world(build(name), LOCAL, rounds=1)
+    fleet = played(name, 1)
     state, before = fleet.state, copied(fleet.state)
     fleet.round()
     assert same(state, before)
@@ -151,7 +165,7 @@ def test_the_input_state_is_left_as_it_was(name: str) -> None:
 
 @every_method
 def test_a_replay_of_stored_replies_asks_the_same_and_ends_the_same(name: str) -> None:
-    fleet = world(build(name), LOCAL, rounds=1)
+    fleet = played(name, 1)
     log: list[tuple[Exchange, Replies]] = []
 
     def live(exchange: Exchange) -> Replies:
@@ -180,7 +194,7 @@ def test_a_replay_of_stored_replies_asks_the_same_and_ends_the_same(name: str) -
 @every_method
 def test_a_state_survives_being_stored(name: str) -> None:
     for rounds in (0, 3):
-        state = world(build(name), LOCAL, rounds=rounds).state
+        state = played(name, rounds).state
         assert same(state_codec.decode_state(state_codec.encode_state(state)), state)
 
 
@@ -205,15 +219,13 @@ def test_float32_models_stay_float32(name: str) -> None:
 
 @every_method
 def test_the_order_in_which_devices_are_listed_or_answer_is_irrelevant(name: str) -> None:
-    assert same(
-        world(build(name), LOCAL, rounds=3).state, world(build(name), dict(reversed(LOCAL.items())), rounds=3).state
-    )
+    assert same(played(name, 3).state, world(build(name), dict(reversed(LOCAL.items())), rounds=3).state)
 
 
 @every_method
 def test_everybody_is_served_a_mixture_whose_weights_sum_to_one(name: str) -> None:
     for rounds in (0, 2):
-        fleet = world(build(name), LOCAL, rounds=rounds)
+        fleet = played(name, rounds)
         for who in [*LOCAL, "stranger", None]:
             mixture = fleet.served(who)
             assert sum(weight for weight, _ in mixture) == pytest.approx(1.0)

@@ -34,7 +34,7 @@ from emulator.run.load import make_fleet, open_devices
 from emulator.run.own_metrics import measure_own
 from emulator.run.settings import RunSettings
 from emulator.simulation.device_profiles import DeviceProfile
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.doc_pages import DOCS, machine, put
 
 PAGE, PICTURE = DOCS / "emulate-a-fleet.md", DOCS / "asynchronous.svg"

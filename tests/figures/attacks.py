@@ -23,7 +23,7 @@ from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings
 from emulator.simulation import attacks as hostile
 from emulator.simulation.attacks import ATTACKS, AttackSpec
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.doc_pages import DOCS, machine, put
 
 PAGE, PICTURE = DOCS / "hostile-devices.md", DOCS / "hostile.svg"

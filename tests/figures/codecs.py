@@ -25,7 +25,7 @@ from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings
 from emulator.simulation.codec_channel import Codec, CodecChannel, protocol_codec
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.doc_pages import DOCS, machine, put
 
 PAGE = DOCS / "codecs.md"

@@ -25,7 +25,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.run.execute import run_simulation
 from emulator.run.load import open_devices
 from emulator.run.settings import RunSettings
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 BATCH = 32
 HELD_OUT = 4  # every fourth device of a group

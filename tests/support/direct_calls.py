@@ -12,7 +12,7 @@ from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from edge_client.protocol.task import ClientId
 from edge_client.training.learner import EngineLearner
-from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
+from emulator.simulation.emulated_devices import EmulatedDevices, round_through_f32_delta
 from tests.support.softmax_program import SoftmaxEngine, grouped_fleet, start_of
 from tests.support.virtual_federation import Federation, program
 

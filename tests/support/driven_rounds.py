@@ -9,7 +9,7 @@ from functools import partial
 from coordinator.rounds.round import round_rng
 from coordinator.strategies.base import Exchange, Replies, State, Strategy, drive
 from edge_client.protocol.task import ClientId, Flat, Task
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 AnswerRule = Callable[[int, int, ClientId, Task], bool]  # round, exchange, device, task -> whether it answers
 

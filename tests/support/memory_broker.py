@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from queue import Empty, SimpleQueue
 
 from edge_client.errors import NetworkError
 from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource, filter_matches
 
 TamperMessage = Callable[[str, bytes], Iterable[bytes]]  # (topic, payload) -> what really travels: (), (payload,), ...
+covers = lru_cache(maxsize=10_000)(filter_matches)  # every message is compared with the filters of all clients
 
 
 class MemoryBroker:
@@ -71,7 +73,7 @@ class MemoryBroker:
             for wanted in filters:
                 client.filters[wanted] = as_published
                 for topic, payload in sorted(self.retained.items()):
-                    if filter_matches(wanted, topic):
+                    if covers(wanted, topic):
                         client.deliver(Message(topic, payload, retained=True))
 
     def publish(self, sender: MemoryTransport | None, topic: str, payload: bytes, *, retain: bool) -> None:
@@ -85,7 +87,7 @@ class MemoryBroker:
                 elif retain:
                     self.retained.pop(topic, None)
                 for client in self._clients.values():
-                    matching = [shown for wanted, shown in client.filters.items() if filter_matches(wanted, topic)]
+                    matching = [shown for wanted, shown in client.filters.items() if covers(wanted, topic)]
                     if matching:
                         client.deliver(Message(topic, body, retained=retain and any(matching)))
 

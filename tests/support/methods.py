@@ -15,7 +15,7 @@ from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strateg
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.data.dataset import DeviceData
 from edge_client.protocol.task import ClientId, Flat, OwnModel, Schema
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.softmax_program import devices_of, start_of
 
 SMALL: dict[str, Setting] = {"local-steps": 3, "batch-size": 8, "first-steps": 10, "level-rounds": 1}

@@ -12,6 +12,7 @@ import os
 import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,19 +50,35 @@ def model(name: str) -> Model:
 
 @cache
 def compiled(name: str, dtype: str = "float32", engines: tuple[str, ...] = ("onnx", "litert", "pt2")) -> CompilerOutput:
-    """The program of a model by its name: of this process, of another one of the same test run, or a new one."""
+    """The program of a model by its name: of this process, of another one of the same test run, or a new one.
+
+    One for more engines that is there already serves, without the others' containers.
+    """
     shared = os.environ.get(SHARED)
     if not shared:
         return _compiled(name, dtype, engines)
-    path = Path(shared) / "-".join(("program", name, dtype, *engines))
-    with path.with_suffix(".lock").open("w") as lock:
+    stem = f"program-{name}-{dtype}"
+    with Path(shared, f"{stem}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one process compiles, the other waits
-        if not path.exists():
-            made = _compiled(name, dtype, engines)
-            path.with_suffix(".part").write_bytes(pickle.dumps((made.program.to_json(), dict(made.files))))
-            path.with_suffix(".part").rename(path)
+        made = Path(shared).glob(f"{stem}-*.made")
+        there = [path for path in made if set(engines) <= set(path.stem.removeprefix(f"{stem}-").split("-"))]
+        path = there[0] if there else Path(shared, "-".join((stem, *engines)) + ".made")
+        if not there:
+            new = _compiled(name, dtype, engines)
+            part = Path(f"{path}.part")
+            part.write_bytes(pickle.dumps((new.program.to_json(), dict(new.files))))
+            part.rename(path)
     program, files = pickle.loads(path.read_bytes())  # noqa: S301 - of this test run
-    return CompilerOutput(program=Program.from_json(program), files=files)
+    return _for_engines(CompilerOutput(program=Program.from_json(program), files=files), engines)
+
+
+def _for_engines(made: CompilerOutput, engines: tuple[str, ...]) -> CompilerOutput:
+    told = {key: getattr(made.program, key) for key in ("containers", "batch", "parity", "golden")}
+    facts: dict[str, Any] = {key: {engine: found[engine] for engine in engines} for key, found in told.items()}
+    used = {file.sha256 for functions in facts["containers"].values() for file in functions.values()}
+    return CompilerOutput(
+        program=replace(made.program, **facts), files={sha: made.files[sha] for sha in made.files if sha in used}
+    )
 
 
 def _compiled(name: str, dtype: str, engines: tuple[str, ...]) -> CompilerOutput:
@@ -75,6 +92,19 @@ def opened(made: CompilerOutput, engine: str, folder: Path) -> Engine:
     for path in files.values():
         path.write_bytes(made.files[path.name])
     return open_engine(engine, made.program, files)
+
+
+@cache
+def running(
+    name: str, engine: str, dtype: str = "float32", engines: tuple[str, ...] = ("onnx", "litert", "pt2")
+) -> Engine:
+    """The program of `compiled`, opened once in this process: torch takes seconds of CPU to open a .pt2.
+
+    An engine has no state between its updates; tests/edge_client/engines/test_engines.py opens new ones.
+    """
+    folder = Path(os.environ[SHARED]) / f"opened-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    return opened(compiled(name, dtype, engines), engine, folder)
 
 
 def tied_samples(shape: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -19,7 +19,7 @@ from edge_client.engines.base import Rule
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Schema, Tensors, TensorSpec
 from edge_client.training.learner import EngineLearner
-from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
+from emulator.simulation.emulated_devices import EmulatedDevices, no_rounding
 from tests.support.softmax_program import SoftmaxUpdate
 
 FEATURES = 10

@@ -14,7 +14,7 @@ from coordinator.rounds.round import round_rng
 from coordinator.strategies.base import drive
 from coordinator.strategies.registry import make_method
 from edge_client.training.learner import EngineLearner
-from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
+from emulator.simulation.emulated_devices import EmulatedDevices, round_through_f32_delta
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from export.compiler.program import CompilerOutput
 from tests.support.browser import PHONE, Open

@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 import types
+import typing
 import weakref
 import zipfile
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ import torch
 
 from edge_client.engines.base import ENGINES, open_engine, run_step
 from edge_client.engines.onnx import PROVIDERS, runtime
-from edge_client.engines.pt2 import load_graph
+from edge_client.engines.pt2 import load_graph, read_exported
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Function
 from edge_client.protocol.task import Array
@@ -132,6 +134,22 @@ def test_a_provider_that_is_listed_but_not_to_be_had_is_left_in_silence_or_refus
         given = feeds(program, "step", batch=BATCH)
         run_step(open_engine("onnx", program, files, device=device), given)
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_types_of_a_torch_files_classes_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch itself does so for each of the file's thousands of records."""
+    asked, hints = Counter[str](), typing.get_type_hints
+
+    def counted(cls: type, **more: object) -> dict[str, object]:
+        if cls.__module__ == "torch._export.serde.schema":
+            asked[cls.__name__] += 1
+        return hints(cls, **more)  # type: ignore[arg-type]  # as it came
+
+    made = compiled("digits-mlp")
+    monkeypatch.setattr(typing, "get_type_hints", counted)
+    exported = read_exported(made.files[made.program.containers["pt2"]["step"].sha256])
+    assert len(exported.graph.find_nodes(op="placeholder")) == len(made.program.functions["step"].inputs)
+    assert set(asked.values()) == {1}
 
 
 def test_a_torch_program_moves_to_its_device_as_a_whole(tmp_path: Path) -> None:

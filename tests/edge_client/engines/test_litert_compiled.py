@@ -11,6 +11,7 @@ from edge_client.engines import litert_compiled
 from edge_client.engines.base import Engine
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.task import Array
+from export.compiler.program import CompilerOutput
 from tests.support.no_interpreter import hide_interpreter
 from tests.support.programs import BATCH, compiled, feeds, opened
 
@@ -18,9 +19,13 @@ FUNCTIONS = ("step", "evaluate")
 MODELS = ("digits-mlp", "wecfl-cnn", "rotary")  # rotary has buffers that no step changes
 
 
+def program_of(name: str) -> CompilerOutput:
+    return compiled(name, engines=("litert",))
+
+
 def both(name: str, folder: Path) -> tuple[Engine, Engine]:
     """The engine on the Interpreter, and on CompiledModel."""
-    made, usual = compiled(name), opened(compiled(name), "litert", folder)
+    made, usual = program_of(name), opened(program_of(name), "litert", folder)
     files = {function: folder / file.sha256 for function, file in made.program.files("litert", FUNCTIONS).items()}
     return usual, litert_compiled.open_program(made.program, files, threads=1)
 
@@ -32,16 +37,16 @@ def same(found: dict[str, Array], wanted: dict[str, Array]) -> bool:
 @pytest.mark.parametrize("name", MODELS)
 def test_three_steps_without_an_interpreter_end_with_the_same_bits(name: str, tmp_path: Path) -> None:
     """An odd number: the weights lie in the other set of buffers than at first."""
-    given = feeds(compiled(name).program, "step", batch=BATCH)
+    given = feeds(program_of(name).program, "step", batch=BATCH)
     usual, other = (engine.update(given) for engine in both(name, tmp_path))
     for seed in range(3):
-        batch = feeds(compiled(name).program, "step", batch=BATCH, seed=seed)
+        batch = feeds(program_of(name).program, "step", batch=BATCH, seed=seed)
         assert usual.step(batch) == other.step(batch)
     assert same(other.read(), usual.read())
 
 
 def test_a_rule_moves_the_weights_without_an_interpreter_too(tmp_path: Path) -> None:
-    given = feeds(compiled("wecfl-cnn").program, "step", batch=BATCH)
+    given = feeds(program_of("wecfl-cnn").program, "step", batch=BATCH)
     given |= {"lr": np.zeros((), np.float32), "momentum": np.zeros((), np.float32)}
 
     def rule(w: Array, g: Array) -> None:
@@ -57,7 +62,7 @@ def test_a_rule_moves_the_weights_without_an_interpreter_too(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_evaluation_without_an_interpreter_has_the_same_bits(name: str, tmp_path: Path) -> None:
-    given = feeds(compiled(name).program, "evaluate", batch=BATCH)
+    given = feeds(program_of(name).program, "evaluate", batch=BATCH)
     usual, other = (engine.evaluate(given) for engine in both(name, tmp_path))
     assert same(other, usual)
 
@@ -65,7 +70,7 @@ def test_evaluation_without_an_interpreter_has_the_same_bits(name: str, tmp_path
 def test_where_there_is_no_interpreter_the_engine_takes_compiled_models_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = compiled("digits-mlp")  # compiling may talk
+    made = program_of("digits-mlp")  # compiling may talk
     capfd.readouterr()
     hide_interpreter(monkeypatch)
     engine = opened(made, "litert", tmp_path)
@@ -77,4 +82,4 @@ def test_where_there_is_no_interpreter_the_engine_takes_compiled_models_in_silen
 def test_a_file_that_is_no_program_is_refused_without_an_interpreter_too(tmp_path: Path) -> None:
     (tmp_path / "step").write_bytes(b"not a program")
     with pytest.raises(ProgramRefused, match="hint: "):
-        litert_compiled.open_program(compiled("digits-mlp").program, {"step": tmp_path / "step"}, threads=1)
+        litert_compiled.open_program(program_of("digits-mlp").program, {"step": tmp_path / "step"}, threads=1)

@@ -108,7 +108,7 @@ def place(tmp_path: Path) -> Iterator[StaticSite]:
 
 
 def test_a_center_is_evaluated_and_trained_over_the_base_of_its_bundle(place: StaticSite) -> None:
-    made, known = compiled("frozen-body"), model("frozen-body")
+    made, known = compiled("frozen-body", engines=("onnx", "pt2")), model("frozen-body")
     start = vector_of(known.module, made.program.schema)
     source = BundleSource(
         program=made.program, files=made.files, centers=[start], cards=[{}], sign=make_signer(PRIVATE, "home")

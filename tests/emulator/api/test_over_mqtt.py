@@ -97,38 +97,53 @@ print(json.dumps({"same": bool(same), "numbers": real.run.state.centers.shape[1]
 """
 
 
-@pytest.mark.timeout(400)
-def test_a_model_with_a_frozen_base_ends_over_mqtt_where_it_ends_in_one_process(tmp_path: Path) -> None:
-    assert outcome_of(FROZEN_BASE, tmp_path) == {"same": True, "numbers": 330, "frozen": True}
+SCRIPTS = {"mine": MINE, "own loss": OWN_LOSS, "frozen base": FROZEN_BASE}
+ALL = """
+import os
+import runpy
+
+for folder in {folders}:
+    os.chdir(folder)
+    runpy.run_path("script.py", run_name="__main__")
+"""
 
 
-@pytest.mark.timeout(400)
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each script prints last, each in a folder of its own.
+
+    They run in a process of their own, as a user runs one: the embedded broker's library leaves sockets to the
+    interpreter. It is one process for all of them, since it takes seconds to import what they use.
+    """
+    root = tmp_path_factory.mktemp("scripts")
+    for name, text in SCRIPTS.items():
+        (root / name).mkdir()
+        (root / name / "script.py").write_text(text)
+    (root / "all.py").write_text(ALL.format(folders=[str(root / name) for name in SCRIPTS]))
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(root / "all.py")], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(SCRIPTS, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.timeout(900)
+def test_a_model_with_a_frozen_base_ends_over_mqtt_where_it_ends_in_one_process(outcomes: dict[str, Any]) -> None:
+    assert outcomes["frozen base"] == {"same": True, "numbers": 330, "frozen": True}
+
+
+@pytest.mark.timeout(900)
 def test_a_loss_of_ones_own_over_labels_for_each_pixel_ends_over_mqtt_where_it_ends_in_one_process(
-    tmp_path: Path,
+    outcomes: dict[str, Any],
 ) -> None:
-    told = outcome_of(OWN_LOSS, tmp_path)
+    told = outcomes["own loss"]
     assert told["same"] == [True, False]
     assert told["accuracy"][0] == told["accuracy"][1]
     assert told["accuracy"][0][-1] > 0.95
 
 
-def outcome_of(text: str, folder: Path) -> dict[str, Any]:
-    """What a script prints last, run in a process of its own as a user does."""
-    script = folder / "mine.py"
-    script.write_text(text)
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=folder, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.timeout(400)
-def test_ones_own_module_ends_over_mqtt_where_it_ends_in_one_process(tmp_path: Path) -> None:
-    """In a process of its own, as a user runs it: the embedded broker's library leaves sockets to the interpreter."""
-    told = outcome_of(MINE, tmp_path)
+@pytest.mark.timeout(900)
+def test_ones_own_module_ends_over_mqtt_where_it_ends_in_one_process(outcomes: dict[str, Any]) -> None:
+    told = outcomes["mine"]
     assert told["same"] == [True] * 5
     assert (told["answered"], told["folder"]) == (1.0, "runs/home")
     assert (told["module"], told["url"]) == ("Sequential", "")

@@ -219,7 +219,7 @@ def test_a_run_over_a_column_that_was_saved_before_columns_were_told_goes_on(tmp
         "fleet": fc.fleet((x, y), by=np.repeat(["anna", "ben", "cleo"], 20)),
         "model": torch.nn.Linear(4, 3),
     }
-    place = {"out": tmp_path, "name": "mine"}
+    place: dict[str, Any] = {"out": tmp_path, "name": "mine"}
     fc.simulate(**asked, rounds=2, **place)
     for file in (tmp_path / "mine" / "config.toml", tmp_path / "mine" / "checkpoint" / "run.json"):
         told = file.read_text()

@@ -81,14 +81,13 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(request: pytest.FixtureRequest) -> Pair:
     engine, name = request.param
     model, runtime = programs.model(name), RUNTIMES[name]
     made = programs.compiled(name, "float64", (runtime,))
-    opened = programs.opened(made, runtime, tmp_path_factory.mktemp(name))
     return Pair(
         engine=ENGINES[engine](model).open(),
-        runtime=EngineLearner(opened, made.program),
+        runtime=EngineLearner(programs.running(name, runtime, "float64", (runtime,)), made.program),
         start=vector_of(model.module, made.program.schema).astype(np.float64),
         data=samples_of(model),
     )

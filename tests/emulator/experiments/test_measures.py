@@ -18,7 +18,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array, Flat, Probe, Reply
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.experiments.measures import MEASURES, FinishedRun
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from export.compiler.program import vector_of
 
 LETTERS = {"lower": [0, 0, 0, 1], "upper": [1, 1, 0, 2]}

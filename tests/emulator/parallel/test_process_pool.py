@@ -32,7 +32,7 @@ from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.process_pool import WorkerPool, balance, open_pool
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from emulator.parallel.ray_pool import RayWorkerPool, open_ray_pool
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation import spill
-from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
+from emulator.simulation.emulated_devices import EmulatedDevices, no_rounding
 from tests.support.gated_recipe import FailingRecipe, GatedRecipe, PlainRecipe
 from tests.support.requirements import skip_without
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of

@@ -33,6 +33,12 @@ def two(results: list[dict[str, Any]]) -> list[Path]:
     return [Path(result["run"]) for result in results]
 
 
+@pytest.fixture(scope="module")
+def page(two: list[Path]) -> str:
+    """Of both runs."""
+    return comparison.comparison_page([comparison.read_runs(folder)[0] for folder in two])
+
+
 def test_the_table_has_the_accuracy_that_simulate_printed(two: list[Path], results: list[dict[str, Any]]) -> None:
     for folder, result in zip(two, results, strict=True):
         line = comparison.read_runs(folder)[0]
@@ -40,18 +46,16 @@ def test_the_table_has_the_accuracy_that_simulate_printed(two: list[Path], resul
         assert line.result("f1_pooled", "") == result["f1_pooled"]
 
 
-def test_the_table_has_each_runs_own_results(two: list[Path]) -> None:
+def test_the_table_has_each_runs_own_results(two: list[Path], page: str) -> None:
     first, second = (comparison.read_runs(folder)[0] for folder in two)
     assert (first.method, second.method) == ("FeSEM", "FedAvg")
-    page = comparison.comparison_page([first, second])
     for line in (first, second):
         assert f"{line.result('accuracy', 'micro'):.1%}" in page
     assert first.ari is not None
     assert f"<td>{first.ari:.3f}</td>" in page
 
 
-def test_what_differs_is_listed_and_what_does_not_is_not(two: list[Path]) -> None:
-    page = comparison.comparison_page([comparison.read_runs(folder)[0] for folder in two])
+def test_what_differs_is_listed_and_what_does_not_is_not(page: str) -> None:
     differing = page[page.index("Where they differ") : page.index("<h2>simulate-fesem-0")]
     assert "<td>method</td><td>fesem</td><td>fedavg</td>" in differing
     assert "<td>clusters</td>" in differing
@@ -111,8 +115,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         comparison.read_runs(tmp_path / "nofolder")
 
 
-def test_runs_over_the_same_fleet_are_ranked(two: list[Path]) -> None:
-    page = comparison.comparison_page([comparison.read_runs(folder)[0] for folder in two])
+def test_runs_over_the_same_fleet_are_ranked(page: str) -> None:
     assert "ends highest" in page
     assert "Not comparable" not in page
 

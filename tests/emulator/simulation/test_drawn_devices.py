@@ -18,7 +18,7 @@ from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.drawn_devices import DrawnDevices
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.emulator.simulation.test_resume import ProcessEnded, after
 from tests.support.softmax_program import devices_of, samples, start_of
 

@@ -28,7 +28,7 @@ from emulator.run.settings import RunSettings
 from emulator.simulate import simulate_json
 from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.codec_channel import channel_factory
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 BATCH, ROUNDS = 8, 4

@@ -13,12 +13,12 @@ from edge_client.training.learner import EngineLearner
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation import spill
-from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
+from emulator.simulation.emulated_devices import EmulatedDevices, no_rounding
 from tests.support import softmax_program
 from tests.support.virtual_federation import WideEngine, program
 
-BALLAST = 50_000  # parameters that no sample reads, so that a model is much larger than all else of a device
-FEW, MANY = 80, 140  # with 80 devices there are as many first groups as there ever are
+BALLAST = 25_000  # parameters that no sample reads, so that a model is much larger than all else of a device
+FIRST, FEW, MANY = 12, 80, 140  # with 80 devices there are as many first groups as there ever are
 
 
 def peak(method: str, devices: int, secure: str) -> int:
@@ -46,6 +46,6 @@ def test_a_round_on_sums_holds_no_vector_for_each_device(
 ) -> None:
     """The models of three devices have room in memory; a word has 4 bytes, a parameter of this model 8."""
     monkeypatch.setattr(spill, "MAX_MEMORY_BYTES", 3 * 8 * BALLAST)
-    peak(method, FEW, secure)  # what is imported and cached once
+    peak(method, FIRST, secure)  # what is imported and cached once
     few, many = (peak(method, devices, secure) for devices in (FEW, MANY))
     assert many - few < (MANY - FEW) * 4 * BALLAST / 4

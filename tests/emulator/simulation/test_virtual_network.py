@@ -14,7 +14,8 @@ from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import OWN_MODEL, Fit, OwnModel, Probe, Task
 from emulator.simulation.codec_channel import STATISTICS_BYTES, reply_bytes
 from emulator.simulation.device_profiles import DEVICE_PROFILES, DeviceProfile
-from emulator.simulation.virtual_network import VirtualNetwork, round_through_f32_delta
+from emulator.simulation.emulated_devices import round_through_f32_delta
+from emulator.simulation.virtual_network import VirtualNetwork
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(3, 1)

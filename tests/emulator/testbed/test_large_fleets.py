@@ -13,8 +13,8 @@ from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.run.summary import Record
+from emulator.simulation.emulated_devices import EmulatedDevices
 from emulator.simulation.spill import SpilledModels
-from emulator.simulation.virtual_network import EmulatedDevices
 from export.compiler.program import vector_of
 
 DEVICES, COHORT, TRAIN, TEST = 10_000, 0.01, 16, 8

@@ -25,13 +25,13 @@ CONFIG = {"peft_type": "LORA", "r": 4, "inference_mode": True}
 
 
 def centers() -> list[Array]:
-    start = vector_of(model("frozen-body").module, compiled("frozen-body").program.schema)
+    start = vector_of(model("frozen-body").module, compiled("frozen-body", engines=("onnx", "pt2")).program.schema)
     return [start, start + np.float32(0.3)]
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    made = compiled("frozen-body")
+    made = compiled("frozen-body", engines=("onnx", "pt2"))
     program = replace(made.program, adapter=Adapter(config=CONFIG, tensors=NAMES))
     source = BundleSource(program=program, files=made.files, centers=centers(), cards=[{}, {}])
     out = tmp_path_factory.mktemp("run") / "bundle"

@@ -4,7 +4,7 @@ import numpy as np
 
 from coordinator.strategies.baselines.pfedme import PFedMe
 from edge_client.protocol.task import Flat, OwnModel, Probe
-from emulator.simulation.virtual_network import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.driven_rounds import DrivenMethod
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 

@@ -20,7 +20,7 @@ from edge_client.protocol.task import Array
 
 CHECKS = [
     pytest.param(*each, id=str(each[1].func.__name__))
-    for each in estimator_checks_generator(fc.MultiCenter())
+    for each in estimator_checks_generator(fc.MultiCenter(rounds=5))
     if each[1].func.__name__ != "check_array_api_input"  # it takes numpy's arrays only
 ]
 

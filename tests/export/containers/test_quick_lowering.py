@@ -1,0 +1,49 @@
+"""A file for LiteRT takes less of JAX's time, and is the same to the last byte."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from jax._src.interpreters import mlir
+from litert_torch.backend.jax_bridge import _wrap
+from torch import nn
+
+from export.compiler.program import compile_program
+from export.containers import quick_lowering, write_tflite
+
+
+def written(patch: pytest.MonkeyPatch) -> tuple[str, int, list[str]]:
+    """Of one small program: its file's hash, the contexts that JAX made, and the texts that became bytecode."""
+    contexts, texts = list[object](), list[str]()
+    context, bytecode = mlir.make_ir_context, _wrap._stablehlo_to_vhlo
+
+    def one_more() -> object:
+        contexts.append(context())
+        return contexts[-1]
+
+    def told(text: str) -> bytes:
+        texts.append(text)
+        return bytes(bytecode(text))
+
+    patch.setattr(mlir, "make_ir_context", one_more)
+    patch.setattr(_wrap, "_stablehlo_to_vhlo", told)
+    torch.manual_seed(0)
+    program = compile_program(nn.Linear(6, 3), (6,), batch=2, engines=("litert",)).program
+    return program.containers["litert"]["step"].sha256, len(contexts), texts
+
+
+def test_operators_share_a_context_and_each_text_becomes_bytecode_once_for_the_same_file() -> None:
+    quick_lowering._bytecode_maker.cache_clear()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            file, contexts, texts = written(patch)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(write_tflite, "quick_lowering", nullcontext)
+            slow_file, slow_contexts, slow_texts = written(patch)
+    finally:
+        quick_lowering._bytecode_maker.cache_clear()  # it remembers what counts here
+    assert file == slow_file
+    assert contexts == 1 < slow_contexts
+    assert len(texts) == len(set(slow_texts)) < len(slow_texts)
