@@ -110,8 +110,7 @@ class LiveExchange:
 
     def on_quiet(self) -> None:
         """No message waits: further tasks may follow those of a while ago, unless updates wait for credits."""
-        if not self._state.queue:
-            self._window.free(self._context.clock.now_s())
+        self._window.free(self._context.clock.now_s(), quiet=not self._state.queue)
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -138,6 +137,8 @@ class LiveExchange:
             with suppress(OSError):  # on a full disk a restart gives the exchange more time than it had left
                 self._context.store.exchanges.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
         self._apply(exchange_rules.Tick())
+        self._window.free(now_s, quiet=False)
+        self._hand_out()
 
     def close(self) -> None:
         """Close now instead of at the deadline, by the same rules of the quorum."""

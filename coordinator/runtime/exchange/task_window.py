@@ -4,7 +4,8 @@ A device that gets its task asks for its program and models at once, and gives u
 (PROTOCOL.md, transfers). So no more devices are asked together than can be served in that time. A device has a place
 from its task on until it answers, or for PLACE_S: it trains then, or is away, and neither is work for the coordinator.
 Places are taken back only while no message, download or upload waits for the coordinator, so that a slow one hands out
-as many tasks as it takes in answers. Pure; times are arguments, in seconds.
+as many tasks as it takes in answers; or after LONGEST_S, since a few devices can upload without end. Pure; times are
+arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol.task import ClientId
 
 PLACE_S = 10.0  # longer than the 8 s after which a device repeats a request
+LONGEST_S = 60.0  # longer than the 56 s after which a device without a block gives up
 
 
 def line_of(key: ExchangeKey, cids: Collection[ClientId], last: Collection[ClientId]) -> list[ClientId]:
@@ -48,9 +50,10 @@ class TaskWindow:
         self._places.pop(cid, None)
         self._line.pop(cid, None)
 
-    def free(self, now_s: float) -> None:
-        """Nothing waits for the coordinator: take back the places that were given PLACE_S ago."""
-        while self._places and now_s >= self._places[oldest := next(iter(self._places))] + PLACE_S:
+    def free(self, now_s: float, *, quiet: bool) -> None:
+        """Take back the places that were given LONGEST_S ago; PLACE_S ago where nothing waits for the coordinator."""
+        longest_s = PLACE_S if quiet else LONGEST_S
+        while self._places and now_s >= self._places[oldest := next(iter(self._places))] + longest_s:
             del self._places[oldest]
 
     def take(self, now_s: float) -> list[ClientId]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.runtime.exchange.task_window import PLACE_S, TaskWindow, line_of
+from coordinator.runtime.exchange.task_window import LONGEST_S, PLACE_S, TaskWindow, line_of
 from coordinator.storage.exchange_store import ExchangeKey
 from tests.support.virtual_federation import TOPICS, Federation, Outcome, Spy
 from tests.support.virtual_time import VirtualClock
@@ -42,7 +42,7 @@ def test_at_most_the_window_begins_within_a_place_s_time_and_every_device_gets_i
         if isinstance(event, float):
             now_s += event
         elif event == "quiet":
-            window.free(now_s)
+            window.free(now_s, quiet=True)
         else:
             answered.add(f"d{event}")  # also one that waits: it had its task from an earlier process
             window.leave(f"d{event}")
@@ -54,9 +54,18 @@ def test_a_coordinator_that_does_not_keep_up_hands_out_no_more() -> None:
     window = TaskWindow(2)
     window.put("abc")
     assert window.take(0.0) == ["a", "b"]
-    assert window.take(100 * PLACE_S) == []  # it was never quiet
+    window.free(5 * PLACE_S, quiet=False)
+    assert window.take(5 * PLACE_S) == []
     window.leave("b")
-    assert window.take(100 * PLACE_S) == ["c"]
+    assert window.take(5 * PLACE_S) == ["c"]
+
+
+def test_devices_that_never_let_it_rest_keep_the_others_waiting_for_a_minute_at_most() -> None:
+    window = TaskWindow(2)
+    window.put("abc")
+    assert window.take(0.0) == ["a", "b"]
+    window.free(LONGEST_S, quiet=False)
+    assert window.take(LONGEST_S) == ["c"]
 
 
 def test_a_device_that_comes_again_waits_behind_the_others() -> None:
