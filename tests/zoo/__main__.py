@@ -72,7 +72,7 @@ def judge(row: ZooRow, engines: list[str]) -> dict[str, Any]:
             return {"verdict": "not made", "said": f"{type(wrong).__name__}: {wrong}"[:300]}
         found = _traced(row, module)
         if found["verdict"] in {"matches", "fixed batch"}:
-            found["engines"] = {engine: _compiled(row, module, engine) for engine in engines}
+            found["engines"] = _compiled(row, module, engines)
         return found | {"seconds": round(time.process_time() - began, 1)}
     except TooLong:
         return {"verdict": "refused", "said": f"not done after {LIMIT_S} s"}
@@ -133,13 +133,21 @@ def _difference(names: list[str], ours: list[Array], theirs: list[Array]) -> flo
     return max(found for name, found in rows if not name.startswith("velocity/"))
 
 
-def _compiled(row: ZooRow, module: torch.nn.Module, engine: str) -> str:
-    """The largest difference of the files from torch in float64, as words; or why there are none."""
+def _compiled(row: ZooRow, module: torch.nn.Module, engines: list[str]) -> dict[str, str]:
+    """For each engine the largest difference of its files from torch in float64, as words; or why there are none.
+
+    The engines are compiled for at once, which traces the model once; where that is refused, each alone.
+    """
+    if not engines:
+        return {}
+    facts: Any = {"name": row.name, "loss": "squared-error", "batch": TRACED}
     try:
-        made = compile_program(module, row.input, name=row.name, loss="squared-error", engines=(engine,), batch=TRACED)
+        made = compile_program(module, row.input, engines=tuple(engines), **facts)
     except ProgramRefused as refused:
-        return str(refused)[:300]
-    return f"{made.program.parity[engine]:.0e}"
+        if len(engines) == 1:
+            return {engines[0]: str(refused)[:300]}
+        return {name: said for engine in engines for name, said in _compiled(row, module, [engine]).items()}
+    return {engine: f"{made.program.parity[engine]:.0e}" for engine in engines}
 
 
 class TooLong(BaseException):
