@@ -26,7 +26,7 @@ def move_axes_before_broadcasts(exported: ExportedProgram) -> None:
         broadcast = _broadcast(node.args[0])
         if broadcast is None:
             continue
-        narrow, numbers, order = *broadcast.args, node.args[1]
+        (narrow, numbers), order = broadcast.args, node.args[1]
         sizes = list(narrow.meta["val"].shape)
         sizes = [1] * (len(order) - len(sizes)) + sizes
         with graph.inserting_before(node):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.task import Array
+from export.compiler.containers import EXAMPLE_BATCH
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
@@ -31,7 +32,7 @@ from export.containers.flat_graph import FlatGraph
 from tests.zoo.report import write_report
 from tests.zoo.rows import ZooRow, rows, without_torchvisions_own_operators
 
-TRACED, TRIED, STEPS = 4, 5, 3  # batch sizes, and steps of SGD
+TRACED, TRIED, STEPS = 4, 5, 3  # the fixed batch size, one for graphs of any batch size, and steps of SGD
 LIMIT = 1e-6  # float64, but some libraries compute norms in float32; a wrong graph differs in the first digits
 ROOM = 10  # times what torch moves when its inputs move by a rounding
 LIMIT_S = 900  # of CPU time, for one row
@@ -85,7 +86,7 @@ def _traced(row: ZooRow, module: torch.nn.Module) -> dict[str, Any]:
         source = make_source(module, name=row.name, input=row.input, loss="squared-error", dtype="float64")
         passes, dynamic = ForwardPasses(source), True
         try:
-            graph = trace_function(passes, "step", batch=TRACED, dynamic=True, closed=True)
+            graph = trace_function(passes, "step", batch=EXAMPLE_BATCH, dynamic=True, closed=True)
         except ProgramRefused:
             graph, dynamic = trace_function(passes, "step", batch=TRACED, dynamic=False, closed=True), False
         off = _differs(source, graph, TRIED if dynamic else TRACED)
