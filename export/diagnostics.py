@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from edge_client.errors import RuntimeMissing, install_hint
 
 MAX_SENTENCE_CHARS = 300
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 PATH_PATTERN = re.compile(r"""(File )?["'(]*[\w.~+:-]*([/\\][\w.~+@-]+){2,}["')]*(, line \d+)?(, in \w+)?[:\d]*\s*""")
 
 
 def first_sentence(wrong: BaseException) -> str:
-    """The first line that is not empty, at most MAX_SENTENCE_CHARS long; otherwise the exception's class."""
-    lines = (PATH_PATTERN.sub("", line).strip() for line in str(wrong).splitlines())
+    """The first line that is not empty, without colours, cut at MAX_SENTENCE_CHARS; otherwise the exception's class."""
+    lines = (PATH_PATTERN.sub("", line).strip() for line in COLOURS.sub("", str(wrong)).splitlines())
     return next((line[:MAX_SENTENCE_CHARS] for line in lines if line), type(wrong).__name__)
 
 

@@ -43,7 +43,7 @@ def trace_function(
     constants = [value.clone() for value in staged.constants.values()]
     args = [*example_inputs(source, function, batch), *constants]
     try:
-        traced = _traced(staged, function, args, inputs if dynamic else ())
+        traced, own = _traced(staged, function, args, inputs if dynamic else ())
     except ProgramRefused:
         raise
     except UnsupportedOperator as refused:
@@ -51,7 +51,7 @@ def trace_function(
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
         refuse_untraceable(source, wrong)
     _refuse_unsupported(source, traced)
-    return FlatGraph(traced, constants[0 if closed else len(source.frozen_names) :]).eval()
+    return FlatGraph(traced, [*constants[0 if closed else len(source.frozen_names) :], *own]).eval()
 
 
 def export_graph(
@@ -89,25 +89,45 @@ def _export(graph: nn.Module, flat: tuple[Tensor, ...], shapes: Any, *, deferred
         )
 
 
-def _traced(source: TraceSource, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]) -> fx.GraphModule:
-    """`args`: ports, then constants. `dynamic`: ports whose "batch" stays a symbol; none for a fixed batch."""
+def _traced(
+    source: TraceSource, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]
+) -> tuple[fx.GraphModule, list[Tensor]]:
+    """The graph and further constants, which it takes after `args`.
+
+    `args`: ports, then constants. `dynamic`: ports whose "batch" stays a symbol; none for a fixed batch.
+    """
     fake = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True)
     mine = [_fake(fake, a, dynamic[i].shape if i < len(dynamic) else ()) for i, a in enumerate(args)]
     with fake, enable_python_dispatcher(), tracing_context():
         graph = flat_graph(source, function, functionalize)
         traced = make_fx(graph, decomposition_table=decompositions_for(function))(*mine)
     traced.graph.eliminate_dead_code()
-    _drop_unused_tensors(traced)
+    own = _own_tensors(traced, fake)
     traced.recompile()
-    return traced
+    return traced, own
 
 
-def _drop_unused_tensors(traced: fx.GraphModule) -> None:
-    """Drop the tensors that no node reads: exporters would read them, and some are torch's wrappers."""
-    read = {node.target for node in traced.graph.nodes if node.op == "get_attr"}
+def _own_tensors(traced: fx.GraphModule, fake: FakeTensorMode) -> list[Tensor]:
+    """Make inputs of the tensors that the graph holds, and return them in their order.
+
+    They are the plain tensors of a model, neither parameters nor buffers, which torch's archives would lose. Tensors
+    that no node reads go: some are torch's wrappers.
+    """
+    graph = traced.graph
+    read = [node for node in graph.nodes if node.op == "get_attr" and isinstance(getattr(traced, node.target), Tensor)]
+    values = {node.target: getattr(traced, node.target).detach() for node in read}
+    inputs = {}
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for name, value in values.items():
+        with graph.inserting_after(last):
+            inputs[name] = last = graph.placeholder(name)
+        last.meta["val"] = fake.from_tensor(value, static_shapes=True)
+    for node in read:
+        node.replace_all_uses_with(inputs[node.target])
+        graph.erase_node(node)
     for name in [n for n, _ in (*traced.named_buffers(recurse=False), *traced.named_parameters(recurse=False))]:
-        if name not in read:
-            delattr(traced, name)
+        delattr(traced, name)
+    return list(values.values())
 
 
 def _fake(mode: FakeTensorMode, value: Tensor, shape: Sequence[Any]) -> Tensor:

@@ -50,7 +50,7 @@ def expand_nodes(exported: ExportedProgram, table: Decompositions) -> bool:
     if not all(_is_plain(part) for part in found.parts.values()):
         return False
     for node, value in found.values.items():
-        _describe(node, value)
+        describe_node(node, value)
     for node, part in found.parts.items():
         _inline(exported, node, part)
     exported.graph.eliminate_dead_code()
@@ -119,7 +119,7 @@ def _is_plain(part: fx.GraphModule) -> bool:
     )
 
 
-def _describe(node: fx.Node, value: Any) -> None:  # noqa: ANN401 - a tensor or several
+def describe_node(node: fx.Node, value: Any) -> None:  # noqa: ANN401 - a tensor or several
     """Note the shapes of a node's result, as torch's own decomposition does."""
     node.meta["val"] = value
     node.meta["tensor_meta"] = fx.node.map_aggregate(
@@ -144,7 +144,7 @@ def _inline(exported: ExportedProgram, node: fx.Node, part: fx.GraphModule) -> N
             else:
                 made[inner] = graph.node_copy(inner, made.__getitem__)
                 made[inner].meta = dict(origin)
-                _describe(made[inner], inner.meta["val"])
+                describe_node(made[inner], inner.meta["val"])
     if isinstance(result, fx.Node):
         _replace(exported, node, result)
     else:

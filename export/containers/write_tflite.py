@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from edge_client.protocol.task import Array
 from export.containers.expand_nodes import expand_nodes
 from export.containers.flat_graph import FlatGraph, exported_as_it_is
+from export.containers.moved_broadcasts import move_axes_before_broadcasts
 from export.containers.quick_lowering import quick_lowering
 from export.silence import suppress_output
 
@@ -28,7 +29,7 @@ def to_tflite(signatures: Mapping[str, tuple[FlatGraph, Sequence[Tensor]]]) -> b
         builder = _converter()
         for name, (graph, args) in signatures.items():
             builder = builder.signature(name, graph, tuple(args))
-        with _quick_decompositions(), _graphs_as_they_are(), quick_lowering():
+        with _quick_decompositions(), _our_exports(), quick_lowering():
             return bytes(builder.convert().model_content())
 
 
@@ -53,19 +54,22 @@ def _quick_decompositions() -> Iterator[None]:
         yield
 
 
-def _graphs_as_they_are() -> AbstractContextManager[object]:
-    """Without torch.export's trace of a graph that is one of operators already."""
+def _our_exports() -> AbstractContextManager[object]:
+    """Without torch.export's trace of a graph that is one of operators already, and with broadcasts it can convert."""
     from litert_torch import fx_infra
     from litert_torch._convert import core
 
     export = core.export_torch_signature
 
     def take(signature: Any, *args: Any, **kwargs: Any) -> ExportedProgram:  # noqa: ANN401 - litert-torch's own
-        exported = exported_as_it_is(signature.module, signature.args)
-        if exported is None:
-            traced: ExportedProgram = export(signature, *args, **kwargs)
-            return traced
-        made: ExportedProgram = fx_infra.safe_run_decompositions(exported, fx_infra.decomp.pre_convert_decomp())
+        graph = signature.module
+        exported = exported_as_it_is(graph, signature.args) if isinstance(graph, FlatGraph) else None
+        made: ExportedProgram = (
+            export(signature, *args, **kwargs)
+            if exported is None
+            else fx_infra.safe_run_decompositions(exported, fx_infra.decomp.pre_convert_decomp())
+        )
+        move_axes_before_broadcasts(made)
         return made
 
     return patch.object(core, "export_torch_signature", take)
@@ -75,7 +79,7 @@ def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
     """One signature, "serving_default", with the names of `sample` and of the returned dict, for any TFLite runtime."""
     with suppress_output():
         builder = _converter().signature("serving_default", module, sample_kwargs=dict(sample))
-        with quick_lowering():
+        with _our_exports(), quick_lowering():
             return bytes(builder.convert().model_content())
 
 

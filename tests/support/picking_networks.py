@@ -99,18 +99,20 @@ class Written(nn.Module):
 class Asking(nn.Module):
     """Attention with a mask that is left out where it hides nothing, unless the model is traced.
 
-    Text libraries look for torch's fake tensors. Tokens of 0 are hidden; positions are a buffer of whole numbers; the
-    tokens of a cache come first, of which there are none.
+    Text libraries look for torch's fake tensors. Tokens of 0 are hidden; positions are a buffer of whole numbers; waves
+    are a plain tensor, no buffer; the tokens of a cache come first, of which there are none.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.positions, self.head = nn.Embedding(11, 8), nn.Embedding(11, 8), nn.Linear(8, 3)
         self.register_buffer("at", torch.arange(6).unsqueeze(0), persistent=False)
+        self.waves = torch.sin(torch.arange(48.0)).reshape(6, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         seen = x.long() != 0
         h = self.tokens(x.long()) + self.positions(self.at)
+        h = h + self.waves.to(h.device, dtype=h.dtype)
         hides = isinstance(x, FakeTensor) or not bool(seen.all())
         own = torch.eye(6, dtype=torch.bool)
         mask = (seen.unsqueeze(1) | own) & torch.ones(6, 6, dtype=torch.bool).tril()
@@ -195,10 +197,10 @@ ENTRIES = {
     "rotary": ModelEntry(make=Rotary, input=(6,), classes=3),
     "ordered": ModelEntry(make=Ordered, input=(5,), classes=3),
     "written": ModelEntry(make=Written, input=(1, 4, 4), classes=3),
+    "warped": ModelEntry(make=Warped, input=(1, 8, 8), classes=3),
     "volumes": ModelEntry(make=Volumes, input=(1, 4, 4, 4), classes=3),
 }
 TRACED = {  # whose step is compared in float64, not in files of engines
     "scattered": ModelEntry(make=Scattered, input=(8,), classes=3),
-    "warped": ModelEntry(make=Warped, input=(1, 8, 8), classes=3),
     "heard": ModelEntry(make=HeardWave, input=(24,), classes=3),
 }

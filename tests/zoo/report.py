@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 140  # of a cell
+ENGINES = {"onnx": "ONNX", "litert": "TFLite", "pt2": "pt2"}
+FIGURE = re.compile(r"\de[+-]\d\d")  # the largest difference; anything else is why there are no files
 BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"
 
 
@@ -25,10 +27,12 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
     counts = Counter(one["verdict"] for one in made.values())
     passed = counts["matches"] + counts["fixed batch"]
     share = f"{passed} compile ({passed / max(1, len(made)):.0%})"
+    titles = " | ".join(ENGINES.values())
     lines = [
         f"{len(made)} architectures: {share}, {counts['refused']} are refused, {counts['wrong']} are wrong.",
+        f"With files: {', '.join(_written(title, engine, made) for engine, title in ENGINES.items())}.",
         "",
-        "| library | architecture | batch | trained parameters | nodes | step, float64 | ONNX | TFLite | pt2 |",
+        f"| library | architecture | batch | trained parameters | nodes | step, float64 | {titles} |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for key, one in made.items():
@@ -42,9 +46,16 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _written(title: str, engine: str, made: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many rows have files for an engine, and how many it was refused for."""
+    said = [one["engines"][engine] for one in made.values() if engine in one.get("engines", {})]
+    refused = [text for text in said if not FIGURE.fullmatch(text)]
+    return f"{len(said) - len(refused)} for {title}" + (f" ({len(refused)} refused)" if refused else "")
+
+
 def _row(key: str, one: Mapping[str, Any]) -> str:
     library, _, name = key.partition("/")
-    engines = [_cell(one.get("engines", {}).get(engine, "")) for engine in ("onnx", "litert", "pt2")]
+    engines = [_cell(one.get("engines", {}).get(engine, "")) for engine in ENGINES]
     batch = "any" if one["verdict"] == "matches" else "fixed"
     cells = [library, name, batch, f"{one['parameters']:,}", f"{one['nodes']:,}", f"{one['difference']:.0e}", *engines]
     return f"| {' | '.join(cells)} |"

@@ -13,7 +13,8 @@ from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source
 from export.compiler.program_functions import example_inputs
 from export.compiler.program_parity import output_differences, torch_outputs
-from export.compiler.tracing import trace_function
+from export.compiler.tracing import export_graph, trace_function
+from export.containers.write_pt2 import run_pt2, to_pt2
 from tests.support import picking_networks
 
 
@@ -83,6 +84,27 @@ def test_the_forward_pass_of_a_mode_is_exported_once_for_all_functions(monkeypat
         for function in ("step", "evaluate", "infer"):
             trace_function(passes, function, batch=4, dynamic=dynamic)
     assert exported == [True, False]
+
+
+class PlainTensors(nn.Module):
+    """Two tensors that are neither parameters nor buffers, one of them read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.shift, self.scale = nn.Linear(4, 3), torch.randn(4), torch.randn(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x + self.shift).mul(self.scale).tanh() + self.scale  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_plain_tensors_of_a_model_are_in_its_archive(dynamic: bool) -> None:  # noqa: FBT001 - a case
+    source = make_source(PlainTensors(), input=(4,), loss="squared-error")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=dynamic)
+    file = to_pt2(export_graph(source, "step", graph, batch=4, dynamic=dynamic))
+    given = example_inputs(source, "step", 5 if dynamic else 4)
+    found = [value.numpy() for value in run_pt2(file, given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-5
 
 
 @pytest.mark.parametrize("name", picking_networks.TRACED)
