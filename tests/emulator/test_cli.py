@@ -89,7 +89,7 @@ def test_long_commands_say_what_they_do_from_their_beginning(tmp_path: Path, mon
     def said(*arguments: str) -> list[str]:
         done = RUNNER.invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        return [line.split(" s  ")[1].removeprefix("... ") for line in done.stderr.splitlines()]
+        return list(dict.fromkeys(line.split(" s  ")[1].removeprefix("... ") for line in done.stderr.splitlines()))
 
     run, fleet = str(tmp_path / "run"), ("--devices", "3", "-c", "local-steps=1")
     told = said("simulate", *fleet, "--rounds", "2", "--out", str(tmp_path), "--name", "run")

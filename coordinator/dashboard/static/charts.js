@@ -3,7 +3,7 @@
 
 import { centerColour, cssColour, el, svg } from "./dom.js";
 
-const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 24, MARK_WORDS = 16, MAX_POINTS = 400;
+const LEFT = 50, RIGHT = 14, TOP = 12, BOTTOM = 24, MARK_WORDS = 16, MAX_POINTS = 400;
 const cursors = new WeakMap(); // the selected round, kept when the chart is redrawn
 
 function thin(list) {
