@@ -213,7 +213,7 @@ def draw_curves(
 ) -> None:
     """Shares (0..1) per round, one line each, in the order given; a round without a value is passed over.
 
-    Only the first of four lines is solid, and later ones are thinner: those below are seen between the dashes. Where
+    Three of four lines are dashed, and later ones are thinner: those below are seen between the dashes. Where
     rounds are passed over, those that have a value are marked. `looks` names all lines of several pictures, so
     that a line has the same look in each.
     """

@@ -94,7 +94,8 @@ def test_a_curve_passes_over_a_round_without_a_value_and_marks_the_others() -> N
 
 
 def test_five_curves_have_no_two_oranges_and_none_hides_another() -> None:
-    lines = curves(**{name: [0.1, 0.2] for name in "abcde"}).get_lines()
+    same: list[float | None] = [0.1, 0.2]
+    lines = curves(**dict.fromkeys("abcde", same)).get_lines()
     assert [line.get_linestyle() for line in lines] == ["-", "--", "-.", ":", "--"]
     assert {str(line.get_color()) for line in lines} == {plots.COLOURS[k] for k in (0, 1, 2, 3, 7)}
 
