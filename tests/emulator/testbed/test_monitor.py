@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -101,7 +102,8 @@ def test_the_part_that_is_compiled_is_named(tmp_path: Path) -> None:
 
 
 def test_after_a_run_the_next_one_is_named_and_after_the_last_the_export() -> None:
-    events = [{"event": "start", "rounds": {"fesem": 2, "fedavg": 2}}, {"event": "run-done", "run": "fesem"}]
+    events: list[dict[str, Any]] = [{"event": "start", "rounds": {"fesem": 2, "fedavg": 2}}]
+    events.append({"event": "run-done", "run": "fesem"})
     assert describe_next_step(events) == "beginning FedAvg"
     events.append({"event": "run-done", "run": "fedavg"})
     assert describe_next_step(events) == "exporting the centers"
