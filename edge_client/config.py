@@ -62,7 +62,8 @@ def load_config(path: Path, environment: Mapping[str, str]) -> ClientConfig:
     try:
         raw = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as missing:
-        raise ConfigError(f"no configuration at {path}", hint="pass --config FILE") from missing
+        hint = "check the path; the operator's `provision` makes the file, in the folder keys/devices/NAME"
+        raise ConfigError(f"there is no file {path}", hint=hint) from missing
     except (OSError, ValueError, RecursionError) as wrong:
         raise ConfigError(f"cannot read {path}: {wrong}", hint="the file must be TOML, see toml.io") from wrong
     config = config_from_mapping(raw | _overrides(environment), folder=path.parent, where=str(path))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,44 +67,57 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
     *,
     sample: int = 100,
     progress: Callable[[ClusterCountTrial], None] = lambda _: None,
+    busy: Callable[[str], None] = lambda _: None,
     methods: Sequence[Strategy] = (),
     fleet: DeviceFleet | None = None,
     model: Model | None = None,
 ) -> list[ClusterCountTrial]:
     """One trial for each K on the same devices, the same held-out samples and the same first model.
 
-    `methods` (one for each K), `fleet` and `model` replace those that the options name.
+    `methods` (one for each K), `fleet` and `model` replace those that the options name. `progress` is told of each
+    trial, `busy` what is prepared and which round runs.
     """
     if not ks or min(ks) < 1 or sample < 1:
         told = f"clusters {', '.join(map(str, ks)) or '(none)'} on a sample of {sample} devices"
         raise UsageError(told, hint="use at least one of each")
     methods = methods or [make_method(args.method, **{**args.settings, "clusters": k}) for k in ks]
+    busy("reading the data")
     args, split = make_fleet(args if model is None else replace(args, model=model.name), fleet)
     local = validation_fleet(split.devices, sample=sample, seed=args.seed)
+    busy(f"preparing the model for {len(local)} devices")
     batch = int(method_settings(methods[0])["batch-size"])
     with open_devices(
         model or args.model, replace(split, devices=local), seed=args.seed, batch=batch, engine=args.engine
     ) as (devices, start):
         settings = RunSettings(rounds=args.rounds, seed=args.seed, batch=batch)
-        return run_trials(methods, start, devices, settings, progress=progress)
+        return run_trials(methods, start, devices, settings, progress=progress, busy=busy)
 
 
 def run_trials(
-    methods: Iterable[Strategy],
+    methods: Sequence[Strategy],
     start: Flat,
     devices: EmulatedDevices,
     settings: RunSettings,
     *,
     progress: Callable[[ClusterCountTrial], None] = lambda _: None,
+    busy: Callable[[str], None] = lambda _: None,
 ) -> list[ClusterCountTrial]:
     """A run of each method from `start` [schema.size], on devices without state of an earlier run."""
-    trials = []
-    for method in methods:
+    trials: list[ClusterCountTrial] = []
+    for number, method in enumerate(methods, 1):
         heard, fresh = RecordingStrategy(method), replace(devices, own={}, posterior={})
-        result = run_simulation(heard, start, fresh, settings)
+
+        running = partial(_tell_round, busy, f"trial {number}/{len(methods)}", settings.rounds)
+        running({"round": 0})
+        result = run_simulation(heard, start, fresh, settings, progress=running)
         trials.append(_trial(heard, result.state, result.schema, result.records[-1]["per_device"]))
         progress(trials[-1])
     return trials
+
+
+def _tell_round(busy: Callable[[str], None], trial: str, rounds: int, done: Mapping[str, Any]) -> None:
+    if done["round"] < rounds:
+        busy(f"{trial}: round {done['round'] + 1}/{rounds} is running")
 
 
 def recommend_k(trials: Iterable[ClusterCountTrial], by: str) -> int:

@@ -138,18 +138,16 @@ def simulate(
 
 
 def _in_process(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) -> dict[str, Any]:
-    from emulator.simulate import simulate_json
-    from emulator.testbed.monitor import format_event
+    with progress.during("reading the data") as busy:
+        from emulator.simulate import simulate_json
+        from emulator.testbed.monitor import format_event
 
-    def tell(record: Mapping[str, Any]) -> None:
-        progress.say(format_event(record))
-        if record["round"] < record["of"]:
-            progress.busy(f"round {record['round'] + 1}/{record['of']}")
+        def tell(record: Mapping[str, Any]) -> None:
+            progress.say(format_event(record))
+            left = record["round"] < record["of"]
+            busy(f"round {record['round'] + 1}/{record['of']} is running" if left else "writing the run's folder")
 
-    try:
-        return simulate_json(args, tell, resume=resume, say=progress.say)
-    finally:
-        progress.close()
+        return simulate_json(args, tell, resume=resume, say=progress.say, busy=busy)
 
 
 @app.command("list")
@@ -341,9 +339,12 @@ def figures(
 
     example: fedcenters-emulator figures runs/simulate-fesem-0
     """
-    from emulator.reports.run_figures import draw_run
+    progress = ConsoleProgress()
+    with progress.during(f"reading {run}") as busy:
+        from emulator.reports.run_figures import draw_run
 
-    _print_files(draw_run(run, out or run / "figures", ConsoleProgress().say), as_json=as_json)
+        written = draw_run(run, out or run / "figures", say=progress.say, busy=busy)
+    _print_files(written, as_json=as_json)
 
 
 @app.command("choose-k", cls=GroupedCommand)
@@ -374,11 +375,15 @@ def choose_k(  # noqa: PLR0913 - a command line
 
     asked = make_args(parse_pairs(setting or []), options)
     progress.say(f"{asked.method} on {asked.data_set} with 1 to {most} centers, in virtual time")
-    result = choice.choose_k_json(
-        asked, range(1, most + 1), by, sample=sample, progress=lambda trial: progress.say(choice.format_trial(trial))
-    )
-    if picture is not None:
-        choice.draw_trials(result, picture)
+    with progress.during("reading the data") as busy:
+
+        def tell(trial: choice.ClusterCountTrial) -> None:
+            progress.say(choice.format_trial(trial))
+
+        result = choice.choose_k_json(asked, range(1, most + 1), by, sample=sample, progress=tell, busy=busy)
+        if picture is not None:
+            busy(f"drawing {picture}")
+            choice.draw_trials(result, picture)
     if as_json:
         print(json.dumps(result))
         return
@@ -407,19 +412,21 @@ def report(
 
     example: fedcenters-emulator report runs/simulate-fesem-0 runs/simulate-fedavg-0
     """
-    from emulator.reports import comparison
-    from emulator.reports.demo_page import draw_demo_pictures as draw
-    from emulator.reports.demo_page import write_report
+    page = out or (runs[0] if len(runs) == 1 else runs[0].parent) / "report.html"
+    with ConsoleProgress().during(f"reading {', '.join(map(str, runs))}") as busy:
+        from emulator.reports import comparison
+        from emulator.reports.demo_page import draw_demo_pictures as draw
+        from emulator.reports.demo_page import write_report
 
-    if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():
-        written = [write_report(runs[0])]
-    else:
-        written = [
-            comparison.write_comparison(runs, out or (runs[0] if len(runs) == 1 else runs[0].parent) / "report.html")
-        ]
-    if picture is not None:
-        draw(runs[0], picture)
-        written.append(picture)
+        if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():
+            busy(f"drawing {page}")
+            written = [write_report(runs[0])]
+        else:
+            written = [comparison.write_comparison(runs, page, busy=busy)]
+        if picture is not None:
+            busy(f"drawing {picture}")
+            draw(runs[0], picture)
+            written.append(picture)
     _print_files(written, as_json=as_json)
 
 

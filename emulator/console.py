@@ -91,14 +91,21 @@ class ConsoleProgress:
     @contextmanager
     def during(self, text: str) -> Iterator[Callable[[str], None]]:
         """Say what one long call does now; a thread tells that it goes on. What is yielded changes the words."""
-        doing = [text]
-        repeater = Repeater(REPEAT_INTERVAL_S, lambda: self.busy(doing[-1]))
+        doing = text
+
+        def now(what: str) -> None:
+            nonlocal doing
+            doing = what
+            self.busy(what)
+
+        repeater = Repeater(REPEAT_INTERVAL_S, lambda: self.busy(doing))
         self.say(text)
         repeater.start()
         try:
-            yield doing.append
+            yield now
         finally:
             repeater.stop()
+            self.close()
 
     def _print(self, line: str) -> None:
         if self._stream is sys.stderr:

@@ -183,9 +183,14 @@ class SimulateArgs:
         default=1.0,
         metadata=_row("Share of the devices in a test; in the last round all.", panel=RESULT, low=0.0, high=1.0),
     )
-    checkpoint_every: int = field(
-        default=10,
-        metadata=_row("Rounds from one checkpoint to the next, for --resume; 0 keeps none.", low=0, flag=False),
+    checkpoint_every: int | None = field(
+        default=None,
+        metadata=_row(
+            "Rounds from one checkpoint to the next, for --resume; 0 keeps none. Default: after the first round, then "
+            "as often as takes a twentieth of the time.",
+            low=0,
+            flag=False,
+        ),
     )
     loggers: str = field(
         default="", metadata=_row("Who is told of each round, as tensorboard,mlflow; see docs/runs.md.", panel=RESULT)

@@ -11,14 +11,19 @@ from emulator.run.summary import Record
 
 
 def simulate_json(
-    args: SimulateArgs, progress: Progress = lambda _: None, *, resume: bool = False, say: Say = lambda _: None
+    args: SimulateArgs,
+    progress: Progress = lambda _: None,
+    *,
+    resume: bool = False,
+    say: Say = lambda _: None,
+    busy: Say = lambda _: None,
 ) -> Record:
     """Run, write the run's folder, and give the JSON object that the command prints.
 
     `resume`: start from the folder's checkpoint, where the run may have more rounds than before; ConfigError when there
-    is none. `say` is told of a run that was there before.
+    is none. `say` is told of a run that was there before, `busy` what is prepared.
     """
-    run = play(resolve_run(args), resume=resume, say=say)
+    run = play(resolve_run(args), resume=resume, say=say, busy=busy)
     while True:
         try:
             so_far = next(run)

@@ -14,7 +14,7 @@ import typer
 
 from edge_client.errors import FedcentersError, UsageError, handle_errors
 from export.command_line import GroupedCommand, difference_in_words
-from export.silence import show_progress
+from export.silence import show_progress, write_stderr
 
 CENTERS, FILES, SIGNATURE = "Whose centers, and their samples", "Files to write", "Signature"  # headings in --help
 LISTEN, ROLLOUT = "The server", "Roll-out of a new bundle"
@@ -89,7 +89,8 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     """
     from export.bundle.reader import check_replaceable
 
-    check_replaceable(out)  # before the run is read and exported, which takes a while
+    if there := check_replaceable(out):  # before the run is read and exported, which takes a while
+        write_stderr(there)
     from export.bundle.commands import bundle_run
     from export.bundle.writer import BundleOptions
 
@@ -161,7 +162,8 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     """Write smaller files, and measure what they lose."""
     from export.bundle.reader import check_replaceable
 
-    check_replaceable(out)
+    if there := check_replaceable(out):
+        write_stderr(there)
     from export.bundle.commands import quantize_bundle, verify_bundle
     from export.bundle.run_source import LabelledSamples, find_run_reader
 

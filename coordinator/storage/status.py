@@ -247,6 +247,9 @@ def _fleet_in_words(found: Mapping[str, Any]) -> str:
         return takes_part
     few = found["without_samples"]
     without = f" ({few} not in the training)" if few else ""
+    if not found["devices"] and (ready := found["connected"] - few):  # they are enrolled when the first round begins
+        what = "the training program to be compiled" if found["phase"] == "compiling" else "the first round"
+        takes_part = f"{ready} wait{'s' * (ready == 1)} for {what}"
     return f"{counted(found['connected'], 'device')} connected{without}, {takes_part}"
 
 

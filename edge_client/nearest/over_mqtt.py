@@ -145,6 +145,7 @@ class NearestClient:
             chosen,
             self._session.cache.path(manifest.sha256),
             self.local,
+            state=self.config.state,
             file_format=form,
             sha256=manifest.sha256,
             labels=options.labels,

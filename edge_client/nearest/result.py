@@ -1,6 +1,6 @@
 """The result of a choice: the center, the reasons, how it fits, and the predictions of the center's file.
 
-The file is in the cache already.
+The file is in the cache already, under its hash; it is kept beside as state/center-K.FORMAT.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from edge_client.nearest.choose_center import UNSURE, Selection
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
 from edge_client.training.learner import log_softmax
+from edge_client.transport.blobs import write_atomically
 
 MAX_SHOWN_CLASSES = 10  # classes in words
 
@@ -118,6 +119,7 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
     path: Path,
     local: DeviceData,
     *,
+    state: Path,
     file_format: str,
     sha256: str,
     labels: bool,
@@ -125,11 +127,16 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
     fetched: int,
     signed_by: str | None,
 ) -> NearestAnswer:
-    """Run the center's file on held-out samples where there are some, and say all there is to say."""
+    """Run the center's file on held-out samples where there are some, and say all there is to say.
+
+    The file gets a name in the folder `state`, from which the cache does not remove it.
+    """
     content = path.read_bytes()
     data = (local.test or local.train) if labels else local.train
     logits = run_file(file_format, content, data.x, threads=threads)
     accuracy, loss = score(logits, data) if labels else (None, None)
+    kept = state / f"center-{chosen.center}.{file_format}"
+    write_atomically(kept, content)
     missing = no_center_answer(device, chosen, fetched=fetched, signed_by=signed_by)
     return replace(
         missing,
@@ -138,7 +145,7 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
         accuracy=accuracy,
         loss=loss,
         format=file_format,
-        file=str(path),
+        file=str(kept),
         sha256=sha256,
         bytes=len(content),
         predicted=_counted(logits, data),

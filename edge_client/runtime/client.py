@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 MAX_IDLE_S = 60.0  # the longest wait; any event ends it
 RETRY_S = 60.0
-TASK_WAIT_S = 2.0  # the first task of a run follows the record that announces it
+WAIT_S = 2.0  # the first task of a run follows the record that announces it, and so does the count with this device
 SOFTWARE = "fedcenters-edge"
 UPDATE_HINT = "install the version of fedcenters that the coordinator runs"
 
@@ -110,7 +110,7 @@ class Client:
                 if self._task is not None:
                     yield from self._work(self._task)
                 else:
-                    self._tell_of_training()
+                    self._tell_at_last()
                     self._uploader.step()
                     yield from self._update()
         finally:
@@ -291,12 +291,14 @@ class Client:
         self._federation = now or before
         if all(now.get(key) == before.get(key) for key in ("doing", "newcomers", "here", "needed", "run")) or not now:
             return
-        self._tell_at_s = self._clock.now_s() + TASK_WAIT_S if now["doing"] == "train" else None
-        if self._tell_at_s is None:
-            self._tell({"event": "waiting", **now, "live": self._session.is_live})
+        outdated = now["doing"] == "gather" and not self._session.is_live  # a count without this device: another comes
+        waits = outdated or now["doing"] == "train"
+        self._tell_at_s = self._clock.now_s() + WAIT_S if waits else None
+        if not waits:
+            self._tell({"event": "waiting", **now})
 
-    def _tell_of_training(self) -> None:
-        """Tell of a training that goes on without this device, unless it gets or had a task of that run."""
+    def _tell_at_last(self) -> None:
+        """Tell of a training that goes on without this device, and of a count of devices that did not change."""
         if self._tell_at_s is not None and self._clock.now_s() >= self._tell_at_s:
             self._tell_at_s, done = None, self.state.result
             if done is None or done.key.run != self._federation.get("run"):

@@ -49,10 +49,9 @@ def _round(event: Event) -> str:
 
 def _waiting(event: Event) -> str:
     rest = TAKES_PART[event["newcomers"]]
-    when = "" if event.get("live", True) else " when this one came"  # the broker had the count already
     doing = {
         "compile": "waiting: the coordinator compiles the training program",
-        "gather": f"waiting: {event.get('here')} of {event.get('needed')} devices{when}",
+        "gather": f"waiting: {event.get('here')} of {event.get('needed')} devices",
         "train": f"waiting: {event.get('name')} is in {_round(event)}{rest}",
         "export": "done: training is over, and the coordinator writes the centers",
         "serve": f"done: training is over; {GET_CENTER}",

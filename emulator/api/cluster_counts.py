@@ -107,5 +107,4 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
             )
         args = SimulateArgs(method=method_path(method), settings=method_settings(method), rounds=rounds, seed=seed)
         with show_work("choose_k") as busy:
-            own["progress"] = lambda trial: busy(trials.format_trial(trial))
-            return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, **own))
+            return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, busy=busy, **own))

@@ -50,7 +50,7 @@ def draw_comparison(found: Mapping[str, Sequence[Sequence[float | None]]]) -> Fi
             means[name] = [sum(values) / len(values) if values else None for values in rounds]
             seen = [(t, min(values), max(values)) for t, values in enumerate(rounds, 1) if values]
             if len(runs) > 1:
-                look: dict[str, Any] = {"color": plots.center_colour(i), "alpha": 0.15, "lw": 0}
+                look: dict[str, Any] = {"color": plots.curve_colour(i), "alpha": 0.15, "lw": 0}
                 axes.fill_between([t for t, _, _ in seen], [v for _, v, _ in seen], [v for _, _, v in seen], **look)
         plots.draw_curves(axes, means, title="Accuracy on held-out samples, mean of the seeds")
 

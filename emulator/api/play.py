@@ -55,7 +55,7 @@ def play(  # noqa: PLR0913 - the parts of a run
     table = resolved_table(args, method_settings(run.strategy))
     settings = replace(run.settings, attack=run.attack.make_attack(loaded.attackers, args.seed))
     with _folder(args, table, keep=keep, resume=resume, say=say) as (folder, temporary):
-        every = args.checkpoint_every if keep else args.checkpoint_every and args.rounds
+        every = args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds
         checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table))
         if resume:
             _tell_where_it_goes_on(checkpoints, args.rounds, say)
@@ -88,7 +88,7 @@ def play(  # noqa: PLR0913 - the parts of a run
                     temporary=temporary,
                 )
 
-            busy("the first round")
+            busy(f"round {len(live.records) + 1}/{args.rounds} is running")
             played, stop = run_rounds(live, settings, checkpoints=checkpoints), None
             try:
                 while True:

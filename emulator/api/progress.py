@@ -101,21 +101,17 @@ def show_work(title: str, *, shown: bool | None = None) -> Iterator[Callable[[st
 
     `shown` None: in a terminal and in a notebook; elsewhere `PlainLines` tells that the work goes on.
     """
-    notebook = in_notebook()
     if shown is False:
         yield lambda _: None
         return
-    if shown is None and not in_bar_place():
-        lines = PlainLines(title)
-        lines.start()
-        try:
-            yield lambda what: lines.busy(f"{title}  {what}")
-        finally:
-            lines.close()
-        return
     with ExitStack() as stack:
-        line: NotebookLine | ConsoleProgress = NotebookLine()
-        if not notebook:  # a descriptor of its own: libraries are silenced by closing standard error for a while
+        line: NotebookLine | ConsoleProgress | PlainLines
+        if shown is None and not in_bar_place():
+            line = PlainLines(title)
+            line.start()
+        elif in_notebook():
+            line = NotebookLine()
+        else:  # a descriptor of its own: libraries are silenced by closing standard error for a while
             stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8")
             line = ConsoleProgress(stream=stack.enter_context(stream))
         stack.callback(line.close)

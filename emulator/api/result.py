@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import logging
 import shutil
 import tempfile
 import weakref
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from edge_client.protocol.nearest.router import Router
     from export.bundle.reader import Bundle
 
+log = logging.getLogger(__name__)
 PICTURE_DPI = 80
 
 
@@ -268,7 +270,7 @@ class Result:
         """
         from emulator.bundle_source import source_of_centers
         from export.bundle.commands import write_run_bundle
-        from export.bundle.reader import read_bundle
+        from export.bundle.reader import check_replaceable, read_bundle
         from export.bundle.run_source import MAX_COMPARED_SAMPLES
         from export.bundle.writer import BundleOptions, engines_of
 
@@ -277,6 +279,8 @@ class Result:
         last, name = self.run.records[-1], self.args.method
         engines, compared = engines_of(formats), MAX_COMPARED_SAMPLES if samples else 0
         with show_work(f"exporting {Path(folder).name}", shown=progress) as busy:
+            if there := check_replaceable(Path(folder)):
+                log.warning("%s", there)
             busy("reading the centers")
             if "int8-static" in options.schemes:
                 next(iter(self.split.devices.values()))  # it is calibrated on samples, which a loaded run may lack

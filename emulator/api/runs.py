@@ -42,7 +42,7 @@ class RunOptions(TypedDict, total=False):
     max_staleness: int | None
     evaluate_every: int
     fraction_evaluate: float
-    checkpoint_every: int
+    checkpoint_every: int | None
     loggers: str
 
 

@@ -20,18 +20,26 @@ UNNAMED = ("arrays", "tensors", "data frame")  # what `fc.fleet` calls samples t
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetEntry:
-    """How to read a data set from a folder (and a seed, where it is drawn), and what a simulation takes by default."""
+    """How to read a data set from a folder (and a seed, where it is drawn), and what a simulation takes by default.
+
+    `files`: whether it is read from that folder, and not made or installed.
+    """
 
     read: Callable[[DataFolderReader, int], DataSet]
     model: str  # "": none of ours fits, name your own
     partition: str
     devices: int
+    files: bool = True
 
 
 WECFL_PARTITION = "cluster-dirichlet:groups=10,alpha-group=0.1,alpha=10"
 DATA_SETS: dict[str, DataSetEntry] = {
     "digits": DataSetEntry(
-        read=lambda _, __: tables.digits(), model="digits-mlp", partition="label-permutations:groups=3", devices=12
+        read=lambda _, __: tables.digits(),
+        model="digits-mlp",
+        partition="label-permutations:groups=3",
+        devices=12,
+        files=False,
     ),
     "fashion-mnist": DataSetEntry(
         read=lambda f, _: images.fashion_mnist(f), model="wecfl-cnn", partition=WECFL_PARTITION, devices=200
@@ -58,12 +66,14 @@ DATA_SETS: dict[str, DataSetEntry] = {
         model="linear-regression",
         partition="mixtures:shares=10-90",
         devices=100,
+        files=False,
     ),
     "regression-8": DataSetEntry(
         read=lambda _, seed: tables.regression(8, seed),
         model="linear-regression",
         partition="mixtures:shares=random",
         devices=100,
+        files=False,
     ),
 }
 

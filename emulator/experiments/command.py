@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
+from emulator.data.registry import find_data_set
 from emulator.experiments import plan as plans
 from emulator.experiments.cells import (
     CHECKPOINT_EVERY,
@@ -94,7 +95,7 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
         raise
     results = finished_results(place, seeds)
     render = render_matrix if plan.judged else render_table
-    section = render(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
+    section = render(plan, results, command=command_of(prepared, plan, seeds), reasons=reasons)
     done = sum(read_finished(job, place) is not None for job in todo)
     if reasons and not done:
         raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))
@@ -200,7 +201,8 @@ def command_line(prepared: ExperimentArgs) -> list[str]:
     return words
 
 
-def command_of(prepared: ExperimentArgs, rounds: int, seeds: int) -> str:
+def command_of(prepared: ExperimentArgs, plan: ExperimentPlan, seeds: int) -> str:
     """The command that reproduces the table, without paths of this machine."""
     only = "".join(f" --only {shlex.quote(one)}" for one in prepared.only)
-    return f"fedcenters-emulator experiment {prepared.name} --data DIR --rounds {rounds} --seeds {seeds}{only}"
+    data = " --data DIR" if any(find_data_set(cell.column.data_set).files for cell in plan.only(prepared.only)) else ""
+    return f"fedcenters-emulator experiment {prepared.name}{data} --rounds {plan.rounds} --seeds {seeds}{only}"

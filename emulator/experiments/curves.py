@@ -89,7 +89,7 @@ def _draw_panel(axes: Any, *, panel: Panel, looks: Sequence[str]) -> None:  # no
     rounds, x = max(map(len, panel.lines.values())), 0.0
     for i, (name, values) in enumerate(panel.dots.items()):
         x = rounds * (FIRST_DOT + NEXT_DOT * i)
-        axes.scatter([x] * len(values), values, s=12, color=plots.center_colour(looks.index(name)), lw=0, zorder=3)
+        axes.scatter([x] * len(values), values, s=12, color=plots.curve_colour(looks.index(name)), lw=0, zorder=3)
     axes.set_xlim(right=x + rounds * NEXT_DOT)
     shown = [value for values in (*panel.lines.values(), *panel.dots.values()) for value in values if value is not None]
     axes.set_ylim(bottom=max(0.0, math.floor(10 * min(shown)) / 10), top=None)

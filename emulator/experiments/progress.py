@@ -36,7 +36,7 @@ class ProgressReporter:
         self._said_s = self._since_s = clock()
         self._first_s = 0.0  # when the first round of all ended
         self._rounds = 0  # finished in this process
-        self._doing = ""
+        self._doing = self._reached = ""
 
     def __enter__(self) -> Self:
         self._repeater.start()
@@ -50,7 +50,7 @@ class ProgressReporter:
     def begin(self, job: CellRun, what: str) -> None:
         """A part of a run begins, as "reading digits". Those of the first run are lines of their own."""
         with self._lock:
-            self._doing, self._since_s = f"{self._place(job)}: {what}", self._clock()
+            self._doing, self._reached, self._since_s = f"{self._place(job)}: {what}", "", self._clock()
             if not self._rounds:
                 self._tell(self._doing)
 
@@ -62,20 +62,22 @@ class ProgressReporter:
                 self._first_s = now_s
             self._rounds += 1
             accuracy = record["accuracy"]["micro"]
-            well = "" if accuracy is None else f", accuracy {accuracy:.1%}"
             left = self._left(job, of - number)
-            reached = f"{self._place(job)}: round {number}/{of}{well}{left}"
+            self._reached = f"{'' if accuracy is None else f', accuracy {accuracy:.1%}'}{left}"
             now = f"round {number + 1}/{of} is running" if number < of else "measuring the centers"
-            self._doing, self._since_s = f"{self._place(job)}: {now}{well}{left}", now_s
+            self._doing, self._since_s = f"{self._place(job)}: {now}", now_s
             if number == of or now_s - self._said_s >= SILENCE_S - POLL_S:
-                self._tell(reached)
+                self._tell(f"{self._place(job)}: round {number}/{of}{self._reached}")
 
     def watch(self) -> None:
         """Say what goes on, if nothing was said for SILENCE_S less the time to the next look."""
         with self._lock:
             now_s = self._clock()
             if self._doing and now_s - self._said_s >= SILENCE_S - POLL_S:
-                self._tell(f"{self._doing}, since {now_s - self._since_s:.0f} s")
+                what, runs, _ = self._doing.partition(" is running")
+                self._tell(
+                    f"{what}{' has been running' if runs else ''} for {now_s - self._since_s:.0f} s{self._reached}"
+                )
 
     def _tell(self, text: str) -> None:
         self._said_s = self._clock()
@@ -91,7 +93,7 @@ class ProgressReporter:
         rounds += sum(one.cell.rounds for one in self._missing[self._number(job) :])
         if self._rounds < 2 or not rounds:  # noqa: PLR2004 - the first round is no measure of the others
             return ""
-        return f"; roughly {format_duration(rounds * (self._clock() - self._first_s) / (self._rounds - 1))} left"
+        return f"; about {format_duration(rounds * (self._clock() - self._first_s) / (self._rounds - 1))} left"
 
 
 def format_duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ the numbers of its pictures. The page is self-contained HTML with SVG figures.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,9 +122,10 @@ def read_runs(folder: Path) -> list[RunSummary]:
     ]
 
 
-def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """The page about these folders' runs."""
+def write_comparison(folders: Sequence[Path], out: Path, *, busy: Callable[[str], None] = lambda _: None) -> Path:
+    """The page about these folders' runs; `busy` is told when it is drawn."""
     lines = [line for folder in folders for line in read_runs(folder)]
+    busy(f"drawing {out}")
     out.write_text(comparison_page(lines), encoding="utf-8")
     return out
 

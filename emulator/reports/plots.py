@@ -22,6 +22,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from edge_client.protocol.task import Array
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
+CURVE_ORDER = (0, 1, 2, 3, 7, 5, 4, 6)  # COLOURS of curves side by side: the two oranges stand apart
 MARKERS = "osD^vP*X<>"
 GLOBAL_COLOUR = "#6b7280"
 LINES = ("-", "--", "-.", ":")
@@ -76,6 +77,11 @@ Assignment = Mapping[str, int]
 def center_colour(center: int) -> str:
     """The colour of a center, the same in every picture."""
     return COLOURS[center % len(COLOURS)]
+
+
+def curve_colour(i: int) -> str:
+    """The colour of curve i of a picture, and of what else is shown of the same run or row."""
+    return COLOURS[CURVE_ORDER[i % len(CURVE_ORDER)]]
 
 
 def ink_on(center: int) -> str:
@@ -225,16 +231,17 @@ def draw_curves(
 ) -> None:
     """Shares (0..1) per round, one line each, in the order given; a round without a value is passed over.
 
-    Where rounds are passed over, those that have a value are marked. `looks` names all lines of several pictures, so
+    Three of four lines are dashed, and later ones are thinner: those below are seen between the dashes. Where
+    rounds are passed over, those that have a value are marked. `looks` names all lines of several pictures, so
     that a line has the same look in each.
     """
     for name, values in curves.items():
         i = list(looks or curves).index(name)
         seen = [(t, v) for t, v in enumerate(values, 1) if v is not None]
         marker = "o" if len(seen) < len(values) or len(seen) == 1 else ""
-        look: dict[str, Any] = {"ls": LINES[(i + i // len(COLOURS)) % len(LINES)], "marker": marker}
+        look: dict[str, Any] = {"ls": LINES[(i + i // len(LINES) + i // len(COLOURS)) % len(LINES)], "marker": marker}
         look |= {"lw": nested(i, len(looks or curves), 3.2, 1.6), "ms": nested(i, len(looks or curves), 7, 4)}
-        axes.plot([t for t, _ in seen], [v for _, v in seen], color=center_colour(i), label=name, **look)
+        axes.plot([t for t, _ in seen], [v for _, v in seen], color=curve_colour(i), label=name, **look)
     axes.set(title=title, ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     name_rounds(axes, max((len(values) for values in curves.values()), default=1))
@@ -248,7 +255,7 @@ def draw_spread(axes: Axes, accuracies: Mapping[str, Sequence[float]], *, title:
         if not values:
             continue
         low, middle, high = np.percentile(np.asarray(values), SPREAD_PERCENTILES)
-        look: dict[str, Any] = {"color": center_colour(list(accuracies).index(name)), "lw": 0}
+        look: dict[str, Any] = {"color": curve_colour(list(accuracies).index(name)), "lw": 0}
         axes.add_patch(Rectangle((low, row - 0.42), high - low, 0.84, alpha=0.15, **look))
         axes.plot([middle, middle], [row - 0.46, row + 0.46], color="#111827", lw=2, zorder=2)
         x, y = _stack(np.asarray(values))

@@ -57,8 +57,13 @@ class RunFolder:
         return np.array([of.get(c, device_map.NO_GROUP) for c in who], np.int64)
 
 
-def draw_run(run: Path, out: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Write every picture that the run has data for, as .png. -> the files; `say` gets a line per missing picture."""
+def draw_run(
+    run: Path, out: Path, *, say: Callable[[str], None] = lambda _: None, busy: Callable[[str], None] = lambda _: None
+) -> list[Path]:
+    """Write every picture that the run has data for, as .png. -> the files.
+
+    `say` gets a line per missing picture, `busy` is told which one is drawn.
+    """
     found = read_run_folder(run)
     out.mkdir(parents=True, exist_ok=True)
     written = []
@@ -66,6 +71,7 @@ def draw_run(run: Path, out: Path, say: Callable[[str], None] = lambda _: None) 
         if isinstance(picture, str):
             say(f"{name}.png is left out: {picture}")
             continue
+        busy(f"drawing {name}.png")
         written.append(out / f"{name}.png")
         plots.make_figure(picture.width, picture.height, *picture.panels).savefig(
             written[-1], dpi=DPI, bbox_inches="tight"

@@ -30,7 +30,7 @@ from emulator.run.own_metrics import measure_own
 from emulator.run.settings import RunSettings
 from emulator.run.summary import clustering_scores
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
-from emulator.simulation.checkpoint import Checkpoints
+from emulator.simulation.checkpoint import COST, Checkpoints
 from emulator.simulation.device_profiles import draw_profiles
 from emulator.simulation.emulated_devices import EmulatedDevices
 from emulator.simulation.virtual_network import VirtualNetwork
@@ -108,14 +108,19 @@ def run_rounds(
     live: LiveRun, settings: RunSettings, *, checkpoints: Checkpoints | None = None
 ) -> Generator[int, bool | None, None]:
     """Yield the number of each round after it has been played; the run ends early when True is sent back."""
+    cheap_from_s = 0.0  # when the last checkpoint has cost no more than its share of the time
     for number in range(len(live.records) + 1, settings.rounds + 1):
         began = time.perf_counter()
         live.state, record = _run_round(live, settings, number)
         live.records.append(record)
         live.real_seconds.append(round(time.perf_counter() - began, 3))
         stop = yield number
-        if checkpoints and checkpoints.due(number, number if stop else settings.rounds):
+        began = time.perf_counter()
+        last = number if stop else settings.rounds
+        if checkpoints and checkpoints.due(number, last, cheap=began >= cheap_from_s):
             live.save(checkpoints, number)
+            ended = time.perf_counter()
+            cheap_from_s = ended + (ended - began) / COST
         if stop:
             return
 

@@ -42,22 +42,24 @@ def open_run_folder(args: SimulateArgs, table: Table, *, resume: bool, say: Say)
         yield folder
     except BaseException as ended:
         if isinstance(ended, KeyboardInterrupt):
-            say(_told_where_to_go_on(folder))
+            say(_told_where_to_go_on(folder, args))
         if is_new and [path.name for path in folder.iterdir()] == [FILE]:
             (folder / FILE).unlink()
             folder.rmdir()
         raise
 
 
-def _told_where_to_go_on(folder: Path) -> str:
+def _told_where_to_go_on(folder: Path, args: SimulateArgs) -> str:
     """What a run that was interrupted keeps, and the command that goes on with it."""
     kept = read_checkpoint(folder)
     if kept is None:
-        return (
-            f"interrupted before the first checkpoint of {folder}; checkpoint-every says after how many rounds one is"
+        why = (
+            "no round was finished" if args.checkpoint_every is None else f"checkpoint-every is {args.checkpoint_every}"
         )
-    command = shlex.join(["fedcenters-emulator", "simulate", str(folder / FILE), "--resume"])
-    return f"interrupted; {folder} keeps round {kept[1].round}. Go on with: {command} (in Python: resume=True)"
+        return f"interrupted; nothing is kept: {why}"
+    command, last = shlex.join(["fedcenters-emulator", "simulate", str(folder / FILE), "--resume"]), kept[1].round
+    rounds = f"round 1 of {args.rounds} is" if last == 1 else f"rounds 1 to {last} of {args.rounds} are"
+    return f"interrupted; {rounds} kept in {folder}. Go on with: {command} (in Python: resume=True)"
 
 
 def _find(args: SimulateArgs, table: Table, *, resume: bool, say: Say) -> tuple[Path, bool]:

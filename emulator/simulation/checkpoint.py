@@ -24,6 +24,7 @@ from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import ClientId, Flat
 
 CHECKPOINT_FOLDER = "checkpoint"
+COST = 1 / 20  # of the time, at most, where no number of rounds is given
 OLD_BY = "by-user:least=2"  # what `fc.fleet(..., by=...)` was told as
 Slot = tuple[ClientId, str]
 
@@ -41,16 +42,22 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Writes a checkpoint after every `every` rounds and after the last (0: never); `resume` starts from the latest."""
+    """Writes a checkpoint after every `every` rounds and after the last (0: never); `resume` starts from the latest.
+
+    None: after the first round, then as often as takes at most COST of the time. What is kept then depends on this
+    machine; the numbers of the run, also of one that goes on, do not.
+    """
 
     folder: Path
-    every: int
+    every: int | None
     resume: bool
     lesson: Mapping[str, Any]
 
-    def due(self, number: int, rounds: int) -> bool:
-        """Whether round `number` of `rounds` ends with a checkpoint."""
-        return self.every > 0 and (number % self.every == 0 or number == rounds)
+    def due(self, number: int, rounds: int, *, cheap: bool) -> bool:
+        """Whether round `number` of `rounds` ends with a checkpoint; `cheap`: it takes at most COST of the time."""
+        if self.every == 0:
+            return False
+        return number == rounds or (cheap if self.every is None else number % self.every == 0)
 
     def latest(self) -> tuple[Path, Checkpoint] | None:
         """The checkpoint to resume from and its folder. Raises ConfigError for a checkpoint of another run."""

@@ -89,9 +89,9 @@ def format_stability(assignments: Sequence[Mapping[str, int]]) -> str:
     return f"no device has changed its center since round {since}"
 
 
-def describe_next_step(event: Mapping[str, Any]) -> str:
-    """What the coordinator does after this event; "" when nothing new begins."""
-    kind = event["event"]
+def describe_next_step(events: Sequence[Mapping[str, Any]]) -> str:
+    """What the coordinator does after the last of these events; "" when nothing new begins."""
+    event, kind = events[-1], events[-1]["event"]
     if kind == "program":
         return "waiting for the devices"
     if kind == "round":
@@ -99,7 +99,10 @@ def describe_next_step(event: Mapping[str, Any]) -> str:
         left = event["of"] - event["round"]
         return f"{name} round {event['round'] + 1}/{event['of']}" if left else "closing the run"
     if kind == "run-done":
-        return f"what follows {display_names.method_label(event['run'])}: the next run, or the centers' export"
+        planned: Iterable[str] = next((one["rounds"] for one in events if one["event"] == "start"), ())
+        done = {one["run"] for one in events if one["event"] == "run-done"}
+        coming = next((run for run in planned if run not in done), None)
+        return "exporting the centers" if coming is None else f"beginning {display_names.method_label(coming)}"
     return {"bundle": "handing out centers"}.get(kind, "")
 
 

@@ -61,7 +61,8 @@ def simulate_over_mqtt(
         raise UsageError("a run over MQTT cannot be resumed", hint="leave --resume out: the run begins anew")
     check_options(args)
     strategy = make_method(args.method, **args.settings)
-    args, split = make_fleet(replace(args, engine="onnx" if args.engine == "auto" else args.engine))
+    with progress.during("reading the data"):
+        args, split = make_fleet(replace(args, engine="onnx" if args.engine == "auto" else args.engine))
 
     def finish(folder: Path, records: Sequence[Record]) -> None:
         keep_asked(folder, args, strategy, split)

@@ -97,7 +97,7 @@ class Testbed:
                 last_s = time.monotonic()
                 if said := words(events):
                     self.progress.say(said)
-                doing = monitor.describe_next_step(event) or doing
+                doing = monitor.describe_next_step(events) or doing
                 if event["event"] == until:
                     return events
             self.children.check()

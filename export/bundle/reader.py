@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from edge_client.errors import ConfigError, Malformed, UsageError
+from edge_client.printable import counted
 from edge_client.protocol import codecs, signing, validators
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
@@ -220,12 +221,23 @@ def container_ending(engine: str, function: str) -> str:
     return "safetensors" if function == FROZEN else FILE_ENDINGS[engine]
 
 
-def check_replaceable(out: Path) -> None:
-    """Raises UsageError unless a bundle may take the place of `out`: nothing, an empty folder, or an older bundle."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / MANIFEST_FILE).is_file()):
-        raise UsageError(
-            f"{out} exists and is not a bundle", hint="give --out a new folder, or that of an older bundle"
-        )
+def check_replaceable(out: Path) -> str:
+    """-> what a bundle that takes the place of `out` replaces, in words; "" for nothing and for an empty folder.
+
+    Raises UsageError where something else than an older bundle is there.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return ""
+    try:
+        manifest = json.loads((out / MANIFEST_FILE).read_bytes())
+        card, kinds = manifest["centers"][0]["card"], sorted(manifest["centers"][0]["files"])
+        centers, model = counted(len(manifest["centers"]), "center"), manifest["model"]
+        made = f" by {card['method']}" if "method" in card else ""
+    except (OSError, ValueError, LookupError, TypeError):
+        hint = "give --out a new folder, or that of an older bundle"
+        raise UsageError(f"{out} exists and is not a bundle", hint=hint) from None
+    files = f" with {', '.join(kinds)} files" if kinds else ""
+    return f"{out} has an export of {centers} of {model}{made}{files}; it is replaced"
 
 
 def check_signature(path: Path, manifest: bytes, trusted: Sequence[bytes]) -> str:

@@ -14,7 +14,7 @@ from tests.support.doc_pages import DOCS, ROOT
 KEPT = DOCS / "results"
 TOP, BEYOND, CELLS = ROOT / "RESULTS.md", DOCS / "results-beyond.md", DOCS / "results-cells.md"
 SECTION = re.compile(r"<!-- ([\w-]+) -->\n(.*?)\n<!-- end of \1 -->", flags=re.DOTALL)
-COMMAND = re.compile(r"`fedcenters-emulator experiment ([\w-]+) --data DIR --rounds (\d+) --seeds (\d+)`")
+COMMAND = re.compile(r"`fedcenters-emulator experiment ([\w-]+)(?: --data DIR)? --rounds (\d+) --seeds (\d+)`")
 PAPERS = ("fedsoft-table1", "fedsoft-table3", "wecfl-table2", "fesem-table2")
 
 

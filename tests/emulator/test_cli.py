@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from emulator import console
 from emulator.cli import app
 from emulator.config import parse_pairs
 from emulator.options import OPTIONS
@@ -81,6 +82,32 @@ def test_every_row_of_the_table_with_a_flag_is_an_option_of_the_command() -> Non
     assert all(row.help in shown[flag] for flag, row in flags.items())
 
 
+def test_long_commands_say_what_they_do_from_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "REPEAT_INTERVAL_S", 0.0)  # each part of the work is a line
+    monkeypatch.setattr(console.Repeater, "_run", lambda _: None)  # and none is repeated
+
+    def said(*arguments: str) -> list[str]:
+        done = RUNNER.invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        return list(dict.fromkeys(line.split(" s  ")[1].removeprefix("... ") for line in done.stderr.splitlines()))
+
+    run, fleet = str(tmp_path / "run"), ("--devices", "3", "-c", "local-steps=1")
+    told = said("simulate", *fleet, "--rounds", "2", "--out", str(tmp_path), "--name", "run")
+    parts = ["reading the data", "preparing the model for 3 devices", "round 1/2 is running", "round 2/2 is running"]
+    assert [line for line in told if line in parts] == parts
+    assert told[1] == parts[0]
+    assert told[-1] == "writing the run's folder"
+    told = said("choose-k", *fleet, "--rounds", "1", "--most", "2", "--picture", str(tmp_path / "k.png"))
+    parts = ["reading the data", "preparing the model for 3 devices"]
+    parts += [f"trial {number}/2: round 1/1 is running" for number in (1, 2)]
+    assert [line for line in told if line in parts] == parts
+    assert told[-1] == f"drawing {tmp_path}/k.png"
+    assert said("report", run, "--out", f"{run}.html") == [f"reading {run}", f"drawing {run}.html"]
+    told = said("figures", run)
+    assert told[:2] == [f"reading {run}", "drawing labels.png"]
+    assert "drawing images.png" in told
+
+
 def test_report_writes_the_page_and_the_picture(tmp_path: Path) -> None:
     folder = finished_run.write_demo_run(tmp_path / "run")
     done = RUNNER.invoke(app, ["report", str(folder), "--picture", str(tmp_path / "readme.png")])
@@ -99,7 +126,7 @@ def test_settings_keep_their_text_until_the_method_reads_them() -> None:
 
 
 def test_a_bug_is_shown_whole_and_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Path:
+    def broken(*_: object, **__: object) -> Path:
         raise ZeroDivisionError
 
     monkeypatch.setattr("emulator.reports.comparison.write_comparison", broken)

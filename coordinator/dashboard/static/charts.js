@@ -3,7 +3,7 @@
 
 import { centerColour, cssColour, el, svg } from "./dom.js";
 
-const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 24, MARK_WORDS = 16, MAX_POINTS = 400;
+const LEFT = 50, RIGHT = 14, TOP = 12, BOTTOM = 24, MARK_WORDS = 16, MAX_POINTS = 400;
 const cursors = new WeakMap(); // the selected round, kept when the chart is redrawn
 
 function thin(list) {
@@ -16,12 +16,12 @@ function ticks(low, high, count) {
   const raw = (high - low) / count || 1;
   const size = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * size).find((s) => s >= raw);
-  const out = [];
-  for (let x = Math.ceil(low / step - 1e-9) * step; x <= high + step * 1e-9; x += step) out.push(x);
-  return out;
+  const values = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i += 1) values.push(i * step);
+  return { step, values };
 }
 
-// series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; a mark is at the highest value of all; the axis begins at `from` and ends at `to` at the latest
+// series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; a mark is at the highest value of all; the axis begins at `from` and ends at `to` at the latest; `axis` words a tick's value, given the step from one to the next
 export function lines(node, { series, label, format, axis = format, from = null, to = null, right = 58, empty, unit }) {
   const drawn = series.map((one) => ({ ...one, values: thin(one.values) }));
   const points = drawn.flatMap((one) => one.values).filter(([, y]) => y !== null && y !== undefined);
@@ -104,9 +104,10 @@ function drawFrame(node, rounds, low, high, format, right, top = TOP) {
   const x = (round) => LEFT + ((width - LEFT - right) * (round - first)) / span;
   const y = (value) => height - BOTTOM - ((height - top - BOTTOM) * (value - low)) / (high - low);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-  for (const value of ticks(low, high, 4)) {
+  const { step: apart, values } = ticks(low, high, 4);
+  for (const value of values) {
     root.append(svg("line", { class: "axis", x1: LEFT, x2: width - right, y1: y(value), y2: y(value) }));
-    root.append(svg("text", { x: LEFT - 7, y: y(value) + 4, "text-anchor": "end" }, format(value)));
+    root.append(svg("text", { x: LEFT - 7, y: y(value) + 4, "text-anchor": "end" }, format(value, apart)));
   }
   const step = Math.max(1, Math.ceil(rounds.length / Math.max(2, Math.floor((width - LEFT - right) / 60))));
   for (let i = 0; i < rounds.length; i += step) root.append(svg("text", { x: x(rounds[i]), y: height - 6, "text-anchor": "middle" }, String(rounds[i])));

@@ -1,6 +1,6 @@
 // The fleet: a tile per device, coloured by its center, and the table of devices with its sortable columns.
 
-import { ago, byId, centerColour, el, onCenter, percent, setText } from "./dom.js";
+import { ago, byId, centerColour, el, lossInWords, onCenter, percent, setText } from "./dom.js";
 import { clock, countStates, state } from "./state.js";
 
 const SHOWN = 60; // devices in the table; a search by name finds the others
@@ -91,7 +91,7 @@ function emptyRow() {
 
 function fillRow(row, i, run) { // only a row that changed: the table is redrawn twice a second
   const id = state.fleet.ids[i], center = centerOf(i, run), loss = run?.loss[i];
-  const texts = [id, center < 0 ? "–" : fetchedCenter(i, run) < 0 ? String(center) : `${center}, fetched`, percent(run?.accuracy[i]), loss == null ? "–" : loss.toFixed(loss < 1 ? 3 : 2), stateName(i),
+  const texts = [id, center < 0 ? "–" : fetchedCenter(i, run) < 0 ? String(center) : `${center}, fetched`, percent(run?.accuracy[i]), loss == null ? "–" : lossInWords(loss), stateName(i),
     seen(i).replace("seen ", "") || "–", String(state.fleet.refusals[i] || "–"), String(state.fleet.samples[i] || "–"), state.fleet.engine[i]];
   const now = texts.join("\n");
   if (row.dataset.now === now) return;

@@ -2,7 +2,7 @@
 
 import * as charts from "./charts.js";
 import { fetchedCenter } from "./devices.js";
-import { byId, bytes, centerColour, duration, el, moment, percent, seconds, setText } from "./dom.js";
+import { byId, bytes, centerColour, duration, el, lossInWords, moment, onAxis, percent, percentOnAxis, seconds, setText } from "./dom.js";
 import { bestSoFar, countReady, isDone, isTested, lastRound, lastTest, place, placeTested, placeWords, runNamed, state, timing, unit } from "./state.js";
 
 const REFERENCE = "fedavg"; // the method that learns one model for all
@@ -162,7 +162,7 @@ export function drawMethods() {
       values: run.lines.filter(isTested).map((line) => [placeTested(run, line), line.accuracy.micro]),
     };
   });
-  charts.lines(byId("methods"), { series, unit: unit(state.runs[0]), label: `Accuracy of every run over ${over(state.runs[0])}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, right: 110, empty: notYet(state.runs[0]) });
+  charts.lines(byId("methods"), { series, unit: unit(state.runs[0]), label: `Accuracy of every run over ${over(state.runs[0])}`, format: percent, axis: percentOnAxis, to: 1, right: 110, empty: notYet(state.runs[0]) });
   setText("verdict", best ? verdict(best) : "");
 }
 
@@ -183,11 +183,11 @@ export function drawCurves(run) {
   const centers = Array.from({ length: Math.min(k, 40) }, (_, i) => i);
   const of = (key) => centers.map((i) => ({ name: `center ${i}`, short: `c${i}`, colour: centerColour(i), values: tested.map((line) => [placeTested(run, line), line[key]?.[i] ?? null]) }));
   const overall = { name: "all devices", short: "all", colour: "var(--all)", dashed: true, values: tested.map((line) => [placeTested(run, line), line.accuracy.micro]) };
-  charts.lines(byId("accuracy"), { series: k > 1 ? [...of("per_center"), overall] : [overall], unit: axis, label: `Accuracy per center over ${over(run)}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: notYet(run) });
-  charts.lines(byId("loss"), { series: of("loss_per_center"), unit: axis, label: `Loss per center over ${over(run)}`, format: (y) => y.toFixed(y < 1 ? 3 : 2), axis: (y) => String(+y.toFixed(3)), from: 0, empty: all.length ? "This run's devices did not report a loss." : notYet(run) });
+  charts.lines(byId("accuracy"), { series: k > 1 ? [...of("per_center"), overall] : [overall], unit: axis, label: `Accuracy per center over ${over(run)}`, format: percent, axis: percentOnAxis, to: 1, empty: notYet(run) });
+  charts.lines(byId("loss"), { series: of("loss_per_center"), unit: axis, label: `Loss per center over ${over(run)}`, format: lossInWords, axis: onAxis, from: 0, empty: all.length ? "This run's devices did not report a loss." : notYet(run) });
   const traffic = (key, name, colour) => ({ name, colour, values: all.map((line) => [place(run, line), line.bytes[key]]) });
   charts.bars(byId("bytes"), { stacks: [traffic("down", "down", "var(--training)"), traffic("up", "up", "var(--uploading)")], unit: axis, label: axis === "round" ? "Bytes per round" : "Bytes per record", format: bytes, axis: (n) => (n ? bytes(n).replace(/\.0 /, " ") : "0"), empty: notYet(run) });
-  charts.bars(byId("seconds"), { stacks: [{ name: "time", colour: "var(--answered)", values: all.map((line) => [place(run, line), line.seconds]) }], unit: axis, label: axis === "round" ? "Time per round" : "Time per record", format: seconds, axis: (s) => (s < 120 ? `${+s.toFixed(2)} s` : seconds(s)), empty: notYet(run) });
+  charts.bars(byId("seconds"), { stacks: [{ name: "time", colour: "var(--answered)", values: all.map((line) => [place(run, line), line.seconds]) }], unit: axis, label: axis === "round" ? "Time per round" : "Time per record", format: seconds, axis: (s, step) => (s < 120 ? `${onAxis(s, step)} s` : seconds(s)), empty: notYet(run) });
 }
 
 export function roundTable(run) {

@@ -1,7 +1,7 @@
 // The panels Export and New device, and the page of one device.
 
 import { fetchBlob, fetchJson } from "./remote.js";
-import { byId, bytes, centerColour, el, onCenter, percent } from "./dom.js";
+import { byId, bytes, centerColour, el, onCenter, percent, percentOnAxis } from "./dom.js";
 import { lines } from "./charts.js";
 import { runNamed, state } from "./state.js";
 
@@ -69,7 +69,7 @@ export async function showDevice(id) {
     const map = about.maps[run], each = runNamed(run)?.updates == null ? "round" : "record"; // a record of updates
     const chart = el("div", { class: "plot chart low" });
     cards.push(el("section", { class: "card half", "aria-label": `Accuracy in ${run}` }, el("div", { class: "head" }, el("h2", {}, `${run}: accuracy on its held-out samples`)), chart));
-    later.push(() => lines(chart, { series: [{ name: "accuracy", short: "", colour: centerColour(at ?? 0), values: rounds.map((r) => [r.round, r.accuracy]) }], unit: each, label: `Accuracy of ${about.id} in ${run}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: "Not tested yet." }));
+    later.push(() => lines(chart, { series: [{ name: "accuracy", short: "", colour: centerColour(at ?? 0), values: rounds.map((r) => [r.round, r.accuracy]) }], unit: each, label: `Accuracy of ${about.id} in ${run}`, format: percent, axis: percentOnAxis, to: 1, empty: "Not tested yet." }));
     const strip = rounds.slice(-60).map((r) => el("span", { css: { background: centerColour(r.center), color: onCenter(r.center) }, title: `${each} ${r.round}` }, r.center === null ? "–" : String(r.center)));
     const farthest = Math.max(...(map?.distance ?? [0]), 1e-12);
     const bars = (map?.distance ?? []).flatMap((d, k) => [el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}`),

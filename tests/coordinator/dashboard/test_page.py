@@ -79,6 +79,28 @@ def test_the_arrow_keys_read_a_chart_and_its_name_says_the_newest_values(site: D
     expect(page.locator("#loss path")).to_have_count(3)
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "losses", "percents", "numbers"),
+    [
+        ([0.9, 0.98], [0.5, 0.2], ["90.0 %", "92.5 %", "95.0 %", "97.5 %"], ["0.0", "0.2", "0.4"]),
+        ([0.1, 0.98], [4e-4, 1e-4], ["25 %", "50 %", "75 %", "100 %"], ["0.0000", "0.0002", "0.0004"]),
+        ([0.1, 0.98], [8e-5, 1e-5], ["25 %", "50 %", "75 %", "100 %"], ["0", "2.5e-5", "5e-5", "7.5e-5"]),
+    ],
+)
+def test_equal_steps_of_an_axis_look_equal(
+    accuracies: list[float], losses: list[float], percents: list[str], numbers: list[str], tmp_path: Path, visit: Open
+) -> None:
+    with serve_dashboard(tmp_path) as site:
+        for number, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True), 1):
+            measured = {"accuracy": {"micro": accuracy, "macro": accuracy}, "per_center": [accuracy] * 2}
+            site.hub.event({**round_event(number, [0, 0, 1, 1]), **measured, "loss_per_center": [loss] * 2})
+        opened = visit(site.link)
+        axis = "g text[text-anchor=end], svg > text[text-anchor=end]"
+        expect(opened.page.locator("#accuracy").locator(axis)).to_have_text(percents)
+        expect(opened.page.locator("#loss").locator(axis)).to_have_text(numbers)
+        opened.shot(f"axis-{numbers[-1]}")
+
+
 def test_of_a_run_on_sums_the_page_says_what_the_coordinator_sees_and_which_sums_were_not_made(
     site: DashboardSite, visit: Open
 ) -> None:

@@ -248,6 +248,20 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     assert counted in "\n".join(status_lines(found))
 
 
+@pytest.mark.parametrize(
+    ("phase", "connected", "said"),
+    [
+        ("compiling", 2, "2 devices connected, 2 wait for the training program to be compiled; "),
+        ("waiting for devices", 1, "1 device connected, 1 waits for the first round; "),
+        ("compiling", 0, "0 devices connected, 0 take part in the training; "),
+    ],
+)
+def test_before_the_first_round_devices_wait_for_it(tmp_path: Path, phase: str, connected: int, said: str) -> None:
+    found = read_status(Federation.of(tmp_path).play().config.folder)
+    begun = found | {"phase": phase, "devices": 0, "connected": connected, "without_samples": 0, "done": False}
+    assert said in "\n".join(status_lines(begun))
+
+
 @pytest.mark.parametrize(("later_s", "said"), [(60, "%H:%M"), (86_400 * 2, "%Y-%m-%d %H:%M")])
 def test_the_traffic_is_that_since_the_coordinators_last_start(tmp_path: Path, later_s: int, said: str) -> None:
     fed = Federation.of(tmp_path).play()

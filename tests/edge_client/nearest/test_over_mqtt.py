@@ -96,6 +96,7 @@ def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stag
     assert answer.losses[1] == min(answer.losses.values())
     assert (answer.n, answer.samples) == (10, 30)
     assert answer.file is not None
+    assert Path(answer.file).name == "center-1.onnx"
     assert Path(answer.file).read_bytes() == onnx_file(stage, models[1])
     served = stage.last("served")
     assert (served["center"], served["n"]) == (1, 10)

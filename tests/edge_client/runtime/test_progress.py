@@ -96,7 +96,11 @@ def test_events_are_lines_of_text_or_json_objects_or_nothing(capsys: pytest.Capt
     assert (json.loads(out), err) == ({"device": "pi-1", **event}, "")
 
 
-def test_a_count_from_before_the_device_came_does_not_read_as_the_count_with_it() -> None:
-    gather = {"event": "waiting", "doing": "gather", "newcomers": "now", "here": 0, "needed": 2}
-    assert format_event({**gather, "live": False}) == "waiting: 0 of 2 devices when this one came"
-    assert format_event({**gather, "here": 1, "live": True}) == "waiting: 1 of 2 devices"
+def test_a_device_tells_the_count_with_itself_and_not_the_one_before_it_came(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=2)
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.world.clock.time_s > 5.0)
+    fed.start_devices(1)
+    fed.world.run(lambda: fed.world.clock.time_s > 15.0)
+    fed.world.end()
+    assert lines(fed, "d00") == ["connected to memory", "waiting: 1 of 2 devices"]

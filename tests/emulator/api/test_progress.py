@@ -53,6 +53,18 @@ def test_without_a_terminal_long_work_is_told_on_stderr_again_and_again(
     assert capfd.readouterr() == ("", "")
 
 
+def test_without_a_terminal_the_line_names_the_part_that_is_worked_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENCE_S", 0.01)
+    told: list[str] = []
+    with show_work("exporting centers") as busy:
+        busy("reading the centers")
+        logging.getLogger("export.compiler.containers").info("compiling: %s", "litert step")
+        while "exporting centers  compiling: litert step  (since 0 s)" not in "".join(told):
+            told.append(capfd.readouterr().err)
+
+
 def test_long_work_is_told_once_in_a_process_that_has_a_coordinator(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -250,10 +250,32 @@ def test_an_interrupted_run_names_what_it_keeps_and_how_it_goes_on(tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         run.throw(KeyboardInterrupt)
     command = f"fedcenters-emulator simulate {tmp_path}/cut/config.toml --resume"
-    assert told == [f"interrupted; {tmp_path}/cut keeps round 2. Go on with: {command} (in Python: resume=True)"]
+    kept = f"rounds 1 to 2 of 4 are kept in {tmp_path}/cut"
+    assert told == [f"interrupted; {kept}. Go on with: {command} (in Python: resume=True)"]
     done = CliRunner().invoke(app, command.split()[1:])
     assert done.exit_code == 0, done.output
     assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds", "words"),
+    [
+        (None, 2, "round 1 of 10 is kept in"),
+        (None, 1, "nothing is kept: no round was finished"),
+        (5, 2, "nothing is kept: checkpoint-every is 5"),
+    ],
+)
+def test_a_run_keeps_its_first_round_unless_asked_for_less(
+    every: int | None, rounds: int, words: str, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    args = SimulateArgs(devices=3, checkpoint_every=every, out=tmp_path, name="cut", settings={"local-steps": 1})
+    run = play(resolve_run(args), say=told.append)
+    for _ in range(rounds):
+        next(run)
+    with pytest.raises(KeyboardInterrupt):
+        run.throw(KeyboardInterrupt)
+    assert words in told[-1]
 
 
 def test_a_metric_of_ones_own_is_a_column_of_the_history() -> None:

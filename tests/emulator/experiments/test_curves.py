@@ -89,7 +89,7 @@ def test_a_row_looks_the_same_where_another_is_missing() -> None:
     lines = {"second": [0.1, 0.2]}
     axes = plots.make_figure(4, 3, lambda a: plots.draw_curves(a, lines, title="t", looks=["first", "second"])).axes[0]
     (line,) = axes.get_lines()
-    assert (line.get_color(), line.get_linestyle()) == (plots.center_colour(1), plots.LINES[1])
+    assert (line.get_color(), line.get_linestyle()) == (plots.curve_colour(1), plots.LINES[1])
 
 
 def test_thirty_two_lines_have_thirty_two_looks() -> None:

@@ -46,10 +46,10 @@ def test_a_long_round_is_not_silent_and_a_short_silence_is_kept() -> None:
     told.at(9).watch()
     told.at(12).watch()
     told.at(18).watch()
-    assert told.lines[1:] == [f"{HERE}: the first round is running, since {s} s" for s in (9, 18)]
+    assert told.lines[1:] == [f"{HERE}: the first round has been running for {s} s" for s in (9, 18)]
     told.at(20)(JOBS[0], record(1, 0.5))
     told.at(27).watch()
-    assert told.lines[3:] == [f"{HERE}: round 2/9 is running, accuracy 50.0%, since 7 s"]
+    assert told.lines[3:] == [f"{HERE}: round 2/9 has been running for 7 s, accuracy 50.0%"]
 
 
 def test_what_is_left_is_rough_and_measured_without_the_first_round() -> None:
@@ -59,8 +59,8 @@ def test_what_is_left_is_rough_and_measured_without_the_first_round() -> None:
     told.at(1120)(JOBS[0], record(3, 0.5))
     assert told.lines == [
         f"{HERE}: round 1/9",
-        f"{HERE}: round 2/9, accuracy 25.0%; roughly 16 min left",
-        f"{HERE}: round 3/9, accuracy 50.0%; roughly 15 min left",
+        f"{HERE}: round 2/9, accuracy 25.0%; about 16 min left",
+        f"{HERE}: round 3/9, accuracy 50.0%; about 15 min left",
     ]
 
 

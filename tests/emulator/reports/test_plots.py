@@ -93,6 +93,13 @@ def test_a_curve_passes_over_a_round_without_a_value_and_marks_the_others() -> N
     assert (line.get_marker(), whole.get_marker()) == ("o", "")
 
 
+def test_five_curves_have_no_two_oranges_and_none_hides_another() -> None:
+    same: list[float | None] = [0.1, 0.2]
+    lines = curves(**dict.fromkeys("abcde", same)).get_lines()
+    assert [line.get_linestyle() for line in lines] == ["-", "--", "-.", ":", "--"]
+    assert {str(line.get_color()) for line in lines} == {plots.COLOURS[k] for k in (0, 1, 2, 3, 7)}
+
+
 def test_the_curve_of_one_round_is_a_point_over_a_whole_number() -> None:
     axes = curves(accuracy=[0.7])
     (line,) = axes.get_lines()

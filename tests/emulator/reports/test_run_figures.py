@@ -56,7 +56,7 @@ def keeping(run: Path, *, devices: int = 4, shares: bool = True, images: bool = 
 def drawn(run: Path, out: Path) -> tuple[list[str], dict[str, str]]:
     """The names of the pictures, and why the others are left out."""
     said: list[str] = []
-    names = [path.stem for path in draw_run(run, out, said.append)]
+    names = [path.stem for path in draw_run(run, out, say=said.append)]
     return names, {line.partition(".png")[0]: line.partition(" is left out: ")[2] for line in said}
 
 

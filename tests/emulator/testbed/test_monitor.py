@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -57,7 +58,7 @@ def test_a_round_is_told_with_the_centers_that_have_no_device() -> None:
 @pytest.mark.parametrize("event", finished_run.events())
 def test_every_event_has_words_or_none(event: dict[str, object]) -> None:
     assert isinstance(format_event(event), str)
-    assert isinstance(describe_next_step(event), str)
+    assert isinstance(describe_next_step([event]), str)
 
 
 def test_empty_clusters_are_counted() -> None:
@@ -98,4 +99,11 @@ def test_the_part_that_is_compiled_is_named(tmp_path: Path) -> None:
     assert part_in_work(tmp_path) == ""
     (tmp_path / STATUS_FILE).write_text(json.dumps({"phase": "compiling", "working_on": "model digits-mlp for onnx"}))
     assert part_in_work(tmp_path) == "model digits-mlp for onnx"
-    assert describe_next_step({"event": "run-done", "run": "fedavg"}).startswith("what follows FedAvg")
+
+
+def test_after_a_run_the_next_one_is_named_and_after_the_last_the_export() -> None:
+    events: list[dict[str, Any]] = [{"event": "start", "rounds": {"fesem": 2, "fedavg": 2}}]
+    events.append({"event": "run-done", "run": "fesem"})
+    assert describe_next_step(events) == "beginning FedAvg"
+    events.append({"event": "run-done", "run": "fedavg"})
+    assert describe_next_step(events) == "exporting the centers"

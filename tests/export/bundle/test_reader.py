@@ -15,7 +15,7 @@ from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.signing import public_key
 from edge_client.protocol.task import Array, Flat
 from export.bundle.commands import quantize_bundle, verify_bundle
-from export.bundle.reader import MANIFEST_FILE, read_bundle
+from export.bundle.reader import MANIFEST_FILE, check_replaceable, read_bundle
 from export.bundle.run_source import BundleSource, LabelledSamples, make_signer
 from export.bundle.verify_centers import largest_difference, torch_logits
 from export.bundle.writer import BundleOptions, write_bundle
@@ -227,7 +227,16 @@ def test_a_new_bundle_takes_the_place_of_an_older_one_and_leaves_nothing_else(tm
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
 
-@pytest.mark.parametrize("theirs", ["b/client.toml", "b/state/state.json", "b"])
+def test_what_a_bundle_replaces_is_told_with_its_files(bundle: Path, tmp_path: Path) -> None:
+    place = tmp_path / "b"
+    assert check_replaceable(place) == ""
+    place.mkdir()
+    assert check_replaceable(place) == ""
+    what = f"an export of 2 centers of digits-mlp with {', '.join(sorted(VARIANTS))} files"
+    assert check_replaceable(bundle) == f"{bundle} has {what}; it is replaced"
+
+
+@pytest.mark.parametrize("theirs", ["b/client.toml", "b/state/state.json", "b/manifest.json", "b"])
 def test_a_bundle_takes_the_place_of_nothing_but_a_bundle(theirs: str, tmp_path: Path) -> None:
     path = tmp_path / theirs
     path.parent.mkdir(parents=True, exist_ok=True)

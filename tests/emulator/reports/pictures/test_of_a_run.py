@@ -36,7 +36,7 @@ def test_a_run_of_digits_leaves_its_pictures_and_little_else(tmp_path: Path, met
     assert kept.images is not None
     assert kept.images.pixels.shape[1:] == (1, 8, 8)
     left: list[str] = []
-    written = draw_run(folder, tmp_path / "figures", left.append)
+    written = draw_run(folder, tmp_path / "figures", say=left.append)
     assert len(written) + len(left) == 10
     assert {path.stem for path in written} >= {"devices-pca", "cosines-within", "images"}
     assert ("weights" in {path.stem for path in written}) == shares
