@@ -60,6 +60,7 @@ def test_a_devices_refusal_reaches_no_terminal_of_the_operator(tmp_path: Path) -
     run = {"name": "a", "method": "fesem", "round": 1, "of": 2, "accuracy": None, "seconds": None, "late": []} | {
         "secure": None,
         "asynchronous": None,
+        "devices_per_center": None,
     }
     found = read_status(tmp_path) | {"runs": [{**run, "refused": {"d0": reason}}], "error": EVIL}
     assert is_harmless("\n".join(status_lines(found)), lines=len(status_lines(found)))
