@@ -26,7 +26,7 @@ VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.defa
 def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
     """The operators that `function` calls for tensors of these sizes and strides, whatever their values are."""
     with quiet_warnings(), torch.enable_grad(), allow_single_value_norm(), ForwardOverrides(), _PlainLstm():
-        recorded = make_fx(function, tracing_mode="fake")(*given)
+        recorded = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     graph = recorded.graph
     _keep_constants(recorded)
     graph.set_codegen(fx.graph.CodeGen())  # plain positional arguments
