@@ -413,7 +413,11 @@ def report(
     example: fedcenters-emulator report runs/simulate-fesem-0 runs/simulate-fedavg-0
     """
     page = out or (runs[0] if len(runs) == 1 else runs[0].parent) / "report.html"
-    with ConsoleProgress().during(f"reading {', '.join(map(str, runs))}") as busy:
+    progress = ConsoleProgress()
+    for place in (page, *([] if picture is None else [picture])):
+        if place.exists():
+            progress.say(f"{place} is there; it is replaced")
+    with progress.during(f"reading {', '.join(map(str, runs))}") as busy:
         from emulator.reports import comparison
         from emulator.reports.demo_page import draw_demo_pictures as draw
         from emulator.reports.demo_page import write_report

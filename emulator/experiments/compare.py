@@ -47,6 +47,7 @@ class PairedDifference:
         return {
             "data": self.column,
             "measure": self.measure,
+            "title": MEASURES[self.measure].title,
             "first": self.first,
             "second": self.second,
             "difference": self.mean if known else None,

@@ -110,7 +110,7 @@ def differences_table(result: Mapping[str, Any]) -> None:
     """Paired differences between rows of a table, by data and measure. Bold: the interval leaves out zero."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in result["comparisons"]:
-        groups.setdefault(f"{row['data']}, {row['measure']}", []).append(row)
+        groups.setdefault(f"{row['data']}, {row['title']}", []).append(row)
     console = Console(highlight=False)
     for title, rows in groups.items():
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

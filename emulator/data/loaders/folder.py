@@ -171,7 +171,8 @@ class DataFolderReader:
             )
 
     def _hint(self, name: str) -> str:
-        place, _ = ARCHIVES.get(name.rpartition("/")[0], (name, ""))
+        packed = f"{name} or {name}.gz" if "-idx" in name else name  # the MNIST format is published packed
+        place, _ = ARCHIVES.get(name.rpartition("/")[0], (packed, ""))
         return f"get it from {_home(name)}; put it at {place} in a folder named by `data` (--data) or {FOLDER_VARIABLE}"
 
 

@@ -94,8 +94,10 @@ def test_the_runs_of_a_coordinator_are_told_apart(two: list[Path], tmp_path: Pat
 def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
     done = CliRunner().invoke(app, ["report", str(two[0])])
     assert (done.exit_code, done.stdout.strip()) == (0, str(two[0] / "report.html"))
+    assert "is replaced" not in done.stderr
     done = CliRunner().invoke(app, ["report", str(two[0]), "--json"])
     assert json.loads(done.stdout) == {"files": [str(two[0] / "report.html")]}
+    assert f"{two[0] / 'report.html'} is there; it is replaced" in done.stderr
 
 
 def test_a_page_of_several_runs_is_beside_the_first_and_not_where_the_command_is_typed(
@@ -118,6 +120,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 def test_runs_over_the_same_fleet_are_ranked(page: str) -> None:
     assert "ends highest" in page
     assert "Not comparable" not in page
+
+
+def test_runs_with_one_accuracy_are_equal(two: list[Path]) -> None:
+    first = comparison.read_runs(two[0])[0]
+    page = comparison.comparison_page([first, replace(first, name="again")])
+    assert "ends highest" not in page
+    assert "end equal, at" in page
 
 
 def test_runs_over_different_fleets_are_not_ranked(two: list[Path], tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ def test_what_is_published_in_an_archive_is_read_from_it_and_what_is_unpacked_be
     with pytest.raises(ConfigError, match="emnist/c is not in the data folder") as missing:
         folder.read("emnist/c")
     assert "put it at emnist/gzip.zip" in missing.value.hint
+    with pytest.raises(ConfigError) as packed:
+        folder.read("mnist/t10k-labels-idx1-ubyte")
+    assert "put it at mnist/t10k-labels-idx1-ubyte or mnist/t10k-labels-idx1-ubyte.gz in a folder" in packed.value.hint
     (tmp_path / "emnist" / "b").write_bytes(b"unpacked")
     assert folder.read("emnist/b") == b"unpacked"
 
