@@ -182,12 +182,17 @@ def read_exported(file: bytes) -> Any:  # noqa: ANN401 - torch's ExportedProgram
 def _remembered_types() -> Iterator[None]:
     """The types of each class of a file's schema are looked up once.
 
-    Torch does so for each of its thousands of records, two fifths of the time of opening a file (torch 2.13).
+    Torch does so for each of its thousands of records, two fifths of the time of opening a file (torch 2.13). A torch
+    that reads files in another way is left alone.
     """
-    from torch._export.serde import serialize
+    try:
+        from torch._export.serde import serialize
 
-    reader: Any = serialize
-    used = reader.typing  # the module `typing`
+        reader: Any = serialize
+        used = reader.typing  # the module `typing`
+    except (ImportError, AttributeError):
+        yield
+        return
 
     def hints(cls: Any, globalns: dict[str, Any] | None = None) -> dict[str, Any]:  # noqa: ANN401 - any class
         if cls not in known:

@@ -6,23 +6,15 @@ A probe is run twice: first to learn what it evaluates, then with the answer. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, ClientId, Flat, Probe
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
+from emulator.engines.base import EvaluatesTogether, Evaluation
 
-Evaluation = tuple[Sequence[Flat], Dataset]
 Answered = TypeVar("Answered")
-
-
-@runtime_checkable
-class EvaluatesTogether(Protocol):
-    """A learner that is faster with several evaluations at once; see `Learner.evaluate`."""
-
-    def evaluate_each(self, asked: Sequence[Evaluation], *, batch: int) -> list[tuple[F64, Array]]:
-        """-> losses [M, n] float64 and logits [M, n, *target] of each."""
 
 
 class _Delegating:
@@ -76,16 +68,20 @@ def run_probes(
     learner: Learner, probes: Mapping[ClientId, Probe], run: Callable[[Learner, ClientId], Answered]
 ) -> Iterator[tuple[ClientId, Answered]]:
     """`run(learner, device)` of each device. It asks that learner alone, and may be run again from its start."""
+    if not isinstance(learner, EvaluatesTogether):
+        yield from ((who, run(learner, who)) for who in probes)
+        return
     asked: dict[ClientId, Evaluation] = {}
-    together = isinstance(learner, EvaluatesTogether)
     for who, probe in probes.items():
-        first = together and probe.buffers != "batch"  # which trains before it evaluates
+        if probe.buffers == "batch":  # trains before it evaluates
+            yield who, run(learner, who)
+            continue
         try:
-            yield who, run(_Asking(learner) if first else learner, who)
+            yield who, run(_Asking(learner), who)
         except _Asked as wanted:
             asked[who] = wanted.evaluation
     for batch in {probes[who].batch for who in asked}:
         some = {who: evaluation for who, evaluation in asked.items() if probes[who].batch == batch}
-        answers = learner.evaluate_each(list(some.values()), batch=batch)  # type: ignore[attr-defined] # together
+        answers = learner.evaluate_each(list(some.values()), batch=batch)
         for who, answer in zip(some, answers, strict=True):
             yield who, run(_Answering(learner, answer), who)

@@ -2,7 +2,9 @@
 
 * Clustering: the Gram matrix of n updates of d numbers and one k-means of it, in numpy and by torch on the device.
 * `pt2`: a training step of a model, beside the usual loop of torch on the same device.
-* Convolutions of stacked clients, with their gradients: by products of windows, and as torch stacks them, by groups.
+* Convolutions of stacked clients, with their gradients: as torch stacks them, by groups; with `cudnn.benchmark`; by
+  products of `torch.nn.functional.unfold`; by products of windows, as the engine `stacked` does; each client by itself.
+* `stacked` itself: ten steps of 200 clients.
 
 The sides take turns; figures are medians of wall seconds, with everything on the host when the clock is read. Without
 CUDA it says so and exits with 3.
@@ -11,6 +13,7 @@ CUDA it says so and exits with 3.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -29,10 +32,13 @@ from torch.nn import functional as F  # noqa: N812 - torch's custom
 from coordinator.clustering.backend import Backend, select_backend
 from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
+from coordinator.models.registry import build_model
 from edge_client.engines.base import open_engine
 from edge_client.errors import RuntimeMissing, run_cli
+from emulator.engines.autotune import Workload, random_jobs
 from emulator.engines.gpu.convolutions import ProductConvolutions
 from emulator.engines.gpu.objective import use_exact_kernels
+from emulator.engines.gpu.stacked import StackedRecipe
 from export.compiler.program import compile_program
 from tests.benches.machine import described
 from tests.support.programs import feeds as feeds_of
@@ -44,6 +50,8 @@ MODELS = ("mnist-mlp", "wecfl-cnn", "femnist-cnn")
 TURNS = 3
 STEPS = 50  # of one turn
 CLIENTS = 200
+STACKED = ("wecfl-cnn", "cifar-lenet")
+Gradients = Callable[[Tensor, Tensor], Sequence[Tensor]]
 Shape = tuple[int, int, int, int, int]  # channels in and out, height and width, kernel, padding
 LAYERS: tuple[Shape, ...] = (
     (1, 16, 28, 5, 2),
@@ -113,25 +121,55 @@ def step_row(name: str, device: torch.device) -> str:
     return f"| {name} | {' | '.join(cells)} | {found['pt2'] / found['eager']:.2f} |"
 
 
+def by_unfold(x: Tensor, w: Tensor, padding: int) -> Tensor:
+    """F.conv2d of square images by one product; x [n, c, h, h], w [o, c, k, k]."""
+    columns = F.unfold(x, w.shape[-1], padding=padding)  # [n, c k k, h' h']
+    out = torch.einsum("oc,ncl->nol", w.flatten(1), columns)
+    return out.reshape(*out.shape[:2], math.isqrt(out.shape[2]), -1)
+
+
 def convolution_row(clients: int, shape: Shape, device: torch.device) -> str:
-    """One line: milliseconds of one pass with its gradients, float32 without TF32, and the gradients' difference."""
+    """One line: milliseconds of one pass with its gradients by each way, float32 without TF32.
+
+    The last column is the largest difference of a gradient by windows from that by groups, relative.
+    """
     inputs, outputs, size, kernel, padding = shape
     x = torch.randn(clients, 32, inputs, size, size, device=device)
     w = torch.randn(clients, outputs, inputs, kernel, kernel, device=device)
-    each = vmap(grad(lambda x, w: F.conv2d(x, w, padding=padding).square().sum(), argnums=(0, 1)))
+    plain = grad(lambda x, w: F.conv2d(x, w, padding=padding).square().sum(), argnums=(0, 1))
+    unfolded = grad(lambda x, w: by_unfold(x, w, padding).square().sum(), argnums=(0, 1))
     grads: dict[str, Sequence[Tensor]] = {}
 
-    def run(name: str, how: Callable[[], AbstractContextManager[object]]) -> None:
-        with use_exact_kernels(device), how():
+    def apart(x: Tensor, w: Tensor) -> Sequence[Tensor]:
+        return [torch.stack(each) for each in zip(*map(plain, x, w), strict=True)]
+
+    def run(name: str, each: Gradients, how: Callable[[], AbstractContextManager[object]], *, search: bool) -> None:
+        with use_exact_kernels(device, search=search), how():
             grads[name] = each(x, w)
         float(grads[name][0].sum())  # waits for the device
 
-    ways: dict[str, Callable[[], AbstractContextManager[object]]] = {"groups": nullcontext, "ours": ProductConvolutions}
-    found = turns({name: partial(run, name, how) for name, how in ways.items()})
-    error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(grads["ours"], grads["groups"], strict=True))
+    ways: dict[str, Callable[[], object]] = {
+        "groups": partial(run, "groups", vmap(plain), nullcontext, search=False),
+        "searched": partial(run, "searched", vmap(plain), nullcontext, search=True),
+        "unfold": partial(run, "unfold", vmap(unfolded), nullcontext, search=False),
+        "windows": partial(run, "windows", vmap(plain), ProductConvolutions, search=False),
+        "apart": partial(run, "apart", apart, nullcontext, search=False),
+    }
+    found = turns(ways)
+    pairs = zip(grads["windows"], grads["groups"], strict=True)
+    error = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
     cells = [f"{seconds * 1e3:.3g}" for seconds in found.values()]
     layer = f"{inputs} to {outputs}, {size} x {size}, {kernel} x {kernel}"
     return f"| {clients} | {layer} | {' | '.join(cells)} | {error:.0e} |"
+
+
+def stacked_row(name: str, clients: int, device: torch.device) -> str:
+    """One line: seconds of ten steps of 32 samples of so many clients by the engine `stacked`."""
+    model = build_model(name, seed=0)
+    learner = StackedRecipe(model=model, device=device.type).open()
+    jobs = random_jobs(model, learner.program, Workload(clients=clients, steps=10, batch=32))
+    found = turns({"stacked": lambda: list(learner.train(jobs))})
+    return f"| {name} | {clients} | {found['stacked']:.3g} |"
 
 
 def measure() -> None:
@@ -148,9 +186,14 @@ def measure() -> None:
     for n, d in SIZES:
         say(clustering_row(n, d, "cuda") + "\n")
         sys.stdout.flush()
-    say("\n| clients | layer | groups, ms | products, ms | difference |\n|---|---|---|---|---|\n")
+    say("\n| clients | layer | groups, ms | searched | unfold | windows | apart | difference |\n|")
+    say("---|" * 8 + "\n")
     for layer in LAYERS:
         say(convolution_row(CLIENTS, layer, torch.device("cuda")) + "\n")
+        sys.stdout.flush()
+    say("\n| model | clients | seconds of ten steps |\n|---|---|---|\n")
+    for name in STACKED:
+        say(stacked_row(name, CLIENTS, torch.device("cuda")) + "\n")
         sys.stdout.flush()
     say("\n| model | eager, ms a step | pt2, ms a step | ratio |\n|---|---|---|---|\n")
     for name in MODELS:

@@ -12,7 +12,7 @@ import torch
 from coordinator.models.registry import build_model
 from emulator.engines.autotune import Workload, random_jobs
 from emulator.engines.gpu.stacked import StackedRecipe
-from tests.benches.cuda_parts import clustering_row, convolution_row, step_row
+from tests.benches.cuda_parts import clustering_row, convolution_row, stacked_row, step_row
 from tests.benches.gpu import REPEATS, Contestant, differences, loop, race, row
 
 
@@ -38,6 +38,7 @@ def test_the_rows_of_what_else_runs_on_cuda_compare_equal_numbers() -> None:
     cpu = torch.device("cpu")
     assert float(clustering_row(20, 50, "torch-cpu").split("|")[-2]) < 1e-6
     assert float(convolution_row(2, (1, 2, 6, 3, 1), cpu).split("|")[-2]) < 1e-5
+    assert stacked_row("digits-mlp", 2, cpu).startswith("| digits-mlp | 2 | ")
     assert [cell.strip() for cell in step_row("digits-mlp", cpu).split("|")][1] == "digits-mlp"
 
 

@@ -20,13 +20,13 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, Flat
 from edge_client.training.learner import weighted_batches
 from edge_client.training.noise import step_noise
+from emulator.engines.base import Evaluation
 from emulator.engines.gpu.memory import run_in_parts
 from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
 from emulator.engines.gpu.resident_data import DeviceDataCache
 from emulator.engines.gpu.schedule import MAX_CPU_CLIENTS, MAX_CUDA_BATCHES
 
 DrawnBatch = tuple[Array, Array, Mapping[str, Array]]  # samples' indices, their weights, and the step's random numbers
-Evaluation = tuple[Sequence[Flat], Dataset]
 MAX_PAIRED_ROWS = 16_384  # samples of one pass in which each model has its own: windows of images are large
 MAX_CUDA_ROWS = 4096  # samples times models of one pass: many for a GPU, few enough for the caches of a CPU
 
