@@ -11,8 +11,7 @@ from typing import TypeVar
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, ClientId, Flat, Probe
-from edge_client.training.learner import Learner, TrainedModel, TrainingJob
-from emulator.engines.base import EvaluatesTogether, Evaluation
+from edge_client.training.learner import EvaluatesTogether, Evaluation, Learner, TrainedModel, TrainingJob
 
 Answered = TypeVar("Answered")
 

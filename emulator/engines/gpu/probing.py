@@ -18,9 +18,8 @@ from edge_client.data.dataset import Dataset
 from edge_client.engines.targets import port_targets
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, Flat
-from edge_client.training.learner import weighted_batches
+from edge_client.training.learner import Evaluation, weighted_batches
 from edge_client.training.noise import step_noise
-from emulator.engines.base import Evaluation
 from emulator.engines.gpu.memory import run_in_parts
 from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
 from emulator.engines.gpu.resident_data import DeviceDataCache

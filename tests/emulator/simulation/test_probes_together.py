@@ -12,7 +12,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import Malformed
 from edge_client.protocol.task import F64, Array, ClientId, OwnModel, Probe, Reply
 from edge_client.training.fit_probe import run_probe
-from emulator.engines.base import Evaluation
+from edge_client.training.learner import Evaluation
 from emulator.engines.gpu.stacked import StackedLearner, StackedRecipe
 from emulator.simulation.emulated_devices import EmulatedDevices
 from emulator.simulation.probes_together import run_probes
