@@ -6,16 +6,19 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from jax._src.interpreters import mlir
-from litert_torch.backend.jax_bridge import _wrap
 from torch import nn
 
 from export.compiler.program import compile_program
 from export.containers import quick_lowering, write_tflite
+from export.silence import suppress_output
 
 
 def written(patch: pytest.MonkeyPatch) -> tuple[str, int, list[str]]:
     """Of one small program: its file's hash, the contexts that JAX made, and the texts that became bytecode."""
+    with suppress_output():  # a first import warns while it compiles, which is an error in a test
+        from jax._src.interpreters import mlir
+        from litert_torch.backend.jax_bridge import _wrap
+
     contexts, texts = list[object](), list[str]()
     context, bytecode = mlir.make_ir_context, _wrap._stablehlo_to_vhlo
 
