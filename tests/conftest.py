@@ -54,13 +54,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test marked `broker` needs mosquitto, one marked `browser` a browser: without, it skips, and fails in CI."""
+    """A test marked `broker` needs mosquitto, one marked `browser` a browser: without, it skips, and fails in CI.
+
+    One marked `gpu` skips without a CUDA device everywhere.
+    """
     from tests.support.browser import find_chromium  # not before pytest has loaded the plugin
 
     if item.get_closest_marker("broker") and brokers.find_mosquitto() is None:
         skip_without("mosquitto is not installed (apt install mosquitto)")
     if item.get_closest_marker("browser") and find_chromium() is None:
         skip_without("chromium is not installed (apt install chromium)")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no CUDA device")
 
 
 # What CI does not install, and where it is tested instead. Any other skip fails in CI.

@@ -126,7 +126,6 @@ def test_without_cuda_it_says_what_to_do(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_steps_equal_the_plain_loop(name: str) -> None:
     jobs = [job_of(model_of(name), replace(one, seed=i)) for i, one in enumerate(RAGGED)]
@@ -134,7 +133,6 @@ def test_recorded_steps_equal_the_plain_loop(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # recurrent layers, one client after the other
 @pytest.mark.parametrize("name", NAMES)
 def test_stacked_steps_on_cuda_equal_the_plain_loop(name: str) -> None:
