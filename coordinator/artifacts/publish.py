@@ -31,6 +31,7 @@ from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import LocalRound, Router
+from edge_client.protocol.nearest.router_file import write_router
 from edge_client.protocol.nearest.selection_rule import guessing_loss
 from edge_client.protocol.task import Array, ClientId, OwnModel
 from edge_client.transport.blobs import write_atomically
@@ -114,7 +115,7 @@ def _router_fields(
 
     router = newcomers.router
     return {
-        "router": None if router is None else stored(router.to_bytes(), "router"),
+        "router": None if router is None else stored(write_router(router), "router"),
         "start": None if newcomers.start is None else stored(_tensors(newcomers.start, prepared), "model"),
         "tree": newcomers.tree,
         "splits": tuple(stored(_tensors(vector, prepared), "model") for vector in newcomers.splits),

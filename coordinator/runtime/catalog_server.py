@@ -15,6 +15,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.task import ClientId, Schema
 
 REQUESTS_PER_S, REQUESTS_BURST = 0.1, 6.0  # of each kind and device
@@ -90,5 +91,5 @@ class CatalogServer:
             return None
         sha256 = catalog.router.sha256
         if self._router is None or self._router[0] != sha256:
-            self._router = (sha256, Router.from_bytes(self._store.blobs.read(sha256)))
+            self._router = (sha256, read_router(self._store.blobs.read(sha256)))
         return self._router[1]

@@ -1,13 +1,21 @@
-"""Which coordinator leads a federation: the one with the highest epoch in a record that the federation's key signed."""
+"""Which coordinator leads a federation: the one with the highest epoch in a record that the federation's key signed.
+
+`take_lead` takes a higher epoch at the start; `Leadership` notices, while this process leads, that another one does.
+"""
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Collection, Sequence
 
+from coordinator.artifacts.client_release import offer_release
+from coordinator.config import CoordinatorConfig
+from coordinator.identity.signing_key import SigningKey, trusted_keys
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.presence import TokenBucket
 from coordinator.runtime.sender import CoordinatorSender, Dial
+from coordinator.storage.store import Store
 from edge_client.errors import Malformed, ProtocolError
 from edge_client.protocol import messages, signing
 from edge_client.protocol.task import ClientId
@@ -20,6 +28,7 @@ log = logging.getLogger(__name__)
 CORRECTIONS_PER_S, CORRECTIONS_BURST = 1.0, 3.0  # records of ours in answer to those of a stranger
 DISOWNED_S = 600.0  # how long a device's word that a later coordinator leads counts
 MIN_DISOWNING = 2  # devices
+SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
 RECORD_WAIT_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
 
 
@@ -75,7 +84,38 @@ class Leadership:
             raise Superseded(self._sender.epoch)
 
 
-def seen_epoch(
+def take_lead(
+    config: CoordinatorConfig,
+    store: Store,
+    key: SigningKey,
+    *,
+    dial: Dial,
+    clock: Clock,
+    stopping: Callable[[], bool],
+) -> CoordinatorSender:
+    """Take a higher epoch than every coordinator before; -> the sender whose messages and will carry it."""
+    topics, block = Topics(config.federation), config.transfer.block
+    trusted = tuple(bytes.fromhex(public) for public in trusted_keys(config.signing_key_folder))
+    seen = _seen_epoch(dial, topics, clock, stopping, trusted=trusted, known=store.facts.epoch)
+    store.drop_stale_partials()
+    epoch, boot = store.facts.next_epoch(seen), secrets.token_hex(8)
+    release = None
+    if config.release is not None:  # boards read in the record that there is a newer client, and fetch it
+        release = offer_release(config.release, blobs=store.blobs, key=key, federation=config.federation, block=block)
+    return CoordinatorSender(
+        topics=topics,
+        clock=clock,
+        epoch=epoch,
+        boot=boot,
+        block=block,
+        spread_ms=SPREAD_PER_DEVICE_MS * len(store.states.enrolled()),
+        release=release,
+        trusted=trusted,
+        signature=key.sign_record(boot, epoch, config.federation),
+    )
+
+
+def _seen_epoch(
     dial: Dial,
     topics: Topics,
     clock: Clock,

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from coordinator.artifacts.client_release import offer_release
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.publish import publish_centers
 from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram
 from coordinator.config import CoordinatorConfig, changed_settings
-from coordinator.identity.signing_key import open_signing_key, trusted_keys
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.metrics import scoring_of
@@ -30,10 +28,10 @@ from coordinator.runtime.exchange.exchange_driver import run_exchange
 from coordinator.runtime.exchange.interval_tests import IntervalTests
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange
 from coordinator.runtime.exchange.without_rounds import Network, WithoutRounds
-from coordinator.runtime.leadership import Superseded, seen_epoch
+from coordinator.runtime.leadership import Superseded, take_lead
 from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.program_on_demand import ProgramOnDemand
-from coordinator.runtime.sender import CoordinatorSender, Dial
+from coordinator.runtime.sender import Dial
 from coordinator.runtime.status_reporter import EventWatcher, StatusReporter
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.runtime.training_loop import RunTrainer, train_runs
@@ -46,10 +44,7 @@ from edge_client.errors import ConfigError, NetworkError, describe_error
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.task import ClientId
-from edge_client.protocol.topics import Topics
 from edge_client.transport.clock import Clock
-
-SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
 
 
 class Server:
@@ -140,39 +135,16 @@ class Server:
             self.session.transport.wake()
 
     def _lead(self) -> EventLoop:
-        """Take a higher epoch than every coordinator before, and open a connection whose will carries it."""
-        config, store, clock, topics = self._config, self._store, self._clock, Topics(self._config.federation)
-        trusted = tuple(bytes.fromhex(public) for public in trusted_keys(config.signing_key_folder))
-        seen = seen_epoch(
-            self._dial, topics, clock, lambda: self._controls.stopping, trusted=trusted, known=store.facts.epoch
-        )
-        store.drop_stale_partials()
-        epoch, boot = store.facts.next_epoch(seen), secrets.token_hex(8)
-        release = None
-        if config.release is not None:  # boards read in the record that there is a newer client, and fetch it
-            release = offer_release(
-                config.release,
-                blobs=store.blobs,
-                key=self._key,
-                federation=config.federation,
-                block=config.transfer.block,
-            )
-        sender = CoordinatorSender(
-            topics=topics,
-            clock=clock,
-            epoch=epoch,
-            boot=boot,
-            block=config.transfer.block,
-            spread_ms=SPREAD_PER_DEVICE_MS * len(store.states.enrolled()),
-            release=release,
-            trusted=trusted,
-            signature=self._key.sign_record(boot, epoch, config.federation),
+        """Take the lead, and make the parts that carry its epoch."""
+        config, store, clock = self._config, self._store, self._clock
+        sender = take_lead(
+            config, store, self._key, dial=self._dial, clock=clock, stopping=lambda: self._controls.stopping
         )
         fleet = FleetPresence(config.fleet.max_devices)
         announcer = StateAnnouncer(sender, lambda: len(fleet.devices))
         downloads = BlockServer(store.blobs, sender, config.transfer.in_flight_bytes)
-        if release is not None:
-            downloads.share([release["file"]])
+        if sender.release is not None:
+            downloads.share([sender.release["file"]])
         dispatcher = Dispatcher(
             clock=clock,
             store=store,

@@ -13,6 +13,7 @@ from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Flat
 from edge_client.runtime.task_runner import TaskRunner
@@ -40,7 +41,7 @@ class CatalogCenterSource:
         if router is None:
             return None
         self._fetch([router])
-        found = Router.from_bytes(blobs.read(router.sha256))
+        found = read_router(blobs.read(router.sha256))
         if found.centers != self.centers:
             raise Malformed("bad_field", f"a router to {found.centers} centers, the catalog has {self.centers}")
         return found

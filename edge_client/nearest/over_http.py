@@ -31,6 +31,7 @@ from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
 from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from edge_client.runtime.downloader import open_cache
@@ -165,7 +166,7 @@ class SiteCenterSource:
         self.manifest = MANIFEST_SCHEMA(parse_json(raw, MAX_MANIFEST_BYTES), "manifest.json")
         self._program = Program.from_json(parse_json(self._read(self.manifest["program"]), MAX_PROGRAM_BYTES))
         guide, tree = self.manifest.get("guide"), self.manifest.get("tree")
-        self._guide = None if guide is None else Router.from_bytes(self._read(guide))
+        self._guide = None if guide is None else read_router(self._read(guide))
         self._tree = None if tree is None else CenterTree.from_json(tree["edges"], self.centers)
         if self._guide is not None and self._guide.centers != self.centers:
             raise Malformed("bad_field", f"a guide to {self._guide.centers} centers, the bundle has {self.centers}")

@@ -2,7 +2,7 @@
 
 model/model.json has name, shapes, loss and the tensors of a center in order; model/model.pt2 is the module traced in
 inference mode, with its first weights, where it can be traced. newcomers/guide.json is what the devices taught
-`Result.nearest` (protocol/nearest/router.py), where their samples are the user's own, which no folder has.
+`Result.nearest` (protocol/nearest/router_file.py), where their samples are the user's own, which no folder has.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from coordinator.models.registry import Model
 from edge_client.engines.pt2 import read_exported
 from edge_client.errors import ConfigError, ProgramRefused
 from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
 from emulator.data import registry
@@ -44,7 +45,7 @@ def keep_parts(
         _keep_model(folder, model, schema)
     if not registry.is_named(data_set) and (taught := guide()) is not None:
         (folder / GUIDE_FILE).parent.mkdir(exist_ok=True)
-        (folder / GUIDE_FILE).write_bytes(taught.to_bytes())
+        (folder / GUIDE_FILE).write_bytes(write_router(taught))
 
 
 def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
@@ -118,7 +119,7 @@ def read_guide(folder: Path, *, traced: bool) -> Router | None:
     path = folder / GUIDE_FILE
     if not path.is_file():
         return None
-    guide = Router.from_bytes(path.read_bytes())
+    guide = read_router(path.read_bytes())
     if not traced:
         return guide
     ways = {}

@@ -7,8 +7,8 @@
                               per variant, self-contained: model.onnx, model.tflite, model.pt2, model.int8.onnx;
                               of a peft model also adapter/, a folder that peft loads
     stacked/centers.FORMAT    all centers in one file, with the inputs center and x, if asked for
-    newcomers/                guide.json (protocol/nearest/router.py), start.safetensors, split-N.safetensors, as the
-                              run has them: how a device that never trained finds its center
+    newcomers/                guide.json (protocol/nearest/router_file.py), start.safetensors, split-N.safetensors, as
+                              the run has them: how a device that never trained finds its center
     reference.npz             samples (x, and what is known of them) to compare files on, if there were any
 
 The manifest's schema is in docs/serve-centers.md. writer.py writes bundles.
@@ -32,6 +32,7 @@ from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
 from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from export.bundle.run_source import BundleNames, LabelledSamples
@@ -162,7 +163,7 @@ class Bundle:
     def router(self) -> Router | None:
         """The router that assigns a center to a device that never trained."""
         entry = self.manifest.get("guide")
-        return None if entry is None else Router.from_bytes(self.read(entry))
+        return None if entry is None else read_router(self.read(entry))
 
     def read(self, entry: FileEntry) -> bytes:
         return (self.root / str(entry["path"])).read_bytes()

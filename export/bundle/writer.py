@@ -18,6 +18,7 @@ from torch import nn
 from edge_client.errors import ConfigError, ProgramRefused, UsageError
 from edge_client.protocol import codecs
 from edge_client.protocol.messages import canonical_json
+from edge_client.protocol.nearest.router_file import write_router
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array, Flat, Tensors
 from export.bundle import model_cards, quantize
@@ -145,7 +146,7 @@ class _BundleBuild:
 
         splits = [model(f"newcomers/split-{i}.safetensors", vector) for i, vector in enumerate(known.splits)]
         return {
-            "guide": None if known.router is None else put("newcomers/guide.json", known.router.to_bytes()),
+            "guide": None if known.router is None else put("newcomers/guide.json", write_router(known.router)),
             "start": None if known.start is None else model("newcomers/start.safetensors", known.start),
             "tree": None if known.tree is None else {"edges": known.tree.to_json(), "splits": splits},
         }

@@ -25,6 +25,7 @@ from edge_client.nearest import features
 from edge_client.nearest.choose_center import CANDIDATE_PROBABILITY, MAX_CANDIDATES
 from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.router import NEED_LABELS, Router, RouterPrediction
+from edge_client.protocol.nearest.router_file import write_router
 from edge_client.protocol.task import Array, ClientId
 from emulator.router_training import MEASUREMENTS_BY_SIZE, FinishedTraining, fit_router
 from tests.figures.nearest_fleets import SETTINGS, FinishedFleet, fleet
@@ -104,7 +105,7 @@ def of_one(name: str, seed: int, run: FinishedFleet) -> list[Row]:
         kind: [(way, n, belief.center is None) for way, n, belief, _ in _strangers(run, guide, devices, rng)]
         for kind, devices in run.unseen.items()
     }
-    guide_bytes = len(guide.to_bytes())
+    guide_bytes = len(write_router(guide))
     rows = []
     for way in guide.ways:
         for n in MEASUREMENTS_BY_SIZE:

@@ -18,7 +18,7 @@ from edge_client.protocol import blocks, codecs, message_schemas, messages, sign
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.nearest.input_moments import moments_of
-from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Fit, Optimiser, Reply, Schema, TensorSpec
 from edge_client.training.fit_probe import make_job
@@ -299,8 +299,8 @@ def test_optimisers_move_weights_as_recorded(row: int) -> None:
 
 def test_a_guide_is_read_and_written_as_it_stands() -> None:
     text = VECTORS["spelled"]["guide"].encode()
-    guide = Router.from_bytes(text)
-    assert guide.to_bytes() == text
+    guide = read_router(text)
+    assert write_router(guide) == text
     belief = guide.predict("loss", {"loss": [0.25, 0.75]}, 20)
     assert belief.center == 0
     assert belief.probabilities[0] == pytest.approx(1 / (1 + np.exp(-2.0 * 0.5 / 0.125)))

@@ -23,7 +23,8 @@ from coordinator.nearest.learn_from_replies import learn_from_replies, limits_fr
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.nearest import sketch
-from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
+from edge_client.protocol.nearest.router import InputSketch, LocalRound
+from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.task import Reply
 from tests.coordinator.nearest.test_answer import catalog, question
 from tests.support.softmax_program import schema
@@ -136,7 +137,7 @@ def test_a_number_of_samples_between_two_sizes_rests_on_the_devices_of_both() ->
     both = [*looks(9, n=5), *looks(7, n=20)]
     guide = learn_router(both, sizes=[5, 20], centers=3)
     assert [guide.devices_behind({"loss": 0.0}, n)["loss"] for n in (1, 5, 9, 20, 99)] == [9, 9, 7, 7, 7]
-    assert Router.from_bytes(guide.to_bytes()).usual["loss"].devices == [9, 7]
+    assert read_router(write_router(guide)).usual["loss"].devices == [9, 7]
 
 
 def test_fewer_samples_than_any_device_had_scatter_more() -> None:
@@ -197,7 +198,7 @@ def test_a_loss_above_that_of_guessing_fits_no_center_whatever_the_guide_says() 
 
 def test_losses_of_the_last_test_limit_the_loss_and_teach_nothing_else() -> None:
     guide = limits_from_tests({"a": 0.2, "b": 0.3, "c": 0.25, "d": 0.22, "e": 0.21}, samples=20, centers=3)
-    assert Router.from_bytes(guide.to_bytes()).ways == {}
+    assert read_router(write_router(guide)).ways == {}
     for loss, center, fit in ((0.2, 0, "well"), (1.9, None, "none"), (2.5, None, "none")):
         answer = answer_near(catalog(), question([loss, 3.0, 3.0], n=20), schema(), guide)
         assert (answer["center"], answer["fit"]) == (center, fit)
@@ -234,7 +235,7 @@ def test_a_fleet_teaches_newcomers_only_where_that_is_wanted(tmp_path: Path) -> 
     for wanted, router in routers.items():
         assert router is not None
         blobs = tmp_path / str(wanted) / "run" / "store" / "blobs"
-        guides[wanted] = Router.from_bytes((blobs / router.sha256).read_bytes())
+        guides[wanted] = read_router((blobs / router.sha256).read_bytes())
     plain, guide = guides[False], guides[True]
     assert (set(plain.ways), set(plain.usual)) == (
         set(),
@@ -253,7 +254,7 @@ def test_a_fleet_teaches_newcomers_only_where_that_is_wanted(tmp_path: Path) -> 
 @pytest.mark.parametrize("loss", [1e300, 1e9, 0.0])
 def test_no_loss_that_a_device_reports_keeps_the_guide_from_being_written(loss: float) -> None:
     losses = {"a": 0.2, "b": 0.3, "c": 0.25, "liar": loss}
-    assert Router.from_bytes(limits_from_tests(losses, samples=20, centers=3).to_bytes()).centers == 3
+    assert read_router(write_router(limits_from_tests(losses, samples=20, centers=3))).centers == 3
     replies = {c: Reply(n=20, losses=np.array([at, at + 1])) for c, at in losses.items()}
     taught = learn_from_replies(replies, dict.fromkeys(losses, 0), centers=2, round=None)
-    assert Router.from_bytes(taught.to_bytes()).centers == 2
+    assert read_router(write_router(taught)).centers == 2

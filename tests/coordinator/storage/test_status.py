@@ -5,16 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
-import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 from rich.console import Console
@@ -278,39 +273,6 @@ def test_before_the_first_start_there_is_no_time_of_it(tmp_path: Path) -> None:
     assert status_lines(read_status(fed.config.folder))[1].endswith("; 0 bytes down, 0 bytes up")
 
 
-class _TouchedFiles:
-    """What this process opens or lists while `wanted` is set. An audit hook stays for the life of the process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.wanted, self.paths, self._folder = False, list[str](), str(folder)
-        sys.addaudithook(self._note)
-
-    def _note(self, event: str, arguments: tuple[object, ...]) -> None:
-        if self.wanted and event in ("open", "os.listdir", "os.scandir", "sqlite3.connect"):
-            path = str(arguments[0]).removeprefix("file://")
-            if path.startswith(self._folder):
-                self.paths.append(path)
-
-
-def test_what_status_opens_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
-    fed = Federation.of(tmp_path).play()
-    folder, touched = fed.config.folder, _TouchedFiles(fed.config.folder)
-    seen = []
-    for rounds in (range(5), range(5, 500)):
-        for number in rounds:  # a run with `keep-rounds = 0`: a state, and an update of each device
-            for kept in ("blobs", "updates/d00", "updates/d01"):
-                (folder / "store" / kept / f"{number:064x}").write_bytes(b"model")
-        touched.wanted = True
-        found = read_status(folder)
-        touched.wanted = False
-        seen.append(sorted(touched.paths))
-        touched.paths.clear()
-    assert seen[1] == seen[0]
-    assert [Path(path.partition("?")[0]).name for path in seen[0]] == [STATUS_FILE, "coordinator.sqlite"]
-    assert found["free_bytes"] == pytest.approx(shutil.disk_usage(folder).free, rel=0.2)
-    assert any(line.startswith("the disk of the run folder has ") for line in status_lines(found))
-
-
 def test_a_coordinator_that_stopped_in_a_round_shows_nothing_of_that_moment(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
     fed.start_devices(2)
@@ -349,37 +311,9 @@ def test_a_device_that_refused_is_not_also_shown_as_training(tmp_path: Path) -> 
     fed.world.end()
 
 
-class _CountedConnection(sqlite3.Connection):
-    """Counts the steps of SQLite's machine: one or more for each row that it looks at, also for those not given."""
-
-    steps = 0
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 - as sqlite3's own
-        super().__init__(*arguments, **keywords)
-        self.set_progress_handler(self._step, 1)
-
-    def _step(self) -> int:
-        type(self).steps += 1
-        return 0
-
-
 def last_round(store: Store) -> dict[str, Any]:
     found: dict[str, Any] = [e for e in map(json.loads, store.events.lines()) if e["event"] == "round"][-1]
     return found
-
-
-def test_what_status_reads_of_the_database_does_not_grow_with_the_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fed = Federation.of(tmp_path).play()
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=_CountedConnection))
-    before = read_status(fed.config.folder)
-    once = _CountedConnection.steps
-    with closing(Store(fed.config.folder / "store")) as store, store.database.transaction():
-        insert_events(store.database, [last_round(store)] * 1000)
-    _CountedConnection.steps = 0
-    assert read_status(fed.config.folder) == before | {"silent_s": ANY, "free_bytes": ANY}
-    assert _CountedConnection.steps < 1.5 * once
 
 
 @pytest.mark.parametrize(

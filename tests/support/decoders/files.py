@@ -15,6 +15,7 @@ from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.nearest.router import FEATURES, Router
+from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import Program
 from export.bundle.reader import MANIFEST_FILE, VERSION, Bundle, read_bundle
 from export.bundle.run_source import make_signer
@@ -117,7 +118,7 @@ def file_decoders(program: Program) -> list[Decoder]:
             refuses_with=(ConfigError,),
         ),
         Decoder(name="bundle", read=_bundle, valid=(_manifest(program),), mutate=json_changed, check=_inside),
-        Decoder(name="guide", read=Router.from_bytes, valid=(GUIDE,), mutate=json_changed, check=_believed),
+        Decoder(name="guide", read=read_router, valid=(GUIDE,), mutate=json_changed, check=_believed),
         Decoder(
             name="signature of a bundle",
             read=lambda data: signing.verify_bundle(signed, data, [signing.public_key(SEED)]),

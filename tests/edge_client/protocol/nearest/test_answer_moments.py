@@ -17,7 +17,7 @@ from edge_client.protocol.nearest.answer_moments import (
     make_answer_profile,
     vector_size,
 )
-from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.task import Array
 from tests.edge_client.protocol.nearest.test_router import GUIDE, K
 
@@ -117,20 +117,20 @@ def test_a_class_that_was_never_named_and_equal_answers_leave_a_finite_distance(
 
 def test_a_guide_keeps_the_profiles_of_its_centers() -> None:
     profiles = [make_answer_profile([answer_moments(answers(100, seed=k))]) for k in range(K)]
-    data = replace(GUIDE, answers=profiles).to_bytes()
-    read = Router.from_bytes(data)
+    data = write_router(replace(GUIDE, answers=profiles))
+    read = read_router(data)
     assert read.answers is not None
     assert [p.distance(answers(9, seed=9)) for p in read.answers] == pytest.approx(
         [p.distance(answers(9, seed=9)) for p in profiles],
         rel=1e-4,  # float32
     )
-    assert read.to_bytes() == data
+    assert write_router(read) == data
 
 
 @pytest.mark.parametrize("changed", [{"classes": CLASSES + 1}, {"classes": MAX_CLASSES + 1}, {"profiles": "AAAA"}])
 def test_profiles_that_break_a_rule_are_malformed(changed: dict[str, object]) -> None:
     profiles = [make_answer_profile([answer_moments(answers(100, seed=k))]) for k in range(K)]
-    raw = parse_json(replace(GUIDE, answers=profiles).to_bytes(), 1 << 20)
+    raw = parse_json(write_router(replace(GUIDE, answers=profiles)), 1 << 20)
     raw["answers"] |= changed
     with pytest.raises(Malformed):
-        Router.from_bytes(canonical_json(raw))
+        read_router(canonical_json(raw))

@@ -13,6 +13,7 @@ from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.input_moments import make_profile, moments_of
 from edge_client.protocol.nearest.router import FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
+from edge_client.protocol.nearest.router_file import read_router, write_router
 from tests.support.softmax_program import schema
 
 K = 3
@@ -113,9 +114,9 @@ def test_what_cannot_be_weighed_is_refused(way: str, distances: dict[str, list[f
 
 
 def test_a_guide_is_read_back_as_it_was() -> None:
-    data = GUIDE.to_bytes()
-    assert Router.from_bytes(data).to_bytes() == data
-    read = Router.from_bytes(data)
+    data = write_router(GUIDE)
+    assert write_router(read_router(data)) == data
+    read = read_router(data)
     assert read.sketch is not None
     np.testing.assert_array_equal(read.sketch.centers, GUIDE.sketch.centers if GUIDE.sketch else None)
     assert read.round is not None
@@ -127,7 +128,7 @@ def test_a_guide_is_read_back_as_it_was() -> None:
     )
 
 
-RAW = parse_json(GUIDE.to_bytes(), 1 << 20)
+RAW = parse_json(write_router(GUIDE), 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ RAW = parse_json(GUIDE.to_bytes(), 1 << 20)
 )
 def test_a_guide_that_breaks_a_rule_is_malformed(changed: dict[str, object]) -> None:
     with pytest.raises(Malformed):
-        Router.from_bytes(canonical_json({**RAW, **changed}))
+        read_router(canonical_json({**RAW, **changed}))
 
 
 # -- sketches

@@ -1,0 +1,117 @@
+"""Runs that end before their last round: by on_round, by leaving the loop, by Ctrl-C; and how each goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedcenters as fc
+from edge_client.errors import UsageError
+from emulator.api.play import play
+from emulator.cli import app
+from emulator.options import SimulateArgs
+from emulator.run.resolve import resolve_run
+
+STEPS = 5
+
+
+def digits(devices: int = 4) -> fc.Fleet:
+    return fc.fleets.digits(devices=devices)
+
+
+def test_on_round_ends_a_run_early_and_its_folder_can_be_resumed(tmp_path: Path) -> None:
+    method = fc.FedAvg(local_steps=STEPS)
+    place: dict[str, Any] = {"out": tmp_path, "name": "cut"}
+    whole = fc.simulate(method, fleet=digits(), rounds=3)
+    cut = fc.simulate(method, fleet=digits(), rounds=3, on_round=lambda r: len(r.run.records) == 2, **place)
+    assert len(cut.history) == cut.args.rounds == cut.summary()["rounds"] == 2
+    again = fc.simulate(method, fleet=digits(), rounds=3, resume=True, **place)
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+    assert list(again.history["accuracy"]) == list(whole.history["accuracy"])
+
+
+def test_leaving_the_loop_writes_the_folder_of_the_rounds_so_far(tmp_path: Path) -> None:
+    for _ in fc.rounds(fc.FedAvg(local_steps=STEPS), fleet=digits(), rounds=9, out=tmp_path, name="left"):
+        break
+    assert len((tmp_path / "left" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_run_whose_loop_was_left_goes_on(tmp_path: Path) -> None:
+    method, place = fc.FedAvg(local_steps=STEPS), {"out": tmp_path, "name": "left"}
+    for result in fc.rounds(method, fleet=digits(3), rounds=9, **place):  # type: ignore[arg-type]
+        if len(result.history) == 2:
+            break
+    again = fc.simulate(method, fleet=digits(3), rounds=3, resume=True, **place)  # type: ignore[arg-type]
+    whole = fc.simulate(method, fleet=digits(3), rounds=3)
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+
+
+def test_a_run_over_a_column_that_was_saved_before_columns_were_told_goes_on(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
+    asked: dict[str, Any] = {
+        "method": fc.FedAvg(local_steps=STEPS),
+        "fleet": fc.fleet((x, y), by=np.repeat(["anna", "ben", "cleo"], 20)),
+        "model": torch.nn.Linear(4, 3),
+    }
+    place: dict[str, Any] = {"out": tmp_path, "name": "mine"}
+    fc.simulate(**asked, rounds=2, **place)
+    for file in (tmp_path / "mine" / "config.toml", tmp_path / "mine" / "checkpoint" / "run.json"):
+        told = file.read_text()
+        assert "by=array" in told
+        file.write_text(told.replace("by=array", "by-user:least=2"))
+    again = fc.simulate(**asked, rounds=3, resume=True, **place)
+    np.testing.assert_array_equal(again.run.state.centers, fc.simulate(**asked, rounds=3).run.state.centers)
+
+
+def test_a_loop_that_was_left_is_saved_and_goes_on(tmp_path: Path) -> None:
+    method, fleet = fc.FedAvg(local_steps=STEPS), digits(3)
+    for result in fc.rounds(method, fleet=fleet, rounds=9):
+        if len(result.history) == 2:
+            break
+    result.save(tmp_path / "mine")
+    again = fc.simulate(method, fleet=fleet, rounds=3, out=tmp_path, name="mine", resume=True)
+    whole = fc.simulate(method, fleet=fleet, rounds=3)
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+    with pytest.raises(UsageError, match=r"(?s)has 3 rounds already.*shall have 2.*`rounds`, or leave out `resume`"):
+        fc.simulate(method, fleet=fleet, rounds=2, out=tmp_path, name="mine", resume=True)
+
+
+def test_an_interrupted_run_names_what_it_keeps_and_how_it_goes_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    args = SimulateArgs(devices=3, rounds=4, checkpoint_every=1, out=tmp_path, name="cut", settings={"local-steps": 1})
+    run = play(resolve_run(args), say=told.append)
+    assert [len(next(run).run.records) for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(KeyboardInterrupt):
+        run.throw(KeyboardInterrupt)
+    command = f"fedcenters-emulator simulate {tmp_path}/cut/config.toml --resume"
+    kept = f"rounds 1 to 2 of 4 are kept in {tmp_path}/cut"
+    assert told == [f"interrupted; {kept}. Go on with: {command} (in Python: resume=True)"]
+    done = CliRunner().invoke(app, command.split()[1:])
+    assert done.exit_code == 0, done.output
+    assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds", "words"),
+    [
+        (None, 2, "round 1 of 10 is kept in"),
+        (None, 1, "nothing is kept: no round was finished"),
+        (5, 2, "nothing is kept: checkpoint-every is 5"),
+    ],
+)
+def test_a_run_keeps_its_first_round_unless_asked_for_less(
+    every: int | None, rounds: int, words: str, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    args = SimulateArgs(devices=3, checkpoint_every=every, out=tmp_path, name="cut", settings={"local-steps": 1})
+    run = play(resolve_run(args), say=told.append)
+    for _ in range(rounds):
+        next(run)
+    with pytest.raises(KeyboardInterrupt):
+        run.throw(KeyboardInterrupt)
+    assert words in told[-1]
