@@ -29,7 +29,8 @@ from emulator.reports.html_page import (
     html_text,
     html_verdict,
 )
-from emulator.reports.repeat import FLEET_FILE, repeat_in_python
+from emulator.reports.repeat import FLEET_FILE, repeat_in_python, show_coordinator
+from emulator.reports.run_settings import differing_settings, one_sided_settings, read_settings
 
 CURVES = {  # quantity and kind of a round's record -> how it is called
     ("accuracy", "micro"): "Accuracy, micro",
@@ -46,6 +47,7 @@ class RunSummary:
     """One run of one folder: its rounds in order, the folder's settings in flat keys, and true groups if known.
 
     `fleet` has the training samples of each device: of each class, their sum only, or none where they are unknown.
+    `done`: all runs of a coordinator's folder are.
     """
 
     name: str
@@ -54,6 +56,7 @@ class RunSummary:
     settings: Mapping[str, Any]
     groups: Mapping[str, int]
     fleet: Mapping[str, Sequence[int]]
+    done: bool = False
 
     @property
     def method(self) -> str:
@@ -114,9 +117,10 @@ def read_runs(folder: Path) -> list[RunSummary]:
             name=folder.name if len(found) == 1 else f"{folder.name}/{run}",
             folder=folder,
             rounds=demo_page.round_events([e for e in events if str(e["run"]) == run], method),
-            settings=_flat(config, run),
+            settings=read_settings(folder, config, run),
             groups=groups,
             fleet=_fleet(folder, told, run),
+            done=any(e.get("event") == "done" for e in told),
         )
         for run, method in found.items()
     ]
@@ -138,8 +142,6 @@ def comparison_page(lines: Sequence[RunSummary]) -> str:
         drawings.insert(1, partial(plots.draw_spread, accuracies=spread, title="Accuracy of each device, last round"))
     height = max(3.4, 1.0 + 0.5 * len(lines))
     curves = "".join(html_figure(plots.to_svg(plots.make_figure(5.6, height, draw))) for draw in drawings)
-    head = ("setting", *(line.name for line in lines))
-    differing = f"<h2>Where they differ</h2>{html_table(head, rows)}" if (rows := _differing(lines)) else ""
     body = f"""{_verdict(lines)}
 {html_table(TABLE_HEAD, [_row(line) for line in lines])}
 <p class="quiet">Results are those of the last tested round, over the devices' held-out samples: micro
@@ -147,7 +149,7 @@ weighs samples alike, macro and unweighted devices. F1 of devices is the mean of
 macro F1 of all samples. "Centers alone" is the accuracy of the centers as they are exported, in the last round; it
 differs where a device is served another model, such as its own. Worst and median device: the last round.</p>
 <div class="pair{" three" if len(drawings) == THREE else ""}">{curves}</div>
-{differing}
+{_differences(lines)}
 <h2>How to see this again</h2>
 <pre tabindex="0">{html_text(chr(10).join(dict.fromkeys(_command(line) for line in lines)))}</pre>
 {"".join(_details(line) for line in lines)}"""
@@ -224,6 +226,17 @@ def _lead(lines: Sequence[RunSummary]) -> str:
     return f"{lead}." if len(others) == 1 else f"{lead}; lowest {last.name} ({last.method}), at {worst:.1%}."
 
 
+def _differences(lines: Sequence[RunSummary]) -> str:
+    """A table of the settings that differ; then, in a line for each, those that are of some of the runs only."""
+    settings = {line.name: line.settings for line in lines}
+    if len(settings) == 1:
+        return ""
+    rows = differing_settings(settings.values())
+    table = html_table(("setting", *settings), rows) if rows else ""
+    others = "".join(f'<p class="quiet">{html_text(told)}</p>' for told in one_sided_settings(settings))
+    return f"<h2>Where they differ</h2>{table}{others}" if rows or others else ""
+
+
 def _details(line: RunSummary) -> str:
     """The center of every device by round; of a simulated run also its other pictures."""
     drawings = _pictures(line.folder)
@@ -255,21 +268,6 @@ def _pictures(folder: Path) -> dict[str, Any]:
         for name, picture in drawn.items()
         if not isinstance(picture, str)
     }
-
-
-def _differing(lines: Sequence[RunSummary]) -> list[list[str]]:
-    """Settings that are not the same in all runs."""
-    keys = sorted({key for line in lines for key in line.settings})
-    rows = [[key, *(str(line.settings.get(key, "")) for line in lines)] for key in keys]
-    return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _flat(config: Mapping[str, Any], run: str) -> dict[str, Any]:
-    """A simulated run's keys as they are; of a coordinator's, its own and those of its [[runs]] table."""
-    runs = [row for row in config.get("runs", ()) if row.get("name", row.get("method")) == run]
-    model = {f"model.{key}": value for key, value in config.get("model", {}).items()} if runs else {}
-    plain = {key: value for key, value in config.items() if key != "runs" and (key != "model" or not runs)}
-    return plain | model | (runs[0] if runs else {})
 
 
 def _fleet(folder: Path, events: Sequence[Mapping[str, Any]], run: str) -> dict[str, Sequence[int]]:
@@ -307,12 +305,15 @@ def _groups(folder: Path) -> dict[str, int]:
 
 
 def _command(line: RunSummary) -> str:
-    asked, settings = line.folder / CONFIG_FILE, line.settings
+    asked, demo, settings = line.folder / CONFIG_FILE, line.folder / "summary.json", line.settings
     if asked.is_file() and (text := asked.read_text(encoding="utf-8")):
         settings = parse_toml(text)
     if own := repeat_in_python(settings, line.folder):
         return f"# in Python, where your {own[0]} {'are' if own[0] != 'model' else 'is'}:\n{own[1]}"
-    if (line.folder / CONFIG_FILE).is_file():
-        return f"fedcenters-emulator simulate {line.folder / CONFIG_FILE}"
-    kind = "fedcenters-coordinator serve" if "broker" in line.settings else "fedcenters-emulator simulate"
-    return f"{kind} {line.folder / 'config.toml'}"
+    if asked.is_file():
+        return f"fedcenters-emulator simulate {asked}"
+    if demo.is_file():
+        return str(json.loads(demo.read_text(encoding="utf-8"))["command"])
+    if "broker" not in settings:
+        return f"fedcenters-emulator simulate {line.folder / 'config.toml'}"
+    return show_coordinator(line.folder, settings, done=line.done)

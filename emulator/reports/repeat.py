@@ -1,4 +1,4 @@
-"""How a run can be played again: by a command, or in Python, where it had the user's own samples, module or method."""
+"""How a run is played or seen again: by commands, or in Python where its samples, module or method are one's own."""
 
 from __future__ import annotations
 
@@ -45,6 +45,20 @@ def repeat_in_python(settings: Mapping[str, Any], folder: Path) -> tuple[str, st
     else:
         call = f"fc.simulate({', '.join((_method(method, settings), *arguments))}, rounds={rounds}, seed={seed})"
     return " and ".join(parts), call
+
+
+def show_coordinator(folder: Path, settings: Mapping[str, Any], *, done: bool) -> str:
+    """The commands that show the run in a coordinator's folder again; before it is `done`, the one that goes on.
+
+    >>> print(show_coordinator(Path("runs/home"), {"exit-when-done": True}, done=True))
+    fedcenters-coordinator status runs/home
+    FEDCENTERS_EXIT_WHEN_DONE=false fedcenters-coordinator serve runs/home/config.toml --dashboard 8080  # until Ctrl-C
+    """
+    show, serve = f"fedcenters-coordinator status {folder}", f"fedcenters-coordinator serve {folder / 'config.toml'}"
+    if not done:
+        return f"{show}\n{serve}"
+    stay = "FEDCENTERS_EXIT_WHEN_DONE=false " if settings.get("exit-when-done") else ""  # else `serve` ends at once
+    return f"{show}\n{stay}{serve} --dashboard 8080  # until Ctrl-C"
 
 
 def _is_of_python(data: str, folder: Path) -> bool:

@@ -58,7 +58,8 @@ def test_the_table_has_each_runs_own_results(two: list[Path], page: str) -> None
 def test_what_differs_is_listed_and_what_does_not_is_not(page: str) -> None:
     differing = page[page.index("Where they differ") : page.index("<h2>simulate-fesem-0")]
     assert "<td>method</td><td>fesem</td><td>fedavg</td>" in differing
-    assert "<td>clusters</td>" in differing
+    assert "<td>clusters</td>" not in differing  # FedAvg has no word for it
+    assert '<p class="quiet">Only simulate-fesem-0 has: clusters, e-step, ' in differing
     assert "local-steps" not in differing
 
 
@@ -84,9 +85,14 @@ def test_the_runs_of_a_coordinator_are_told_apart(two: list[Path], tmp_path: Pat
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in told))
     lines = comparison.read_runs(folder)
     assert [(line.name, line.method) for line in lines] == [("home/a", "FeSEM"), ("home/b", "FedAvg")]
-    assert (lines[0].settings["lam"], lines[0].settings["model.name"]) == (0.5, "m")
+    assert (lines[0].settings["lam"], lines[0].settings["model"]) == (0.5, "m")
     assert "lam" not in lines[1].settings
-    assert "fedcenters-coordinator serve" in comparison.comparison_page(lines)
+    serve = f"fedcenters-coordinator serve {folder / 'config.toml'}"
+    assert f"fedcenters-coordinator status {folder}\n{serve}</pre>" in comparison.comparison_page(lines)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "done"}\n')
+    lines = comparison.read_runs(folder)
+    assert f"{serve} --dashboard 8080" in comparison.comparison_page(lines)
     (folder / "simulate.toml").touch()  # and one that `simulate --broker` asked for
     assert f"fedcenters-emulator simulate {folder / 'simulate.toml'}" in comparison.comparison_page(lines)
 
