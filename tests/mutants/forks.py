@@ -3,8 +3,8 @@
 Importing torch alone takes longer than most tests. The server reads lines of JSON from stdin, each a run:
 `arguments` for pytest, `limit_s`, hypothesis' `profile` (tests/conftest.py), and `traced`, the files whose executed
 lines the run reports, with their modules' names. It answers each with one line: `status` (pytest's, or 1 after
-`limit_s` seconds) and, of each test that passed, its `seconds` and `lines` by module. What a traced run has imported
-of LIBRARIES, the runs after it find imported.
+`limit_s` seconds) and, of each test that passed, its `seconds` and `lines` by module. What a run has imported of
+LIBRARIES, the runs after it find imported.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def forked(arguments: list[str], limit_s: float, profile: str, traced: dict[str,
             os.waitpid(child, 0)
             return {"status": 1, "tests": {}}
         tests, libraries = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else ({}, [])
-        for name in libraries if traced else ():
+        for name in libraries:
             importlib.import_module(name)
         return {"status": os.waitstatus_to_exitcode(ended[1]), "tests": tests}
 
