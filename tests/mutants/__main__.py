@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--journal", type=Path, default=ROOT / "build" / "mutants.jsonl", help="what is known is kept there"
     )
+    made.add_argument("--patience", type=float, default=1.0, help="times every limit of time; the load of the machine")
     return made
 
 
@@ -71,12 +72,12 @@ def within(tests: Sequence[str], known: Mapping[str, Any], left_s: float) -> lis
 
 
 class Judge:
-    def __init__(self, copy: TreeCopy, modules: list[Path], journal: Journal) -> None:
-        self._copy, self._modules, self._journal = copy, modules, journal
+    def __init__(self, copy: TreeCopy, modules: list[Path], journal: Journal, patience: float) -> None:
+        self._copy, self._modules, self._journal, self._patience = copy, modules, journal, patience
 
     def verdict(self, module: Path, one: Mutant, files: list[Path]) -> str:
         taken: dict[str, Any] = {}
-        left_s = MUTANT_S
+        left_s = MUTANT_S * self._patience
         for known, tests in self._batches(module, one, files):
             run = within([test for test in tests if test not in taken], known, left_s)
             taken |= {test: known[test] for test in run}
@@ -98,12 +99,12 @@ class Judge:
     def _known(self, file: Path) -> dict[str, Any]:
         known = self._journal.tests(file)
         if known is None:
-            known = self._copy.traced(file, self._modules, FILE_S)
+            known = self._copy.traced(file, self._modules, FILE_S * self._patience)
             self._journal.add_tests(file, known)
         return known
 
     def _fails(self, module: Path, one: Mutant, known: Mapping[str, Any], profile: str, marked: str = "") -> bool:
-        limit_s = 60 + 5 * sum(float(seen["seconds"]) for seen in known.values())
+        limit_s = 60 * self._patience + 5 * sum(float(seen["seconds"]) for seen in known.values())
         with self._copy.changed(module, one.of(module.read_text(encoding="utf-8"))):
             return self._copy.run(known, limit_s, profile, marked) not in PASSED
 
@@ -115,8 +116,8 @@ def main() -> int:
     verdicts: list[tuple[str, str]] = []
     began = time.monotonic()
     entries = listed()
-    with tree_copy() as copy:
-        judge = Judge(copy, modules, journal)
+    with tree_copy(options.patience) as copy:
+        judge = Judge(copy, modules, journal, options.patience)
         for module in modules:
             name, files = name_of(module), nearest_tests(name_of(module), options.tests)
             survived = []

@@ -16,10 +16,11 @@ from typing import Any
 from tests.mutants.nearest_tests import ROOMS, ROOT, name_of
 
 MARKED = "not slow and not browser and not gpu and not board"
+TEST_S = 180.0  # as in pyproject.toml
 
 
 @contextmanager
-def tree_copy() -> Iterator[TreeCopy]:
+def tree_copy(patience: float) -> Iterator[TreeCopy]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = Path(folder) / "copy"
         for room in ROOMS:
@@ -30,7 +31,7 @@ def tree_copy() -> Iterator[TreeCopy]:
         (root / "docs").symlink_to(ROOT / "docs")
         if (ROOT / ".web").exists():
             (root / ".web").symlink_to(ROOT / ".web")
-        copy = TreeCopy(root)
+        copy = TreeCopy(root, patience)
         try:
             yield copy
         finally:
@@ -38,9 +39,10 @@ def tree_copy() -> Iterator[TreeCopy]:
 
 
 class TreeCopy:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, patience: float) -> None:
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
         self._root = root
+        self._timeout_s = TEST_S * patience
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.mutants.forks"],
             cwd=root,
@@ -75,7 +77,7 @@ class TreeCopy:
         assert self._server.stdin
         assert self._server.stdout
         asked = {
-            "arguments": ["-q", "-p", "no:cacheprovider", *arguments],
+            "arguments": ["-q", "-p", "no:cacheprovider", "-o", f"timeout={self._timeout_s}", *arguments],
             "limit_s": limit_s,
             "profile": profile,
             "traced": {str(self._root / module.relative_to(ROOT)): name_of(module) for module in traced},
