@@ -45,7 +45,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def nearest_tests(module: str, most: int) -> list[Path]:
-    """At most `most` test files: the module's own, whatever it imports; by the length of the way, its folder's first."""
+    """At most `most` test files: the module's own, whatever it imports, then by the length of the way."""
     seen, wave = {module}, [module]
     room, _, stem = ("tests." + module).rpartition(".")
     own = f"{room}.test_{stem}"
