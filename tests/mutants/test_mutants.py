@@ -51,7 +51,10 @@ def test_each_fault_of_a_small_function_is_named_and_nothing_else_changes() -> N
         assert len(changed) == 1
 
 
-@pytest.mark.parametrize("module", ["coordinator.rounds.silence", "edge_client.protocol.blocks"])
+@pytest.mark.parametrize(
+    "module",
+    ["coordinator.rounds.silence", "edge_client.protocol.blocks", "coordinator.runtime.exchange.late_updates"],
+)
 def test_the_tests_of_a_module_begin_with_its_own(module: str) -> None:
     first, *others = nearest_tests(module, 5)
     room, _, own = module.rpartition(".")
