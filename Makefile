@@ -98,7 +98,7 @@ kills: $(STAMP)  ## 250 SIGKILLs in the middle of rounds with f32, then with i8:
 architectures: $(STAMP) ## five hundred random architectures: each matches torch or is refused by name
 	$(BIN)/python -m tests.figures.architectures
 
-mutants: $(STAMP) ## small faults in the code, drawn by a seed: which does no test find; hours, or PLACES="coordinator/rounds" EACH=3 SEED="2 3"
+mutants: $(STAMP) ## small faults in the code, drawn by a seed: which does no test find; hours, and the same command again goes on; or PLACES="coordinator/rounds" EACH=3 SEED="2 3"
 	$(BIN)/python -m tests.mutants $(PLACES) $(if $(EACH),--each $(EACH)) $(if $(SEED),--seed $(SEED))
 
 hostile: $(STAMP) ## honest devices' accuracy while others attack, with every reduce; about ten minutes of CPU

@@ -3,8 +3,8 @@
 Importing torch alone takes longer than most tests. The server reads lines of JSON from stdin, each a run:
 `arguments` for pytest, `limit_s`, hypothesis' `profile` (tests/conftest.py), and `traced`, the files whose executed
 lines the run reports, with their modules' names. It answers each with one line: `status` (pytest's, or 1 after
-`limit_s` seconds) and, of each test that passed, its `seconds` and `lines` by module. What a traced run has imported
-of LIBRARIES, the runs after it find imported.
+`limit_s` seconds) and, of each test that passed, its `seconds` and `lines` by module. What a run has imported of
+LIBRARIES, the runs after it find imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +31,7 @@ LIBRARIES = (
     *("cryptography.x509", "paho.mqtt.client", "safetensors.numpy", "hypothesis"),
 )
 POLL_S = 0.02
+BORING = 5_000  # lines of a function that were seen before: a test executes no others of it, and runs on untraced
 
 
 class Lines:
@@ -39,20 +40,26 @@ class Lines:
     def __init__(self, files: dict[str, str]) -> None:
         self._files = files
         self._now: dict[str, set[int]] = defaultdict(set)
+        self._old_news: Counter[int] = Counter()
         self._began = 0.0
         self.tests: dict[str, dict[str, Any]] = {}
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401 - a trace function
         name = self._files.get(frame.f_code.co_filename)
-        if name is None:
+        if name is None or self._old_news[id(frame.f_code)] > BORING:
             return None
         if event == "line":
-            self._now[name].add(frame.f_lineno)
+            if frame.f_lineno in self._now[name]:
+                self._old_news[id(frame.f_code)] += 1
+            else:
+                self._now[name].add(frame.f_lineno)
+                self._old_news[id(frame.f_code)] = 0
         return self._trace
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:  # noqa: ANN401 - what pytest hands on
         self._now.clear()
+        self._old_news.clear()
         self._began = time.monotonic()
         threading.settrace(self._trace)
         sys.settrace(self._trace)
@@ -106,7 +113,7 @@ def forked(arguments: list[str], limit_s: float, profile: str, traced: dict[str,
             os.waitpid(child, 0)
             return {"status": 1, "tests": {}}
         tests, libraries = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else ({}, [])
-        for name in libraries if traced else ():
+        for name in libraries:
             importlib.import_module(name)
         return {"status": os.waitstatus_to_exitcode(ended[1]), "tests": tests}
 

@@ -45,12 +45,14 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def nearest_tests(module: str, most: int) -> list[Path]:
-    """At most `most` test files, by the length of the way; the module's own file, then its folder's first."""
-    seen, wave, found = {module}, [module], list[str]()
+    """At most `most` test files: the module's own, whatever it imports, then by the length of the way."""
+    seen, wave = {module}, [module]
+    room, _, stem = ("tests." + module).rpartition(".")
+    own = f"{room}.test_{stem}"
+    found = [own] if (ROOT / (own.replace(".", "/") + ".py")).exists() else []
     while wave and len(found) < most:
         wave = sorted({name for near in wave for name in importers()[near]} - seen)
         seen |= set(wave)
-        room, _, own = ("tests." + module).rpartition(".")
         files = [name for name in wave if name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")]
-        found += sorted(files, key=lambda name: (name != f"{room}.test_{own}", not name.startswith(room + "."), name))
+        found += sorted(set(files) - {own}, key=lambda name: (not name.startswith(room + "."), name))
     return [ROOT / (name.replace(".", "/") + ".py") for name in found[:most]]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import EQUIVALENT, FOUND, GOAL, MUTANT_S, SURVIVED, chosen, drawn, modules_in, table
+from tests.mutants.__main__ import GOAL, covering, within
+from tests.mutants.draw import drawn, modules_in
 from tests.mutants.equivalents import is_equivalent, listed
 from tests.mutants.mutants import mutants_of
 from tests.mutants.nearest_tests import ROOT, name_of, nearest_tests
@@ -50,7 +51,10 @@ def test_each_fault_of_a_small_function_is_named_and_nothing_else_changes() -> N
         assert len(changed) == 1
 
 
-@pytest.mark.parametrize("module", ["coordinator.rounds.silence", "edge_client.protocol.blocks"])
+@pytest.mark.parametrize(
+    "module",
+    ["coordinator.rounds.silence", "edge_client.protocol.blocks", "coordinator.runtime.exchange.late_updates"],
+)
 def test_the_tests_of_a_module_begin_with_its_own(module: str) -> None:
     first, *others = nearest_tests(module, 5)
     room, _, own = module.rpartition(".")
@@ -65,20 +69,18 @@ def test_every_module_of_the_goal_has_tests_and_mutants() -> None:
     assert sum(not mutants_of(one.read_text(encoding="utf-8")) for one in modules) <= 3
 
 
-def test_a_mutant_meets_the_tests_of_its_line_first_and_those_that_may_start_it_elsewhere_last() -> None:
+def test_a_mutant_meets_the_tests_of_its_line_the_quickest_first_as_long_as_there_is_time() -> None:
     module = ROOT / "coordinator" / "rounds" / "silence.py"
     mutant = next(one for one in mutants_of(module.read_text(encoding="utf-8")) if one.line > 20)
-    own, line = "tests/coordinator/rounds/test_silence.py::", {"coordinator.rounds.silence": [mutant.last_line]}
+    name, line = "coordinator.rounds.silence", {"coordinator.rounds.silence": [mutant.last_line]}
     known = {
-        own + "elsewhere": {"seconds": 0.1, "lines": {"coordinator.rounds.silence": [1]}},
-        own + "slow": {"seconds": 5.0, "lines": line},
-        "tests/faults/test_replies.py::quick": {"seconds": 1.0, "lines": line},
-        "tests/faults/test_replies.py::other": {"seconds": 0.1, "lines": {}},
+        "elsewhere": {"seconds": 0.1, "lines": {name: [1]}},
+        "slow": {"seconds": 5.0, "lines": line},
+        "quick": {"seconds": 1.0, "lines": line},
+        "other": {"seconds": 0.1, "lines": {}},
     }
-    expected = ["tests/faults/test_replies.py::quick", own + "slow", own + "elsewhere"]
-    assert chosen(module, mutant, known) == expected
-    known[own + "slow"]["seconds"] = MUTANT_S
-    assert chosen(module, mutant, known) == expected[:1]
+    assert covering(name, mutant, known) == ["quick", "slow"]
+    assert [within(["quick", "slow"], known, left_s) for left_s in (0.5, 5.5, 6)] == [[], ["quick"], ["quick", "slow"]]
 
 
 def test_every_mutant_that_is_listed_as_equivalent_is_still_one_of_its_line_and_has_a_reason() -> None:
@@ -107,13 +109,14 @@ def test_what_two_seeds_draw_is_the_union_of_what_each_draws_in_the_order_of_the
     assert 5 < len(both) <= 10
 
 
-def test_the_score_of_a_folder_leaves_out_what_is_equivalent() -> None:
-    verdicts = [("a.b.one", FOUND), ("a.b.one", SURVIVED), ("a.b.two", EQUIVALENT), ("a.c.three", FOUND)]
-    assert table([{"module": module, "verdict": verdict} for module, verdict in verdicts]).splitlines()[2:] == [
-        "| a/b | 2 | 3 | 1 | 1 | 1 | 50% |",
-        "| a/c | 1 | 1 | 1 | 0 | 0 | 100% |",
-        "| all | 3 | 4 | 2 | 1 | 1 | 67% |",
-    ]
+def test_a_change_of_another_line_leaves_the_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.mutants.nearest_tests.ROOT", tmp_path)
+    module = tmp_path / "m.py"
+    module.write_text(before := "".join(f"x{i} = {i}\n" for i in range(20)))
+    first = {one.text for one in drawn(module, 5, [4])}
+    gone = next(text for text in first)
+    module.write_text("y = 'a text has no mutant'\n" + before.replace(gone + "\n", ""))
+    assert first - {gone} < {one.text for one in drawn(module, 5, [4])}
 
 
 def test_a_fork_tells_which_lines_a_test_executes_and_whether_all_passed(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from coordinator.runtime.exchange.live_updates import LiveUpdates, Presence
 from coordinator.runtime.exchange.task_messages import ExchangeContext
 from coordinator.runtime.exchange.upload_receiver import Announcement
 from coordinator.storage.exchange_store import ExchangeKey
-from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId
 
 
@@ -116,13 +115,11 @@ class UpdatesAndTest:
         self._go_on()
 
     def on_ready(self, said: Announcement) -> None:
-        """An announcement for one of both. Raises Malformed with the code of the error answer."""
+        """An announcement for one of both, which `takes` it. Raises Malformed with the code of the error answer."""
         if self.updates.takes(said):
             self.updates.on_ready(said)
         elif self.test is not None:
             self.test.on_ready(said)
-        else:
-            raise Malformed("closed", "the test is over")
         self._go_on()
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from coordinator.aggregation.centers import aggregate, one_hot
 from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
-from coordinator.aggregation.rows import Rows
+from coordinator.aggregation.rows import BLOCK_VALUES, Rows, column_blocks
 from coordinator.clustering import column_store
 
 RNG = np.random.default_rng(0)
@@ -41,6 +42,17 @@ def test_rows_come_by_columns_too(*, held: bool, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(column_store, "MEMORY_BYTES", 0)
     read = (Rows.of(ARRAY) if held else lazy(ARRAY)).by_columns()
     np.testing.assert_array_equal(read(slice(5_000, 9_000)), ARRAY[:, 5_000:9_000])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 1_000, BLOCK_VALUES, 2 * BLOCK_VALUES])
+@pytest.mark.parametrize("most", [1, 2, 5_000])
+def test_blocks_cover_the_columns_in_order_and_hold_few_values(rows: int, most: int) -> None:
+    blocks = list(column_blocks(3, 7_003, rows, most))
+    widths = [block.stop - block.start for block in blocks]
+    assert (blocks[0].start, blocks[-1].stop) == (3, 7_003)
+    assert all(one.stop == following.start for one, following in pairwise(blocks))
+    assert max(widths) <= most
+    assert max(widths) == 1 or max(widths) * rows <= BLOCK_VALUES
 
 
 @pytest.mark.parametrize("name", REDUCER_NAMES)

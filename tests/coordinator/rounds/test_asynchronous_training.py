@@ -302,5 +302,12 @@ def test_what_needs_a_whole_round_is_refused_by_name(setting: str, value: str | 
         check_asynchronous(make_method("fedavg", **{setting: value}), FLEET)
 
 
+@pytest.mark.parametrize(("option", "least"), [("concurrency", 1), ("buffer", 1), ("max_staleness", 0)])
+def test_an_option_below_its_least_value_is_refused_by_name(option: str, least: int) -> None:
+    assert getattr(Asynchronous(**{"concurrency": 4, option: least}), option) == least
+    with pytest.raises(ConfigError, match=option.replace("_", "-")):
+        Asynchronous(**{"concurrency": 4, option: least - 1})
+
+
 def test_wecfl_works_without_rounds_where_each_update_goes_to_the_nearest_center() -> None:
     check_asynchronous(make_method("wecfl", **{"e-step": "nearest"}), FLEET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.rounds.sample_weights import max_samples, weighed_fleet
+from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO, max_samples, weighed_fleet
 
 fleets = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 2**31), min_size=1)
 
@@ -27,6 +27,10 @@ def test_half_of_the_fleet_may_announce_anything_and_the_bound_stays_that_of_hon
     honest: list[int], lie: int
 ) -> None:
     assert max_samples([*honest, *[lie] * len(honest)], 10.0) <= 10 * max(honest)
+
+
+def test_by_default_a_device_counts_with_at_most_ten_times_the_median() -> None:
+    assert weighed_fleet({"a": 40, "b": 60, "c": 2**31}, MAX_SAMPLES_RATIO) == {"a": 40, "b": 60, "c": 600}
 
 
 def test_a_fleet_without_samples_still_counts_one_and_a_fleet_without_devices_none() -> None:

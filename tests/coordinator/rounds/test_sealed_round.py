@@ -13,7 +13,7 @@ from coordinator.rounds.privacy_accounting import privacy_spent
 from coordinator.rounds.round import round_rng
 from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import check_sealed, sealed_round, what_is_seen
-from coordinator.strategies.base import Exchange, Replies, SealedSums, State, drive, learned
+from coordinator.strategies.base import Exchange, Replies, SealedSums, State, SumByCenter, drive, learned
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
@@ -221,6 +221,21 @@ def test_a_device_without_a_choice_is_evaluated_with_the_center_of_most_devices(
     works = list(next(exchanges).values())
     assert len(works) == len(LOCAL)
     assert {work.usual for work in works if isinstance(work, SummedProbe)} == {usual}
+
+
+@pytest.mark.parametrize("asked", [0, len(LOCAL)])
+def test_an_evaluation_that_too_few_devices_answer_has_no_averages(asked: int) -> None:
+    made = trained("ifca", "updates", rounds=0)
+    assert isinstance(made.strategy, LocalSgd)
+
+    def nobody(exchange: Exchange) -> Replies:
+        assert isinstance(exchange, SumByCenter)
+        return SealedSums(exchange, {})
+
+    report = drive(
+        sealed_evaluation(made.strategy, made.state, made.fleet, sorted(made.fleet)[:asked], batch=8), nobody
+    )
+    assert (report.accuracy.micro, report.accuracy.macro, report.f1_of_devices.macro) == (None, None, None)
 
 
 def test_each_other_method_is_refused_by_name() -> None:

@@ -22,7 +22,7 @@ from coordinator.rounds.secure_sum import (
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.device_sums import RosterArrived, UnmaskArrived
 from edge_client.protocol.secure.keys import public_prekey
-from edge_client.protocol.secure.sum_messages import PrekeyBatch, RevealedShares, SumForm
+from edge_client.protocol.secure.sum_messages import PrekeyBatch, RevealedShares, SumForm, UnmaskRequest
 from tests.support.secure_cohort import SecureCohort, cids, root_of
 
 
@@ -136,6 +136,24 @@ def test_answers_of_a_device_that_was_not_asked_are_ignored() -> None:
     cohort.tell_server(RevealArrived("dev-000", b"anything"))
     cohort.tell_server(MaskedVectorStored("dev-000"))
     assert cohort.server == before
+
+
+@pytest.mark.parametrize("claim", ["survivor is gone", "gone one survived"])
+def test_a_true_share_that_was_not_asked_for_counts_as_a_wrong_one(claim: str) -> None:
+    """Both shares of one device would tell its vector."""
+    cohort = SecureCohort.of(9)
+    cohort.deal()
+    cohort.upload(["dev-008"])
+    answers, other = "dev-000", "dev-001"
+    asked = UnmaskRequest.from_bytes(cohort.sent["unmask"][answers])
+    assert (other in asked.survivors, asked.dropped) == (True, ("dev-008",))
+    if claim == "survivor is gone":
+        asked = replace(asked, survivors=tuple(c for c in asked.survivors if c != other), dropped=(other, "dev-008"))
+    else:
+        asked = replace(asked, survivors=(*asked.survivors, "dev-008"), dropped=())
+    cohort.tell_server(RevealArrived(answers, cohort.on_device(answers, UnmaskArrived(asked.to_bytes()))))
+    assert cohort.server.liars == {answers}
+    assert not cohort.server.revealed
 
 
 def test_once_every_device_answered_lied_or_left_a_sum_that_lacks_shares_fails_without_its_deadline() -> None:

@@ -23,6 +23,7 @@ from coordinator.rounds.update_validation import ReplySpec, update_moves
 from coordinator.runtime.exchange.without_rounds import oldest_needed
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
+from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE, Step
 from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
@@ -137,6 +138,16 @@ def test_a_run_over_the_broker_has_the_bits_of_the_state_machine_in_the_same_ord
     last = fed.rounds()[-1]
     assert last["asynchronous"]["counted"] == 3
     assert len(last["per_device"]) >= 0.75 * DEVICES
+
+
+def test_each_task_that_was_answered_is_stored_with_its_device_the_second_one_of_ifca_too(tmp_path: Path) -> None:
+    fed = federation(tmp_path, "ifca").play()
+    taken = [step for _, step in journal(fed) if step.what == TAKE]
+    assert len(taken) > 2 * ROUNDS
+    with closing(Store(fed.config.folder / "store")) as store:
+        run = store.states.run_id("run", str)
+        for step in taken:
+            assert list(store.exchanges.task_hashes(ExchangeKey(run, *step.task))) == list(step.devices)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -50,6 +51,24 @@ def test_a_bundle_of_a_key_that_is_not_trusted_is_refused(trusted: list[bytes]) 
     signature = json.dumps({"federation": "demo", "key": key_id(PUBLIC), "sig": "0" * 128}).encode()
     with pytest.raises(Malformed, match="not trusted here"):
         verify_bundle(b"manifest", signature, trusted)
+
+
+def test_the_signature_of_a_bundle_has_at_most_1024_bytes() -> None:
+    manifest = b"manifest"
+    sig = sign(PRIVATE, "demo", "bundle", hashlib.sha256(manifest).hexdigest(), len(manifest))
+    text = json.dumps({"federation": "demo", "key": key_id(PUBLIC), "sig": sig})
+    inside = {size: text.replace(" ", " " * (size - len(text) + 1), 1).encode() for size in (1024, 1025)}
+    assert verify_bundle(manifest, inside[1024], [PUBLIC]) == "demo"
+    with pytest.raises(Malformed, match=r"^too_big: "):
+        verify_bundle(manifest, inside[1025], [PUBLIC])
+
+
+@pytest.mark.parametrize("missing", ["federation", "key", "sig"])
+def test_a_signature_of_a_bundle_without_one_of_its_texts_is_none(missing: str) -> None:
+    said: dict[str, object] = {"federation": "demo", "key": key_id(PUBLIC), "sig": "0" * 128}
+    for wrong in (said | {missing: 7}, {name: text for name, text in said.items() if name != missing}, [said]):
+        with pytest.raises(Malformed, match=r"^bad_signature: manifest.sig is not"):
+            verify_bundle(b"manifest", json.dumps(wrong).encode(), [PUBLIC])
 
 
 def test_another_federations_signature_is_no_signature() -> None:

@@ -91,3 +91,14 @@ def test_a_device_at_work_is_asked_for_the_test_as_soon_as_its_update_is_on_disk
     assert heard(coordinator) == {}
     live.sync()
     assert heard(coordinator) == {"ack": [who], "test": [who]}
+
+
+def test_a_device_that_comes_again_is_sent_the_task_that_it_has(coordinator: WiredCoordinator) -> None:
+    live, (at_work,) = begun(coordinator, 1)
+    begin_test(coordinator, live)
+    at_test = min(set(DEVICES) - {at_work})
+    heard(coordinator)
+    live.resend_task(at_test)
+    assert heard(coordinator) == {"test": [at_test]}
+    live.resend_task(at_work)
+    assert heard(coordinator) == {"task": [at_work]}

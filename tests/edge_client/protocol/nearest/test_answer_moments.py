@@ -103,6 +103,12 @@ def test_a_look_that_no_answers_have_is_refused(place: str) -> None:
         AnswerLook.from_vector(values)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 2 * vector_size(CLASSES), 1 + 2 * vector_size(MAX_CLASSES + 1)])
+def test_a_look_of_a_length_that_no_number_of_classes_has_is_refused_with_its_length(size: int) -> None:
+    with pytest.raises(Malformed, match=f"^bad_schema: {size} numbers are no moments"):
+        AnswerLook.from_vector(np.zeros(size))
+
+
 def test_a_look_of_a_model_of_as_many_classes_as_a_profile_may_have_is_read() -> None:
     none = answer_moments(np.zeros((0, MAX_CLASSES)))
     assert AnswerLook.from_vector(AnswerLook(entropy=1.0, train=none, test=none).to_vector()).train.n == 0

@@ -57,6 +57,12 @@ def test_a_graph_that_does_not_exist_is_refused(cids: str, k: int) -> None:
         neighbour_graph(SEED, cids, k)
 
 
+def test_two_devices_are_each_others_neighbours_and_one_has_none() -> None:
+    assert neighbour_graph(SEED, "ab", 1) == {"a": ("b",), "b": ("a",)}
+    with pytest.raises(Malformed, match="bad_field"):
+        neighbour_graph(SEED, "a", 0)
+
+
 def test_a_seed_of_another_size_is_refused() -> None:
     with pytest.raises(Malformed, match="31 bytes"):
         neighbour_graph(SEED[1:], "abcde", 2)
