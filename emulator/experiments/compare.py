@@ -93,7 +93,7 @@ def compare_rows(
 
 def _words(cells: Sequence[TableCell], asked: Sequence[str]) -> list[str]:
     known = {name for cell in cells for name in (row_label(cell), cell.row.name, cell.row.method)}
-    words = [word for text in asked for word in split_words(text, known)]
+    words = list(dict.fromkeys(word for text in asked for word in split_words(text, known)))
     if BEST in words and len(words) > 1:
         raise UsageError(f"{BEST} is compared with every row", hint=f"leave the other words out, or {BEST}")
     if unknown := [word for word in words if word != BEST and not _named(cells, word)[0]]:

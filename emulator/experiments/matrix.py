@@ -1,7 +1,7 @@
 """A plan as a table with a line for each column of data and a column for each method, and one that judges a method.
 
-The row `judged` is compared with the best other row of the same data, which is chosen after the fact by its mean over
-seeds: this can only make the judged method look worse. Seeds are paired; the interval is Student's, 95 %.
+The row `judged` is compared with the best other row of the same data, which is chosen after the fact by the mean of the
+paired differences: this can only make the judged method look worse. The interval is Student's, 95 %.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from emulator.experiments.table import (
     told_rounds,
 )
 
+LEAST_SEEDS = 3  # of a row that is judged without all of the judged row's
 Figures = Mapping[str, Mapping[int, float]]  # row -> seed -> figure
 
 
@@ -45,14 +46,20 @@ def render_matrix(
 
 
 def against_best(found: Figures, judged: str) -> str:
-    """The difference of the judged row to the best of the others that have all of its seeds; "" without one."""
+    """The difference of the judged row to the best of the others; "" without one.
+
+    A row that lacks seeds may be the best: with three or more it is judged on those, and their number is told.
+    """
     ours = found[judged]
-    others = {row: mine for row, mine in found.items() if row != judged and ours and ours.keys() <= mine.keys()}
-    if not others:
+    others = {row: mine.keys() & ours.keys() for row, mine in found.items() if row != judged}
+    judging = {row for row, seeds in others.items() if ours and (len(seeds) >= LEAST_SEEDS or seeds == ours.keys())}
+    if not judging:
         return ""
-    best = max(others, key=lambda row: sum(others[row][seed] for seed in ours))
-    mean, half, _ = paired_difference(ours, others[best])
-    return f"{mean:+.2f}{plus_minus(half)} ({best})"
+    differences = {row: paired_difference(ours, found[row]) for row in found if row in judging}
+    best = min(differences, key=lambda row: differences[row][0])
+    mean, half, seeds = differences[best]
+    some = "" if seeds == len(ours) else f", {seeds} seeds"
+    return f"{mean:+.2f}{plus_minus(half)} ({best}{some})"
 
 
 def _figure(values: Sequence[float]) -> str:

@@ -92,6 +92,11 @@ def test_words_are_names_labels_or_methods_and_numbers_of_centers_are_not_mixed_
     assert set(compared("WeCFL, K = 10")) == {(row, "WeCFL, K = 10") for row in ACCURACY if row != "WeCFL, K = 10"}
 
 
+def test_a_pair_that_is_asked_for_again_is_compared_once() -> None:
+    once = compare_rows(PLAN.cells, results, ["accuracy"], ["WeCFL, K = 5,FedAvg"])
+    assert compare_rows(PLAN.cells, results, ["accuracy"], ["WeCFL, K = 5,FedAvg", "FedAvg", "WeCFL, K = 5"]) == once
+
+
 def test_names_with_commas_combine_in_one_word() -> None:
     momentum = "WeCFL, server momentum, K = 10"
     assert set(compared("WeCFL, server momentum,FedAvg")) == {(momentum, "FedAvg")}

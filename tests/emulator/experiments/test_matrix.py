@@ -19,9 +19,14 @@ def test_a_row_is_judged_against_the_best_other_one_seed_by_seed() -> None:
     assert first[1:] == ["81.0 ± 1.0", "82.0 ± 1.0", "+1.00 ± 0.00 (FedAvg)", "3"]
 
 
-def test_a_row_that_lacks_a_seed_is_not_the_best_other() -> None:
-    found = {"ours": {0: 80.0, 1: 81.0}, "half": {0: 99.0}, "whole": {0: 80.5, 1: 81.5}}
+def test_a_row_that_lacks_seeds_is_judged_on_those_that_it_has_from_three_on() -> None:
+    ours = {0: 80.0, 1: 81.0, 2: 82.0, 3: 99.0}
+    whole = {seed: figure + 0.5 for seed, figure in ours.items()}
+    found = {"ours": ours, "two": {0: 99.0, 1: 99.0}, "whole": whole}
     assert against_best(found, "ours") == "-0.50 ± 0.00 (whole)"
+    three = {0: 81.0, 1: 82.0, 2: 83.0}
+    assert against_best({**found, "three": three}, "ours") == "-1.00 ± 0.00 (three, 3 seeds)"
+    assert against_best({**found, "three": {0: 79.0, 1: 80.0, 2: 81.0}}, "ours") == "-0.50 ± 0.00 (whole)"
     assert against_best({"ours": {}, "whole": {0: 1.0}}, "ours") == ""
 
 
