@@ -108,10 +108,18 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A test run has a cache of compiled containers of its own, empty at first, which its workers share."""
-    base = tmp_path_factory.getbasetemp()
-    os.environ["FEDCENTERS_CACHE"] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache")
+def compile_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Test runs have a cache of compiled containers of their own, in .pytest_cache; --cache-clear empties it.
+
+    A file's name has the hash of the compiler's source in it, so that none is another compiler's. Tests of the compiler
+    and the demo compile all the same. Without pytest's cache (-p no:cacheprovider) a run begins with an empty folder.
+    """
+    if request.config.pluginmanager.has_plugin("cacheprovider"):
+        folder = request.config.cache.mkdir("fedcenters")
+    else:
+        base = tmp_path_factory.getbasetemp()
+        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    os.environ["FEDCENTERS_CACHE"] = str(folder)
 
 
 @pytest.fixture
