@@ -47,10 +47,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked slow may take its time."""
+    """What is marked slow may take its time. Files that may take longest come first: none is left for one worker."""
+    longest: dict[Path, float] = {}
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+        given = item.get_closest_marker("timeout")
+        if item.get_closest_marker("slow"):
+            if not given:
+                item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+        elif given:
+            longest[item.path] = max([longest.get(item.path, 0.0), *given.args])
+    items.sort(key=lambda item: -longest.get(item.path, 0.0))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
