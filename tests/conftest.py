@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -44,6 +45,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """pytest listens to loggers that do not propagate, and torch then makes a record with a stack of each step."""
+    logging.getLogger("torch.__trace").propagate = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
