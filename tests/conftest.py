@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -46,11 +47,22 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_collection_finish() -> None:
+    """pytest listens to loggers that do not propagate, and torch then makes a record with a stack of each step."""
+    logging.getLogger("torch.__trace").propagate = True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked slow may take its time."""
+    """What is marked slow may take its time. Files that may take longest come first: none is left for one worker."""
+    longest: dict[Path, float] = {}
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+        given = item.get_closest_marker("timeout")
+        if item.get_closest_marker("slow"):
+            if not given:
+                item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+        elif given:
+            longest[item.path] = max([longest.get(item.path, 0.0), *given.args])
+    items.sort(key=lambda item: -longest.get(item.path, 0.0))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -116,10 +128,18 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A test run has a cache of compiled containers of its own, empty at first, which its workers share."""
-    base = tmp_path_factory.getbasetemp()
-    os.environ["FEDCENTERS_CACHE"] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache")
+def compile_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Test runs have a cache of compiled containers of their own, in .pytest_cache; --cache-clear empties it.
+
+    A file's name has the hash of the compiler's source in it, so that none is another compiler's. Tests of the compiler
+    and the demo compile all the same. Without pytest's cache (-p no:cacheprovider) a run begins with an empty folder.
+    """
+    if request.config.pluginmanager.has_plugin("cacheprovider"):
+        folder = request.config.cache.mkdir("fedcenters")
+    else:
+        base = tmp_path_factory.getbasetemp()
+        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    os.environ["FEDCENTERS_CACHE"] = str(folder)
 
 
 @pytest.fixture

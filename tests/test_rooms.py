@@ -98,6 +98,10 @@ def test_a_whole_client_loads_no_runtime_before_it_is_asked_for_one() -> None:
     assert not loaded_by(f"import {imports}") & heavy
 
 
+def test_a_coordinator_loads_neither_torch_nor_scipy_before_a_method_asks_for_one() -> None:
+    assert not loaded_by("import coordinator.runtime.server") & {"torch", "scipy", "sklearn", "matplotlib"}
+
+
 def test_every_module_of_the_client_imports_with_the_base_dependencies_alone() -> None:
     forbidden = {"onnxruntime", "ai_edge_litert", "torch", "typer", "rich", "sklearn", "scipy", "onnx"}
     block = (

@@ -8,6 +8,7 @@ A stacked file holds several centers and has the input "center" [1] int32 before
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -98,10 +99,15 @@ def load_infer_module(
 
     `told`: what the module shows itself as; `frozen`: the program's frozen tensors.
     """
-    with suppress_output():
-        graph = read_exported(infer).module(check_guards=False)
     tensors = [torch.from_numpy(np.array(value)) for value in schema.split(vector).values()]
-    return _Center(graph, tensors, _tensors(frozen), told)
+    return _Center(_infer_graph(infer), tensors, _tensors(frozen), told)
+
+
+@lru_cache(maxsize=1)
+def _infer_graph(infer: bytes) -> nn.Module:
+    """The graph of an `infer` container. It has no state, so one is read for all centers of a program."""
+    with suppress_output():
+        return read_exported(infer).module(check_guards=False)  # type: ignore[no-any-return]
 
 
 def _tensors(arrays: Sequence[Array]) -> list[Tensor]:
@@ -134,8 +140,7 @@ class _Stacked(nn.Module):
 
     def __init__(self, infer: bytes, schema: Schema, centers: Flat, frozen: Sequence[Array]) -> None:
         super().__init__()
-        with suppress_output():
-            self._call = (read_exported(infer).module(check_guards=False),)
+        self._call = (_infer_graph(infer),)
         rows = [schema.split(vector) for vector in centers]
         for i, tensor in enumerate(schema.tensors):
             stack = np.stack([row[tensor.name] for row in rows])

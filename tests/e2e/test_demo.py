@@ -72,6 +72,14 @@ def left_running(home: Path) -> list[Sequence[str]]:
     return [line for line in lines if any(str(home) in word for word in line)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The first demo compiles its model, as a user's does: nothing is left for it by an earlier test run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCENTERS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """One demo as a user runs it, on mosquitto where it is installed."""

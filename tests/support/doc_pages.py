@@ -158,7 +158,7 @@ class PageReader:
 
 
 def _environment() -> dict[str, str]:
-    ours = {k: v for k, v in os.environ.items() if not k.startswith("FEDCENTERS_")}
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("FEDCENTERS_") or k == "FEDCENTERS_CACHE"}
     return ours | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
 

@@ -53,6 +53,22 @@ def test_a_program_with_weights_is_the_model_itself() -> None:
     assert torch.allclose(center(x), module.eval()(x), atol=1e-6)
 
 
+def test_centers_of_one_program_stay_apart_whatever_became_of_the_others() -> None:
+    made, module = compiled("digits-mlp"), model("digits-mlp").module
+    schema, start = made.program.schema, vector_of(module, made.program.schema)
+    infer = made.files[made.program.containers["pt2"]["infer"].sha256]
+    centers = [load_infer_module(infer, schema, start * (1 + k)) for k in range(3)]
+    x = torch.tensor(samples())
+    before = [center(x) for center in centers]
+    for format_ in ("onnx", "pt2", "tflite"):
+        export_center(centers[0], (1, 8, 8), format_)
+    with torch.no_grad():
+        for buffer in centers[0].buffers():
+            buffer.zero_()
+    assert not torch.allclose(before[1], before[2])
+    assert all(torch.equal(center(x), told) for center, told in zip(centers[1:], before[1:], strict=True))
+
+
 def test_baking_turns_weights_into_constants_and_leaves_x_alone() -> None:
     import onnx
 

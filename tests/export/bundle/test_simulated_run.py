@@ -14,12 +14,6 @@ from export.bundle.writer import BundleOptions
 from tests.support.export_cli import run_export
 
 
-@pytest.fixture(autouse=True)
-def one_compilation(no_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All runs here have the same program."""
-    monkeypatch.setenv("FEDCENTERS_CACHE", str(tmp_path_factory.getbasetemp() / "bundles"))
-
-
 def simulated(folder: Path, method: str = "fesem", **settings: int) -> Path:
     from emulator.options import SimulateArgs
     from emulator.simulate import simulate_json
