@@ -1,4 +1,7 @@
-"""Graph networks of torch_geometric: a sample is the features of all nodes of one graph."""
+"""Graph networks of torch_geometric: a sample is the features of all nodes of one graph.
+
+Loops of a node to itself are among the edges: layers that add them, pick the others by a mask first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ NODES, FEATURES, WIDTH, CLASSES = 8, 5, 12, 3
 
 
 class OverOneGraph(nn.Module):
-    """All samples have the same edges: a ring and one edge across. The mean over the nodes is classified."""
+    """All samples have the same edges: a ring, one edge across, loops. The mean over the nodes is classified."""
 
     edges: Tensor
 
@@ -22,7 +25,8 @@ class OverOneGraph(nn.Module):
         super().__init__()
         self.layers, self.head = nn.ModuleList(layers), nn.Linear(WIDTH, CLASSES)
         ring = [(i, (i + 1) % NODES) for i in range(NODES)] + [(0, NODES // 2)]
-        self.register_buffer("edges", torch.tensor([*ring, *[(b, a) for a, b in ring]]).t().contiguous())
+        edges = [*ring, *[(b, a) for a, b in ring], *[(i, i) for i in range(NODES)]]
+        self.register_buffer("edges", torch.tensor(edges).t().contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -64,13 +68,13 @@ def isomorphism() -> nn.Module:
 
 
 GRAPHS = {
-    "GCN": convolutions("GCNConv"),
+    "GCN": convolutions("GCNConv", add_self_loops=False),
     "GraphSAGE": convolutions("SAGEConv"),
     "GIN": isomorphism,
     "GraphConv, largest": convolutions("GraphConv", aggr="max"),
-    "Chebyshev": convolutions("ChebConv", K=3),
-    "GCN, joined": convolutions("GCNConv", Joined),
-    "GAT, joined": convolutions("GATConv", Joined, heads=2, concat=False),
+    "GCN, which adds loops": convolutions("GCNConv"),
+    "GCN, joined": convolutions("GCNConv", Joined, add_self_loops=False),
+    "GAT, joined": convolutions("GATConv", Joined, heads=2, concat=False, add_self_loops=False),
 }
 
 

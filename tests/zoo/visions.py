@@ -155,8 +155,6 @@ SHALLOW = {"encoder_depth": 3, "decoder_channels": (16, 8, 8)}
 SMP = {
     "U-Net, ResNet-18": segmenter("Unet", "resnet18", **SHALLOW),
     "U-Net++, MobileNet v2": segmenter("UnetPlusPlus", "mobilenet_v2", **SHALLOW),
-    "FPN, ResNet-18": segmenter("FPN", "resnet18", decoder_pyramid_channels=32, decoder_segmentation_channels=16),
-    "DeepLab v3+, MobileNet v2": segmenter("DeepLabV3Plus", "mobilenet_v2", decoder_channels=16),
 }
 IMAGES = {
     "ViT": image_classifier("ViT", **WIDE),

@@ -15,6 +15,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from export.compiler.decompositions.indexing import EVERYTHING
+
 aten = torch.ops.aten
 MAY_RETURN_INPUT = ("dropout", "feature_dropout", "alpha_dropout")  # in evaluation mode, though no schema says so
 PARTS: Mapping[str, OpOverload] = {  # views of some values -> what puts new ones in their place
@@ -26,7 +28,6 @@ MAY_COPY = ("reshape", "reshape_as", "flatten")  # views of what is contiguous
 SHAPES = (*MAY_COPY, "view", "unflatten", "unsqueeze", "squeeze", "alias", "detach")
 NO_INVERSE = ("", "expand", "expand_as", "split", "chunk", "unbind", "split_with_sizes")
 VIEWS = (*PARTS, *SHAPES, *NO_INVERSE, "permute", "transpose", "t")
-EVERYTHING = 2**62  # as the end of a slice
 
 
 def without_writes(module: GraphModule) -> GraphModule:
