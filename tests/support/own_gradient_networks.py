@@ -16,15 +16,16 @@ class StraightThrough(Function):
     """Rounded to steps of 1 / `levels`; the gradient passes where the value is within [-2, 2]."""
 
     @staticmethod
-    def forward(x: Tensor, levels: int = 4) -> Tensor:  # type: ignore[override]  # torch's newer form
-        return (x * levels).round() / levels
+    def forward(x: Tensor, levels: int = 4) -> Tensor:
+        steps = (x * levels).round()
+        return steps / levels
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401 - torch's own
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ANN401
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         (x,) = ctx.saved_tensors
         return grad * (x.abs() <= 2), None
 
@@ -33,12 +34,12 @@ class Reversed(Function):
     """The same values; the gradient turns round and is clipped, so that it is no linear function."""
 
     @staticmethod
-    def forward(ctx: Any, scale: float, x: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ANN401
+    def forward(ctx: Any, scale: float, x: Tensor) -> Tensor:  # noqa: ANN401
         ctx.scale = scale
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]  # noqa: ANN401
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # noqa: ANN401
         return None, (-ctx.scale * grad).clamp(-0.05, 0.05)
 
 
@@ -46,7 +47,7 @@ class RunningSums(Function):
     """Sums along the second axis and their squares, written into a copy; reversed sums are the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         sums = x.clone()
         for i in range(1, x.shape[1]):
             sums[:, i].add_(sums[:, i - 1])
@@ -54,16 +55,18 @@ class RunningSums(Function):
         return sums, sums.square()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # torch's own
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, squares: Tensor) -> Tensor:  # noqa: ANN401
         (sums,) = ctx.saved_tensors
-        out = grad + 2 * sums * squares
+        out: Tensor = grad + 2 * sums * squares
         for i in range(out.shape[1] - 2, -1, -1):
             out[:, i] += out[:, i + 1]
         return out
 
 
-kept_under_another_name = RunningSums.apply
+rounded: Any = StraightThrough.apply
+reverse: Any = Reversed.apply
+running_sums: Any = RunningSums.apply
 
 
 class OwnGradients(nn.Module):
@@ -74,9 +77,9 @@ class OwnGradients(nn.Module):
         self.body, self.middle, self.head = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = StraightThrough.apply(2 * self.body(x))
-        h = self.middle(Reversed.apply(0.3, torch.tanh(h)))
-        return self.head(torch.cat(kept_under_another_name(h), 1))  # type: ignore[no-any-return]
+        h = rounded(2 * self.body(x))
+        h = self.middle(reverse(0.3, torch.tanh(h)))
+        return self.head(torch.cat(running_sums(h), 1))  # type: ignore[no-any-return]
 
 
 ENTRIES = {"own-gradients": ModelEntry(make=OwnGradients, input=(5,), classes=3)}

@@ -74,8 +74,8 @@ def patch_tst() -> nn.Module:
     """Windows of a series as tokens."""
     import transformers
 
-    sizes = {"d_model": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24}
-    windows = {"context_length": STEPS, "patch_length": 4, "patch_stride": 4}
+    sizes: dict[str, Any] = {"d_model": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24}
+    windows: dict[str, Any] = {"context_length": STEPS, "patch_length": 4, "patch_stride": 4}
     config = transformers.PatchTSTConfig(
         num_input_channels=8, num_targets=CLASSES, use_cls_token=True, **sizes, **windows
     )

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch._C._functorch import TransformType
 from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import Function
-from torch.autograd.function import _is_setup_context_defined, _SingleLevelFunction
+from torch.autograd.function import _SingleLevelFunction
 from torch.fx import GraphModule
 
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 APPLY = Function.__dict__["apply"]
-LIBRARY = torch.library.Library("fedcenters", "DEF")
+LIBRARY: Any = torch.library.Library("fedcenters", "DEF")  # type: ignore[no-untyped-call]  # torch's
 LIBRARY.define("own_function(Tensor[] inputs, int number) -> Tensor[]")
 OPERATOR = torch.ops.fedcenters.own_function.default
 NUMBERS = count()
@@ -98,7 +98,7 @@ class OwnFunction(nn.Module):
             """In the form that torch.func knows; once for each call, as `kept` is."""
 
             @staticmethod
-            def forward(*given: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]  # torch's form
+            def forward(*given: Tensor) -> tuple[Tensor, ...]:
                 return tuple(call.forward(kept, given))
 
             @staticmethod
@@ -150,11 +150,16 @@ def _as_operator(cls: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401 - t
 
 def _bound(cls: Any, args: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:  # noqa: ANN401
     """Every argument by its place; only functions with `setup_context` take named ones and defaults."""
-    if not _is_setup_context_defined(cls.setup_context):
+    if not _has_setup(cls):
         return args
     bound = inspect.signature(cls.forward).bind(*args, **named)
     bound.apply_defaults()
     return bound.args
+
+
+def _has_setup(cls: Any) -> bool:  # noqa: ANN401
+    """Whether the function has torch's newer form, in which `forward` takes no context."""
+    return cls.setup_context is not _SingleLevelFunction.setup_context
 
 
 def _forward_only(cls: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -166,7 +171,7 @@ def _forward_only(cls: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
 
 
 def _forward_of(cls: Any, kept: KeptValues, arguments: Sequence[Any]) -> Any:  # noqa: ANN401
-    if not _is_setup_context_defined(cls.setup_context):
+    if not _has_setup(cls):
         return cls.forward(kept, *arguments)
     out = cls.forward(*arguments)
     cls.setup_context(kept, tuple(arguments), out)
@@ -177,7 +182,7 @@ def _plainly(_interpreter: object, function: Any, *given: Tensor) -> Any:  # noq
     return function.forward(*given)
 
 
-@torch.library.register_fake("fedcenters::own_function", lib=LIBRARY)
+@torch.library.register_fake("fedcenters::own_function", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _shapes(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
     call = CALLS[number]
     return call.forward(KeptValues(call.arguments(inputs)), inputs)
