@@ -139,7 +139,11 @@ def _plain_operator(node: Node) -> Any:  # noqa: ANN401 - an operator of torch
     kinds = {value.dtype for arg in node.all_input_nodes if isinstance(value := arg.meta.get("val"), torch.Tensor)}
     if len(kinds) != 1:
         return None  # a write keeps its tensor's kind; a new tensor might have the wider one
-    return getattr(getattr(torch.ops.aten, name[:-1], None), str(node.target).rpartition(".")[2], None)
+    packet, overload = getattr(torch.ops.aten, name[:-1], None), str(node.target).rpartition(".")[2]
+    plain = getattr(packet, overload, None)
+    if plain is not None and not isinstance(plain._schema.arguments[0].type, torch.TensorType):  # noqa: SLF001
+        plain = getattr(packet, f"Tensor_{overload}", None)  # pow.Scalar is a number to the power of a tensor
+    return plain
 
 
 def _family(written: Node, place: Mapping[Node, int], node: Node) -> list[Node] | None:
