@@ -118,6 +118,7 @@ $(MODELS)/.installed: $(STAMP) tests/zoo/requirements.txt tests/zoo/requirements
 	@$(PYTHON) .ci/install.py $(MODELS) -e '.[dev]'
 	@$(UV) pip install -c constraints.txt --python $(MODELS)/bin/python -r tests/zoo/requirements.txt
 	@$(UV) pip install --no-deps --python $(MODELS)/bin/python -r tests/zoo/requirements-alone.txt
+	@rm -f $(MODELS)/lib/python*/site-packages/torchaudio/lib/*.so  # for CUDA; its models need none of them
 	@touch $@
 
 adapters: $(MODELS)/.installed ## LoRA on a frozen base beside whole models: accuracy and bytes, three seeds; needs FEDCENTERS_DATA, about ten minutes of CPU

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
-from export.compiler.decompositions.label_losses import LOSS_OVERRIDES
 from export.compiler.decompositions.matrices import GRID_OVERRIDES
 from export.compiler.decompositions.short_time import SHORT_TIME_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
+from export.compiler.losses.label_losses import LOSS_OVERRIDES
 
 F = nn.functional
 LINEAR = F.linear

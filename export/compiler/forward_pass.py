@@ -21,6 +21,7 @@ from export.compiler.decompositions.inplace_writes import without_writes
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
+from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs
 from export.diagnostics import quiet_warnings
 
@@ -63,7 +64,7 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
     x = example_inputs(source, "infer", batch)[-1]
     shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
     try:
-        with tracing_context(), torch.random.fork_rng(devices=[]):
+        with tracing_context(), calls_as_operators(), torch.random.fork_rng(devices=[]):
             exported = torch.export.export(
                 source.module.train(training),
                 (x,),
@@ -71,7 +72,7 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            return without_writes(exported.module(check_guards=False))
+            return with_own_gradients(without_writes(exported.module(check_guards=False)))
     except UnsupportedOperator as refused:
         refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace

@@ -71,13 +71,18 @@ class Untraceable(ProgramRefused):
     """Torch cannot trace the model for any batch size; it may do so for one."""
 
 
+def one_size_only(source: TraceSource) -> Untraceable:
+    """The error of a model that torch traces for one batch size."""
+    return Untraceable(
+        f"model {source.name!r} is not the same for every batch size",
+        hint="write x.shape[0], not len(x), which is a plain number",
+    )
+
+
 def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
     if str(wrong).startswith(ONE_SIZE):
-        raise Untraceable(
-            f"model {source.name!r} is not the same for every batch size",
-            hint="write x.shape[0], not len(x), which is a plain number",
-        ) from wrong
+        raise one_size_only(source) from wrong
     line = _line_of(wrong)
     raise Untraceable(
         f"model {source.name!r} cannot be traced{f' at {line}' if line else ''}: {first_sentence(wrong)}",

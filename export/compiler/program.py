@@ -252,6 +252,11 @@ def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tup
             f"model {source.name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
             hint="give the shape of its output for one sample",
         )
+    if not bool(torch.isfinite(out).all()):
+        raise ProgramRefused(
+            f"model {source.name!r} gives values that are not finite, in {source.dtype}, for samples drawn at random",
+            hint="a mask must not overflow in float64, in which programs are compared, and a logarithm needs a bound",
+        )
     if not float((out[1] - others[1]).abs().max()) <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(out.abs().max())):
         raise ProgramRefused(
             f"model {source.name!r} answers a sample differently in other company, even in inference mode",

@@ -98,9 +98,19 @@ class TraceSource:
         return next(t.shape for t in self.schema.tensors if t.name == name)
 
 
+class BatchNormOfOneDevice(nn.BatchNorm2d):
+    """nn.SyncBatchNorm where nobody else trains; torch's own wants a GPU and batch norm's counter."""
+
+    def _check_input_dim(self, _input: Tensor) -> None: ...
+
+
 def private_copy(module: nn.Module, dtype: str) -> nn.Module:
     """A copy in `dtype` on the CPU without batch norm's integer counter, which is not trained and breaks tracing."""
-    mine = copy.deepcopy(module).cpu().to(getattr(torch, dtype))
+    computed = [
+        v for layer in module.modules() for v in vars(layer).values() if isinstance(v, Tensor) and not v.is_leaf
+    ]
+    # as `weight` of nn.utils.weight_norm, which each pass computes anew and torch does not copy
+    mine = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed}).cpu().to(getattr(torch, dtype))
     first: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
         known = first.setdefault(id(buffer), name)
@@ -108,6 +118,8 @@ def private_copy(module: nn.Module, dtype: str) -> nn.Module:
             layer, _, own = name.rpartition(".")
             setattr(mine.get_submodule(layer), own, mine.get_buffer(known))
     for layer_ in mine.modules():
+        if isinstance(layer_, nn.SyncBatchNorm):
+            layer_.__class__ = BatchNormOfOneDevice  # type: ignore[assignment]
         if getattr(layer_, "num_batches_tracked", None) is not None:
             layer_.num_batches_tracked = None  # type: ignore[assignment]
     return mine

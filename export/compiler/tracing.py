@@ -16,14 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_symbols
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Port
 from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, UnsupportedOperator
 from export.compiler.decompositions.table import decompositions_for
 from export.compiler.forward_pass import MAX_BATCH, ForwardPasses, tracing_context
-from export.compiler.operator_watch import operator_name, refuse_operator, refuse_untraceable
+from export.compiler.operator_watch import one_size_only, operator_name, refuse_operator, refuse_untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, flat_graph, function_ports
 from export.containers.flat_graph import FlatGraph
 from export.diagnostics import quiet_warnings
@@ -101,10 +101,18 @@ def _traced(
     with fake, enable_python_dispatcher(), tracing_context():
         graph = flat_graph(source, function, functionalize)
         traced = make_fx(graph, decomposition_table=decompositions_for(function))(*mine)
+    _check_batch(source, dynamic, mine)
     traced.graph.eliminate_dead_code()
     own = _own_tensors(traced, fake)
     traced.recompile()
     return traced, own
+
+
+def _check_batch(source: TraceSource, ports: Sequence[Port], traced: Sequence[Tensor]) -> None:
+    """Refuse a graph in which the batch has become a plain number: it would be wrong for every other one."""
+    for port, value in zip(ports, traced, strict=False):
+        if any(d == "batch" and not free_symbols(n) for d, n in zip(port.shape, value.shape, strict=True)):
+            raise one_size_only(source)
 
 
 def _own_tensors(traced: fx.GraphModule, fake: FakeTensorMode) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Networks that pick and place values by number or by grid, measure norms or round, write in place, or hear."""
+"""Networks that pick and place values by number or by grid, measure norms or angles, round, write in place, or hear."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Asking(nn.Module):
 class Scattered(nn.Module):
     """A graph's messages: sums, means and largest values of edges at their ends, which the sample names itself.
 
-    Then rows that are written in place, a learned value where a mask says so, a diagonal, ranks and thresholds.
+    Then rows that are written in place, a learned value where a mask says so, a diagonal, ranks, shares and thresholds.
     """
 
     bounds: Tensor
@@ -147,7 +147,8 @@ class Scattered(nn.Module):
         h[:, :, 1] += edges[:, :4]
         near = torch.diagonal(h @ h.transpose(1, 2), dim1=1, dim2=2)
         over = torch.bucketize(edges[:, :4].contiguous(), self.bounds).to(x.dtype)
-        middle = edges.median(1, keepdim=True).values
+        middle = edges.median(1, keepdim=True).values + edges.kthvalue(3, 1, keepdim=True).values
+        middle = middle + edges.quantile(0.3, 1, keepdim=True)
         return self.head(torch.cat([h.flatten(1), torch.log10(near.abs() + 1) + 0.1 * over - middle], 1))  # type: ignore[no-any-return]
 
 
@@ -191,7 +192,23 @@ class HeardWave(nn.Module):
         return self.head(torch.cat([cleaned, decibels.mean(-1)], 1))  # type: ignore[no-any-return]
 
 
+class Angled(nn.Module):
+    """Angles to class centers with a margin, as a face recogniser has them, and the angles of points and slopes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.ways = nn.Linear(5, 6), nn.Linear(9, 3), nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        cosines = F.normalize(h, dim=1) @ F.normalize(self.ways, dim=1).t()
+        apart = torch.cos(torch.acos(cosines * 0.99) + 0.3)
+        turned = torch.atan2(h[:, :3], h[:, 3:])
+        return 4 * apart + self.head(torch.cat([turned, torch.atan(h[:, :3]), torch.asin(torch.tanh(h[:, 3:]))], 1))  # type: ignore[no-any-return]
+
+
 ENTRIES = {
+    "angled": ModelEntry(make=Angled, input=(5,), classes=3),
     "asking": ModelEntry(make=Asking, input=(6,), classes=3),
     "normed": ModelEntry(make=Normed, input=(5,), classes=3),
     "rotary": ModelEntry(make=Rotary, input=(6,), classes=3),
@@ -199,8 +216,6 @@ ENTRIES = {
     "written": ModelEntry(make=Written, input=(1, 4, 4), classes=3),
     "warped": ModelEntry(make=Warped, input=(1, 8, 8), classes=3),
     "volumes": ModelEntry(make=Volumes, input=(1, 4, 4, 4), classes=3),
-}
-TRACED = {  # whose step is compared in float64, not in files of engines
     "scattered": ModelEntry(make=Scattered, input=(8,), classes=3),
     "heard": ModelEntry(make=HeardWave, input=(24,), classes=3),
 }

@@ -25,9 +25,9 @@ class ZooRow:
 
 def rows() -> list[ZooRow]:
     """Every row, library by library."""
-    from tests.zoo import tables, texts, visions
+    from tests.zoo import graphs, tables, texts, visions, waves
 
-    return [row for part in (texts, visions, tables) for row in part.rows()]
+    return [row for part in (texts, visions, tables, waves, graphs) for row in part.rows()]
 
 
 def table(library: str, shape: tuple[int, ...], makers: Mapping[str, Callable[[], nn.Module]]) -> list[ZooRow]:

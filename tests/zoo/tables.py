@@ -1,4 +1,4 @@
-"""Models of tables, series and medical images: rtdl, mambapy, MONAI and torch_geometric."""
+"""Models of tables, series and medical images: rtdl, mambapy and MONAI."""
 
 from __future__ import annotations
 
@@ -57,6 +57,29 @@ def monai(kind: str, width: int = 0, **settings: Any) -> Callable[[], nn.Module]
         return Pooled(made, width, first=True) if width else made
 
     return make
+
+
+class Predictions(nn.Module):
+    """The classes of a series model of transformers."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).prediction_logits  # type: ignore[no-any-return]
+
+
+def patch_tst() -> nn.Module:
+    """Windows of a series as tokens."""
+    import transformers
+
+    sizes: dict[str, Any] = {"d_model": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24}
+    windows: dict[str, Any] = {"context_length": STEPS, "patch_length": 4, "patch_stride": 4}
+    config = transformers.PatchTSTConfig(
+        num_input_channels=8, num_targets=CLASSES, use_cls_token=True, **sizes, **windows
+    )
+    return Predictions(transformers.PatchTSTForClassification(config))
 
 
 def mamba() -> nn.Module:
@@ -123,6 +146,7 @@ def rows() -> list[ZooRow]:
     """Rows of tables, sequences and images of one channel."""
     return [
         *table("rtdl", (COLUMNS,), RTDL),
+        *table("transformers", (STEPS, 8), {"PatchTST": patch_tst}),
         *table("mambapy", (STEPS, 8), {"Mamba": mamba}),
         *table("MONAI", (1, SIDE, SIDE), MONAI),
     ]

@@ -1,4 +1,4 @@
-"""Vision models of timm, torchvision, vit-pytorch and pytorchcv, and transformers' models of images."""
+"""Vision models of timm, torchvision, vit-pytorch, smp and pytorchcv, and transformers' models of images."""
 
 from __future__ import annotations
 
@@ -72,6 +72,18 @@ def pytorchcv_model(name: str) -> Callable[[], nn.Module]:
     return make
 
 
+def segmenter(kind: str, encoder: str, **settings: Any) -> Callable[[], nn.Module]:  # noqa: ANN401
+    """A class of segmentation_models_pytorch: three classes for each pixel."""
+
+    def make() -> nn.Module:
+        import segmentation_models_pytorch as smp
+
+        made: nn.Module = getattr(smp, kind)(encoder, encoder_weights=None, classes=CLASSES, **settings)
+        return made
+
+    return make
+
+
 def image_classifier(name: str, **settings: Any) -> Callable[[], nn.Module]:  # noqa: ANN401
     """transformers' `NameForImageClassification`."""
 
@@ -139,6 +151,11 @@ VIT_PYTORCH = {
     ),
 }
 PYTORCHCV = {name: pytorchcv_model(name) for name in ("resnet10", "seresnet10", "squeezenet_v1_1", "mobilenet_wd4")}
+SHALLOW = {"encoder_depth": 3, "decoder_channels": (16, 8, 8)}
+SMP = {
+    "U-Net, ResNet-18": segmenter("Unet", "resnet18", **SHALLOW),
+    "U-Net++, MobileNet v2": segmenter("UnetPlusPlus", "mobilenet_v2", **SHALLOW),
+}
 IMAGES = {
     "ViT": image_classifier("ViT", **WIDE),
     "DeiT": image_classifier("DeiT", **WIDE),
@@ -159,6 +176,7 @@ def rows() -> list[ZooRow]:
         *kept,
         *table("torchvision", IMAGE, TORCHVISION),
         *table("vit-pytorch", IMAGE, VIT_PYTORCH),
+        *table("smp", IMAGE, SMP),
         *table("pytorchcv", (3, LARGE, LARGE), PYTORCHCV),
         *table("transformers", IMAGE, IMAGES),
     ]

@@ -18,6 +18,7 @@ from export.compiler.decompositions.norms import batch_norm_training
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 aten = torch.ops.aten
+EVERYTHING = 2**62  # as the end of a slice
 
 
 def embedding_backward(grad: Tensor, indices: Tensor, count: int, padding: int, by_frequency: bool) -> Tensor:
@@ -48,7 +49,9 @@ def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, _en
 def slice_scatter(
     x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    """Put `source` in place of a slice, as an assignment makes it."""
+    """Put `source` in place of a slice, as an assignment makes it; all of the axis may be the batch."""
+    if start in {None, 0} and (end is None or (isinstance(end, int) and end >= EVERYTHING)) and step == 1:
+        return source.clone()
     first, last, _ = slice(start, end).indices(x.shape[dim])
     places = torch.arange(x.shape[dim], device=x.device) - first
     inside = (places >= 0) & (places < last - first)

@@ -15,6 +15,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from export.compiler.decompositions.indexing import EVERYTHING
+
 aten = torch.ops.aten
 MAY_RETURN_INPUT = ("dropout", "feature_dropout", "alpha_dropout")  # in evaluation mode, though no schema says so
 PARTS: Mapping[str, OpOverload] = {  # views of some values -> what puts new ones in their place
@@ -26,7 +28,6 @@ MAY_COPY = ("reshape", "reshape_as", "flatten")  # views of what is contiguous
 SHAPES = (*MAY_COPY, "view", "unflatten", "unsqueeze", "squeeze", "alias", "detach")
 NO_INVERSE = ("", "expand", "expand_as", "split", "chunk", "unbind", "split_with_sizes")
 VIEWS = (*PARTS, *SHAPES, *NO_INVERSE, "permute", "transpose", "t")
-EVERYTHING = 2**62  # as the end of a slice
 
 
 def without_writes(module: GraphModule) -> GraphModule:
@@ -138,7 +139,11 @@ def _plain_operator(node: Node) -> Any:  # noqa: ANN401 - an operator of torch
     kinds = {value.dtype for arg in node.all_input_nodes if isinstance(value := arg.meta.get("val"), torch.Tensor)}
     if len(kinds) != 1:
         return None  # a write keeps its tensor's kind; a new tensor might have the wider one
-    return getattr(getattr(torch.ops.aten, name[:-1], None), str(node.target).rpartition(".")[2], None)
+    packet, overload = getattr(torch.ops.aten, name[:-1], None), str(node.target).rpartition(".")[2]
+    plain = getattr(packet, overload, None)
+    if plain is not None and not isinstance(plain._schema.arguments[0].type, torch.TensorType):  # noqa: SLF001
+        plain = getattr(packet, f"Tensor_{overload}", None)  # pow.Scalar is a number to the power of a tensor
+    return plain
 
 
 def _family(written: Node, place: Mapping[Node, int], node: Node) -> list[Node] | None:

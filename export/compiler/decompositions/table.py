@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from export.compiler.decompositions.angles import ANGLE_DECOMPOSITIONS as ANGLES
 from export.compiler.decompositions.convolutions import convolution, convolution_backward, convolution_in_step
 from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS as INDEXING
 from export.compiler.decompositions.matrices import AXIS_DECOMPOSITIONS as AXES
@@ -199,6 +200,7 @@ def trilinear(  # noqa: PLR0913, PLR0917 - torch's own signature
 
 
 OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
+    **ANGLES,
     **AXES,
     **PICKS,
     **POOLS,

@@ -96,6 +96,11 @@ def _a_view_of_a_view_is_written(x: Tensor) -> Tensor:
     return flat + h.flatten(1)
 
 
+def _raised_to_a_power(x: Tensor) -> Tensor:
+    h = x.abs() + 1
+    return h.pow_(-0.5) * x
+
+
 def _a_copy_is_no_view(x: Tensor) -> Tensor:
     h = 2 * x
     turned = h.transpose(1, 2).reshape(-1, 8)
@@ -118,6 +123,7 @@ def writes(module: torch.fx.GraphModule) -> int:
         (_written_twice_through_a_view, 0),
         (_filled_row_by_row, 0),
         (_a_view_of_a_view_is_written, 0),
+        (_raised_to_a_power, 0),
         (_a_copy_is_no_view, 1),
         (_dropped_is_its_input, 1),
         (_one_of_several_views_is_read, 1),

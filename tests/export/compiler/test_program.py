@@ -172,6 +172,18 @@ def test_a_model_whose_answers_depend_on_the_company_of_a_sample_is_refused() ->
             compile_small(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)))
 
 
+class Overflowing(nn.Linear):
+    """As a mask that adds the least number of its dtype twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(super().forward(x) + 2 * torch.finfo(x.dtype).min, -1)
+
+
+def test_a_model_whose_values_are_not_finite_is_refused_as_that() -> None:
+    with pytest.raises(ProgramRefused, match="gives values that are not finite, in float32"):
+        compile_small(Overflowing(6, 3))
+
+
 def test_a_wrong_input_shape_is_refused_with_torchs_reason() -> None:
     with pytest.raises(ProgramRefused, match="does not take samples of shape"):
         compile_small(nn.Linear(6, 3), input=(5,))
