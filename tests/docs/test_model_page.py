@@ -40,6 +40,12 @@ def test_training_with_plain_onnxruntime_learns_and_needs_nothing_of_ours(reader
     assert set(imports) == {"json", "numpy", "onnxruntime"}
 
 
+def test_a_state_dict_goes_in_and_comes_out(reader: PageReader) -> None:
+    words, _, far = printed(reader, "state.py").rstrip().rpartition(" ")
+    assert words == "largest difference from torch"
+    assert float(far) < 1e-5
+
+
 def test_each_loss_of_the_page_falls_when_it_is_trained(reader: PageReader) -> None:
     lines = [line.rsplit(maxsplit=3) for line in printed(reader, "losses.py").splitlines()]
     assert [name.strip() for name, *_ in lines] == ["label smoothing", "BCE", "Huber", "Dice", "tokens"]
