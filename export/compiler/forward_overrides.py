@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
 from export.compiler.decompositions.matrices import GRID_OVERRIDES
+from export.compiler.decompositions.picks import PICK_OVERRIDES
 from export.compiler.decompositions.short_time import SHORT_TIME_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.losses.label_losses import LOSS_OVERRIDES
@@ -308,6 +309,7 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **FOURIER_OVERRIDES,
     **SHORT_TIME_OVERRIDES,
     **GRID_OVERRIDES,
+    **PICK_OVERRIDES,
     F.linear: _linear,
     F.rms_norm: _rms_norm,
     F.dropout: DROPOUT,

@@ -52,7 +52,6 @@ WAYS: Mapping[str, Way] = {
     "K adapters, WeCFL": Way(adapted=True, method=fc.WeCFL, grouped=True),
     "an adapter each, alone": Way(adapted=True, method=fc.NonFed),
     "one whole model, FedAvg": Way(adapted=False, method=fc.FedAvg),
-    "K whole models, WeCFL": Way(adapted=False, method=fc.WeCFL, grouped=True),
 }
 FIRST = next(iter(WAYS))  # the others are compared with it
 

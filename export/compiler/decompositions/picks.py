@@ -179,6 +179,23 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
     return (found[0], found[1]) if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
 
 
+def quantile(
+    x: Tensor,
+    q: float | Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Tensor:
+    """Between the two values next to the place q (n - 1) of the sorted axis, as torch's linear interpolation."""
+    if isinstance(q, Tensor) or dim is None or interpolation != "linear":
+        raise UnsupportedOperator("quantile", "it needs a number q, an axis and linear interpolation")
+    ordered, place = x.sort(dim).values, q * (x.shape[dim] - 1)
+    low, high = (ordered.narrow(dim, rounded(place), 1) for rounded in (math.floor, math.ceil))
+    out = low + (high - low) * (place - math.floor(place))
+    return out if keepdim else out.squeeze(dim)
+
+
 def bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     """How many of the rising `bounds` [n] are below each value; with `right` those that equal it count, too."""
     below = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
@@ -251,3 +268,4 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.kthvalue.default: kthvalue,
     aten.bucketize.Tensor: bucketize,
 }
+PICK_OVERRIDES: Mapping[Any, Callable[..., Any]] = {torch.quantile: quantile, Tensor.quantile: quantile}
