@@ -8,7 +8,7 @@ the second stage traces the user's `forward` and `backward` into plain operators
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active as transforms_are_active
 from torch._C._functorch import TransformType
 from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import Function
@@ -62,7 +63,7 @@ class OwnCall:
 
     def forward(self, kept: KeptValues, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The function's outputs, and what it keeps."""
-        with patch.object(Function, "apply", classmethod(_forward_only)):
+        with _inner_calls(_forward_only):
             out = _forward_of(self.function, kept, self.arguments(tensors))
         self.single = isinstance(out, Tensor)
         outs = [out] if self.single else list(out)
@@ -72,7 +73,7 @@ class OwnCall:
 
     def backward(self, kept: KeptValues, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """The function's own gradients of its tensors."""
-        with patch.object(Function, "apply", classmethod(_forward_only)):
+        with _inner_calls(_forward_only):
             found = inspect.unwrap(self.function.backward)(kept, *grads)  # without once_differentiable
         return tuple((found if isinstance(found, tuple) else (found,))[i] for i in self.places)
 
@@ -140,7 +141,7 @@ def with_own_gradients(module: GraphModule) -> GraphModule:
 def _as_operator(cls: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401 - torch's own
     """Within `Function.apply`. torch's own functions stay."""
     if cls.__module__.startswith("torch."):
-        return super(_SingleLevelFunction, cls).apply(*args, **named)
+        return _torchs_own(cls, *args, **named)
     arguments = _bound(cls, args, named)
     number, call = next(NUMBERS), OwnCall(cls, arguments)
     CALLS[number] = call
@@ -162,10 +163,25 @@ def _has_setup(cls: Any) -> bool:  # noqa: ANN401
     return cls.setup_context is not _SingleLevelFunction.setup_context
 
 
+@contextmanager
+def _inner_calls(apply: Callable[..., Any], active: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Functions are called by `apply`, also where their own one was bound before: with no transform it asks here."""
+    with (
+        patch("torch._C._are_functorch_transforms_active", active),
+        patch.object(_SingleLevelFunction, "apply", classmethod(apply), create=True),
+    ):
+        yield
+
+
+def _torchs_own(cls: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
+    return super(_SingleLevelFunction, cls).apply(*args, **named)
+
+
 def _forward_only(cls: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
     """A function within another one's forward or backward, where no gradient is taken."""
     if cls.__module__.startswith("torch."):
-        return APPLY.__get__(None, cls)(*args, **named)
+        with _inner_calls(_torchs_own, transforms_are_active):
+            return APPLY.__get__(None, cls)(*args, **named)
     arguments = _bound(cls, args, named)
     return _forward_of(cls, KeptValues(arguments), arguments)
 
