@@ -109,10 +109,10 @@ def digests(
 
 
 def golden_difference(golden: Golden, losses: Sequence[float], found: tuple[Sequence[float], Sequence[float]]) -> float:
-    """The largest of the three relative differences."""
+    """The largest of the three relative differences; infinite where one is not finite."""
     pairs = ((losses, golden.losses), (found[0], golden.weights), (found[1], golden.buffers))
-    worst = max(_relative(np.array(got), np.array(wanted)) for got, wanted in pairs if len(wanted))
-    return worst if math.isfinite(worst) else math.inf
+    off = [_relative(np.array(got), np.array(wanted)) for got, wanted in pairs if len(wanted)]
+    return max(off) if all(map(math.isfinite, off)) else math.inf  # max() may pass over what is no number
 
 
 def _dealt(value: Array, signs: Array, start: Array | None = None) -> Array:

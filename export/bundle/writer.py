@@ -201,7 +201,8 @@ class _BundleBuild:
         schema, frozen = self._program.schema, list(self._frozen.values())
         data = made or export_stacked(infer, schema, centers, self._program.input, fmt, frozen)
         networks = [load_infer_module(infer, schema, vector, frozen=frozen) for vector in centers]
-        parity = max(largest_difference(net, data, fmt, self._samples, k) for k, net in enumerate(networks))
+        off = [largest_difference(net, data, fmt, self._samples, k) for k, net in enumerate(networks)]
+        parity = float(np.max(off))  # max() may pass over what is no number
         scale = max(float(np.abs(torch_logits(net, self._samples[:1])).max()) for net in networks)
         if not parity <= parity_limit(scale):
             raise ProgramRefused(f"the stacked {fmt} file differs from torch by {parity:.1e}", hint="leave it out")

@@ -3,7 +3,8 @@
 The inputs of the run are drawn from a seed. Some seeds cannot judge a float32 program: next to the kink of a ReLU
 rounding alone decides (program_parity.py). The first of a few seeds at which torch's own float32 agrees with float64
 is used. The learning rate and the size of the pulls follow from the gradient at the start, so that every term
-contributes to each step and a step moves a weight by about a hundredth.
+contributes to each step and a step moves a weight by about a hundredth; less where the gradient is so small that this
+learning rate would make the pull to the anchor overshoot in every step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from edge_client.engines.base import open_engine, ports_by_role
-from edge_client.engines.golden_run import Run, digests, golden_difference, golden_inputs, run_golden
+from edge_client.engines.golden_run import MOMENTUM, MU, Run, digests, golden_difference, golden_inputs, run_golden
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import FROZEN, Program
@@ -35,6 +36,7 @@ TOLERANCE = 1e-2  # a correct runtime differs by 1e-6 to 1e-4, a missing term by
 CLEAR = 1e-4  # a difference of torch's float32 below this: no kink is near
 SEEDS = 8
 STRIDE = 256.0  # the part of a weight that a step moves: a weight over a pull
+STEEPEST = 2 * (1 + MOMENTUM) / MU  # learning rates from here on carry a weight ever farther from its anchor
 
 
 def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> Golden:
@@ -97,7 +99,8 @@ def _candidates(source: TraceSource, program: Program, batch: int) -> Iterator[G
         if not (math.isfinite(pull) and pull > 0):
             continue
         weights = np.concatenate([np.ravel(a) for n, a in _start(program, draft).items() if n.startswith("w/")])
-        yield replace(draft, pull=_power(pull), lr=_power(_size(weights) / (STRIDE * pull)))
+        wanted = _power(_size(weights) / (STRIDE * pull))
+        yield replace(draft, pull=_power(pull), lr=min(wanted, 2.0 ** math.floor(math.log2(STEEPEST))))
 
 
 def _steps(source: TraceSource, batch: int) -> int:

@@ -92,6 +92,17 @@ def test_numbers_that_are_not_finite_are_infinitely_wrong(
 
 
 @each_engine
+def test_weights_that_are_not_finite_after_the_last_step_are_wrong_beside_right_losses(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, golden = opened(engine, tmp_path), program().golden[engine]
+    kind = type(here.update(golden_inputs(program(), golden, fixed=here.fixed_batch is not None).start))
+    read = kind.read
+    monkeypatch.setattr(kind, "read", lambda self: {name: value * np.nan for name, value in read(self).items()})
+    assert run_golden(here, program(), golden) == np.inf
+
+
+@each_engine
 def test_a_command_that_trains_refuses_a_wrong_runtime_with_its_version_and_what_to_do(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

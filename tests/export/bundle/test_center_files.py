@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,10 @@ from torch import nn
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Array
-from export.bundle.center_files import export_center, load_infer_module
+from export.bundle.center_files import export_center, export_stacked, load_infer_module
+from export.bundle.run_source import BundleSource
 from export.bundle.verify_centers import file_logits, largest_difference
+from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of
 from export.containers.write_onnx import MAX_IR_VERSION, bake_weights, run_onnx
 from tests.support.programs import compiled, model
@@ -114,3 +118,19 @@ def test_an_unknown_format_is_named_with_those_that_exist() -> None:
 def test_a_module_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(ProgramRefused, match="cannot be written as onnx"):
         export_center(nn.Linear(2, 2), (3,), "onnx")
+
+
+def test_a_stacked_file_that_answers_no_number_for_its_second_center_is_refused(tmp_path: Path) -> None:
+    made, module = compiled("digits-mlp"), model("digits-mlp").module
+    schema, start = made.program.schema, vector_of(module, made.program.schema)
+    infer = made.files[made.program.containers["pt2"]["infer"].sha256]
+    wrong = export_stacked(infer, schema, np.stack([start, start * np.nan]), made.program.input, "onnx")
+    source = BundleSource(
+        program=made.program,
+        files=made.files,
+        centers=[start, start],
+        cards=[{}, {}],
+        made={"stacked/centers.onnx": wrong},
+    )
+    with pytest.raises(ProgramRefused, match="stacked onnx file differs from torch by nan"):
+        write_bundle(tmp_path / "bundle", source, BundleOptions(formats=("onnx",), stacked=True))

@@ -30,6 +30,17 @@ class Classified(nn.Module):
         return self.head(torch.tanh(both).flatten(1))  # type: ignore[no-any-return]
 
 
+class Faint(nn.Module):
+    """A gradient that is small where the weights are drawn, and grows with their fourth power, as OFT's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 + 2.0**-16 * x @ torch.linalg.matrix_power(self.weight, 4)  # type: ignore[no-any-return]
+
+
 def test_a_layer_that_gives_a_view_of_its_weight_has_a_golden_run() -> None:
     source = make_source(Classified(), input=(4,))
     golden = golden_run(source, program_without_containers(source), fixed=None)
@@ -45,3 +56,10 @@ def test_a_sample_of_many_outputs_is_run_in_smaller_batches() -> None:
         source = make_source(module, input=(4,), loss="squared-error")
         batches.append(golden_run(source, program_without_containers(source), fixed=None).batch)
     assert batches == [8, 2]
+
+
+def test_a_small_gradient_does_not_make_the_run_diverge() -> None:
+    """The pull to the anchor alone carries a weight ever farther where the learning rate is too large for it."""
+    source = make_source(Faint(), input=(4,), loss="squared-error")
+    golden = golden_run(source, program_without_containers(source), fixed=None)
+    assert 0 < max(map(abs, golden.weights)) < 1
