@@ -99,7 +99,7 @@ class TraceSource:
 
 
 class BatchNormOfOneDevice(nn.BatchNorm2d):
-    """nn.SyncBatchNorm where nobody else trains; torch's own wants a GPU and batch norm's counter."""
+    """nn.SyncBatchNorm on one device alone; torch's own wants a GPU and batch norm's counter."""
 
     def _check_input_dim(self, _input: Tensor) -> None: ...
 

@@ -262,7 +262,7 @@ def test_what_cannot_be_private_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="reduce"):
         FedAvg(server=ServerOptions(privacy_noise=1.0, reduce="median"))
     for untouched in (FedAvg(), make_method("fedsgd")):  # without noise, and without the server's options
-        assert with_noise_key(untouched, schema, lambda: pytest.fail("nobody needs the secret")) is untouched
+        assert with_noise_key(untouched, schema, lambda: pytest.fail("the secret is not needed")) is untouched
     plain = FedAvg()
     assert privacy_spent(plain, plain.begin(start_of(), schema, {}, np.random.default_rng(0))) is None
 

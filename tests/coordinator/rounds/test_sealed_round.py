@@ -228,12 +228,12 @@ def test_an_evaluation_that_too_few_devices_answer_has_no_averages(asked: int) -
     made = trained("ifca", "updates", rounds=0)
     assert isinstance(made.strategy, LocalSgd)
 
-    def nobody(exchange: Exchange) -> Replies:
+    def no_answers(exchange: Exchange) -> Replies:
         assert isinstance(exchange, SumByCenter)
         return SealedSums(exchange, {})
 
     report = drive(
-        sealed_evaluation(made.strategy, made.state, made.fleet, sorted(made.fleet)[:asked], batch=8), nobody
+        sealed_evaluation(made.strategy, made.state, made.fleet, sorted(made.fleet)[:asked], batch=8), no_answers
     )
     assert (report.accuracy.micro, report.accuracy.macro, report.f1_of_devices.macro) == (None, None, None)
 
