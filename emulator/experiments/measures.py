@@ -1,7 +1,8 @@
 """The measures of a cell. Each measure takes a finished run and returns the values that are averaged.
 
 Accuracy and F1 are those of the last three rounds, on the devices' own test samples: f1-of-devices is the mean of the
-devices' macro F1, weighted by samples, f1-pooled the macro F1 of all samples. What is measured against pure
+devices' macro F1, weighted by samples, f1-pooled the macro F1 of all samples. Accuracy is weighted by samples, too;
+macro-accuracy and macro-f1 are the same two without weights. What is measured against pure
 distributions uses the fleet's hold-outs: a matrix of centers by distributions.
 
 What is measured with other statistics of batch norm is one more evaluation of the final centers, so one training gives
@@ -129,6 +130,18 @@ MEASURES: dict[str, Measure] = {
         slack=1.0,
         of_last_rounds=True,
         values=lambda f: _percent(last_rounds(f.result.records, "f1_of_devices", "weighted")),
+    ),
+    "macro-accuracy": Measure(
+        title="macro accuracy %",
+        slack=1.0,
+        of_last_rounds=True,
+        values=lambda f: _percent(last_rounds(f.result.records, "accuracy", "macro")),
+    ),
+    "macro-f1": Measure(
+        title="macro F1 of devices %",
+        slack=1.0,
+        of_last_rounds=True,
+        values=lambda f: _percent(last_rounds(f.result.records, "f1_of_devices", "unweighted")),
     ),
     "f1-pooled": Measure(
         title="pooled F1 %",

@@ -1,9 +1,9 @@
 """The finished cells of a plan as Markdown: the paper's figure, ours, a verdict, and a comparison between our rows.
 
-Rows that were not run are counted below the table, not shown (cells_summary.py lists them). A plan without any figure
-of a paper shows ours alone. A measure that only some cells have (`also` of the plan) has one column, with its verdict
-against the same printed figure. A seed's figure is the mean over its last rounds. Ours is the
-mean over seeds ± their standard deviation (n - 1 in the denominator); one seed has no ±.
+Rows that were not run are counted below the table, not shown (cells_summary.py lists them). A measure of which the
+paper prints no figure shows ours alone. A measure that only some cells have (`also` of the plan) has one column, with
+its verdict against the same printed figure. A seed's figure is the mean over its last rounds. Ours is the mean over
+seeds ± their standard deviation (n - 1 in the denominator); one seed has no ±.
 
 The verdict is the difference, ours less the paper's. "agrees" before it: the difference is at most two of the paper's
 deviations and at most twice the measure's slack, or at most its slack. Our own deviation plays no part: a wide one
@@ -34,22 +34,26 @@ def render_table(
     plan: ExperimentPlan, results: Results, *, command: str, reasons: Mapping[str, str] | None = None
 ) -> str:
     """The whole section under its heading, without one. `reasons` says why a column or a method could not be run."""
-    known = any(cell.paper for cell in plan.cells)
+    printed = {name for name in plan.metrics if any(name in cell.paper for cell in plan.cells)}
     compared = any(cell.row.against for cell in plan.cells)
     run = [(cell, found) for cell in plan.cells if (found := list(results(cell)))]
     also = [name for name in plan.also if any(seed_figures(found, name) for _, found in run)]
-    titles = [MEASURES[name].title for name in plan.metrics]
-    shown = [f"{t}: {what}" for t in titles for what in ("paper", "ours", "verdict")] if known else titles
+    titles = {name: MEASURES[name].title for name in plan.metrics}
+    shown = [
+        f"{title}: {what}" if what else title
+        for name, title in titles.items()
+        for what in (("paper", "ours", "verdict") if name in printed else ("",))
+    ]
     shown += [MEASURES[name].title for name in also]
-    pairs = [f"{titles[0]} against another row, paired"] if compared else []
+    pairs = [f"{titles[plan.metrics[0]]} against another row, paired"] if compared else []
     head = [*ROW_CELLS, *shown, *pairs, "seeds"]
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", ""]
     lines += [table_line(head), table_line(["---"] * len(head))]
     notes: set[str] = set()
     for cell, found in run:
         notes |= {f"{cell.column.name}: {one['note']}" for one in found if one["note"]}
-        parts = [_three(cell, name, found) for name in plan.metrics]
-        figures = [part for three in parts for part in (three if known else three[1:2])]
+        parts = [(name, _three(cell, name, found)) for name in plan.metrics]
+        figures = [part for name, three in parts for part in (three if name in printed else three[1:2])]
         figures += [_beside(cell, name, plan.also[name], found) for name in also]
         figures += [_against(plan, cell, found, results)] if compared else []
         k = str(cell.settings.get("clusters", cell.row.k))

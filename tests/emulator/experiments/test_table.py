@@ -35,12 +35,12 @@ def rows_of(text: str) -> list[list[str]]:
     return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
-def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_absent_ones_are_counted() -> None:
+def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_else_ours_alone_and_absent_ones_are_counted() -> None:
     text = render_table(PLAN, results, command="run it", reasons={"B": "no files"})
     head, line, ours = rows_of(text)
-    assert head[3:6] == ["accuracy %: paper", "accuracy %: ours", "accuracy %: verdict"]
+    assert head[3:7] == ["accuracy %: paper", "accuracy %: ours", "accuracy %: verdict", "F1 of devices %"]
     assert set(line) == {"---"}
-    assert ours == ["A", "1", "FedAvg", "86.08 ± 0.7", "86.00 ± 0.71", "agrees (-0.1)", "", "50.00", "", "2"]
+    assert ours == ["A", "1", "FedAvg", "86.08 ± 0.7", "86.00 ± 0.71", "agrees (-0.1)", "50.00", "2"]
     assert "* 1 of 2 cells were not run; `--summary` names them." in text
     assert "`run it`" in text
     assert "* A: lossy pixels." in text
@@ -60,8 +60,8 @@ def test_a_measure_of_some_cells_has_one_column_with_a_verdict_and_none_where_no
     assert "statistics of the test batch" not in render_table(plan, results, command="")
     both = [{"seed": 0, "values": {"accuracy": [85.5], "accuracy-test-batch": [85.4]}, "note": ""}, FOUND[1]]
     head, _, ours = rows_of(render_table(plan, lambda c: both if c.row.method == "fedavg" else [], command=""))
-    assert head[9] == "accuracy %, statistics of the test batch"
-    assert ours[9] == "85.40; agrees (-0.7); n = 1"
+    assert head[7] == "accuracy %, statistics of the test batch"
+    assert ours[7] == "85.40; agrees (-0.7); n = 1"
     with pytest.raises(ConfigError, match="no metric is called f1"):
         parse_plan("t", text.replace('= "accuracy"', '= "f1"'))
 
