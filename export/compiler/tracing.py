@@ -22,6 +22,7 @@ from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Port
 from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, UnsupportedOperator
 from export.compiler.decompositions.table import decompositions_for
+from export.compiler.equal_nodes import merge_equal_nodes, share_maxima
 from export.compiler.forward_pass import MAX_BATCH, ForwardPasses, tracing_context
 from export.compiler.operator_watch import one_size_only, operator_name, refuse_operator, refuse_untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, flat_graph, function_ports
@@ -102,6 +103,8 @@ def _traced(
         graph = flat_graph(source, function, functionalize)
         traced = make_fx(graph, decomposition_table=decompositions_for(function))(*mine)
     _check_batch(source, dynamic, mine)
+    share_maxima(traced.graph)
+    merge_equal_nodes(traced.graph)
     traced.graph.eliminate_dead_code()
     own = _own_tensors(traced, fake)
     traced.recompile()

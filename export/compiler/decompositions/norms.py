@@ -137,7 +137,7 @@ def batch_norm_backward(
     centred = x - _channel(mean, x)
     total = grad.sum(dims, keepdim=True)
     along = (grad * centred).sum(dims, keepdim=True)
-    pull = grad if frozen else grad - total / count - centred * (along * scale * scale / count)
+    pull = grad if frozen else grad - (centred * (along * scale * scale / count) + total / count)
     factor = scale if weight is None else scale * _channel(weight, x)
     return (
         pull * factor if output_mask[0] else None,

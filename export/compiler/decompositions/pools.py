@@ -114,15 +114,27 @@ def max_pool2d_backward(
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,
-    _indices: Tensor,
+    indices: Tensor,
 ) -> Tensor:
     """The first maximum of a window takes the gradient, as in torch: first by row, then by column."""
     rows, columns = _axes(x, kernel, stride, padding, dilation, ceil_mode)
     across = columns.views(_turn(x), -INFINITY)
     widest = reduce(torch.maximum, across)  # [batch, channels, window, height]
     down = rows.views(_turn(widest), -INFINITY)
-    given = rows.spread(_to_first(down, reduce(torch.maximum, down), grad))
+    most = maxima_of_pool(reduce(torch.maximum, down), indices)
+    given = rows.spread(_to_first(down, most, grad))
     return _turn(columns.spread(_to_first(across, widest, _turn(given))))
+
+
+@torch.library.custom_op("fedcenters::maxima_of_pool", mutates_args=())
+def maxima_of_pool(maxima: Tensor, indices: Tensor) -> Tensor:  # noqa: ARG001 - the pool's node in a graph
+    """The maxima: a mark in a graph that they are the output of the pool with these indices (equal_nodes.py)."""
+    return maxima.clone()
+
+
+@maxima_of_pool.register_fake
+def _maxima_of_pool(maxima: Tensor, indices: Tensor) -> Tensor:  # noqa: ARG001 - as above
+    return torch.empty_like(maxima)
 
 
 def adaptive_max_pool2d(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
