@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from export.compiler.decompositions.pools import MAXIMA_OF_POOL
+
 aten = torch.ops.aten
-MARK = torch.ops.fedcenters.maxima_of_pool.default
 RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)  # noqa: SLF001 - torch's own name
 
 
@@ -23,7 +24,7 @@ def share_maxima(graph: fx.Graph) -> None:
 
     Where another formula stands for the pool (ceil_mode), its output stays.
     """
-    for mark in [node for node in graph.nodes if node.target is MARK]:
+    for mark in [node for node in graph.nodes if node.target is MAXIMA_OF_POOL]:
         maxima, indices = mark.args
         pool = indices.args[0] if indices.target is operator.getitem else None
         mark.replace_all_uses_with(maxima)

@@ -137,6 +137,9 @@ def _maxima_of_pool(maxima: Tensor, indices: Tensor) -> Tensor:  # noqa: ARG001 
     return torch.empty_like(maxima)
 
 
+MAXIMA_OF_POOL = torch.ops.fedcenters.maxima_of_pool.default  # its node in a graph
+
+
 def adaptive_max_pool2d(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Equal windows side by side. Raises UnsupportedOperator where the sizes do not divide."""
     out = aten.max_pool2d_with_indices.default(x, _adaptive_kernel(x, size))
