@@ -16,10 +16,11 @@ from torch.export import ExportedProgram
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import FROZEN, FUNCTIONS, BatchSize
 from export.compiler.container_cache import cached_file, constants_hash, container_key
+from export.compiler.decompositions.supported_ops import TORCH_ALONE
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.operator_watch import Untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
-from export.compiler.tracing import export_graph, trace_function
+from export.compiler.tracing import export_graph, holds, trace_function
 from export.containers.flat_graph import FlatGraph
 from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
@@ -92,24 +93,31 @@ def _function_files(
     passes: ForwardPasses, function: str, engines: Sequence[str], fixed: int | None, progress: Progress
 ) -> dict[str, bytes]:
     source, batch = passes.source, fixed or EXAMPLE_BATCH
-    graph = trace_function(passes, function, batch=batch, dynamic=fixed is None)
     ports = function_ports(source, function)
 
     @cache
-    def exported() -> ExportedProgram:
+    def traced(*, for_torch: bool) -> FlatGraph:
+        return trace_function(passes, function, batch=batch, dynamic=fixed is None, for_torch=for_torch)
+
+    @cache
+    def exported(graph: FlatGraph) -> ExportedProgram:
         return export_graph(source, function, graph, batch=batch, dynamic=fixed is None)
 
-    def onnx() -> bytes:
-        program = exported()
+    def onnx(graph: FlatGraph) -> bytes:
+        program = exported(graph)
         with refusal_context(source, "onnx"):
             inputs = [*(p.name for p in ports.inputs), *(f"{FROZEN}/{name}" for name in source.frozen_names)]
             return to_onnx(program, inputs, [p.name for p in ports.outputs])
 
     made = {}
-    for engine, make in {"pt2": lambda: to_pt2(exported()), "onnx": onnx}.items():
-        if engine in engines:
-            progress(f"{engine} {function}")
-            made[engine] = cached_file(_key(engine, source, {function: graph}, batch), make)
+    own = traced(for_torch=True) if "pt2" in engines else None
+    if "pt2" in engines and own is not None:
+        progress(f"pt2 {function}")
+        made["pt2"] = cached_file(_key("pt2", source, {function: own}, batch), lambda: to_pt2(exported(own)))
+    if "onnx" in engines:
+        progress(f"onnx {function}")
+        graph = own if own is not None and not holds(own, TORCH_ALONE) else traced(for_torch=False)
+        made["onnx"] = cached_file(_key("onnx", source, {function: graph}, batch), lambda: onnx(graph))
     return made
 
 

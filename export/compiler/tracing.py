@@ -6,7 +6,7 @@ lacks is refused with its name and the layer and line that used it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Port
-from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, UnsupportedOperator
+from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, TORCH_ALONE, UnsupportedOperator
 from export.compiler.decompositions.table import decompositions_for
 from export.compiler.equal_nodes import merge_equal_nodes, share_maxima
 from export.compiler.forward_pass import MAX_BATCH, ForwardPasses, tracing_context
@@ -31,11 +31,12 @@ from export.diagnostics import quiet_warnings
 
 
 def trace_function(
-    passes: ForwardPasses, function: str, *, batch: int, dynamic: bool, closed: bool = False
+    passes: ForwardPasses, function: str, *, batch: int, dynamic: bool, closed: bool = False, for_torch: bool = False
 ) -> FlatGraph:
     """One function as a graph over flat tensors; `dynamic`: for any batch size, and `batch` is only the example's.
 
-    `closed`: the graph holds the frozen parameters, too, which else are its last inputs.
+    `closed`: the graph holds the frozen parameters, too, which else are its last inputs. `for_torch`: it may hold what
+    torch alone does (TORCH_ALONE).
     Raises ProgramRefused.
     """
     source = passes.source
@@ -44,14 +45,15 @@ def trace_function(
     constants = [value.clone() for value in staged.constants.values()]
     args = [*example_inputs(source, function, batch), *constants]
     try:
-        traced, own = _traced(staged, function, args, inputs if dynamic else ())
+        table = decompositions_for(function, for_torch=for_torch)
+        traced, own = _traced(staged, function, args, inputs if dynamic else (), table)
     except ProgramRefused:
         raise
     except UnsupportedOperator as refused:
         refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
         refuse_untraceable(source, wrong)
-    _refuse_unsupported(source, traced)
+    _refuse_unsupported(source, traced, SUPPORTED | TORCH_ALONE if for_torch else SUPPORTED)
     return FlatGraph(traced, [*constants[0 if closed else len(source.frozen_names) :], *own]).eval()
 
 
@@ -91,7 +93,7 @@ def _export(graph: nn.Module, flat: tuple[Tensor, ...], shapes: Any, *, deferred
 
 
 def _traced(
-    source: TraceSource, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]
+    source: TraceSource, function: str, args: Sequence[Tensor], dynamic: Sequence[Port], table: Mapping[Any, Any]
 ) -> tuple[fx.GraphModule, list[Tensor]]:
     """The graph and further constants, which it takes after `args`.
 
@@ -101,7 +103,7 @@ def _traced(
     mine = [_fake(fake, a, dynamic[i].shape if i < len(dynamic) else ()) for i, a in enumerate(args)]
     with fake, enable_python_dispatcher(), tracing_context():
         graph = flat_graph(source, function, functionalize)
-        traced = make_fx(graph, decomposition_table=decompositions_for(function))(*mine)
+        traced = make_fx(graph, decomposition_table=table)(*mine)
     _check_batch(source, dynamic, mine)
     share_maxima(traced.graph)
     merge_equal_nodes(traced.graph)
@@ -147,7 +149,13 @@ def _fake(mode: FakeTensorMode, value: Tensor, shape: Sequence[Any]) -> Tensor:
     return mode.from_tensor(value, static_shapes=context is None, symbolic_context=context)
 
 
-def _refuse_unsupported(source: TraceSource, graph: fx.GraphModule) -> None:
+def holds(graph: FlatGraph, operators: frozenset[str]) -> bool:
+    """Whether one of these operators ("aten.mul") is in a graph of `trace_function`."""
+    nodes = [node.target for node in graph.graph.graph.nodes]
+    return any(isinstance(target, torch._ops.OpOverload) and operator_name(target) in operators for target in nodes)  # noqa: SLF001 - no public name
+
+
+def _refuse_unsupported(source: TraceSource, graph: fx.GraphModule, supported: frozenset[str]) -> None:
     """Raise ProgramRefused for a node that is neither arithmetic on sizes nor a supported operator."""
     for node in graph.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
@@ -155,5 +163,5 @@ def _refuse_unsupported(source: TraceSource, graph: fx.GraphModule) -> None:
         name = operator_name(node.target)
         if name in RANDOM:
             refuse_operator(source, name, "it draws random numbers even in inference mode")
-        if name not in SUPPORTED:
+        if name not in supported:
             refuse_operator(source, name, "no runtime of ours is known to run it")

@@ -18,7 +18,12 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from export.compiler.decompositions.angles import ANGLE_DECOMPOSITIONS as ANGLES
-from export.compiler.decompositions.convolutions import convolution, convolution_backward, convolution_in_step
+from export.compiler.decompositions.convolutions import (
+    convolution,
+    convolution_backward,
+    convolution_backward_of_torch,
+    convolution_in_step,
+)
 from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS as INDEXING
 from export.compiler.decompositions.matrices import AXIS_DECOMPOSITIONS as AXES
 from export.compiler.decompositions.norms import (
@@ -33,6 +38,7 @@ from export.compiler.decompositions.norms import (
 )
 from export.compiler.decompositions.picks import PICK_DECOMPOSITIONS as PICKS
 from export.compiler.decompositions.pools import POOL_DECOMPOSITIONS as POOLS
+from export.compiler.decompositions.supported_ops import TORCH_ALONE
 
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
@@ -248,7 +254,15 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
 
 
 @cache  # torch takes a fifth of a second to list its own
-def decompositions_for(function: str) -> Mapping[Any, Decomposition]:
-    """The decompositions for one function of a program; those of this package take precedence over torch's."""
+def decompositions_for(function: str, *, for_torch: bool = False) -> Mapping[Any, Decomposition]:
+    """The decompositions for one function of a program; those of this package take precedence over torch's.
+
+    `for_torch`: a step that torch alone runs keeps TORCH_ALONE.
+    """
     whole = {**core_aten_decompositions(), **get_decompositions(list(FROM_TORCH)), **OWN_DECOMPOSITIONS, **INDEXING}
-    return whole | {aten.convolution.default: convolution_in_step} if function == "step" else whole
+    if function != "step":
+        return whole
+    if for_torch:
+        kept = {op: how for op, how in whole.items() if str(op.overloadpacket) not in TORCH_ALONE}
+        return kept | {aten.convolution_backward.default: convolution_backward_of_torch}
+    return whole | {aten.convolution.default: convolution_in_step}
