@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
+from export.compiler.decompositions.supported_ops import TORCH_ALONE
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.operator_watch import Untraceable
 from export.compiler.program import make_source
 from export.compiler.program_functions import example_inputs
 from export.compiler.program_parity import output_differences, torch_outputs
-from export.compiler.tracing import export_graph, trace_function
+from export.compiler.tracing import export_graph, holds, trace_function
 from export.containers.write_pt2 import run_pt2, to_pt2
 from tests.support import picking_networks
+
+aten = torch.ops.aten
 
 
 def refusal(module: nn.Module, *, input: tuple[int, ...] = (1, 8, 8)) -> str:  # noqa: A002 - the manifest's word
@@ -133,3 +136,20 @@ def test_a_traced_step_is_torchs_in_float64_at_another_batch_size(name: str) -> 
     given = example_inputs(source, "step", 5)
     found = [value.detach().numpy() for value in graph(*given)]
     assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-10
+
+
+def test_a_step_for_torch_keeps_its_own_gradients_and_sums_a_bias_apart() -> None:
+    """In torch's float32 the gradient of a bias before a batch norm, which is 0, is above the limit of a check."""
+    layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)]
+    passes = ForwardPasses(make_source(nn.Sequential(*layers), input=(1, 8, 8)))
+    own = trace_function(passes, "step", batch=4, dynamic=True, for_torch=True)
+    targets = [node.target for node in own.graph.graph.nodes if node.op == "call_function"]
+    assert {aten.native_batch_norm_backward.default, aten.max_pool2d_with_indices_backward.default} <= set(targets)
+    (gradient,) = [node for node in own.graph.graph.nodes if node.target is aten.convolution_backward.default]
+    assert gradient.args[-1] == [False, True, False]
+    assert not holds(trace_function(passes, "step", batch=4, dynamic=True), TORCH_ALONE)
+
+
+def test_one_trace_serves_both_where_torch_has_nothing_of_its_own() -> None:
+    passes = ForwardPasses(make_source(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), input=(6,)))
+    assert not holds(trace_function(passes, "step", batch=4, dynamic=True, for_torch=True), TORCH_ALONE)
