@@ -12,7 +12,7 @@ from emulator.reports.pictures.recorder import RunRecorder
 from emulator.simulation import checkpoint
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
-from emulator.simulation.emulated_devices import EmulatedDevices
+from emulator.simulation.emulated_devices import MAIN_SLOT, EmulatedDevices
 from emulator.simulation.spill import SpilledRecords
 from emulator.simulation.virtual_network import VirtualNetwork
 
@@ -43,6 +43,7 @@ class LiveRun:
         self.recorder.keep(lost.with_name("heard"))
         if self.devices.asks_own:
             self.devices.keep(lost.with_name("own"))
+        network["slots"] = {name: sorted(getattr(self.devices, name)) for name in ("trained", "forgotten")}
         done = Checkpoint(
             round=number, state=self.state, real_seconds=self.real_seconds, network=network, lesson=checkpoints.lesson
         )
@@ -56,10 +57,12 @@ class LiveRun:
         if self.asynchronous:
             self.asynchronous.recall(before.network["asynchronous"], before.state, folder / "under-way")
         self.recorder.recall(folder / "heard")
+        slots = before.network.get("slots", {"trained": [MAIN_SLOT], "forgotten": []})  # of an older version: none
+        self.devices.trained, self.devices.forgotten = set(slots["trained"]), set(slots["forgotten"])
         if (folder / "own").is_dir():
             self.devices.recall(folder / "own")
             self.devices.asks_own = True
         else:
-            self.devices.forgotten = True
+            self.devices.forgotten |= self.devices.trained
         self.real_seconds = list(before.real_seconds)
         self.state = before.state

@@ -86,9 +86,14 @@ class ClearStarts:
     representation: str = "classifier"
 
     def round(self, state: State, rng: np.random.Generator, *, sorts: int = SORTS) -> Round:
-        """The state with its first centers; the numbers of devices do not stay in it."""
-        least = self.method.server.least_members
-        after = yield from starts_by_loss(self, state, self.fleet, rng, least=least, sorts=sorts)
+        """The state with its first centers; the numbers of devices do not stay in it.
+
+        With `privacy_noise` the groups are the centers: each sort is a release more, and refills and the merge read
+        exact numbers of devices.
+        """
+        server = self.method.server
+        sorts = 0 if server.privacy_noise else sorts
+        after = yield from starts_by_loss(self, state, self.fleet, rng, least=server.least_members, sorts=sorts)
         if after is state:
             return state
         return replace(after, assignment={}, extra={k: v for k, v in after.extra.items() if k != COUNTS_KEY})
