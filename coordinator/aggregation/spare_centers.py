@@ -17,7 +17,7 @@ from edge_client.protocol.task import F64, I64, Array, Flat
 APART = 0.1  # of a half from the center that is split, in units of the center's distance from the common start
 
 
-def refilled(  # noqa: PLR0913 - a split has these
+def refilled(
     centers: Array, counts: I64, start: Flat, *, least: int, rng: np.random.Generator, n_params: int | None = None
 ) -> Array:
     """Centers [M, p] of which those without devices are halves of others; each half expects `least` devices or more.
