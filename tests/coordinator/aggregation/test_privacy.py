@@ -279,6 +279,14 @@ def test_a_private_method_still_learns_where_noise_is_small() -> None:
     assert accuracies[-1] > 0.6
 
 
+@pytest.mark.parametrize(("key", "value"), [("privacy-clip", 0.5), ("privacy-delta", 1e-6)])
+def test_a_bound_without_noise_is_refused_because_nothing_would_be_clipped(key: str, value: float) -> None:
+    settings: dict[str, Setting] = {key: value}
+    with pytest.raises(ConfigError, match=f"{key} is set and privacy-noise is 0"):
+        make_method("fedavg", **settings)
+    make_method("fedavg", **settings, **{"privacy-noise": 1.0})
+
+
 def test_what_cannot_be_private_is_refused_with_a_hint() -> None:
     schema = world(FedAvg(), LOCAL).schema
     buffers = replace(schema.tensors[0], name="running", role="b")
