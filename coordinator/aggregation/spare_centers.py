@@ -17,18 +17,23 @@ from edge_client.protocol.task import F64, I64, Array, Flat
 APART = 0.1  # of a half from the center that is split, in units of the center's distance from the common start
 
 
-def refilled(centers: Array, counts: I64, start: Flat, *, least: int, rng: np.random.Generator) -> Array:
+def refilled(
+    centers: Array, counts: I64, start: Flat, *, least: int, rng: np.random.Generator, n_params: int | None = None
+) -> Array:
     """Centers [M, p] of which those without devices are halves of others; each half expects `least` devices or more.
 
-    `counts` [M] are the devices of each center, `start` [p] is where all of them began.
+    `counts` [M] are the devices of each center, `start` [p] is where all of them began. Columns from `n_params` on are
+    buffers, which both halves have as they are: a variance that a direction moves may be negative.
     """
-    out, expected = centers.copy(), counts.astype(np.float64)
+    out, expected, border = centers.copy(), counts.astype(np.float64), len(start) if n_params is None else n_params
     for free in np.flatnonzero(counts == 0).tolist():
         split = int(expected.argmax())
         if expected[split] < 2 * least:
             break
         way = rng.standard_normal(len(start))
-        way *= APART * np.linalg.norm(out[split].astype(np.float64) - start) / np.linalg.norm(way)
+        way[border:] = 0
+        moved = (out[split].astype(np.float64) - start)[:border]
+        way *= APART * np.linalg.norm(moved) / np.linalg.norm(way)
         out[free], out[split] = out[split] - way, out[split] + way
         expected[free] = expected[split] = expected[split] / 2
     return out

@@ -38,7 +38,7 @@ def trimmed_kmeans(
     """
     if k < 1 or len(matrix) < 1 or not 0 <= trim < 0.5 or (restarts < 1 and init is None):  # noqa: PLR2004 - most are kept
         raise ValueError(f"need k >= 1, points, trim in [0, 0.5) and a start; got k={k}, {matrix.shape}, {trim}")
-    spare, equal = int(trim * len(matrix)), np.ones(len(matrix))
+    spare, equal = int(round(trim * len(matrix), 9)), np.ones(len(matrix))  # 0.29 of 100 are 29
     if spare == 0:
         found = kmeans(matrix, k, rng, restarts=restarts, init=init)
         return TrimmedClustering(found.labels, np.ones(len(matrix), dtype=np.bool_), found.objective)

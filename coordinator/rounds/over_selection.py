@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, cast
 
 from coordinator.strategies.base import Exchange, RequireAll, Strategy
+from coordinator.strategies.common.sampling import part_of
 from coordinator.strategies.registry import method_settings
 from edge_client.protocol.task import Probe
 
@@ -20,7 +20,7 @@ def with_over_selection(strategy: Strategy, share: float, fleet: int) -> tuple[S
         return strategy, None
     fraction = float(method_settings(strategy)["fraction-train"])
     more = cast("Strategy", replace(cast("Any", strategy), fraction_train=min(1.0, share * fraction)))
-    return more, math.ceil(fraction * fleet)
+    return more, part_of(fraction, fleet)
 
 
 def needs_all(tasks: Exchange) -> bool:

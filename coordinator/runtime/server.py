@@ -7,7 +7,6 @@ server runs over MQTT, and in virtual time over a broker in memory.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -40,6 +39,7 @@ from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.status import StatusWriter
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Replies
+from coordinator.strategies.common.sampling import part_of
 from edge_client.errors import ConfigError, NetworkError, describe_error
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
@@ -330,7 +330,7 @@ class Server:
     def _wait_for_connected(self, session: EventLoop, key: ExchangeKey) -> None:
         """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum."""
         config, fleet, here = self._config, self._store.states.enrolled(), session.dispatcher.fleet
-        needed = math.ceil(config.round.fraction_connected * len(fleet))
+        needed = part_of(config.round.fraction_connected, len(fleet))
         until_s = self._clock.now_s() + config.round.deadline_s
         if session.run_until(lambda: here.count(fleet) >= needed, until_s) or config.round.below_quorum == "continue":
             return

@@ -15,6 +15,7 @@ from typing import Any, cast
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
+from coordinator.rounds.buffer_bounds import bounded_buffers
 from coordinator.rounds.metrics import CLASSES, RoundReport, Scoring
 from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
@@ -28,7 +29,7 @@ from coordinator.runtime.exchange.masked_sums import STAGES, MaskedSums, check_m
 from coordinator.runtime.exchange.without_rounds import WithoutRounds, oldest_needed
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
-from coordinator.storage.exchange_store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.privacy_noise_key import open_noise_key
 from coordinator.storage.round_pruning import prune_rounds
 from coordinator.storage.store import Store
@@ -212,13 +213,19 @@ class RunTrainer:
     def _late(self, run_id: str, number: int) -> Replies:
         """The late updates of earlier rounds; the newest one of each device."""
         newest = {stored.cid: stored for stored in self.store.late_updates.assign(run_id, number)}
-        n = {cid: min(stored.n, self.devices.fleet[cid]) for cid, stored in newest.items()}
+        fleet = self.devices.fleet
+        n = {cid: min(stored.n, fleet[cid]) for cid, stored in newest.items()}
 
         def read(cid: ClientId) -> Reply:
-            stored = newest[cid]
-            delta = codecs.decode_vector(self.store.updates(cid).read(stored.sha256), self.schema, kind="delta")
-            base = None if stored.base == ZERO_BASE else self.store.blobs.read(stored.base)
-            start = 0 if base is None else codecs.decode_vector(base, self.schema, kind="model")
-            return Reply(n=n[cid], update=start + delta)
+            return Reply(n=n[cid], update=late_model(self.store, newest[cid], self.schema))
 
         return StoredReplies(newest, read, {"update": n})
+
+
+def late_model(store: Store, stored: StoredReply, schema: Schema) -> Flat:
+    """The model [schema.size] of a late update, as it was decoded when it arrived."""
+    delta = codecs.decode_vector(store.updates(stored.cid).read(stored.sha256), schema, kind="delta")
+    if stored.base == ZERO_BASE:
+        return bounded_buffers(delta, None, schema)
+    base = codecs.decode_vector(store.blobs.read(stored.base), schema, kind="model")
+    return bounded_buffers(base + delta, base, schema)

@@ -45,6 +45,11 @@ class CLoVE(IFCA):
         check_range("restarts", self.restarts, low=1)
         check_range("cap", self.cap, low=0.5, high=1.0)
 
+    @property
+    def clusters_together(self) -> bool:
+        """k-means compares the devices' losses."""
+        return True
+
     def sum_plan(self, fleet: Fleet) -> SumPlan:  # noqa: ARG002 - the interface's
         """None: k-means needs the losses of each device. Raises ConfigError."""
         raise single_updates(self, "k-means compares the losses of single devices", "use ifca, where a device chooses")

@@ -47,6 +47,11 @@ class FedSoft(MultiStartSgd):
         check_choice("local-start", self.local_start, ("own", "centers"))
         self.check_pull(self.lam * (1 + self.sigma * (self.clusters - 1)), "every device", setting="lam")
 
+    @property
+    def clusters_together(self) -> bool:
+        """Also where the draw of a center's devices compares their shares."""
+        return super().clusters_together or self.select > 0
+
     def sum_plan(self, fleet: Fleet) -> SumPlan:
         """The device keeps its shares u. Raises ConfigError for settings that need them on the server."""
         if self.start == "k-means":

@@ -70,7 +70,7 @@ class IFCA(MultiStartSgd):
             by_samples=self.weights == "samples",
         )
         after = yield from starts.round(state, rng)
-        return after if after is state else replace(after, extra={"start": state.extra["start"]})
+        return replace(after, extra={k: v for k, v in after.extra.items() if k != "ungrouped" or after is state})
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""

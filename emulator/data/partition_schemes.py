@@ -230,7 +230,7 @@ _READERS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str
 
 
 def parse_scheme(text: str, **overrides: int | None) -> PartitionScheme:
-    """`name` or `name:key=value,key=value`; an override replaces a key if the scheme has it, None leaves it.
+    """`name` or `name:key=value,key=value`; an override replaces a key, None leaves it.
 
     A user's own scheme is `package.module:Class`, or registered (export/plugins.py). Raises UsageError for an
     unknown scheme or key, or a value that does not fit.
@@ -254,7 +254,11 @@ def parse_scheme(text: str, **overrides: int | None) -> PartitionScheme:
             raise UsageError(
                 f"{key} of partition {name!r} is {value!r}", hint=f"use a value of type {kinds[key]}"
             ) from None
-    values |= {key: value for key, value in overrides.items() if value is not None and key in kinds}
+    given = {key: value for key, value in overrides.items() if value is not None}
+    if unused := sorted(given.keys() - kinds.keys()):
+        told = f"the partition {name} has no {unused[0]}, and {unused[0]} is {given[unused[0]]}"
+        raise UsageError(told, hint=f"leave {unused[0]} out, or name a partition that has them, as label-permutations")
+    values |= given
     return cast("PartitionScheme", scheme(**values))
 
 

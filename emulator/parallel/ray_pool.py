@@ -23,11 +23,11 @@ from edge_client.data.dataset import DeviceData
 from edge_client.errors import FedcentersError, Malformed, NetworkError, RuntimeMissing, install_hint
 from edge_client.protocol.program import Program
 from edge_client.protocol.summed_task import SummedProbe
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Reply, Task
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Reply, Task
 from edge_client.training.learner import Learner
 from emulator.engines.base import Recipe
 from emulator.engines.device_runtime import RuntimeRecipe
-from emulator.simulation.emulated_devices import EmulatedDevices, no_rounding
+from emulator.simulation.emulated_devices import EmulatedDevices, no_rounding, own_slots
 
 TASK_RETRIES = 3  # of a unit whose machine or process was lost
 GROUPS_PER_CPU = 4  # units of an exchange; more balance better, and each carries the exchange's models once more
@@ -109,7 +109,7 @@ class RayWorkerPool(EmulatedDevices):
         return {who: found[who] for who in tasks}
 
     def _unit(self, tasks: Mapping[ClientId, Task]) -> GroupTask:
-        keys = [(who, slot) for who, task in tasks.items() for slot in _slots(task)]
+        keys = [(who, slot) for who, task in tasks.items() for slot in sorted(own_slots(task))]
         rows = [c for c, task in tasks.items() if isinstance(task, Fit) and task.rows != "ones"]
         return GroupTask(
             tasks=tasks,
@@ -198,13 +198,6 @@ def _groups(local: Mapping[ClientId, DeviceData], most: int) -> list[dict[Client
     names = sorted(local)
     count = max(1, min(most, len(names)))
     return [{who: local[who] for who in names[g::count]} for g in range(count)]
-
-
-def _slots(task: Task) -> list[str]:
-    """The slots whose models a task asks for."""
-    if isinstance(task, Fit):
-        return [task.slot] if isinstance(task.start, str) else []
-    return [model.slot for model in task.models if isinstance(model, OwnModel)]
 
 
 def _answered(answer: Reply | str) -> bool:

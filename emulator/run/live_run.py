@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from coordinator.strategies.base import Fleet, State, Strategy
+from edge_client.errors import ConfigError
 from emulator.reports.pictures.recorder import RunRecorder
 from emulator.simulation import checkpoint
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
-from emulator.simulation.emulated_devices import EmulatedDevices
+from emulator.simulation.drawn_devices import DrawnDevices
+from emulator.simulation.emulated_devices import MAIN_SLOT, EmulatedDevices
 from emulator.simulation.spill import SpilledRecords
 from emulator.simulation.virtual_network import VirtualNetwork
 
@@ -34,6 +38,21 @@ class LiveRun:
     records: SpilledRecords = field(default_factory=SpilledRecords)
     real_seconds: list[float] = field(default_factory=list)
 
+    @cached_property
+    def _samples(self) -> int:
+        """A number that is another one for other devices, numbers of samples, labels or first samples."""
+        if isinstance(self.devices.local, DrawnDevices):
+            return zlib.crc32(self.devices.local.fleet.samples.tobytes())
+        found = 0
+        for who in sorted(self.devices.local):
+            local = self.devices.local[who]
+            for part in (local.train, local.test):
+                told = () if part is None else (part.y, part.x[:1])
+                found = zlib.crc32(f"{who}/{[(a.shape, a.dtype.str) for a in told]}".encode(), found)
+                for array in told:
+                    found = zlib.crc32(np.ascontiguousarray(array).tobytes(), found)
+        return found
+
     def save(self, checkpoints: Checkpoints, number: int) -> None:
         """Write the checkpoint after round `number`."""
         lost = checkpoint.begin_checkpoint(checkpoints.folder) / "lost"
@@ -43,23 +62,37 @@ class LiveRun:
         self.recorder.keep(lost.with_name("heard"))
         if self.devices.asks_own:
             self.devices.keep(lost.with_name("own"))
+        network["samples"] = self._samples
+        network["slots"] = {name: sorted(getattr(self.devices, name)) for name in ("trained", "forgotten")}
         done = Checkpoint(
             round=number, state=self.state, real_seconds=self.real_seconds, network=network, lesson=checkpoints.lesson
         )
         checkpoint.finish_checkpoint(lost.parent, done, self.records)
 
     def restore(self, folder: Path, before: Checkpoint) -> None:
-        """Make every part what it was after the checkpoint's round."""
+        """Make every part what it was after the checkpoint's round.
+
+        Raises ConfigError for one of another fleet or model: a user's own have no name that options could differ by.
+        """
+        size, width = self.devices.program.schema.size, before.state.centers.shape[1]
+        if width != size:
+            told = f"the checkpoint in {folder.parent} is of a model with {width} numbers, and this one has {size}"
+            raise ConfigError(told, hint="give the run's own model, give the run another name, or leave out --resume")
+        if before.network.get("samples", self._samples) != self._samples:  # an older version's says nothing
+            told = f"the checkpoint in {folder.parent} is of devices with other samples"
+            raise ConfigError(told, hint="give the run's own fleet, give the run another name, or leave out --resume")
         for record in checkpoint.checkpoint_records(folder):
             self.records.append(record)
         self.network.recall(before.network, folder / "lost")
         if self.asynchronous:
             self.asynchronous.recall(before.network["asynchronous"], before.state, folder / "under-way")
         self.recorder.recall(folder / "heard")
+        slots = before.network.get("slots", {"trained": [MAIN_SLOT], "forgotten": []})  # of an older version: none
+        self.devices.trained, self.devices.forgotten = set(slots["trained"]), set(slots["forgotten"])
         if (folder / "own").is_dir():
             self.devices.recall(folder / "own")
             self.devices.asks_own = True
         else:
-            self.devices.forgotten = True
+            self.devices.forgotten |= self.devices.trained
         self.real_seconds = list(before.real_seconds)
         self.state = before.state

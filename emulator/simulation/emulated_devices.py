@@ -27,6 +27,7 @@ from emulator.simulation.spill import SpilledModels
 from emulator.simulation.summed_devices import SummedDevices, emulated_secret
 
 T = TypeVar("T")
+MAIN_SLOT = "main"  # whose running statistics `Probe.buffers` "own" takes
 
 
 def round_through_f32_delta(task: Fit, vector: Flat) -> Flat:
@@ -51,7 +52,8 @@ class EmulatedDevices:
     own: MutableMapping[tuple[ClientId, str], Flat] = field(default_factory=SpilledModels)
     posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
     asks_own: bool = field(default=False, init=False)  # whether some task has named a device's own model
-    forgotten: bool = field(default=False, init=False)  # whether those of a resumed run were not kept
+    trained: set[str] = field(default_factory=set, init=False)  # the slots of all fits so far
+    forgotten: set[str] = field(default_factory=set, init=False)  # those whose models were not kept
     sums: SummedDevices = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +76,7 @@ class EmulatedDevices:
         """
         if isinstance(self.local, DrawnDevices) and not self.asks_own:
             self.own.clear()
+            self.forgotten |= self.trained
         self.posterior.clear()
         self.sums.open_round()
 
@@ -160,18 +163,26 @@ class EmulatedDevices:
         return list({id(v): v for v in named if v is not None}.values())
 
     def _note(self, task: Task) -> None:
-        """A checkpoint has the own models once a task has named one. A method names one in its first round or never."""
-        if isinstance(task, SummedFit):
-            self.asks_own = True
-        elif isinstance(task, Fit):
-            self.asks_own |= isinstance(task.start, str) or task.buffers == "own"
-        else:
-            self.asks_own |= task.buffers == "own" or any(isinstance(model, OwnModel) for model in task.models)
-        if self.asks_own and self.forgotten:
-            raise ConfigError("the checkpoint lacks the devices' own models", hint="run again without --resume")
+        """A checkpoint has the own models once a task has named one: those of a slot from its first fit on, or none."""
+        named = own_slots(task)
+        self.asks_own |= bool(named)
+        if lost := sorted(named & self.forgotten):
+            told = f"the devices' own models {lost[0]!r} are gone: no task had named them in the rounds before"
+            raise ConfigError(told, hint="run again without --resume, with a method that names them in the first round")
+        if isinstance(task, Fit):
+            self.trained.add(task.slot)
 
     def _own(self, who: ClientId, slot: str) -> Flat | None:
         return self.own.get((who, slot))
+
+
+def own_slots(task: Task) -> set[str]:
+    """The slots whose models on the device a task names: to go on from, to evaluate, or for their statistics."""
+    if isinstance(task, Fit):
+        sums = isinstance(task, SummedFit)
+        return {task.slot} if sums or isinstance(task.start, str) or task.buffers == "own" else set()
+    named = {model.slot for model in task.models if isinstance(model, OwnModel)}
+    return named | ({MAIN_SLOT} if task.buffers == "own" else set())
 
 
 def _result_or_refusal(do: Callable[[], T]) -> T | Malformed:

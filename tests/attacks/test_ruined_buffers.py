@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 from coordinator.aggregation.centers import aggregate
 from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
 from coordinator.rounds.update_validation import ReplySpec, decode_reply, outliers, update_moves
+from coordinator.runtime.training_loop import late_model
+from coordinator.storage.exchange_store import StoredReply
+from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.task import OWN_MODEL, Fit, Flat, Reply, Schema, TensorSpec
@@ -74,6 +78,22 @@ def test_a_variance_that_the_codec_rounds_below_zero_is_zero() -> None:
     update = received(question(codec="f16"), vector)
     assert (update[VARIANCE] >= 0).all()
     assert update[VARIANCE.start] == pytest.approx(3_000.0, rel=2**-11)
+
+
+def test_the_same_update_has_no_negative_variance_when_it_is_late(tmp_path: Path) -> None:
+    """One channel may be far below zero where another one rose by a thousand times as much."""
+    store, asked = Store(tmp_path), question()
+    vector = model(variance=-900.0)
+    vector[VARIANCE.start] = 1e6
+    data = codecs.encode_vector(vector - CENTER, SCHEMA, codec="f32", kind="delta", base=asked.base)
+    in_time = decode_reply(asked, data, 40).update
+    base = store.blobs.put(codecs.encode_vector(CENTER, SCHEMA, codec="f32", kind="model"))
+    sha256 = store.updates("d03").put(data)
+    late = late_model(store, StoredReply("d03", sha256, len(data), 40, "delta", base, 1.0), SCHEMA)
+    store.close()
+    assert in_time is not None
+    assert (late[VARIANCE] >= 0).all()
+    np.testing.assert_array_equal(late, in_time)
 
 
 def test_a_growing_statistic_may_grow_on_but_not_by_five_orders_of_magnitude() -> None:

@@ -14,10 +14,12 @@ from tests.support import softmax_program
 
 @dataclass(frozen=True, kw_only=True)
 class PlainRecipe:
-    """Softmax regression in float64."""
+    """Softmax regression in float64; `buffered`: with running statistics."""
+
+    buffered: bool = False
 
     def open(self) -> Learner:
-        return EngineLearner(softmax_program.SoftmaxEngine(), softmax_program.program())
+        return EngineLearner(softmax_program.SoftmaxEngine(), softmax_program.program(buffered=self.buffered))
 
 
 @dataclass(frozen=True, kw_only=True)

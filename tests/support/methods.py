@@ -23,6 +23,7 @@ FULL: Setting = 1_000  # a batch of all samples: then seeds, which follow names 
 COUNTS = ("clusters", "components", "runs")  # what methods call the number of their models
 
 VARIANTS = (  # settings under which a method takes other ways
+    "cam start=loss least-members=2",
     "cfl warm-up=0",
     "clove start=groups",
     "fedsoft select=2",

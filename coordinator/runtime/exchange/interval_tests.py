@@ -7,7 +7,6 @@ from the state before that round, and a replay finds the same answers in the sto
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +22,7 @@ from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Fleet, Replies, Strategy, drive
+from coordinator.strategies.common.sampling import part_of
 from edge_client.protocol.task import ClientId, Schema
 
 
@@ -57,7 +57,7 @@ def may_be_few(context: ExchangeContext) -> ExchangeContext:
 
 def answers_wanted(context: ExchangeContext, asked: int) -> int:
     """So many answers end a test."""
-    return max(1, math.ceil(round(context.config.round.quorum * asked, 9)))
+    return max(1, part_of(context.config.round.quorum, asked))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkE
 from coordinator.runtime.exchange.task_window import TaskWindow, line_of
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
+from coordinator.strategies.common.sampling import part_of
 from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId, Reply
 
@@ -65,7 +65,7 @@ class LiveExchange:
             asked=prepared.keys(),
             goal=goal,
             silent=silent,
-            quorum=math.ceil(round(_quorum(tasks, context) * goal, 9)),
+            quorum=part_of(_quorum(tasks, context), goal),
             now_s=now_s,
             deadline_s=context.store.exchanges.begin_try(key, context.config.round.deadline_s),
             credits=context.config.transfer.credits,

@@ -44,8 +44,15 @@ class StartExchanges(Protocol):
         """[M, p] -> [M, c] what is compared in the merge."""
 
 
-def starts_by_loss(
-    devices: StartExchanges, state: State, fleet: Fleet, rng: np.random.Generator, *, least: int, sorts: int
+def starts_by_loss(  # noqa: PLR0913 - a start has these
+    devices: StartExchanges,
+    state: State,
+    fleet: Fleet,
+    rng: np.random.Generator,
+    *,
+    least: int,
+    sorts: int,
+    n_params: int,
 ) -> Round:
     """The state with its first K centers, and COUNTS_KEY; the state as it is where no center could be made.
 
@@ -63,7 +70,9 @@ def starts_by_loss(
         return wide
     for number in range(1, sorts + 1):
         if number > 1:
-            wide = replace(wide, centers=refilled(wide.centers, wide.extra[COUNTS_KEY], common, least=least, rng=rng))
+            counts = wide.extra[COUNTS_KEY]
+            halves = refilled(wide.centers, counts, common, least=least, rng=rng, n_params=n_params)
+            wide = replace(wide, centers=halves)
         wide = yield from devices.sort(wide, number, TaskSeeds.from_rng(rng))
     compared = devices.points(wide.centers).astype(np.float64)
     centers, counts = merged(wide.centers, wide.extra[COUNTS_KEY], compared, np.tile(common, (k, 1)), rng)
@@ -86,9 +95,14 @@ class ClearStarts:
     representation: str = "classifier"
 
     def round(self, state: State, rng: np.random.Generator, *, sorts: int = SORTS) -> Round:
-        """The state with its first centers; the numbers of devices do not stay in it."""
-        least = self.method.server.least_members
-        after = yield from starts_by_loss(self, state, self.fleet, rng, least=least, sorts=sorts)
+        """The state with its first centers; the numbers of devices do not stay in it.
+
+        With `privacy_noise` the groups are the centers: each sort is a release more, and refills and the merge read
+        exact numbers of devices.
+        """
+        least, n_params = self.method.server.least_members, self.schema.n_params
+        sorts = 0 if self.method.server.privacy_noise else sorts
+        after = yield from starts_by_loss(self, state, self.fleet, rng, least=least, sorts=sorts, n_params=n_params)
         if after is state:
             return state
         return replace(after, assignment={}, extra={k: v for k, v in after.extra.items() if k != COUNTS_KEY})

@@ -15,10 +15,19 @@ from edge_client.protocol.task import ClientId
 MAX_SEED = 2**53  # the protocol's: JSON numbers are exact below it
 
 
+def part_of(fraction: float, count: int) -> int:
+    """ceil(fraction * count) of the numbers as they are written: 0.07 of 100 are 7, and their product is 7 + 9e-16.
+
+    >>> part_of(0.07, 100), part_of(0.071, 100)
+    (7, 8)
+    """
+    return math.ceil(round(fraction * count, 9))
+
+
 def sample_cohort(fleet: Fleet, fraction: float, rng: np.random.Generator) -> list[ClientId]:
     """ceil(fraction * m) distinct clients of a fleet of m, sorted; nothing is drawn when all of them are asked."""
     clients = sorted_names(fleet)
-    count = math.ceil(fraction * len(clients))
+    count = part_of(fraction, len(clients))
     if count >= len(clients):
         return list(clients)
     return sorted(clients[i] for i in rng.choice(len(clients), size=count, replace=False))

@@ -31,7 +31,7 @@ def best_candidate(losses: F64, m: F64, least_gain: float) -> int:
     gains = losses[:, :1] - losses
     gains = np.clip(gains, *np.quantile(gains, [1 - CAP, CAP], axis=0))
     weight = m / m.sum()
-    mean, usual = weight @ gains, float(weight @ np.minimum(losses[:, 0], np.quantile(losses[:, 0], CAP)))
+    mean, usual = weight @ gains, float(weight @ _usual(losses[:, 0]))
     best = int(mean.argmax())
     bound = float(stdtrit(len(losses) - 1, CONFIDENCE))
     clear = mean > np.maximum(bound * _standard_errors(gains, weight), least_gain * usual)
@@ -50,6 +50,12 @@ def blended_shares(
     samples = np.array([m[c] for c in mean], dtype=np.float64)
     fleet: F64 = samples @ np.stack([*mean.values()]) / samples.sum()
     return {c: (m[c] * r + a * fleet) / (m[c] + a) for c, r in mean.items()}, fleet
+
+
+def _usual(losses: F64) -> F64:
+    """The losses [n] at candidate 0, within their quantiles; below zero only where those of more devices are."""
+    low = np.quantile(losses, 1 - CAP, method="higher")  # not that of one device alone
+    return np.clip(losses, min(0.0, float(low)), np.quantile(losses, CAP))
 
 
 def _standard_errors(gains: F64, weight: F64) -> F64:

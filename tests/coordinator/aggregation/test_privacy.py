@@ -19,11 +19,14 @@ from coordinator.aggregation.privacy import COUNT_SHARE, epsilon_spent, release_
 from coordinator.config_sections import RunConfig
 from coordinator.rounds.privacy_accounting import RELEASES_KEY, count_releases, privacy_spent, with_noise_key
 from coordinator.storage.privacy_noise_key import open_noise_key
-from coordinator.strategies.base import Exchange, Replies, RepliesWithLate, State, drive
+from coordinator.strategies.base import Exchange, Replies, RepliesWithLate, State, Strategy, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedavg_late import FedAvgLate
+from coordinator.strategies.clove import CLoVE
 from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.common.updates import unpack_by_client
+from coordinator.strategies.fedsoft import FedSoft
+from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.errors import ConfigError
@@ -36,6 +39,7 @@ SECRET, OTHER = bytes(range(32)), bytes(32)
 RNG = np.random.default_rng(0)
 ROWS, CENTERS = RNG.standard_normal((40, 6)), RNG.standard_normal((2, 6))
 R: Array = np.eye(2)[np.arange(40) % 2]
+NOISY = ServerOptions(privacy_noise=1.0)
 SILENT = 1e-12  # noise that can be neglected
 
 
@@ -232,12 +236,35 @@ def test_private_starts_lie_about_the_common_model_and_not_about_what_was_drawn(
     assert max(float(np.linalg.norm(np.asarray(model) - common)) for model in question.models) < 0.101
 
 
-@pytest.mark.parametrize(("start", "given"), [("groups", False), ("redraw", False), ("k-means", True)])
-def test_starts_by_k_means_compare_devices_and_say_so(start: str, given: bool) -> None:  # noqa: FBT001
-    method = IFCA(start=start, server=ServerOptions(privacy_noise=1.0))
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        (IFCA(start="groups", server=NOISY), False),
+        (IFCA(start="redraw", server=NOISY), False),
+        (IFCA(start="loss", server=NOISY), False),
+        (IFCA(start="k-means", server=NOISY), True),
+        (CLoVE(server=NOISY), True),  # k-means of the devices' losses
+        (FedSoft(server=NOISY), False),
+        (FedSoft(select=2, server=NOISY), True),  # drawn by their shares of all devices' shares
+    ],
+)
+def test_a_method_that_compares_devices_says_so(method: Strategy, given: bool) -> None:  # noqa: FBT001
     told = privacy_spent(method, State(centers=np.zeros((3, 1))))
     assert told is not None
     assert told["given_assignments"] is given
+
+
+@pytest.mark.parametrize("name", ["ifca", "fesem"])
+def test_private_starts_by_loss_read_no_exact_number_of_devices(name: str) -> None:
+    """The merge would weigh centers by their devices, and each sort is a release more."""
+    server = ServerOptions(privacy_noise=1.0, secret=SECRET, least_members=2)
+    settings: dict[str, Setting] = {"clusters": 2, "start": "loss", "local-steps": 1}
+    method = make_method(name, **settings)
+    assert isinstance(method, (FeSEM, IFCA))
+    fleet = world(replace(method, server=server), grouped_fleet(12, 2))
+    fleet.round()
+    counted = unpack_by_client(fleet.state.extra, RELEASES_KEY)
+    assert {int(n) for n in counted.values()} == {2}  # the groups' means, and the round's own
 
 
 def test_a_private_method_still_learns_where_noise_is_small() -> None:
@@ -250,6 +277,14 @@ def test_a_private_method_still_learns_where_noise_is_small() -> None:
     accuracies = [fleet.round().accuracy.micro for _ in range(4)]
     assert accuracies[-1] is not None
     assert accuracies[-1] > 0.6
+
+
+@pytest.mark.parametrize(("key", "value"), [("privacy-clip", 0.5), ("privacy-delta", 1e-6)])
+def test_a_bound_without_noise_is_refused_because_nothing_would_be_clipped(key: str, value: float) -> None:
+    settings: dict[str, Setting] = {key: value}
+    with pytest.raises(ConfigError, match=f"{key} is set and privacy-noise is 0"):
+        make_method("fedavg", **settings)
+    make_method("fedavg", **settings, **{"privacy-noise": 1.0})
 
 
 def test_what_cannot_be_private_is_refused_with_a_hint() -> None:

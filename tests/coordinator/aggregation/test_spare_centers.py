@@ -15,6 +15,15 @@ def test_an_empty_center_becomes_one_half_of_the_greatest_and_the_halves_stand_o
     np.testing.assert_allclose(np.linalg.norm(found[2] - centers[0]), APART * np.linalg.norm(centers[0]))
 
 
+def test_both_halves_have_the_buffers_of_the_center_whose_scale_is_not_that_of_its_parameters() -> None:
+    """A variance near zero would become negative, and the parameters would move as far as the statistics have."""
+    start, centers = np.zeros(60), np.stack([np.full(60, 3.0), np.full(60, 9.0)])
+    centers[0, 50:] = [*np.full(9, 1e4), 1e-9]
+    found = refilled(centers, np.array([24, 0]), start, least=5, rng=np.random.default_rng(0), n_params=50)
+    np.testing.assert_array_equal(found[:, 50:], centers[[0, 0], 50:])
+    np.testing.assert_allclose(np.linalg.norm(found[1] - centers[0]), APART * np.linalg.norm(centers[0, :50]))
+
+
 def test_no_half_may_expect_fewer_devices_than_the_gate() -> None:
     centers, counts = np.arange(12.0).reshape(4, 3), np.array([19, 0, 0, 0])
     found = refilled(centers, counts, np.zeros(3), least=5, rng=np.random.default_rng(0))

@@ -81,6 +81,20 @@ def test_one_device_that_lies_about_its_losses_splits_nothing(lie: float) -> Non
     assert best_candidate(losses, np.ones(12), 0.2) == 0
 
 
+@given(st.floats(-1e100, 0), st.floats(-1e100, 1e100), st.integers(3, 30))
+def test_one_device_that_tells_losses_below_zero_makes_no_small_gain_a_large_one(
+    lie: float, other: float, devices: int
+) -> None:
+    losses = np.tile([1.0, 0.9], (devices, 1))  # clear, and less than the share that is asked for
+    losses[1] = [lie, other]
+    assert best_candidate(losses, np.ones(devices), 0.2) == 0
+
+
+def test_losses_of_a_users_own_may_be_below_zero() -> None:
+    losses = np.tile([-1.0, -1.5], (6, 1)) + np.linspace(0, 0.1, 6)[:, None]
+    assert best_candidate(losses, np.ones(6), 0.2) == 1
+
+
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 50)), min_size=1, max_size=8), st.floats(0, 100))
 def test_shares_sum_to_one_and_lie_between_a_devices_and_the_fleets(told: list[tuple[float, int]], a: float) -> None:
     mean = {f"d{i}": np.array([r, 1 - r]) for i, (r, _) in enumerate(told)}

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedcenters as fc
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from emulator.api.play import play
 from emulator.cli import app
 from emulator.options import SimulateArgs
@@ -33,6 +33,30 @@ def test_on_round_ends_a_run_early_and_its_folder_can_be_resumed(tmp_path: Path)
     again = fc.simulate(method, fleet=digits(), rounds=3, resume=True, **place)
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
     assert list(again.history["accuracy"]) == list(whole.history["accuracy"])
+
+
+def hand_written(seed: int) -> fc.Fleet:
+    rng = np.random.default_rng(seed)
+    return fc.fleet({f"u{i}": (rng.standard_normal((30, 4)).astype(np.float32), np.arange(30) % 3) for i in range(3)})
+
+
+def two_layers(hidden: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, hidden), torch.nn.Linear(hidden, 3))
+
+
+def test_a_run_goes_on_with_its_own_samples_and_model_only(tmp_path: Path) -> None:
+    """The options of a run do not name the user's own, and its folder does not hold them."""
+    asked: dict[str, Any] = {"out": tmp_path, "name": "mine", "model": lambda: two_layers(2)}
+    method = fc.FedAvg(local_steps=STEPS)
+    whole = fc.simulate(method, fleet=hand_written(0), model=asked["model"], rounds=2)
+    fc.simulate(method, fleet=hand_written(0), rounds=1, **asked)
+    with pytest.raises(ConfigError, match="is of devices with other samples"):
+        fc.simulate(method, fleet=hand_written(1), rounds=2, resume=True, **asked)
+    wider = asked | {"model": lambda: two_layers(8)}
+    with pytest.raises(ConfigError, match="of a model with 19 numbers, and this one has 67"):
+        fc.simulate(method, fleet=hand_written(0), rounds=2, resume=True, **wider)
+    again = fc.simulate(method, fleet=hand_written(0), rounds=2, resume=True, **asked)
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
 
 
 def test_leaving_the_loop_writes_the_folder_of_the_rounds_so_far(tmp_path: Path) -> None:

@@ -355,10 +355,12 @@ def test_what_cannot_be_cut_is_refused_with_a_hint(
         parse_scheme(spec).split(DATA, devices=20, seed=0)
 
 
-def test_an_override_replaces_a_key_where_the_scheme_has_it() -> None:
+def test_an_override_replaces_a_key_and_is_refused_where_the_scheme_has_none() -> None:
+    """Else a run would be told as one of two groups, and have none."""
     assert parse_scheme("rotations:groups=4", groups=2) == parse_scheme("rotations:groups=2")
-    assert parse_scheme("iid", groups=2) == parse_scheme("iid")
-    assert parse_scheme("rotations", groups=None) == parse_scheme("rotations")
+    assert parse_scheme("iid", groups=None) == parse_scheme("iid")
+    with pytest.raises(UsageError, match="the partition iid has no groups, and groups is 2"):
+        parse_scheme("iid", groups=2)
 
 
 def test_data_without_classes_or_users_say_so() -> None:

@@ -113,6 +113,16 @@ def test_fits_probes_own_models_and_posteriors_are_the_same_bits(cluster: Cluste
         assert set(refused.values()) == {"no_posterior"}
 
 
+def test_running_statistics_that_stay_on_devices_go_with_their_tasks(cluster: Cluster) -> None:
+    w = start_of(buffered=True)
+    fit = Fit(start=w, steps=3, lr=0.1, batch=8, seed=1, buffers="own")
+    tested = Probe(models=[w], want=frozenset({"loss"}), batch=8, seed=0, split="test", buffers="own")
+    alone = devices_of(LOCAL, buffered=True)
+    with open_ray_pool(PlainRecipe(buffered=True), LOCAL, address=cluster.address) as crew:
+        for task in (fit, tested, fit):
+            same(unrounded(crew).answers(asked(task)), alone.answers(asked(task)))
+
+
 @pytest.mark.parametrize("more", [{}, {"secure": "updates"}])
 def test_a_whole_run_rounds_on_the_wire_and_has_the_same_centers_and_records(
     cluster: Cluster, more: Mapping[str, Setting]

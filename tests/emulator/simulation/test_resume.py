@@ -17,9 +17,11 @@ import pytest
 
 from coordinator.models.members import summed_name
 from coordinator.storage import state_codec
+from coordinator.strategies.base import Fleet, Round, ServedModels, State
+from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.registry import METHODS, make_method, summed_members
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Flat
+from edge_client.protocol.task import ClientId, Flat, OwnModel, Schema
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.run.execute import SimulationResult, run_simulation
@@ -33,7 +35,14 @@ from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 BATCH, ROUNDS = 8, 4
 OPEN: dict[str, Any] = {"seed": 0, "batch": BATCH, "engine": "lean"}
-METHODS_WITH_MEMORY = ("fesem", "fedsoft", "ditto", "nonfed", "fedem", "pfedme", "cfl")
+PHASES: dict[str, dict[str, Any]] = {  # what a method does in later rounds comes within four
+    "cam": {"warm-up": 1},
+    "cam-wecfl": {"warm-up": 1},
+    "cfl": {"warm-up": 1, "eps-1": 1, "eps-2": 0, "gamma": 0},
+    "fedcenters": {"trial-rounds": 3},
+    "femam": {"level-rounds": 1},
+    "flhc": {"warm-up": 2},
+}
 ASKED = SimulateArgs(engine="lean", devices=6, rounds=ROUNDS, checkpoint_every=2, settings={"local-steps": 2})
 
 
@@ -59,7 +68,7 @@ class Bench:
 
     def run(self, method: str, place: Path, *, rounds: int = ROUNDS, every: int = 2, **more: Any) -> SimulationResult:  # noqa: ANN401
         resume = more.pop("resume", False)
-        settings = {} if method == "fedsgd" else {"local-steps": 2}
+        settings = PHASES.get(method, {}) | ({} if method == "fedsgd" else {"local-steps": 2})
         fresh = EmulatedDevices(learner=self.devices.learner, local=self.devices.local)
         return run_simulation(
             make_method(method, **{"batch-size": BATCH, **settings}),
@@ -88,26 +97,47 @@ def same(one: SimulationResult, other: SimulationResult) -> bool:
     )
 
 
-@pytest.mark.parametrize("method", METHODS_WITH_MEMORY)
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_an_interrupted_run_ends_with_the_same_bits(method: str, bench: Bench, tmp_path: Path) -> None:
-    expected = bench.run(method, tmp_path / "whole")
-    with pytest.raises(ProcessEnded):
-        bench.run(method, tmp_path / "cut", progress=after(3))
-    heard: list[int] = []
-    found = bench.run(method, tmp_path / "cut", resume=True, progress=lambda record: heard.append(record["round"]))
+    with open_devices(summed_name("digits-mlp", summed_members(method)), bench.split, **OPEN) as (devices, start):
+        there = Bench(devices, start, bench.split)
+        expected = there.run(method, tmp_path / "whole")
+        with pytest.raises(ProcessEnded):
+            there.run(method, tmp_path / "cut", progress=after(3))
+        heard: list[int] = []
+        found = there.run(method, tmp_path / "cut", resume=True, progress=lambda record: heard.append(record["round"]))
     assert heard == [3, 4]
     assert same(found, expected)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_method_asks_for_devices_own_models_in_its_first_round_or_never(
-    method: str, bench: Bench, tmp_path: Path
-) -> None:
-    """Else a checkpoint would lack them."""
-    with open_devices(summed_name("digits-mlp", summed_members(method)), bench.split, **OPEN) as (devices, start):
-        there = Bench(devices, start, bench.split)
-        there.run(method, tmp_path, rounds=1, every=1)
-        there.run(method, tmp_path, rounds=3, every=1, resume=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OwnModelsLate(FedAvg):
+    """From its third round on, a device is served the model that it trained before."""
+
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
+        late = int(state.extra.get("round", np.array(0))) > 2
+        return ((1.0, OwnModel(init=state.centers[0]) if late else state.centers[0]),)
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        after = yield from super().round(state, schema, fleet, rng)
+        return replace(after, extra={"round": np.array(int(state.extra.get("round", np.array(0))) + 1)})
+
+
+def test_own_models_that_no_checkpoint_had_are_missed_and_not_replaced(bench: Bench, tmp_path: Path) -> None:
+    """A device would else be served the first model, and the run would end with other numbers than without a stop."""
+    method = OwnModelsLate(local_steps=2)
+
+    def play(**more: Any) -> SimulationResult:  # noqa: ANN401
+        checkpoints = Checkpoints(folder=tmp_path, every=1, resume=True, lesson={})
+        devices = EmulatedDevices(learner=bench.devices.learner, local=bench.devices.local)
+        return run_simulation(
+            method, bench.start, devices, RunSettings(rounds=4, seed=0, batch=BATCH), checkpoints=checkpoints, **more
+        )
+
+    with pytest.raises(ProcessEnded):
+        play(progress=after(2))
+    with pytest.raises(ConfigError, match="own models 'main' are gone"):
+        play()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "nonfed"])
