@@ -167,7 +167,7 @@ def write_run_bundle(
 def quantize_bundle(
     path: Path, out: Path, schemes: Sequence[str], calibration: LabelledSamples | None, sign: Signer | None
 ) -> BundleManifest:
-    """The same bundle with smaller variants of its files; `path` is only read."""
+    """The same bundle with smaller variants of its files, beside those that it has; `path` is only read."""
     bundle = read_bundle(path)
     first = bundle.manifest["centers"][0]["files"]
     formats = [fmt for fmt in FILE_FORMATS if fmt in first]
@@ -181,6 +181,7 @@ def quantize_bundle(
         reference=bundle.reference_samples(),
         calibration=calibration,
         sign=sign,
+        newcomers=bundle.newcomers(),
         names=bundle.names,
         made={entry["path"]: bundle.read(entry) for entry in file_entries(bundle.manifest)},
     )
