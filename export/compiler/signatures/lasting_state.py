@@ -29,7 +29,7 @@ def refuse_unheld(name: str, module: nn.Module) -> None:
                 hint="store torch.view_as_real(...) of them, and call torch.view_as_complex in forward",
             )
     for place, value in module.named_parameters():
-        if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
+        if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):  # noqa: SLF001 - no public name
             raise ProgramRefused(
                 f"model {name!r} has a hook on the gradient of {place}, which no program can call",
                 hint="change the gradient in forward: a torch.autograd.Function with a backward of its own compiles",
