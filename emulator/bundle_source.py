@@ -11,14 +11,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coordinator.rounds.round_record import upgraded_record
 from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import SplitTree
-from edge_client.errors import ConfigError, Malformed, UsageError
+from edge_client.errors import ConfigError, Malformed, ProgramRefused, UsageError
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from edge_client.toml_files import read_toml
@@ -26,6 +26,10 @@ from emulator import config
 from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
 from emulator.run_centers import RunCenters
 from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData
+
+if TYPE_CHECKING:
+    from coordinator.models.registry import Model
+    from export.compiler.program import CompilerOutput
 
 log = logging.getLogger(__name__)
 IN_PYTHON = "do it there: fc.load(folder).export(bundle)"
@@ -55,8 +59,6 @@ def source_of_centers(
     no center.
     """
     run.check_trained()
-    from export.compiler.program import compile_program
-
     model, split = run.get_model(), run.data
     reference, calibration, router = None, None, run.taught
     try:
@@ -64,9 +66,7 @@ def source_of_centers(
         calibration, router = _few_training(split, last), run.router
     except SamplesMissing as missing:
         log.warning("%s: the files are compared on random inputs. %s", missing.message, missing.hint)
-    facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
-    facts["parts"] = model.parts
-    made = compile_program(model.module, **facts, batch=batch, engines=engines)
+    made = _compiled(model, batch, engines)
     return BundleSource(
         program=made.program,
         files=made.files,
@@ -86,6 +86,23 @@ def source_of_centers(
             splits=list(run.split_tree.models) if run.tree is not None else [],
         ),
     )
+
+
+def _compiled(model: Model, batch: int, engines: Sequence[str]) -> CompilerOutput:
+    """The program of the run's own loss; where no program can have that, of what stands for it, with a warning."""
+    from export.compiler.program import compile_program
+
+    try:
+        return compile_program(model.module, **model.program_facts, batch=batch, engines=engines)
+    except ProgramRefused as refused:
+        if model.own_loss is None:
+            raise
+        plain = replace(model, own_loss=None)
+        made = compile_program(plain.module, **plain.program_facts, batch=batch, engines=engines)
+        log.warning(
+            "%s. The bundle's program has %s in its place, also for personal steps", refused.message, model.loss
+        )
+        return made
 
 
 def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any], *, data: Path | None) -> RunCenters:

@@ -13,12 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+import numpy as np
+
 from coordinator.identity.signing_key import read_signing_key
 from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from coordinator.storage.run_reader import STORE_FOLDER, open_database, read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
-from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId
 from edge_client.protocol.topics import check_cid, check_sha256
@@ -56,26 +57,24 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
         cards=run_cards(run, name, members),
         reference=held_out(run, data=None),
         sign=_signer(run),
-        newcomers=_newcomers(run),
+        newcomers=_newcomers(run, centers),
         names=_class_names(run),
     )
 
 
-def _newcomers(run: Path) -> NewcomerData:
-    """The router and the tree in the run's own bundle, for devices that never trained."""
+def _newcomers(run: Path, centers: Sequence[Array]) -> NewcomerData:
+    """What the run's own bundle has for devices that never trained, where it is of these centers.
+
+    In a folder with several runs it is that of the last one, whose limits and tree say nothing of other centers.
+    """
     from export.bundle.reader import read_bundle
 
     if not (run / "bundle" / "manifest.json").is_file():
         return NewcomerData()
     bundle = read_bundle(run / "bundle")
-    tree_entry, start_entry = bundle.manifest.get("tree"), bundle.manifest.get("start")
-    schema = bundle.program.schema
-    start = None if start_entry is None else codecs.decode_vector(bundle.read(start_entry), schema, kind="model")
-    if tree_entry is None:
-        return NewcomerData(router=bundle.router, start=start)
-    splits = [codecs.decode_vector(bundle.read(entry), schema, kind="model") for entry in tree_entry["splits"]]
-    tree = CenterTree.from_json(tree_entry["edges"], len(bundle.manifest["centers"]))
-    return NewcomerData(router=bundle.router, start=start, tree=tree, splits=splits)
+    kept = [bundle.vector(k) for k in range(len(bundle.manifest["centers"]))]
+    same = len(kept) == len(centers) and all(map(np.array_equal, kept, centers))
+    return bundle.newcomers() if same else NewcomerData()
 
 
 def _class_names(run: Path) -> BundleNames:

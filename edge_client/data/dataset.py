@@ -153,7 +153,7 @@ class DataFolder:
 
     def __init__(self, folder: Path, *, most: int = 0) -> None:
         self._folder, self._most = folder, most
-        self._seen: readers.FolderSignature = ()
+        self._seen: readers.FolderSignature | None = None
 
     def load(self) -> DeviceData:
         """Read the folder. Raises ConfigError."""
@@ -161,10 +161,15 @@ class DataFolder:
         return load_folder(self._folder, limit=self._most)
 
     def reload_if_changed(self) -> DeviceData | None:
-        """The folder's samples if they have changed; None otherwise, or when they cannot be used as they are."""
+        """The folder's samples if they have changed; None otherwise, or when they cannot be used as they are.
+
+        Raises Malformed("no_data") where no training sample is left: whoever removes them wants them used no more.
+        """
         if readers.folder_signature(self._folder) == self._seen:
             return None
         try:
+            if not readers.list_files(self._folder, "train"):
+                raise Malformed("no_data", "no samples on this device: its folder has no training data any more")
             return self.load()
         except ConfigError as wrong:  # a file that is still being written, perhaps: what is held goes on
             log.warning("new samples cannot be used: %s", wrong.message)

@@ -186,7 +186,7 @@ def _csv(path: Path, table: Mapping[str, Any]) -> Samples:
     features, label, targets = list(table["features"]), table.get("label"), table.get("targets")
     if (label is None) == (targets is None):
         raise ValueError(f"{SCHEMA_FILE}: [csv] needs either label or targets")
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a mark before the first name
         rows = list(_rows(csv.DictReader(file), [*features, *(targets or [label])]))
     width = len(features)
     x = np.array([[float(value) for value in row[:width]] for row in rows], dtype=np.float32).reshape(-1, width)
@@ -209,7 +209,12 @@ def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[list[
         raise ValueError(
             f"no column {absent[0]!r}, which {SCHEMA_FILE} names; it has {', '.join(reader.fieldnames or ())}"
         )
+    if twice := [name for name in columns if (reader.fieldnames or ()).count(name) > 1]:
+        raise ValueError(f"two columns are called {twice[0]!r}")
     for row in reader:
+        if any(row.get(None, ())):  # as of decimal commas, which cut a number in two
+            columns_named = len(reader.fieldnames or ())
+            raise ValueError(f"line {reader.line_num} is too long: the header names {columns_named} columns")
         values = [row[name] for name in columns]
         if any(value is None for value in values):
             raise ValueError(f"line {reader.line_num} is too short")

@@ -43,14 +43,20 @@ export async function findCenter(client) {
   const center = answer.center === null ? null : chooseCenter(losses, catalog.abstain);
   if (center === null) return storeHome(client, { center, losses, fit: "none" });
   const home = await fetchCenter(client, catalog.centers[center], program, test.n ? test : train, check);
-  return storeHome(client, { center, losses, fit: answer.fit, ...home });
+  return storeHome(client, { center, losses, fit: answer.fit, heldOut: test.n > 0, ...home });
 }
 
-/** What the last visit brought home, and its file ready to run; null without one. */
+/** What the last visit brought home, and its file ready to run if it can be opened; null without one. */
 export async function openCenter({ store, blobs, ort }) {
   const home = await store.get("home");
   if (!home?.sha256) return home ? { ...home, classify: null } : null;
-  const session = await ort.InferenceSession.create(await blobs.read(home.sha256), { executionProviders: ["wasm"] });
+  let session;
+  try {
+    session = await ort.InferenceSession.create(await blobs.read(home.sha256), { executionProviders: ["wasm"] });
+  } catch (wrong) { // damaged, or too large for the memory at hand: the phone trains all the same
+    console.warn("the center that was taken home cannot be opened:", wrong.message);
+    return { ...home, classify: null };
+  }
   return { ...home, classify: (x, rows = 1) => runCenterFile(ort, session, x, [rows, ...home.input]) };
 }
 

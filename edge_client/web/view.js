@@ -247,10 +247,10 @@ export class View {
   }
 
   /** What a visit found: {center, losses, fit, accuracy, n}. */
-  showCenter({ center, losses, accuracy, fit, n, classify }) {
+  showCenter({ center, losses, accuracy, fit, n, heldOut, classify }) {
     // The coordinator's answer says nothing of a fit where its run has learned no rule for it.
     const fits = fit ? `It fits ${fit}.` : "Whether it fits your samples is not known: this run taught nothing to tell it by (a coordinator with teach-newcomers and five devices or more does).";
-    const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} held-out samples.`;
+    const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} ${heldOut ? "held-out " : ""}samples.`;
     this.part("center").textContent =
       center === null ? "No center fits your samples." : `Center ${center} is nearest. ${fits}${right}`;
     const least = Math.min(...losses);

@@ -18,7 +18,14 @@ from export.bundle.center_files import FILE_FORMATS
 from export.bundle.model_cards import quantiles
 from export.bundle.reader import BundleManifest, file_entries, read_bundle
 from export.bundle.run_source import MAX_COMPARED_SAMPLES, BundleSource, LabelledSamples, Signer, find_run_reader
-from export.bundle.verify_centers import PARITY_LIMIT, accuracy_by_device, latency_ms, open_model, torch_logits
+from export.bundle.verify_centers import (
+    PARITY_LIMIT,
+    accuracy_by_device,
+    latency_ms,
+    lost_share,
+    open_model,
+    torch_logits,
+)
 from export.bundle.writer import BundleOptions, engines_of, random_inputs, write_bundle
 from export.compiler.program import weights_of
 from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, check_unused, container_files, write_folder
@@ -67,7 +74,8 @@ def verify_bundle(
     largest of one from torch), ok, size and latency_ms; accuracy and torch (quantiles of the devices
     assigned to the center) where labels are known, else null.
     A float32 file is ok when the difference is at most `tolerance` of the logits' scale; a quantized one when its
-    devices lose at most `loss` in mean accuracy, or, without labels, when it disagrees in at most that share.
+    devices lose at most `loss` in mean accuracy, or, without labels, when it disagrees in at most that share; where the
+    outputs are no classes, when they are off by at most that share of their own variance.
     Raises Malformed when a hash is wrong.
     """
     bundle = read_bundle(path)
@@ -87,7 +95,8 @@ def verify_bundle(
             runtime = RUNTIME_NAMES[name.partition("-")[0]]
             inputs = f"{len(mine)} {'random inputs' if held_out is None else 'samples'}"
             log.info("comparing %s in %s with torch on %s", entry["path"], runtime, inputs)
-            measured = _row(bundle.read(entry), name, mine, expected, limits)
+            axis = 1 + bundle.program.class_axis if bundle.program.has_classes else None
+            measured = _row(bundle.read(entry), name, mine, expected, limits, axis)
             facts = {"center": k, "format": name, "size": entry["size"], "random_inputs": held_out is None}
             rows.append({**facts, **measured})
     return rows
@@ -101,7 +110,9 @@ class VerifyLimits:
     loss: float
 
 
-def _row(file: bytes, name: str, samples: LabelledSamples, expected: Array, limits: VerifyLimits) -> dict[str, Any]:
+def _row(
+    file: bytes, name: str, samples: LabelledSamples, expected: Array, limits: VerifyLimits, axis: int | None
+) -> dict[str, Any]:
     fmt, _, scheme = name.partition("-")
     run = open_model(file, fmt)
     got = run(samples.x)
@@ -112,7 +123,7 @@ def _row(file: bytes, name: str, samples: LabelledSamples, expected: Array, limi
     elif before:
         ok = float(np.mean(list(before.values())) - np.mean(list(after.values()))) <= limits.loss
     else:
-        ok = float((got.argmax(axis=-1) != expected.argmax(axis=-1)).mean()) <= limits.loss
+        ok = lost_share(got, expected, axis) <= limits.loss
     return {
         "samples": len(samples),
         "values": expected.size,
@@ -156,7 +167,7 @@ def write_run_bundle(
 def quantize_bundle(
     path: Path, out: Path, schemes: Sequence[str], calibration: LabelledSamples | None, sign: Signer | None
 ) -> BundleManifest:
-    """The same bundle with smaller variants of its files; `path` is only read."""
+    """The same bundle with smaller variants of its files, beside those that it has; `path` is only read."""
     bundle = read_bundle(path)
     first = bundle.manifest["centers"][0]["files"]
     formats = [fmt for fmt in FILE_FORMATS if fmt in first]
@@ -170,6 +181,7 @@ def quantize_bundle(
         reference=bundle.reference_samples(),
         calibration=calibration,
         sign=sign,
+        newcomers=bundle.newcomers(),
         names=bundle.names,
         made={entry["path"]: bundle.read(entry) for entry in file_entries(bundle.manifest)},
     )

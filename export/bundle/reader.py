@@ -35,7 +35,7 @@ from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
-from export.bundle.run_source import BundleNames, LabelledSamples
+from export.bundle.run_source import BundleNames, LabelledSamples, NewcomerData
 
 if TYPE_CHECKING:
     from torch import nn
@@ -144,8 +144,7 @@ class Bundle:
 
     def vector(self, center: int) -> Flat:
         """The center's weights [schema.size] float32."""
-        data = self.read(self.manifest["centers"][center]["model"])
-        return codecs.decode_vector(data, self.program.schema, kind="model")
+        return self._vector(self.manifest["centers"][center]["model"])
 
     def module(self, center: int) -> nn.Module:
         """The center in torch: `x [batch, *input]` -> logits. No other method needs torch. Raises UsageError."""
@@ -164,6 +163,20 @@ class Bundle:
         """The router that assigns a center to a device that never trained."""
         entry = self.manifest.get("guide")
         return None if entry is None else read_router(self.read(entry))
+
+    def newcomers(self) -> NewcomerData:
+        """What it has for devices that never trained: router, start, tree."""
+        start, tree = self.manifest.get("start"), self.manifest.get("tree")
+        splits = [] if tree is None else [self._vector(entry) for entry in tree["splits"]]
+        return NewcomerData(
+            router=self.router,
+            start=None if start is None else self._vector(start),
+            tree=None if tree is None else CenterTree.from_json(tree["edges"], len(self.manifest["centers"])),
+            splits=splits,
+        )
+
+    def _vector(self, entry: FileEntry) -> Flat:
+        return codecs.decode_vector(self.read(entry), self.program.schema, kind="model")
 
     def read(self, entry: FileEntry) -> bytes:
         return (self.root / str(entry["path"])).read_bytes()

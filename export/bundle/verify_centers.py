@@ -91,6 +91,20 @@ def accuracy_by_device(logits: Array, samples: LabelledSamples) -> dict[str, flo
     return {name: accuracy_of(logits[mine], samples.y[mine]) for name, mine in owned.items()}
 
 
+def lost_share(got: Array, expected: Array, class_axis: int | None) -> float:
+    """How much of the outputs [n, ...] a smaller file loses, from 0; without classes (axis None) as r2 counts it.
+
+    The share of answers that name another class, or the mean squared difference over the variance of each output.
+    """
+    if not np.isfinite(got).all():
+        return float("inf")
+    if class_axis is not None:
+        return float((got.argmax(axis=class_axis) != expected.argmax(axis=class_axis)).mean())
+    spread = float(expected.var(axis=0, dtype=np.float64).mean())
+    off = float(np.square(got - expected, dtype=np.float64).mean())
+    return off / (spread or max(float(np.square(expected, dtype=np.float64).mean()), np.finfo(np.float64).tiny))
+
+
 def latency_ms(run: Run, x: Array) -> float:
     """The median of single samples, one after the other, in milliseconds of this machine as it is now."""
     took = []

@@ -165,8 +165,9 @@ class _BundleBuild:
                 data = made or _file(self._program, self._files, self._frozen, network, vector, fmt)
                 files[fmt] = {**put(path, data), "parity": self._checked(network, data, fmt, k)}
                 known = {**known, **self._accuracy(k, data, fmt)}
-                for scheme in quantize.supported_schemes(fmt, self._wish.schemes):
-                    files[f"{fmt}-{scheme}"] = self._variant(network, data, fmt, scheme, folder)
+                for scheme in quantize.supported_schemes(fmt, quantize.SCHEMES):
+                    if scheme in self._wish.schemes or f"{folder}/model.{scheme}.{fmt}" in self._material.made:
+                        files[f"{fmt}-{scheme}"] = self._variant(network, data, fmt, scheme, folder)
         named = {"classes": list(self._material.names.classes)} if self._material.names.classes else {}
         card = {**known, "center": k, **model_cards.program_facts(self._program), **named, "files": files}
         written = {
@@ -188,10 +189,15 @@ class _BundleBuild:
         return {} if found is None else {"accuracy": found}
 
     def _variant(self, network: nn.Module, data: bytes, fmt: str, scheme: str, folder: str) -> dict[str, Any]:
-        """A quantized file and its difference from torch; `verify` measures the loss of accuracy."""
-        small = quantize.quantize_file(data, fmt, scheme, self._material.calibration)
+        """A quantized file and its difference from torch; `verify` measures the loss of accuracy.
+
+        One that an older bundle has already is kept, unless it is wished for again.
+        """
+        path, wanted = f"{folder}/model.{scheme}.{fmt}", scheme in self._wish.schemes
+        kept = None if wanted else self._material.made.get(path)
+        small = kept or quantize.quantize_file(data, fmt, scheme, self._material.calibration)
         parity = largest_difference(network, small, fmt, self._samples)
-        return {**self.writer.put(f"{folder}/model.{scheme}.{fmt}", small), "parity": parity}
+        return {**self.writer.put(path, small), "parity": parity}
 
     def _stacked(self, fmt: str) -> dict[str, Any]:
         log.info("writing all centers into one %s file", fmt)

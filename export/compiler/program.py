@@ -30,7 +30,13 @@ from export.compiler.adapters.frozen import freeze
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
-from export.compiler.losses.choose_loss import Targets, check_own_loss, loss_of_output, loss_of_targets
+from export.compiler.losses.choose_loss import (
+    Targets,
+    check_own_loss,
+    loss_of_output,
+    loss_of_targets,
+    refuse_trained_loss,
+)
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.operator_watch import count_random_numbers
 from export.compiler.program_functions import (
@@ -44,6 +50,7 @@ from export.compiler.program_functions import (
 )
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
 from export.compiler.signatures.choose_output import choose_output, refuse_several_outputs
+from export.compiler.signatures.lasting_state import check_repeats, refuse_unheld, warn_of_evaluation_mode
 from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
 from export.diagnostics import first_sentence
@@ -176,8 +183,11 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     Raises ProgramRefused for a model that cannot become a training program.
     """
     name = type(module).__name__ if name is None else name
+    refuse_unheld(name, module)
+    refuse_trained_loss(own_loss)
     _warn_of_halves(module, name, dtype)
     mine = private_copy(module, dtype)
+    warn_of_evaluation_mode(name, module, mine.train())
     stored = freeze(mine, frozen)
     source = TraceSource(
         name=name,
@@ -198,6 +208,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     else:
         source = replace(source, target=found, loss=loss_of_output(loss, name, found))
     _check_constants(source)
+    _check_repeats(source)
     noise, shared = count_random_numbers(source)
     return replace(source, noise=noise, shared_draws=shared)
 
@@ -283,6 +294,18 @@ def _check_constants(source: TraceSource) -> None:
             f"model {source.name!r} writes {', '.join(written)} when it trains, which no step can give back",
             hint="use a buffer of floating point numbers with persistent=True, in one place",
         )
+
+
+def _check_repeats(source: TraceSource) -> None:
+    mine, x = private_copy(source.module, source.dtype).train(), example_inputs(source, "infer", 2)[-1]
+
+    def forward() -> Tensor:
+        state = {name: value.clone() for name, value in tensors_of(source.module).items()}
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(0)  # that of the CPU alone
+            return call_module(mine, state, x)[0]
+
+    check_repeats(source.name, mine, forward)
 
 
 def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Schema:

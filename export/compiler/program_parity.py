@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from edge_client.protocol.program import FROZEN, IGNORED
 from edge_client.protocol.task import Array
+from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.losses.sample_losses import POSITION_LOSSES
 from export.compiler.program_functions import (
     TraceSource,
@@ -142,7 +143,8 @@ def torch_step(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> 
     """One proximal step by torch's autograd on the model itself; by the names of the outputs."""
     net = _loaded(source, given, dtype).train()
     moving = {n: p for n, p in net.named_parameters() if f"w/{n}" in given}
-    with NoiseReader(given["noise"], source.shared_draws) if "noise" in given else nullcontext():
+    drawn = NoiseReader(given["noise"], source.shared_draws) if "noise" in given else nullcontext()
+    with batch_norm_of_one_value(), drawn:
         out = net(given["x"])
     loss = (given["q"] * _loss(source, out, given["y"])).sum()
     grads = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)

@@ -52,6 +52,11 @@ test("pixels become brightness or colours, turned over on demand", () => {
   assert.deepEqual([...fromPixels(rgba, [3, 1, 2], { invert: true })], [0, 0, 1, 0, 1, 0]);
 });
 
+test("a first line with a missing value is no header, and is refused as every other", () => {
+  for (const first of ["1,,0", "1,NA,0", "nan,2,0", "?,2,0"]) assert.throws(() => readCsv(`${first}\n1,2,0\n`, PLANE), /line 1 holds something that is no number/);
+  assert.equal(readCsv(",b,label\n1,2,0\n", PLANE).length, 1);
+});
+
 test("every fifth sample is held out, the last one can be removed, and there is a limit", async () => {
   const store = new MemoryStore();
   let changes = 0;

@@ -59,6 +59,10 @@ def test_the_page_shows_a_bar_for_work_only_and_says_why_a_fit_is_not_known() ->
     assert "# fail 0" in run_node("--test", Path(__file__).with_name("view.test.mjs"))
 
 
+def test_a_center_that_cannot_be_opened_does_not_end_the_page() -> None:
+    assert "# fail 0" in run_node("--test", Path(__file__).with_name("nearest.test.mjs"))
+
+
 def test_javascript_masks_sums_with_the_bytes_that_python_is_held_to() -> None:
     said = run_node("--test", Path(__file__).with_name("secure.test.mjs"))
     passed = re.search(r"^# pass (\d+)$", said, re.MULTILINE)

@@ -11,7 +11,7 @@ function plainPage() {
   return { parts, querySelectorAll: () => [], createElement: make, getElementById: (id) => (parts[id] ??= make()) };
 }
 
-const HOME = { center: 1, losses: [2.0, 0.5], accuracy: 0.75, n: 4, classify: null };
+const HOME = { center: 1, losses: [2.0, 0.5], accuracy: 0.75, n: 4, heldOut: true, classify: null };
 
 test("a fit that is not known is told with the reason, and a known one without", () => {
   const page = plainPage();
@@ -20,6 +20,8 @@ test("a fit that is not known is told with the reason, and a known one without",
   assert.match(page.parts.center.textContent, /not known: this run taught nothing to tell it by \(a coordinator with teach-newcomers/);
   view.showCenter({ ...HOME, fit: "well" });
   assert.equal(page.parts.center.textContent, "Center 1 is nearest. It fits well. It is right for 3 of 4 held-out samples.");
+  view.showCenter({ ...HOME, fit: "well", heldOut: false }); // so few samples that none is held out
+  assert.match(page.parts.center.textContent, /right for 3 of 4 samples\.$/);
 });
 
 test("a bar is shown only for work with a known share", () => {

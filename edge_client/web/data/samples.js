@@ -8,6 +8,7 @@ const PREFIX = "sample/";
 const HELD_OUT = 5;
 const ALIKE = 4; // times: samples of one model whose largest values are further apart are told of
 const WHOLE_MAX = 2 ** 24; // whole numbers up to here are exact in float32
+const NOTHING = /^(n\/?a|nan|null|none|\?|-)$/i; // a missing value: a first line with one names no columns
 export const MAX_SAMPLES = 20_000;
 
 /** The samples in one store; `changed` is called after each change. */
@@ -116,7 +117,7 @@ export function readCsv(text, { input, target, loss, parts = [] }, scale = 1) {
   if (!(scale > 0)) throw new RangeError("values are divided by a number above 0");
   const cells = (line) => line.split(/[,;\t]/).map((cell) => cell.trim());
   const head = cells(lines[0]);
-  const named = head.some((cell) => cell === "" || Number.isNaN(Number(cell)));
+  const named = head.some((cell) => cell !== "" && Number.isNaN(Number(cell)) && !NOTHING.test(cell));
   const width = sizeOf(input);
   const columns = parts.flatMap(([name, kind, shape]) => new Array(sizeOf(shape)).fill({ name, kind }));
   const outputs = loss === "squared-error" ? sizeOf(target) : 1;

@@ -6,15 +6,14 @@ Aliases, double transposes and unread nodes are removed, so that every number st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
+from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.forward_overrides import ForwardOverrides
 from export.diagnostics import quiet_warnings
 
@@ -25,7 +24,7 @@ VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.defa
 
 def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
     """The operators that `function` calls for tensors of these sizes and strides, whatever their values are."""
-    with quiet_warnings(), torch.enable_grad(), allow_single_value_norm(), ForwardOverrides(), _PlainLstm():
+    with quiet_warnings(), torch.enable_grad(), batch_norm_of_one_value(), ForwardOverrides(), _PlainLstm():
         recorded = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     graph = recorded.graph
     _keep_constants(recorded)
@@ -74,11 +73,6 @@ def _constant(value: Tensor) -> Callable[[], Tensor]:
         return value
 
     return constant
-
-
-def allow_single_value_norm() -> AbstractContextManager[object]:
-    """Allow batch norm of one value per channel, as devices do; its unbiased variance is not a number."""
-    return patch.object(torch.nn.functional, "_verify_batch_size", lambda _: None)
 
 
 def drop_unread(graph: fx.Graph) -> None:

@@ -19,13 +19,13 @@ from torch.nn import functional as F  # noqa: N812 - torch's custom
 from edge_client.protocol.program import IGNORED
 from emulator.engines.cpu.flat import FlatModel
 from emulator.engines.cpu.recording import (
-    allow_single_value_norm,
     aten,
     compile_graph,
     drop_unread,
     is_call,
     record_operators,
 )
+from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.losses.sample_losses import POSITION_LOSSES
 from export.compiler.program_functions import TraceSource, call_module
 from export.compiler.random_ops import NoiseReader
@@ -56,7 +56,7 @@ def autograd_step(source: TraceSource, model: FlatModel) -> Step:
     model.with_gradients()
 
     def step(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None) -> Tensor:
-        with torch.enable_grad(), allow_single_value_norm():
+        with torch.enable_grad(), batch_norm_of_one_value():
             if noise is None:
                 out = model.module(x)
             else:

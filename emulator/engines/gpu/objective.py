@@ -26,6 +26,7 @@ from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.task import Flat, Optimiser, TensorSpec
 from edge_client.training.optimiser import NORM_FLOOR, move
 from emulator.engines.gpu.convolutions import ProductConvolutions
+from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.losses.sample_losses import per_sample_loss
 from export.compiler.program import make_source, program_without_containers
 from export.compiler.program_functions import tensor_places
@@ -105,7 +106,7 @@ class Objective:
         buffers = {name: part.clone() for name, part in _cut(b, self._buffers).items()}
         state = {**self._constants, **_cut(w, self._params), **buffers}
         held = {place: state[name] for place, name in self._places.items()}
-        with self._recurrent_kernels():
+        with self._recurrent_kernels(), batch_norm_of_one_value():
             return functional_call(self._module, held, (x,), tie_weights=False), held
 
     def _recurrent_kernels(self) -> AbstractContextManager[None]:

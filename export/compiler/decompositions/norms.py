@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -74,6 +76,8 @@ def batch_norm_training(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Normalise by the biased variance; the running estimate takes the unbiased one.
 
+    One value per channel, as of a pass's last batch, tells nothing of a variance: it leaves the running statistics as
+    they are. (torch refuses such a batch; `batch_norm_of_one_value` lets it do the same.)
     -> (out, mean, 1 / std, new running mean, new running variance)
     """
     if not training:
@@ -85,14 +89,36 @@ def batch_norm_training(
     # Runtimes compute x - mean once, here and in var_mean. x * scale + shift would also round x * scale.
     out = _affine(x - mean, rstd if weight is None else rstd * _channel(weight, x), bias)
     mean, rstd, var = (t.reshape(-1) for t in (mean, rstd, var))
+    if isinstance(count, int) and count == 1:
+        return out, mean, rstd, running_mean.clone(), running_var.clone()
     unbiased = var * count / (count - 1)  # a quotient of sizes would be float32 in ONNX
-    return (
-        out,
-        mean,
-        rstd,
-        momentum * mean + (1 - momentum) * running_mean,
-        momentum * unbiased + (1 - momentum) * running_var,
-    )
+    new_mean = momentum * mean + (1 - momentum) * running_mean
+    new_var = momentum * unbiased + (1 - momentum) * running_var
+    if not isinstance(count, int) and math.prod(x.shape[2:]) == 1:
+        several = torch.scalar_tensor(count, dtype=x.dtype) > 1
+        new_mean, new_var = torch.where(several, new_mean, running_mean), torch.where(several, new_var, running_var)
+    return out, mean, rstd, new_mean, new_var
+
+
+def batch_norm_of_one_value() -> AbstractContextManager[object]:
+    """Let torch's own batch norm take one value per channel, as `batch_norm_training` does."""
+    own = torch.nn.functional.batch_norm
+
+    def batch_norm(
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if training and x.shape[0] * math.prod(x.shape[2:]) == 1:
+            return torch.batch_norm(x, weight, bias, None, None, training, momentum, eps, False)  # noqa: FBT003
+        return own(x, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    return patch.object(torch.nn.functional, "batch_norm", batch_norm)
 
 
 def batch_norm_inference(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_client.errors import FedcentersError, ProgramRefused
 from edge_client.protocol.program import Loss
@@ -58,6 +58,15 @@ def layout_of(target: Sequence[int], labels: Sequence[int]) -> Loss | None:
     if target[1:] == labels:
         return "pixel-cross-entropy"
     return "token-cross-entropy" if target[:-1] == labels else None
+
+
+def refuse_trained_loss(loss: LossFunction | None) -> None:
+    """Raise ProgramRefused for a loss that has parameters to train: a program trains those of the model alone."""
+    if isinstance(loss, nn.Module) and (names := [n for n, p in loss.named_parameters() if p.requires_grad]):
+        raise ProgramRefused(
+            f"loss {loss_name(loss)} has parameters of its own ({', '.join(names)}); a step trains the model's only",
+            hint="put them into the model and give them out with its outputs, or set requires_grad=False",
+        )
 
 
 def check_own_loss(loss: LossFunction, out: Tensor, y: Tensor, *, labels: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from coordinator.artifacts import bundle_source
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol.signing import public_key, verify_bundle
-from export.bundle.run_source import find_run_reader
+from export.bundle.run_source import NewcomerData, find_run_reader
+from export.bundle.writer import BundleOptions, write_bundle
 from tests.support.virtual_federation import Federation
 
 
@@ -54,6 +56,17 @@ def test_its_bundles_are_signed_with_the_federations_key(run: Path) -> None:
     assert found.sign is not None
     key = public_key(bytes.fromhex((run / "signing.key").read_text().strip()))
     assert verify_bundle(b"manifest", found.sign(b"manifest").encode(), [key]) == "test"
+
+
+def test_what_newcomers_are_told_is_of_these_centers_or_left_out(run: Path) -> None:
+    """With several runs in a folder its own bundle is that of the last one."""
+    found = bundle_source.bundle_source(run, method="", engines=(), data=None)
+    start = found.centers[0] + np.float32(1)
+    known = NewcomerData(start=start)
+    for centers, kept in ((found.centers, True), ([start] * len(found.centers), False)):
+        write_bundle(run / "bundle", replace(found, centers=centers, newcomers=known), BundleOptions(formats=()))
+        again = bundle_source.bundle_source(run, method="", engines=(), data=None).newcomers
+        assert (again.start is not None and np.array_equal(again.start, start)) == kept
 
 
 def test_devices_samples_stayed_with_them(run: Path) -> None:

@@ -84,6 +84,48 @@ def test_a_table_with_targets_is_a_regression(tmp_path: Path) -> None:
     assert train.y.tolist() == [[2.0], [4.0]]
 
 
+def test_a_table_may_begin_with_excels_mark_and_end_lines_with_a_separator(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(CSV_SCHEMA)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "t.csv").write_text("a,b,kind\n1,2,low,\n", encoding="utf-8-sig")
+    assert load_folder(tmp_path).train.x.tolist() == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("a,b,kind\n1,5,2,5,low\n", "line 2 is too long: the header names 3 columns"), ("a,b,a,kind\n", "called 'a'")],
+    ids=["decimal commas", "a name twice"],
+)
+def test_a_table_whose_columns_are_not_certain_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    """The first is a number cut in two: a value would stand in the next column."""
+    (tmp_path / "schema.toml").write_text(CSV_SCHEMA)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "t.csv").write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_of_16_bits_has_the_range_of_others(channels: int, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install '.[images]')")
+    schema = IMAGE_SCHEMA.replace("[2, 3]", "[1, 3]").replace("channels = 1", f"channels = {channels}")
+    (tmp_path / "schema.toml").write_text(schema)
+    (tmp_path / "train" / "dog").mkdir(parents=True)
+    image.fromarray(np.array([[0, 257 * 51, 257 * 255]], np.uint16)).save(tmp_path / "train" / "dog" / "1.png")
+    assert np.allclose(load_folder(tmp_path).train.x, np.broadcast_to([0, 0.2, 1], (1, channels, 1, 3)))
+
+
+def test_a_photo_stands_as_its_camera_says(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install '.[images]')")
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA.replace("[2, 3]", "[2, 2]"))
+    (tmp_path / "train" / "dog").mkdir(parents=True)
+    lying = image.fromarray(np.array([[0, 0], [255, 255]], np.uint8))
+    how = lying.getexif()
+    how[0x112] = 6  # the top is on the right: to be turned clockwise
+    lying.save(tmp_path / "train" / "dog" / "1.png", exif=how)
+    assert load_folder(tmp_path).train.x.tolist() == [[[[1.0, 0.0], [1.0, 0.0]]]]
+
+
 def test_pictures_become_samples_of_their_folders_class(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install '.[images]')")
     (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA + "mean = 0.5\nscale = 0.5\n")
@@ -165,6 +207,28 @@ def test_new_samples_are_seen_and_a_damaged_file_changes_nothing(tmp_path: Path)
     assert samples.reload_if_changed() is None
     (tmp_path / "train" / "c.npz").unlink()
     assert samples.reload_if_changed() is not None
+
+
+def test_samples_that_were_all_removed_are_trained_on_no_more(tmp_path: Path) -> None:
+    stage = DeviceStage(tmp_path)
+    held = softmax_program.samples(np.random.default_rng(1), 12)
+    only = write(tmp_path / "train.npz", at=1, x=held.x, y=held.y)
+    stage.samples = DataFolder(tmp_path)
+    stage.samples.load()
+
+    def script() -> Script:
+        yield
+        only.unlink()
+        for round_ in (1, 2):
+            stage.ask(stage.fit(), round_=round_)
+            yield
+        write(tmp_path / "train.npz", at=2, x=held.x, y=held.y)
+        stage.ask(stage.fit(), round_=3)
+        yield
+
+    stage.play(script())
+    assert [nack["code"] for nack in stage.said("nack")] == ["no_data", "no_data"]
+    assert [rdy["n"] for rdy in stage.said("rdy")] == [12]
 
 
 def test_a_device_takes_new_samples_in_between_two_rounds_and_tells_how_many_it_has(tmp_path: Path) -> None:

@@ -320,3 +320,18 @@ def test_a_table_without_pandas_says_what_a_data_frame_would_do() -> None:
     with pytest.raises(AttributeError, match="tail is what a DataFrame has: pip install pandas"):
         table.tail(3)
     assert list(copy.deepcopy(table)) == list(table)
+
+
+def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, labels, label_smoothing=0.3, reduction="none")
+
+
+def test_the_program_of_an_export_has_the_runs_own_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Devices compare centers and take personal steps by it. A batch's mean is a loss that no program takes."""
+    asked = {"fleet": fc.fleets.digits(devices=3), "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "rounds": 1}
+    own = fc.simulate(fc.FedAvg(local_steps=1), **asked, loss=smoothed).export(tmp_path / "own", formats=())
+    assert own.program.own_loss
+    assert "in its place" not in capsys.readouterr().err
+    mean = fc.simulate(fc.FedAvg(local_steps=1), **asked, loss=nn.CrossEntropyLoss()).export(tmp_path / "b", formats=())
+    assert not mean.program.own_loss
+    assert "The bundle's program has cross-entropy in its place" in capsys.readouterr().err

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from edge_client.errors import ConfigError, Malformed, UsageError
+from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.signing import public_key
 from edge_client.protocol.task import Array, Flat
 from export.bundle.commands import quantize_bundle, verify_bundle
 from export.bundle.reader import MANIFEST_FILE, check_replaceable, read_bundle
-from export.bundle.run_source import BundleSource, LabelledSamples, make_signer
+from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData, make_signer
 from export.bundle.verify_centers import largest_difference, torch_logits
 from export.bundle.writer import BundleOptions, write_bundle
 from export.command_line import difference_in_words
@@ -168,6 +169,19 @@ def test_a_bundle_can_be_made_smaller_later(bundle: Path, tmp_path: Path) -> Non
         for c in again.manifest["centers"]
     )
     assert all(r["difference"] < 0.2 for r in verify_bundle(tmp_path / "small"))  # logits of about 1, in 8 bits
+
+
+def test_a_smaller_bundle_keeps_what_newcomers_need_and_the_variants_of_before(tmp_path: Path) -> None:
+    start, tree = centers()[0] * np.float32(0.1), CenterTree(((0, -1), (0, -2)), 2)
+    newcomers = NewcomerData(start=start, tree=tree, splits=[start])
+    write_bundle(tmp_path / "b", material(newcomers=newcomers), BundleOptions(formats=("onnx",), schemes=("fp16",)))
+    quantize_bundle(tmp_path / "b", tmp_path / "small", ["int8"], None, None)
+    before, after = (read_bundle(tmp_path / name) for name in ("b", "small"))
+    for name in ("guide", "start", "tree"):
+        assert after.manifest[name] == before.manifest[name]
+    first, second = (bundle.manifest["centers"][1]["files"] for bundle in (before, after))
+    assert set(second) == {"onnx", "onnx-fp16", "onnx-int8"}
+    assert {name: second[name] for name in first} == first
 
 
 def test_static_ranges_need_samples(bundle: Path, tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""What a module keeps beside its tensors, which no training program can hold: a copy or a trace drops it in silence.
+
+The comparison with torch cannot see any of it, as it runs copies of the module, each for one step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from edge_client.errors import ProgramRefused
+
+PASSES = 4  # a number that still moves after the second one counts the passes; a cache is filled by then
+NAMED = 3  # of many layers
+MODAL = (_BatchNorm, nn.modules.dropout._DropoutNd)  # noqa: SLF001 - what training mode changes
+Numbers = Mapping[str, float]
+
+
+def refuse_unheld(name: str, module: nn.Module) -> None:
+    """Raise ProgramRefused for hooks on gradients, complex tensors, and batch norm that counts its batches."""
+    for place, value in (*module.named_parameters(), *module.named_buffers()):
+        if value.is_complex():
+            raise ProgramRefused(
+                f"model {name!r} has complex numbers in {place}, which no runtime of ours holds",
+                hint="store torch.view_as_real(...) of them, and call torch.view_as_complex in forward",
+            )
+    for place, value in module.named_parameters():
+        if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):  # noqa: SLF001 - no public name
+            raise ProgramRefused(
+                f"model {name!r} has a hook on the gradient of {place}, which no program can call",
+                hint="change the gradient in forward: a torch.autograd.Function with a backward of its own compiles",
+            )
+    for place, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.momentum is None and layer.track_running_stats:
+            raise ProgramRefused(
+                f"layer {place or 'the model itself'} of {name!r} averages its statistics over all batches "
+                "(momentum=None), and no program counts them",
+                hint="give batch norm a momentum, as 0.1",
+            )
+
+
+def warn_of_evaluation_mode(name: str, module: nn.Module, trained: nn.Module) -> None:
+    """Tell of layers that the user has put into evaluation mode; `trained` is a copy in the mode of a step."""
+    if not module.training:  # as models come that were loaded: nobody chose a layer
+        return
+    now = dict(trained.named_modules())
+    moved = [
+        place
+        for place, layer in module.named_modules()
+        if isinstance(layer, MODAL) and not layer.training and now[place].training
+    ]
+    if moved:
+        told = ", ".join(moved[:NAMED]) + (f" and {len(moved) - NAMED} more" if len(moved) > NAMED else "")
+        warnings.warn(
+            f"model {name!r} has layers in evaluation mode ({told}): a step puts all layers into training mode; "
+            "where they must stay, give the model a method `train` that says so",
+            stacklevel=4,
+        )
+
+
+def check_repeats(name: str, module: nn.Module, forward: Callable[[], Tensor]) -> None:
+    """Refuse a module that answers the same call otherwise the next time, and tell of one that counts its calls.
+
+    `forward` is one training pass of the module, each time from the same tensors and the same random numbers.
+    """
+    answers, counts = list[Tensor](), list[Numbers]()
+    for _ in range(PASSES):
+        answers.append(forward())
+        counts.append(_numbers(module))
+    if any(not isinstance(answer, Tensor) for answer in answers):  # refused elsewhere, by the names of its outputs
+        return
+    first = answers[0]
+    if any(a.shape != first.shape or not torch.allclose(a, first, 1e-4, 1e-5, equal_nan=True) for a in answers):
+        raise ProgramRefused(
+            f"model {name!r} answers the same training batch differently the next time{_told(counts)}",
+            hint="draw random numbers with torch, and keep what changes from step to step in a float buffer",
+        )
+    if told := _told(counts):
+        warnings.warn(f"model {name!r} counts its training passes{told}: no program does", stacklevel=4)
+
+
+def _numbers(module: nn.Module) -> Numbers:
+    """The plain numbers that the layers hold as attributes."""
+    return {
+        f"{place}.{name}" if place else name: value
+        for place, layer in module.named_modules()
+        for name, value in vars(layer).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _told(counts: list[Numbers]) -> str:
+    """Which numbers still move from pass to pass; "" for none."""
+    moved = [name for name, value in counts[-1].items() if counts[1].get(name) != value]
+    return f" (it changes {', '.join(moved[:NAMED])})" if moved else ""

@@ -1,0 +1,156 @@
+"""What a copy or a trace of a module would drop in silence is refused or told."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_client.errors import ProgramRefused
+from export.compiler.program import make_source
+
+
+class Scaled(nn.Module):
+    """Logits over a temperature, a plain number or a buffer, which falls in each training pass."""
+
+    def __init__(self, temperature: float | Tensor) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        if isinstance(temperature, Tensor):
+            self.register_buffer("temperature", temperature)
+        else:
+            self.temperature = temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x) / self.temperature
+        if isinstance(self.temperature, Tensor):
+            self.temperature = self.temperature * 0.5 if self.training else self.temperature
+        elif self.training:
+            self.temperature = self.temperature * 0.5
+        return out
+
+
+class Counted(nn.Module):
+    """Counts its passes, and fills a cache in the first."""
+
+    def __init__(self, *, counting: bool) -> None:
+        super().__init__()
+        self.head, self.passes, self.cached, self.counting = nn.Linear(4, 3), 0, 0, counting
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cached = 16
+        self.passes += self.counting
+        out: Tensor = self.head(x)
+        return out * (2 if self.passes > 1_000 else 1)
+
+
+class Turned(nn.Module):
+    """Features turned by fixed angles, as rotary position embeddings; complex numbers, or pairs of real ones."""
+
+    def __init__(self, *, pairs: bool) -> None:
+        super().__init__()
+        turn = torch.polar(torch.ones(4), torch.arange(4.0))
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("turn", torch.view_as_real(turn) if pairs else turn)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turn = self.turn if self.turn.is_complex() else torch.view_as_complex(self.turn)
+        turned = torch.view_as_complex(x.reshape(-1, 4, 2)) * turn
+        out: Tensor = self.head(torch.view_as_real(turned).flatten(1))
+        return out
+
+
+class Lucky(nn.Module):
+    """Python draws, so that a trace would keep one draw for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x * random.uniform(0.5, 1.5) if self.training else x)  # noqa: S311 - no secret
+        return out
+
+
+class StillNorm(nn.Sequential):
+    """Batch norm stays in evaluation mode, by the module's own word."""
+
+    def train(self, mode: bool = True) -> StillNorm:  # noqa: FBT001, FBT002 - torch's
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+class CenterLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.zeros(3, 3))
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        return (out - self.centers[y]).square().mean(1)
+
+
+def normed(kind: Callable[..., nn.Module] = nn.Sequential, momentum: float | None = 0.1) -> nn.Module:
+    return kind(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=momentum), nn.Linear(6, 3))
+
+
+def hooked(*, after: bool) -> nn.Module:
+    net = nn.Linear(4, 3)
+    if after:
+        net.weight.register_post_accumulate_grad_hook(lambda _: None)
+    else:
+        net.weight.register_hook(lambda gradient: gradient * 0.1)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("module", "size", "told"),
+    [
+        (normed(momentum=None), 4, "momentum=None"),
+        (hooked(after=False), 4, "hook on the gradient of weight"),
+        (hooked(after=True), 4, "hook on the gradient of weight"),
+        (Turned(pairs=False), 8, "complex numbers in turn"),
+        (Scaled(4.0), 4, "differently the next time .it changes temperature"),
+        (Lucky(), 4, "differently the next time"),
+    ],
+    ids=["cumulative batch norm", "hook", "hook after", "complex", "temperature", "python's random"],
+)
+def test_what_would_be_dropped_is_refused(module: nn.Module, size: int, told: str) -> None:
+    with pytest.raises(ProgramRefused, match=told):
+        make_source(module, input=(size,))
+
+
+def test_what_the_refusals_advise_is_taken() -> None:
+    make_source(Turned(pairs=True), input=(8,))
+    make_source(Scaled(torch.tensor(4.0)), input=(4,))
+
+
+def test_a_loss_with_parameters_is_refused_and_one_without_is_taken() -> None:
+    with pytest.raises(ProgramRefused, match=r"CenterLoss has parameters of its own .centers"):
+        make_source(nn.Linear(4, 3), input=(4,), own_loss=CenterLoss(), loss="cross-entropy")
+    still = CenterLoss()
+    still.centers.requires_grad = False
+    make_source(nn.Linear(4, 3), input=(4,), own_loss=still, loss="cross-entropy")
+
+
+def test_a_count_of_passes_is_told_and_a_cache_is_not() -> None:
+    with pytest.warns(UserWarning, match="counts its training passes .it changes passes"):
+        make_source(Counted(counting=True), input=(4,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_source(Counted(counting=False), input=(4,))
+
+
+def test_layers_that_the_user_put_into_evaluation_mode_are_told() -> None:
+    module = normed()
+    module.get_submodule("1").eval()
+    with pytest.warns(UserWarning, match=r"layers in evaluation mode .1."):
+        make_source(module, input=(4,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_source(normed().eval(), input=(4,))  # as a loaded model comes
+        make_source(normed(StillNorm).train(), input=(4,))
