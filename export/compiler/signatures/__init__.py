@@ -1,1 +1,1 @@
-"""What a model's forward takes and gives: several inputs packed into one, and the one output that counts."""
+"""What a model's forward takes, gives and keeps: packed inputs, the one output that counts, what no file holds."""

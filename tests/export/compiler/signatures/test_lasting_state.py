@@ -14,7 +14,7 @@ from edge_client.errors import ProgramRefused
 from export.compiler.program import make_source
 
 
-class Scaled(nn.Module):
+class Cooled(nn.Module):
     """Logits over a temperature, a plain number or a buffer, which falls in each training pass."""
 
     def __init__(self, temperature: float | Tensor) -> None:
@@ -34,7 +34,7 @@ class Scaled(nn.Module):
         return out
 
 
-class Counted(nn.Module):
+class PassCounter(nn.Module):
     """Counts its passes, and fills a cache in the first."""
 
     def __init__(self, *, counting: bool) -> None:
@@ -114,7 +114,7 @@ def hooked(*, after: bool) -> nn.Module:
         (hooked(after=False), 4, "hook on the gradient of weight"),
         (hooked(after=True), 4, "hook on the gradient of weight"),
         (Turned(pairs=False), 8, "complex numbers in turn"),
-        (Scaled(4.0), 4, "differently the next time .it changes temperature"),
+        (Cooled(4.0), 4, "differently the next time .it changes temperature"),
         (Lucky(), 4, "differently the next time"),
     ],
     ids=["cumulative batch norm", "hook", "hook after", "complex", "temperature", "python's random"],
@@ -126,7 +126,7 @@ def test_what_would_be_dropped_is_refused(module: nn.Module, size: int, told: st
 
 def test_what_the_refusals_advise_is_taken() -> None:
     make_source(Turned(pairs=True), input=(8,))
-    make_source(Scaled(torch.tensor(4.0)), input=(4,))
+    make_source(Cooled(torch.tensor(4.0)), input=(4,))
 
 
 def test_a_loss_with_parameters_is_refused_and_one_without_is_taken() -> None:
@@ -139,10 +139,10 @@ def test_a_loss_with_parameters_is_refused_and_one_without_is_taken() -> None:
 
 def test_a_count_of_passes_is_told_and_a_cache_is_not() -> None:
     with pytest.warns(UserWarning, match="counts its training passes .it changes passes"):
-        make_source(Counted(counting=True), input=(4,))
+        make_source(PassCounter(counting=True), input=(4,))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_source(Counted(counting=False), input=(4,))
+        make_source(PassCounter(counting=False), input=(4,))
 
 
 def test_layers_that_the_user_put_into_evaluation_mode_are_told() -> None:
