@@ -27,9 +27,9 @@ def test_a_device_trains_on_and_every_engine_does_the_same(tmp_path: Path) -> No
         torch.default_generator.manual_seed(0)
         module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     model = Model(name="row-norm", module=module, input=(5,), classes=3)
-    made = compile_program(module, (5,), dtype="float64", engines=("onnx",))
+    made = compile_program(module, (5,), dtype="float64", engines=("onnx", "pt2"))
     schema, start = made.program.schema, vector_of(module.double(), made.program.schema)
-    device = EngineLearner(opened(made, "onnx", tmp_path), made.program)
+    device, of_torch = (EngineLearner(opened(made, engine, tmp_path), made.program) for engine in ("onnx", "pt2"))
     rng = np.random.default_rng(0)
     data = Dataset(rng.standard_normal((SAMPLES, 5)), rng.integers(3, size=SAMPLES))
 
@@ -40,5 +40,6 @@ def test_a_device_trains_on_and_every_engine_does_the_same(tmp_path: Path) -> No
     assert all(np.array_equal(whole[name], and_one[name]) for name in ("1.running_mean", "1.running_var"))
     assert not np.array_equal(whole["3.bias"], and_one["3.bias"])
     trained = run_fit(device, fit(6), data).vector
-    for recipe in (cpu_recipe(model, dtype="float64"), StackedRecipe(model=model, device="cpu", dtype="float64")):
-        assert np.abs(run_fit(recipe.open(), fit(6), data).vector - trained).max() < SAME
+    recipes = (cpu_recipe(model, dtype="float64"), StackedRecipe(model=model, device="cpu", dtype="float64"))
+    for learner in (of_torch, *(recipe.open() for recipe in recipes)):
+        assert np.abs(run_fit(learner, fit(6), data).vector - trained).max() < SAME

@@ -74,7 +74,7 @@ def convolution_backward(
     )
 
 
-def convolution_backward_of_torch(
+def convolution_backward_for_torch(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,

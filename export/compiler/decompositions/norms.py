@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -119,6 +120,20 @@ def batch_norm_of_one_value() -> AbstractContextManager[object]:
         return own(x, running_mean, running_var, weight, bias, training, momentum, eps)
 
     return patch.object(torch.nn.functional, "batch_norm", batch_norm)
+
+
+def batch_norm_training_for_torch(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # noqa: ANN401
+    """Torch's own, but where a batch of one sample has one value per channel."""
+    return batch_norm_training(x, *args) if math.prod(x.shape[2:]) == 1 else NotImplemented
+
+
+def batch_norm_backward_for_torch(
+    grad: Tensor,
+    x: Tensor,
+    *args: Any,  # noqa: ANN401
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """See `batch_norm_training_for_torch`."""
+    return batch_norm_backward(grad, x, *args) if math.prod(x.shape[2:]) == 1 else NotImplemented
 
 
 def batch_norm_inference(

@@ -21,15 +21,17 @@ from export.compiler.decompositions.angles import ANGLE_DECOMPOSITIONS as ANGLES
 from export.compiler.decompositions.convolutions import (
     convolution,
     convolution_backward,
-    convolution_backward_of_torch,
+    convolution_backward_for_torch,
     convolution_in_step,
 )
 from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS as INDEXING
 from export.compiler.decompositions.matrices import AXIS_DECOMPOSITIONS as AXES
 from export.compiler.decompositions.norms import (
     batch_norm_backward,
+    batch_norm_backward_for_torch,
     batch_norm_inference,
     batch_norm_training,
+    batch_norm_training_for_torch,
     group_norm,
     group_norm_backward,
     var,
@@ -253,6 +255,13 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
 }
 
 
+FOR_TORCH: Mapping[Any, Decomposition] = {
+    aten.convolution_backward.default: convolution_backward_for_torch,
+    aten._native_batch_norm_legit_functional.default: batch_norm_training_for_torch,
+    aten.native_batch_norm_backward.default: batch_norm_backward_for_torch,
+}
+
+
 @cache  # torch takes a fifth of a second to list its own
 def decompositions_for(function: str, *, for_torch: bool = False) -> Mapping[Any, Decomposition]:
     """The decompositions for one function of a program; those of this package take precedence over torch's.
@@ -264,5 +273,5 @@ def decompositions_for(function: str, *, for_torch: bool = False) -> Mapping[Any
         return whole
     if for_torch:
         kept = {op: how for op, how in whole.items() if str(op.overloadpacket) not in TORCH_ALONE}
-        return kept | {aten.convolution_backward.default: convolution_backward_of_torch}
+        return kept | FOR_TORCH
     return whole | {aten.convolution.default: convolution_in_step}
