@@ -273,5 +273,5 @@ def decompositions_for(function: str, *, for_torch: bool = False) -> Mapping[Any
         return whole
     if for_torch:
         kept = {op: how for op, how in whole.items() if str(op.overloadpacket) not in TORCH_ALONE}
-        return kept | FOR_TORCH
+        return {**kept, **FOR_TORCH}
     return whole | {aten.convolution.default: convolution_in_step}
