@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.models.members import SumLayout
-from coordinator.strategies.additive.members import begin_sum, check_policy, train_common, train_groups
+from coordinator.strategies.additive.members import begin_sum, check_policy, train_common, train_groups, unmoved
 from coordinator.strategies.base import Fleet, Round, State
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.ifca import IFCA
@@ -100,11 +100,11 @@ def _round(
     fleet: Fleet,
     rng: np.random.Generator,
 ) -> Round:
-    layout, to_come = SumLayout(schema, method.members), int(state.extra[WARM_UP_KEY])
+    layout, to_come, before = SumLayout(schema, method.members), int(state.extra[WARM_UP_KEY]), state
     if to_come:
         state = replace(state, extra={**state.extra, WARM_UP_KEY: np.array(to_come - 1)})
     else:
         state = yield from train_groups(layout, state, base)
     if to_come or method.common:
         state = yield from train_common(method, layout, state, fleet, rng)
-    return state
+    return before if to_come and unmoved(before, state) else state

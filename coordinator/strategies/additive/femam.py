@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.models.members import SumLayout
-from coordinator.strategies.additive.members import begin_sum, check_policy, train_common, train_groups
+from coordinator.strategies.additive.members import begin_sum, check_policy, train_common, train_groups, unmoved
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
@@ -53,13 +53,15 @@ class FeMAM(WeCFL):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, of the level that is trained."""
-        layout, level = SumLayout(schema, self.members), self._level(state)
+        layout, level, before = SumLayout(schema, self.members), self._level(state), state
         state = replace(state, extra={**state.extra, ROUNDS_KEY: state.extra[ROUNDS_KEY] + 1})
         if level == 0:
-            return (yield from train_common(self, layout, state, fleet, rng))
+            after = yield from train_common(self, layout, state, fleet, rng)
+            return before if unmoved(before, after) else after
         if level == 1:
             clustered = partial(super().round, schema=schema, fleet=fleet, rng=rng)
-            return (yield from train_groups(layout, state, clustered))
+            after = yield from train_groups(layout, state, clustered)
+            return before if unmoved(before, after) else after
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         starts = layout.with_trained(state.centers, PERSONAL)
         yield {

@@ -77,6 +77,11 @@ def train_common(method: LocalSgd, layout: SumLayout, state: State, fleet: Fleet
     return _with_vectors(state, lambda v: layout.with_member(v, COMMON, new))
 
 
+def unmoved(before: State, after: State) -> bool:
+    """Whether a round changed nothing, as without replies: then it is not one of the rounds that a phase has."""
+    return np.array_equal(before.centers, after.centers) and before.assignment == after.assignment
+
+
 def _with_vectors(state: State, change: Callable[[Array], Array]) -> State:
     """The state with its centers, and the common start if the method keeps one, changed."""
     starts = {name: change(value) for name, value in state.extra.items() if name == _VECTORS}
