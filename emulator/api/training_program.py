@@ -179,7 +179,7 @@ class TrainingProgram:
 
     @cached_property
     def _engine(self) -> Engine:
-        """The opened runtime. Its files stay as long as this object: LiteRT reads that of a function when it is used."""
+        """The opened runtime. Its files stay as long as this object: LiteRT reads that of a function when used."""
         folder, paths = tempfile.mkdtemp(prefix="fedcenters-"), {}
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         for function, container in self.manifest.containers[self.engine].items():
