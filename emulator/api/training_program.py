@@ -5,7 +5,9 @@ A program that was opened again needs numpy and one runtime (ONNX Runtime by def
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -177,13 +179,13 @@ class TrainingProgram:
 
     @cached_property
     def _engine(self) -> Engine:
-        """The opened runtime; it has read its files when it is there."""
-        with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
-            paths = {}
-            for function, container in self.manifest.containers[self.engine].items():
-                paths[function] = Path(name) / f"{container.sha256}-{function}"
-                paths[function].write_bytes(self.files[container.sha256])
-            return open_engine(self.engine, self.manifest, paths)
+        """The opened runtime. Its files stay as long as this object: LiteRT reads that of a function when used."""
+        folder, paths = tempfile.mkdtemp(prefix="fedcenters-"), {}
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        for function, container in self.manifest.containers[self.engine].items():
+            paths[function] = Path(folder) / f"{container.sha256}-{function}"
+            paths[function].write_bytes(self.files[container.sha256])
+        return open_engine(self.engine, self.manifest, paths)
 
 
 def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs

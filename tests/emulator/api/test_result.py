@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -328,7 +329,11 @@ def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def test_the_program_of_an_export_has_the_runs_own_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Devices compare centers and take personal steps by it. A batch's mean is a loss that no program takes."""
-    asked = {"fleet": fc.fleets.digits(devices=3), "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "rounds": 1}
+    asked: dict[str, Any] = {
+        "fleet": fc.fleets.digits(devices=3),
+        "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+        "rounds": 1,
+    }
     own = fc.simulate(fc.FedAvg(local_steps=1), **asked, loss=smoothed).export(tmp_path / "own", formats=())
     assert own.program.own_loss
     assert "in its place" not in capsys.readouterr().err

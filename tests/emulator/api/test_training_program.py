@@ -15,6 +15,8 @@ from torch import nn
 from edge_client.errors import Malformed, UsageError
 from emulator.api.training_program import TrainingProgram
 from emulator.api.training_program import compile as compile_module
+from export.compiler.program import weights_of
+from tests.support.programs import BATCH, compiled, model
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -143,3 +145,15 @@ def test_a_module_with_the_hooks_of_lightning_is_taken_by_its_forward() -> None:
     """tests/emulator/api/test_lightning.py takes a real one where Lightning is installed."""
     program = compile_module(LightningLike(), X)
     assert program.predict(program.weights, X).shape == (6, 3)
+
+
+@pytest.mark.parametrize("engine", ["onnx", "litert", "pt2"])
+def test_every_runtime_runs_a_program_whose_files_are_in_memory(engine: str) -> None:
+    """LiteRT opens one function at a time, and reads its file then."""
+    made, rng = compiled("digits-mlp"), np.random.default_rng(0)
+    weights = weights_of(model("digits-mlp").module, made.program.schema)
+    program = TrainingProgram(manifest=made.program, files=made.files, weights=weights, engine=engine)
+    x, y = rng.random((BATCH, 1, 8, 8), dtype=np.float32), rng.integers(10, size=BATCH)
+    state = program.step(program.start(), x, y, lr=0.1)
+    assert program.evaluate(state.weights, x, y)[0].mean() < program.evaluate(program.weights, x, y)[0].mean()
+    assert program.step(state, x, y).loss < state.loss

@@ -58,7 +58,8 @@ class Turned(nn.Module):
         self.register_buffer("turn", torch.view_as_real(turn) if pairs else turn)
 
     def forward(self, x: Tensor) -> Tensor:
-        turn = self.turn if self.turn.is_complex() else torch.view_as_complex(self.turn)
+        held = self.get_buffer("turn")
+        turn = held if held.is_complex() else torch.view_as_complex(held)
         turned = torch.view_as_complex(x.reshape(-1, 4, 2)) * turn
         out: Tensor = self.head(torch.view_as_real(turned).flatten(1))
         return out
@@ -101,9 +102,9 @@ def normed(kind: Callable[..., nn.Module] = nn.Sequential, momentum: float | Non
 def hooked(*, after: bool) -> nn.Module:
     net = nn.Linear(4, 3)
     if after:
-        net.weight.register_post_accumulate_grad_hook(lambda _: None)
+        net.weight.register_post_accumulate_grad_hook(lambda _: None)  # type: ignore[no-untyped-call]
     else:
-        net.weight.register_hook(lambda gradient: gradient * 0.1)
+        net.weight.register_hook(lambda gradient: gradient * 0.1)  # type: ignore[no-untyped-call]
     return net
 
 
