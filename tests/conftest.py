@@ -119,6 +119,17 @@ def fail_if_skipped(report: Report) -> Report:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Processes die in the tests, machines do not. The processes that tests start wait for it, and those here that ask.
+
+    A descriptor that is not open is an error all the same.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: os.fstat(descriptor) and None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where the workers of a test run keep compiled programs for one another (tests/support/programs.py)."""
     base = tmp_path_factory.getbasetemp()

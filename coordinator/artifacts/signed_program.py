@@ -18,6 +18,7 @@ from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
+from export.rare_collection import rare_collection
 
 PROGRAM_FACT = "program"  # the key of the program's and the initial model's hashes in the store's facts
 
@@ -92,10 +93,12 @@ def _compile(
     progress: Callable[[str], None],
 ) -> str:
     """Build the model, trace it for each engine, store every file; -> the fact that names them beside `before`."""
-    from coordinator.models.registry import build_model
+    with rare_collection():  # imports torch
+        from coordinator.models.registry import build_model
 
     progress(f"model {config.model.name} for {', '.join(engines)}")
-    from export.compiler.program import compile_program, vector_of
+    with rare_collection():
+        from export.compiler.program import compile_program, vector_of
 
     model = build_model(config.model.name, seed=config.seed)
     compiled = compile_program(

@@ -130,10 +130,10 @@ def prediction_limit(distances: Array, devices: int, share: float) -> float:
     fewer than MIN_LIMIT_DEVICES nothing can be told: then the limit is 0 for a good fit and the largest number for
     none.
     """
-    from scipy.special import stdtrit
-
     if devices < MIN_LIMIT_DEVICES:
         return 0.0 if share == FALSE_BADS else LARGEST_LIMIT
+    from scipy.special import stdtrit
+
     floor = DISTANCE_FLOOR * float(distances.mean()) + MIN_SPREAD
     y = np.log(distances + floor)
     wide = float(stdtrit(devices - 1, 1 - share)) * np.sqrt(1 + 1 / devices)

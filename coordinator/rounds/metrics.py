@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, ClientId, Reply
+from edge_client.protocol.task import I64, Array, ClientId, Reply
 
 MAX_LOSS = 1e30  # a larger reported loss is ignored: a sum of such losses would overflow
 LOSS_RATIO = 10.0  # times the median, or the loss of guessing: the most that counts of one device in an average
@@ -266,25 +266,44 @@ def _exp(mean: float) -> float:
 
 def ari(truth: Sequence[int], found: Sequence[int]) -> float:
     """Adjusted Rand index of two labelings: 1 for the same partition, about 0 for chance."""
-    from sklearn.metrics import adjusted_rand_score
-
-    return float(adjusted_rand_score(truth, found))
+    table = _shared_members(truth, found)
+    n, both = int(table.sum()), int(np.square(table).sum())
+    in_found, in_true = (int(np.square(table.sum(axis=side)).sum()) for side in (1, 0))
+    # pairs of members: in one group and one cluster, in one cluster only, in one group only, in neither
+    together, joined, parted = both - n, in_found - both, in_true - both
+    apart = n * n - both - joined - parted
+    if not joined and not parted:
+        return 1.0
+    chance = (together + parted) * (parted + apart) + (together + joined) * (joined + apart)
+    return 2.0 * (together * apart - parted * joined) / chance
 
 
 def nmi(truth: Sequence[int], found: Sequence[int]) -> float:
-    """Normalised mutual information of two labelings, 0 to 1."""
-    from sklearn.metrics import normalized_mutual_info_score
-
-    return float(normalized_mutual_info_score(truth, found))
+    """Normalised mutual information of two labelings, 0 to 1; over the mean of their entropies."""
+    table = _shared_members(truth, found)
+    if table.size <= 1:
+        return 1.0
+    joint = table / table.sum()
+    sides = joint.sum(axis=1), joint.sum(axis=0)
+    some = joint > 0
+    mutual = float((joint[some] * np.log(joint[some] / np.outer(*sides)[some])).sum())
+    entropies = [-float((side * np.log(side)).sum()) for side in sides]
+    return 0.0 if mutual <= np.finfo(np.float64).eps else 2.0 * mutual / sum(entropies)
 
 
 def purity(truth: Sequence[int], found: Sequence[int]) -> float:
     """Share of members that belong to the most common true group of their cluster, 0 to 1."""
-    _, true = np.unique(np.asarray(truth), return_inverse=True)
-    _, cluster = np.unique(np.asarray(found), return_inverse=True)
-    table = np.zeros((cluster.max() + 1, true.max() + 1), dtype=np.int64)
-    np.add.at(table, (cluster, true), 1)
+    table = _shared_members(truth, found)
     return float(table.max(axis=1).sum() / table.sum())
+
+
+def _shared_members(truth: Sequence[int], found: Sequence[int]) -> I64:
+    """[clusters, groups]: how many members of a cluster are of a true group."""
+    groups, true = np.unique(np.asarray(truth), return_inverse=True)
+    clusters, cluster = np.unique(np.asarray(found), return_inverse=True)
+    table = np.zeros((len(clusters), len(groups)), dtype=np.int64)
+    np.add.at(table, (cluster, true), 1)
+    return table
 
 
 def last_rounds(records: Sequence[Mapping[str, Any]], quantity: str, kind: str = "") -> list[float]:

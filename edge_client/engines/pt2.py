@@ -5,6 +5,7 @@ A local update keeps its tensors on the device from step to step. torch is impor
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import threading
@@ -25,6 +26,7 @@ from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 MAX_CONFIG_BYTES = 1 << 20
+_local = threading.local()
 _LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
 
 
@@ -174,8 +176,25 @@ def read_exported(file: bytes) -> Any:  # noqa: ANN401 - torch's ExportedProgram
     """The exported program of a .pt2 file. Raises what torch raises for a file that it cannot read."""
     import torch
 
+    kept: dict[bytes, Any] | None = getattr(_local, "kept", None)
+    name = hashlib.sha256(file).digest()
+    if kept is not None and name in kept:
+        return kept[name]
     with _LOADING, _remembered_types():
-        return torch.export.load(io.BytesIO(file))
+        exported = torch.export.load(io.BytesIO(file))
+    if kept is not None:
+        kept[name] = exported
+    return exported
+
+
+@contextmanager
+def files_read_once() -> Iterator[None]:
+    """In this thread a file is read once: the compiler runs each file, and opens the engine with some of them."""
+    _local.kept = {}
+    try:
+        yield
+    finally:
+        del _local.kept
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from emulator.parallel.process_pool import open_pool
 from emulator.parallel.ray_pool import open_ray_pool
 from emulator.run.resolve import ResolvedRun
 from emulator.simulation.emulated_devices import EmulatedDevices
+from export.rare_collection import rare_collection
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
@@ -104,7 +105,8 @@ def open_devices(  # noqa: PLR0913 - an engine has these settings
             with open_pool(spec, split.devices, workers=workers) as ready:
                 yield ready
             return
-        engine_parts = spec.resolve()
+        with rare_collection():  # imports torch
+            engine_parts = spec.resolve()
         recipe = engine_parts.recipe
         if ray:
             with open_ray_pool(recipe, split.devices, address=ray) as pool:

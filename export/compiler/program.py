@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_client.engines.pt2 import files_read_once
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program
 from edge_client.protocol.samples.input_parts import Parts
@@ -123,22 +124,25 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     made = make_containers(source, engines, batch, progress)
     blobs = made.files
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
-    program = replace(
-        program_without_containers(source),
-        containers={
-            engine: {f: Container(sha256=hashlib.sha256(b).hexdigest(), size=len(b)) for f, b in functions.items()}
-            for engine, functions in blobs.items()
-        },
-        batch=made.batch,
-        versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
-        parity={engine: _parity(source, engine, blobs[engine], made.batch[engine]) for engine in engines},
-        origin=origin,
-        adapter=adapter_of(module, source.schema),
-    )
-    runs = {size: golden_run(source, program, fixed=None if size == "any" else size) for size in {*made.batch.values()}}
-    program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
-    for engine in engines:
-        check_golden(program, engine, blobs[engine])
+    with files_read_once():
+        program = replace(
+            program_without_containers(source),
+            containers={
+                engine: {f: Container(sha256=hashlib.sha256(b).hexdigest(), size=len(b)) for f, b in functions.items()}
+                for engine, functions in blobs.items()
+            },
+            batch=made.batch,
+            versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
+            parity={engine: _parity(source, engine, blobs[engine], made.batch[engine]) for engine in engines},
+            origin=origin,
+            adapter=adapter_of(module, source.schema),
+        )
+        runs = {
+            size: golden_run(source, program, fixed=None if size == "any" else size) for size in {*made.batch.values()}
+        }
+        program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
+        for engine in engines:
+            check_golden(program, engine, blobs[engine])
     return CompilerOutput(program=program, files=files)
 
 

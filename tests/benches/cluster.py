@@ -197,7 +197,7 @@ def nodes(cpus: list[int]) -> Iterator[Cluster]:
             cluster.add_node(num_cpus=count, object_store_memory=STORE_BYTES)
         yield cluster
     finally:
-        cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray's
+        cluster.shutdown()
 
 
 def processors_s() -> float:

@@ -1,4 +1,4 @@
-"""Processes die in these tests, machines do not: waiting for the disk would only cost time."""
+"""What the tests of faults share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.known_rounding import round_by_known_numbers
-
-
-@pytest.fixture(autouse=True, scope="package")
-def no_waiting_for_the_disk() -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setattr("os.fsync", lambda _descriptor: None)
-    yield
-    patch.undo()
 
 
 @pytest.fixture(scope="module")

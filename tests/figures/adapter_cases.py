@@ -52,7 +52,8 @@ def llama() -> nn.Module:
     sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128}
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
     config = transformers.LlamaConfig(vocab_size=65, max_position_embeddings=POSITIONS, **sizes, **heads)
-    return transformers.LlamaForCausalLM(config)
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
 
 
 def vit() -> nn.Module:
@@ -60,7 +61,9 @@ def vit() -> nn.Module:
 
     sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 128}
     image: dict[str, Any] = {"image_size": 28, "patch_size": 7, "num_channels": 1, "num_labels": 10}
-    return transformers.ViTForImageClassification(transformers.ViTConfig(**image, **sizes, num_attention_heads=4))
+    config = transformers.ViTConfig(**image, **sizes, num_attention_heads=4)
+    model: nn.Module = transformers.ViTForImageClassification(config)
+    return model
 
 
 def shakespeare(folder: Path) -> tuple[Samples, fc.Fleet]:

@@ -22,12 +22,12 @@ def best_candidate(losses: F64, m: F64, least_gain: float) -> int:
     >>> best_candidate(np.array([[1.0, 0.5], [1.1, 0.5], [0.9, 0.5]]), np.ones(3), 0.2)
     1
     """
-    from scipy.special import stdtrit  # a third of what a coordinator's process would import
-
     known = np.isfinite(losses).all(axis=1)
     losses, m = losses[known], m[known]
     if len(losses) < LEAST_DEVICES:
         return 0
+    from scipy.special import stdtrit  # a third of what a coordinator's process would import
+
     gains = losses[:, :1] - losses
     gains = np.clip(gains, *np.quantile(gains, [1 - CAP, CAP], axis=0))
     weight = m / m.sum()

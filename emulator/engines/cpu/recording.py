@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.forward_overrides import ForwardOverrides
 from export.diagnostics import quiet_warnings
+from export.rare_collection import rare_collection
 
 aten = torch.ops.aten
 ALIAS_OPERATORS = (aten.detach.default, aten.alias.default)
@@ -24,7 +25,14 @@ VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.defa
 
 def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
     """The operators that `function` calls for tensors of these sizes and strides, whatever their values are."""
-    with quiet_warnings(), torch.enable_grad(), batch_norm_of_one_value(), ForwardOverrides(), _PlainLstm():
+    with (
+        quiet_warnings(),
+        torch.enable_grad(),
+        batch_norm_of_one_value(),
+        ForwardOverrides(),
+        _PlainLstm(),
+        rare_collection(),  # the first record imports a thousand modules of torch
+    ):
         recorded = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     graph = recorded.graph
     _keep_constants(recorded)

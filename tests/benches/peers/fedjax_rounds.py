@@ -64,7 +64,7 @@ class FedjaxRounds:
     def turn(self) -> None:
         """One round from the start, until its numbers are there."""
         self.after, _ = self.algorithm.apply(self.start, self.clients)
-        jax.block_until_ready(self.after.params)  # type: ignore[no-untyped-call]
+        jax.block_until_ready(self.after.params)
 
     def update(self) -> Any:  # noqa: ANN401 - an array
         """[n_params] in the order of our schema: weight [out, in] and bias of each layer."""

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
+from sklearn.metrics import (
+    accuracy_score,
+    adjusted_rand_score,
+    confusion_matrix,
+    f1_score,
+    normalized_mutual_info_score,
+)
 
 from coordinator.rounds.metrics import (
     MAX_ASSIGNED,
@@ -129,6 +135,15 @@ def test_partition_scores_do_not_care_about_names() -> None:
     assert ari([0, 0, 1, 1], [5, 5, 2, 2]) == 1.0
     assert nmi([0, 0, 1, 1], [5, 5, 2, 2]) == 1.0
     assert ari([0, 0, 1, 1], [0, 0, 0, 0]) == 0.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 3)), max_size=40))
+def test_partition_scores_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    truth, found = ([pair[side] for pair in pairs] for side in (0, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as many labels as members
+        assert ari(truth, found) == adjusted_rand_score(truth, found)
+        assert np.isclose(nmi(truth, found), normalized_mutual_info_score(truth, found), rtol=0, atol=1e-12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 3)), min_size=1, max_size=30))

@@ -22,7 +22,7 @@ import torch
 
 from edge_client.engines.base import ENGINES, open_engine, run_step
 from edge_client.engines.onnx import PROVIDERS, runtime
-from edge_client.engines.pt2 import load_graph, read_exported
+from edge_client.engines.pt2 import files_read_once, load_graph, read_exported
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Function
 from edge_client.protocol.task import Array
@@ -134,6 +134,15 @@ def test_a_provider_that_is_listed_but_not_to_be_had_is_left_in_silence_or_refus
         given = feeds(program, "step", batch=BATCH)
         run_step(open_engine("onnx", program, files, device=device), given)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_file_is_read_once_where_that_is_asked_for() -> None:
+    made = compiled("digits-mlp")
+    file = made.files[made.program.containers["pt2"]["infer"].sha256]
+    with files_read_once():
+        first = read_exported(file)
+        assert read_exported(file) is first
+    assert read_exported(file) is not first
 
 
 def test_the_types_of_a_torch_files_classes_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

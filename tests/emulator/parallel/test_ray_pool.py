@@ -61,7 +61,7 @@ def started_nodes(count: int = 2) -> Iterator[Cluster]:
         yield cluster
     finally:
         started = set(psutil.Process().children(recursive=True)) - before
-        cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray's
+        cluster.shutdown()
         _, alive = psutil.wait_procs(started, timeout=30)
         assert not alive
 

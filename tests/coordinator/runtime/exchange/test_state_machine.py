@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -36,14 +35,6 @@ from tests.support.wired_coordinator import DEVICES, SAMPLES, WiredCoordinator
 EXCHANGES = 3
 ANYONE = st.sampled_from(DEVICES)
 ATTEMPT = st.integers(0, 1)  # the second one is another result for the same task
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting_for_the_disk() -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setattr("os.fsync", lambda _descriptor: None)
-    yield
-    patch.undo()
 
 
 class Machine(RuleBasedStateMachine):

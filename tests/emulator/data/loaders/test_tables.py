@@ -1,22 +1,39 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from edge_client.errors import ConfigError
 from emulator.data.loaders import tables
 from tests.support.raw_data_files import unknown
 
+ROOT = Path(__file__).parents[4]
+
 
 def test_the_digits_are_the_scans_that_scikit_learn_ships() -> None:
-    data = tables.digits()
+    data, theirs = tables.digits(), load_digits()
     held = data.dataset(data.train)
+    assert np.array_equal(data.train.x.reshape(-1, 64), theirs.data)
+    assert np.array_equal(data.train.y, theirs.target)
     assert held.x.shape == (1797, 1, 8, 8)
     assert held.x.dtype == np.dtype(np.float32)
     assert (held.x.min(), held.x.max()) == (0.0, 1.0)
-    assert sorted(set(held.y.tolist())) == list(range(10))
+
+
+def test_reading_the_digits_and_scoring_groups_imports_no_scikit_learn() -> None:
+    """It takes longer than the training of a short run."""
+    code = (
+        "import sys; from coordinator.rounds import metrics; from emulator.data.loaders import tables\n"
+        "tables.digits(), metrics.ari([0, 1], [1, 0]), metrics.nmi([0, 1], [1, 0])\n"
+        "print({'sklearn', 'scipy', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
 
 
 def test_wisdm_is_standardised_and_an_undefined_peak_is_the_mean(tmp_path: Path) -> None:
