@@ -69,3 +69,8 @@ def test_a_record_tells_the_mean_and_the_greatest_staleness_of_what_counted(
         "expired": 1,
         "staleness": {"mean": mean, "most": most},
     }
+
+
+def test_a_round_of_which_nothing_is_known_has_counted_nothing() -> None:
+    record = RoundCounts().record(())
+    assert (record["counted"], record["stale"], record["expired"]) == (0, 0, 0)
