@@ -332,6 +332,22 @@ def test_at_the_end_of_a_run_tasks_are_stopped_and_shown_as_late(begun: Begun) -
     assert math.isinf(run.live.unsynced_since_s)
 
 
+def test_an_update_that_waits_for_the_disk_when_its_run_is_over_leaves_nothing_there(begun: Begun) -> None:
+    run = begun(concurrency=1, ballast=BALLAST)
+    ((cid, task),) = run.tasks().items()
+    folder = run.coordinator.config.folder / "store" / "updates"
+    before = set(folder.rglob("*"))
+    run.coordinator.more = True
+    manifest, _ = run.coordinator.update(ExchangeKey("run1", ROUND, 0), cid, 0)
+    run.offer(task, cid, manifest)
+    run.coordinator.send(ExchangeKey("run1", ROUND, 0), cid, 0, list(range(manifest.total)))
+    assert [path for path in folder.rglob("*") if path.is_file()]
+    run.live.finish()
+    assert not [path for path in set(folder.rglob("*")) - before if path.is_file()]
+    run.live.sync()
+    assert [one[1] for one in run.told()] == ["go", "stop"]
+
+
 def test_a_task_keeps_its_deadline_in_the_next_round(begun: Begun) -> None:
     run = begun(concurrency=4, buffer=3)
     tasks = run.tasks()
