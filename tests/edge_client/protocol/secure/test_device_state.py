@@ -67,9 +67,9 @@ def test_a_file_has_sixteen_mebibytes_at_most() -> None:
     data = write_state(state)
     most = data + b" " * ((16 << 20) - len(data))
     assert read_state(most) == state
-    with pytest.raises(Malformed, match="^too_big: "):
+    with pytest.raises(Malformed, match=r"^too_big: "):
         read_state(most + b" ")
-    with pytest.raises(Malformed, match="^bad_version: "):
+    with pytest.raises(Malformed, match=r"^bad_version: "):
         read_state(data.replace(b'"v":1', b'"v":2'))
-    with pytest.raises(Malformed, match="^bad_field: the stored secure sums are damaged"):
+    with pytest.raises(Malformed, match=r"^bad_field: the stored secure sums are damaged"):
         read_state(data.replace(b'"cid"', b'"dic"'))

@@ -66,16 +66,16 @@ def test_a_refill_takes_as_many_roots_as_are_missing_and_looks_at_no_others() ->
     "roots", [(bytes(31),), (bytes(33),), (bytes(32), bytes(32)), (root_of(ME, 0), root_of(ME, 1), root_of(ME, 0))]
 )
 def test_roots_that_are_short_or_not_random_are_refused(roots: tuple[bytes, ...]) -> None:
-    with pytest.raises(Malformed, match="^bad_field: .*32 random bytes"):
+    with pytest.raises(Malformed, match=r"^bad_field: .*32 random bytes"):
         advance(EMPTY, PrekeysNeeded(roots))
 
 
 def test_a_roster_for_another_device_or_with_a_prekey_that_was_never_offered_is_refused() -> None:
     cohort = SecureCohort.of(6)
     roster = cohort.sent["roster"][ME]
-    with pytest.raises(Malformed, match=f"^bad_task: a roster for {ME}"):
+    with pytest.raises(Malformed, match=rf"^bad_task: a roster for {ME}"):
         advance(cohort.devices[OTHER], RosterArrived(roster))
-    with pytest.raises(Malformed, match="^bad_task: .*never offered"):
+    with pytest.raises(Malformed, match=r"^bad_task: .*never offered"):
         cohort.on_device(ME, RosterArrived(replace(SumRoster.from_bytes(roster), number=99).to_bytes()))
     cohort.on_device(ME, RosterArrived(roster))
     assert sorted(cohort.devices[ME].roots) == [1]  # the other prekey stays
@@ -94,7 +94,7 @@ def test_a_threshold_is_taken_where_it_keeps_the_secret_and_the_sum_and_nowhere_
         if taken:
             assert cohort.on_device(ME, RosterArrived(roster.to_bytes()))
         else:
-            with pytest.raises(Malformed, match="^bad_task: .*is not secret"):
+            with pytest.raises(Malformed, match=r"^bad_task: .*is not secret"):
                 cohort.on_device(ME, RosterArrived(roster.to_bytes()))
 
 
@@ -106,14 +106,14 @@ def test_as_many_neighbours_as_the_threshold_have_to_take_part(cohort: SecureCoh
         assert shares is not None
         assert [len(both) for both in shares.values()] == [64] * count
     else:
-        with pytest.raises(Malformed, match="^bad_task: 4 neighbours take part, at least 5 are needed"):
+        with pytest.raises(Malformed, match=r"^bad_task: 4 neighbours take part, at least 5 are needed"):
             cohort.on_device(ME, RelayArrived(relayed(cohort, count)))
 
 
 def test_shares_of_a_device_that_is_no_neighbour_are_refused_though_others_would_do(cohort: SecureCohort) -> None:
     whole = RelayedShares.from_bytes(cohort.sent["relay"][ME])
     strange = replace(whole, envelopes={**whole.envelopes, "stranger": next(iter(whole.envelopes.values()))})
-    with pytest.raises(Malformed, match="^bad_task: .*no neighbour"):
+    with pytest.raises(Malformed, match=r"^bad_task: .*no neighbour"):
         cohort.on_device(ME, RelayArrived(strange.to_bytes()))
 
 
@@ -123,7 +123,7 @@ def test_shares_of_a_device_that_is_no_neighbour_are_refused_though_others_would
 )
 def test_a_vector_of_another_form_than_the_rosters_is_not_masked(cohort: SecureCohort, words: np.ndarray) -> None:
     cohort.on_device(ME, RelayArrived(cohort.sent["relay"][ME]))
-    with pytest.raises(Malformed, match="^bad_field: .*for 5 words of uint32"):
+    with pytest.raises(Malformed, match=r"^bad_field: .*for 5 words of uint32"):
         cohort.on_device(ME, VectorReady(cohort.server.roster, words))
     mine = vector_of(ME)
     kept = mine.copy()
@@ -134,26 +134,26 @@ def test_a_vector_of_another_form_than_the_rosters_is_not_masked(cohort: SecureC
 def test_a_step_before_its_time_or_other_than_before_is_refused_as_a_bad_task(cohort: SecureCohort) -> None:
     asked = UnmaskRequest(roster=cohort.server.roster, survivors=tuple(cids(9)[1:]), dropped=()).to_bytes()
     vector = VectorReady(cohort.server.roster, vector_of(ME))
-    with pytest.raises(Malformed, match="^bad_task: no shares have come yet"):
+    with pytest.raises(Malformed, match=r"^bad_task: no shares have come yet"):
         cohort.on_device(ME, vector)
     for event in (None, RelayArrived(cohort.sent["relay"][ME])):
         if event is not None:
             cohort.on_device(ME, event)
-        with pytest.raises(Malformed, match="^bad_task: asked for shares before the upload"):
+        with pytest.raises(Malformed, match=r"^bad_task: asked for shares before the upload"):
             cohort.on_device(ME, UnmaskArrived(asked))
-    with pytest.raises(Malformed, match="^bad_task: other shares than before"):
+    with pytest.raises(Malformed, match=r"^bad_task: other shares than before"):
         cohort.on_device(ME, RelayArrived(relayed(cohort, 5)))
     upload = cohort.on_device(ME, vector)
     assert cohort.on_device(ME, vector) == upload
-    with pytest.raises(Malformed, match="^bad_task: another vector"):
+    with pytest.raises(Malformed, match=r"^bad_task: another vector"):
         cohort.on_device(ME, VectorReady(cohort.server.roster, vector_of(OTHER)))
     shown = cohort.on_device(ME, UnmaskArrived(asked))
     assert cohort.on_device(ME, UnmaskArrived(asked)) == shown
     other = UnmaskRequest(roster=cohort.server.roster, survivors=tuple(cids(9)[1:8]), dropped=("dev-008",))
-    with pytest.raises(Malformed, match="^bad_task: other shares were shown before"):
+    with pytest.raises(Malformed, match=r"^bad_task: other shares were shown before"):
         cohort.on_device(ME, UnmaskArrived(other.to_bytes()))
     fewer = replace(other, dropped=())
-    with pytest.raises(Malformed, match="^bad_task: survivors and dropped"):
+    with pytest.raises(Malformed, match=r"^bad_task: survivors and dropped"):
         cohort.on_device(ME, UnmaskArrived(fewer.to_bytes()))
 
 
@@ -167,7 +167,7 @@ def test_shares_are_shown_where_as_many_neighbours_survive_as_the_threshold(
         roster=cohort.server.roster, survivors=tuple(near[:survivors]), dropped=tuple(near[survivors:])
     )
     if survivors == 4:
-        with pytest.raises(Malformed, match="^bad_task: 4 neighbours survive, at least 5 must"):
+        with pytest.raises(Malformed, match=r"^bad_task: 4 neighbours survive, at least 5 must"):
             cohort.on_device(ME, UnmaskArrived(asked.to_bytes()))
         return
     shown = RevealedShares.from_bytes(cohort.on_device(ME, UnmaskArrived(asked.to_bytes())))
@@ -188,5 +188,5 @@ def test_the_end_of_a_sum_deletes_its_keys_and_those_of_no_other(cohort: SecureC
         RelayArrived(cohort.sent["relay"][ME]),
         UnmaskArrived(UnmaskRequest(roster=cohort.server.roster, survivors=(OTHER,), dropped=()).to_bytes()),
     ):
-        with pytest.raises(Malformed, match="^bad_task: no sum"):
+        with pytest.raises(Malformed, match=r"^bad_task: no sum"):
             advance(left, event)
