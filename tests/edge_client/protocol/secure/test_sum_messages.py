@@ -9,7 +9,15 @@ import pytest
 from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.secure.keys import PublicPrekey
-from edge_client.protocol.secure.sum_messages import PrekeyBatch, RelayedShares, SumRoster, read_upload, write_upload
+from edge_client.protocol.secure.sum_messages import (
+    PrekeyBatch,
+    RelayedShares,
+    RevealedShares,
+    SumRoster,
+    UnmaskRequest,
+    read_upload,
+    write_upload,
+)
 from tests.support.secure_cohort import SecureCohort
 
 ROSTER = SecureCohort.of(6).sent["roster"]["dev-000"]
@@ -111,3 +119,14 @@ def test_an_upload_is_a_header_of_forty_bytes_and_the_words_of_its_sum() -> None
             read_upload(data, **({"roster": "ab" * 32, "words": 5, "bits": 20} | form))  # type: ignore[arg-type]
     with pytest.raises(Malformed, match="bad_version"):
         read_upload(b"\x02" + data[1:], roster="ab" * 32, words=5, bits=20)
+
+
+def test_no_device_both_survives_and_drops_out_in_a_question_or_an_answer() -> None:
+    asked = UnmaskRequest(roster="ab" * 32, survivors=("b", "a"), dropped=("c",))
+    assert UnmaskRequest.from_bytes(asked.to_bytes()) == replace(asked, survivors=("a", "b"))
+    shown = RevealedShares(roster="ab" * 32, self_shares={"a": bytes(32)}, mask_shares={"c": bytes(32)})
+    assert RevealedShares.from_bytes(shown.to_bytes()) == shown
+    with pytest.raises(Malformed, match=r"^bad_task: c cannot both survive and drop out"):
+        UnmaskRequest.from_bytes(replace(asked, survivors=("a", "c")).to_bytes())
+    with pytest.raises(Malformed, match=r"^bad_task: c cannot both survive and drop out"):
+        RevealedShares.from_bytes(replace(shown, self_shares={"c": bytes(32)}).to_bytes())
