@@ -19,11 +19,13 @@ from coordinator.strategies.base import SealedSums, SumByCenter
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.server_options import ServerOptions
 from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.secure.keys import public_prekey
 from edge_client.protocol.secure.masks import Words
-from edge_client.protocol.secure.sum_messages import MAX_SUM_MESSAGE_BYTES, UPLOAD_HEADER
-from edge_client.protocol.sum_codec import Work
+from edge_client.protocol.secure.parameters import LEAST_COHORT
+from edge_client.protocol.secure.sum_messages import MAX_SUM_MESSAGE_BYTES, UPLOAD_HEADER, PrekeyBatch
+from edge_client.protocol.sum_codec import KEPT, Work
 from edge_client.protocol.summed_task import SummedFit, SumScale
-from edge_client.protocol.task import Fit, Probe
+from edge_client.protocol.task import ClientId, Fit, Probe
 from tests.support.secure_cohort import cids
 from tests.support.stored_cohort import StoredCohort
 
@@ -242,3 +244,50 @@ def test_masked_sums_need_five_members(secure: str, least: int, refused: bool) -
     with pytest.raises(ConfigError, match="least-members is 4") as wrong:
         check_masked(method)
     assert wrong.value.hint
+
+
+# ---- answers that a device must not give ----
+
+FIVE = cids(LEAST_COHORT)
+
+
+def first_stage(store: Store, exchange: SumByCenter) -> AskedStage:
+    """The stage of a device in the first exchange, which no device answers."""
+    heard: list[NetworkExchange] = []
+
+    def ask(_: ExchangeKey, tasks: NetworkExchange) -> Collection[ClientId]:
+        heard.append(tasks)
+        return []
+
+    MaskedSums(ask=ask, store=store, federation="test").sums(FIRST, exchange)
+    stage = heard[0][FIVE[0]]
+    assert isinstance(stage, AskedStage)
+    return stage
+
+
+def offer(number: int) -> bytes:
+    return PrekeyBatch(keys=(public_prekey(number, number.to_bytes(32, "big")),)).to_bytes()
+
+
+def test_a_prekey_that_was_offered_before_is_refused(store: Store) -> None:
+    known = {cid: PrekeyBatch.from_bytes(offer(7)) for cid in FIVE}
+    store.prekeys.take(ExchangeKey("r", 0, 1), FIVE, known)
+    stage = first_stage(store, SumByCenter(dict.fromkeys(FIVE, work()), least=LEAST_COHORT))
+    assert (stage.stage, stage.after) == ("prekeys", 7)
+    with pytest.raises(Malformed, match="a prekey with a number up to 7") as refused:
+        stage.decode(offer(7))
+    assert refused.value.code == "rejected"
+    assert stage.decode(offer(8)).n == 1
+
+
+@pytest.mark.parametrize("told", [b"", b"\x01", KEPT + KEPT])
+def test_of_a_fit_that_stays_on_the_device_nothing_else_is_taken_than_that_it_was_done(
+    store: Store, told: bytes
+) -> None:
+    fit = Fit(start="own", init=CENTERS[0], steps=1, lr=0.1, batch=8, seed=0, upload=False)
+    stage = first_stage(store, SumByCenter(dict.fromkeys(FIVE, fit), least=LEAST_COHORT))
+    assert stage.stage == "keep"
+    with pytest.raises(Malformed) as refused:
+        stage.decode(told)
+    assert refused.value.code == "bad_schema"
+    assert stage.decode(KEPT).n == 1

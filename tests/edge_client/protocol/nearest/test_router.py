@@ -240,6 +240,8 @@ def test_a_walk_follows_the_nearer_child_to_a_center(values: list[float]) -> Non
         ((1, ~0), (1, ~1)),
         ((0, 0), (0, ~0), (0, ~1)),
         ((0, ~0), (0, ~1), (1, 2), (2, 1)),  # a loop that no walk enters
+        ((0, ~0), (0, ~1), (0, ~1)),  # two ways to one center
+        ((0, ~0), (0, 2), (2, ~1)),  # no split 1
     ],
 )
 def test_what_is_no_tree_is_refused(edges: tuple[tuple[int, int], ...]) -> None:
