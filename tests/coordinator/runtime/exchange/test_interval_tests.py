@@ -18,7 +18,7 @@ from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import Reply
-from tests.coordinator.runtime.exchange.test_live_updates import Run
+from tests.coordinator.runtime.exchange.test_live_updates import UpdatesRun
 from tests.support.virtual_time import VirtualClock
 from tests.support.wired_coordinator import DEVICES, WiredCoordinator
 
@@ -26,7 +26,7 @@ OF = 9
 
 
 @dataclass
-class RunWithTests(Run):
+class RunWithTests(UpdatesRun):
     """The same run with tests; its one center is in version `version`."""
 
     version: int = 1

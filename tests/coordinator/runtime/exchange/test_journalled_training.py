@@ -12,13 +12,13 @@ from coordinator.runtime.exchange.journalled_training import EXPIRED, Journalled
 from coordinator.storage.exchange_store import ReplayDiverged
 from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE
 from coordinator.strategies.base import State
-from tests.coordinator.runtime.exchange.test_live_updates import DEADLINE_S, ROUND, Begun, Run, begun
+from tests.coordinator.runtime.exchange.test_live_updates import DEADLINE_S, ROUND, Begun, UpdatesRun, begun
 from tests.support.wired_coordinator import DEVICES
 
 __all__ = ["begun"]  # a fixture
 
 
-def again(run: Run, rules: Rules | None = None) -> JournalledTraining:
+def again(run: UpdatesRun, rules: Rules | None = None) -> JournalledTraining:
     """The round as another process finds it in the journal."""
     made = JournalledTraining("run1", run.coordinator.context)
     start = run.coordinator.context.prepared.initial

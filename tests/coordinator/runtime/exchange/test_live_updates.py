@@ -28,7 +28,7 @@ DEADLINE_S, ROUND = 300.0, 2
 
 
 @dataclass
-class Run:
+class UpdatesRun:
     """A coordinator in round 2 of a run that waits for no device; those in `online` are connected."""
 
     coordinator: WiredCoordinator
@@ -90,19 +90,21 @@ class Run:
         return [step.what for step in self.coordinator.store.journal.steps("run1", number)]
 
 
-Begun = Callable[..., Run]
+Begun = Callable[..., UpdatesRun]
 
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[Begun]:
     made: list[WiredCoordinator] = []
 
-    def begin(*, ballast: int = 0, free: int = 4, concurrency: int = 2, buffer: int = 4, staleness: int = 5) -> Run:
+    def begin(
+        *, ballast: int = 0, free: int = 4, concurrency: int = 2, buffer: int = 4, staleness: int = 5
+    ) -> UpdatesRun:
         clock = VirtualClock()
         coordinator = WiredCoordinator(tmp_path, clock, ballast, free)
         made.append(coordinator)
         options = Asynchronous(concurrency=concurrency, buffer=buffer, max_staleness=staleness)
-        run = Run(coordinator, clock, options)
+        run = UpdatesRun(coordinator, clock, options)
         run.begin()
         return run
 
