@@ -128,7 +128,8 @@ def test_a_mean_reads_each_row_once_however_many_centers_share_it(*, soft: bool)
 
     def row(index: int) -> Flat:
         read.append(index)
-        return ROWS[index]
+        found: Flat = ROWS[index]
+        return found
 
     R = np.ones((5, 2)) if soft else one_hot(np.array([0, 1, 0, 1, 1]), 2)
     aggregate(np.zeros((2, 3)), Rows(5, 3, row), R, A)

@@ -194,6 +194,8 @@ def test_sums_of_points_are_believed_up_to_what_devices_can_give(row: tuple[int,
 @pytest.mark.parametrize(("counts", "possible"), [((5, 3), True), ((5, 2), False), ((5, 4), False), ((9, -1), False)])
 @pytest.mark.parametrize("stage", ["choose", "count"])
 def test_each_device_is_counted_at_one_center_or_cluster(stage: str, counts: tuple[int, int], possible: bool) -> None:  # noqa: FBT001 - a row
-    more = {"points": np.zeros((1, 2, 2)), "points_open": np.ones((1, 2), np.bool_)} if stage == "count" else {}
-    asked = replace(blocks((0, 0, 0, 0))[0], stage=stage, **more)
+    more: dict[str, Any] = {"stage": stage}
+    if stage == "count":
+        more |= {"points": np.zeros((1, 2, 2)), "points_open": np.ones((1, 2), np.bool_)}
+    asked = replace(blocks((0, 0, 0, 0))[0], **more)
     assert (why_impossible(asked, asked.scale.modulo(np.array(counts)), 8) is None) == possible

@@ -235,7 +235,13 @@ def test_a_mixture_is_asked_for_no_loss_unless_nothing_else_is_known() -> None:
     for want, asked in (({"loss", "confusion"}, {"confusion"}), ({"loss"}, {"loss"})):
         assert serving_probe(Two(), state, "d00", batch=8, want=frozenset(want)).want == asked
     one = serving_probe(METHOD, state, "d00", batch=7, want=frozenset({"loss", "confusion"}))
-    assert (one.want, one.prior, one.batch, one.seed, one.split) == ({"loss", "confusion"}, None, 7, 0, "test")
+    assert (one.want, one.prior, one.batch, one.seed, one.split) == (
+        frozenset({"loss", "confusion"}),
+        None,
+        7,
+        0,
+        "test",
+    )
 
 
 def test_a_device_belongs_to_its_center_and_to_all_where_none_is_assigned() -> None:

@@ -207,8 +207,8 @@ def test_answers_that_come_twice_or_from_a_stranger_change_nothing() -> None:
     for event in (SharesArrived("dev-000", dealt["dev-001"]), SharesArrived("stranger", dealt["dev-001"])):
         cohort.tell_server(event)
         assert cohort.server == before
-    for event in (MaskedVectorStored("dev-000"), RevealArrived("dev-000", b""), StageDeadline("uploads")):
-        cohort.tell_server(event)
+    for later in (MaskedVectorStored("dev-000"), RevealArrived("dev-000", b""), StageDeadline("uploads")):
+        cohort.tell_server(later)
         assert cohort.server == before
     with pytest.raises(Malformed, match="neighbours"):
         cohort.tell_server(SharesArrived("dev-001", dealt["dev-002"]))

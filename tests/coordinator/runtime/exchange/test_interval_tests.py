@@ -15,6 +15,7 @@ from coordinator.rounds.metrics import CLASSES
 from coordinator.rounds.round import EvaluationPlan, round_rng
 from coordinator.runtime.exchange.interval_tests import IntervalTests, RoundPlace, answers_wanted, may_be_few
 from coordinator.storage.exchange_store import ExchangeKey
+from coordinator.strategies.registry import make_method
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import Reply
@@ -49,8 +50,9 @@ class RunWithTests(UpdatesRun):
         place = RoundPlace(
             run="run1", number=number, of=OF, schema=self.rules.schema, fleet=self.rules.fleet, scoring=CLASSES
         )
-        strategy, context = self.rules.strategy, self.coordinator.context
-        tests.begin(place, strategy, self.before if before is None else before, self.live, context)
+        tests.begin(
+            place, make_method("fedavg"), self.before if before is None else before, self.live, self.coordinator.context
+        )
 
     def asked(self) -> list[tuple[str, int]]:
         """The devices that were sent the task of a test, and its round."""

@@ -29,7 +29,7 @@ def coordinator(tmp_path: Path) -> Iterator[WiredCoordinator]:
 
 def test_a_task_names_its_exchange_its_program_and_what_its_answer_may_be(coordinator: WiredCoordinator) -> None:
     prepared, tasks = coordinator.context.prepared, coordinator.tasks(KEY)
-    found = prepare_tasks(KEY, dict(reversed(tasks.items())), coordinator.context)
+    found = prepare_tasks(KEY, dict(reversed(list(tasks.items()))), coordinator.context)
     assert list(found) == sorted(DEVICES)
     asked, schema = found["d0"], prepared.program.schema
     fields = asked.fields

@@ -357,7 +357,7 @@ def points_of(**changes: object) -> dict[str, object]:
         ({"sketch": points_of(size=0)}, "bad_field"),
         ({"sketch": points_of(size=1, centers=base64.b64encode(bytes(12)).decode())}, None),
         ({"sketch": points_of(centers="AAAAAA==")}, "bad_field"),
-        ({"sketch": points_of(centers=base64.b64encode(np.full(6, np.nan, "<f4")).decode())}, "not_finite"),
+        ({"sketch": points_of(centers=base64.b64encode(np.full(6, np.nan, "<f4").tobytes()).decode())}, "not_finite"),
         ({"sketch": {k: v for k, v in RAW["sketch"].items() if k != "seed"}}, "bad_field"),
         ({"round": {**RAW["round"], "momentum": 1.0, "batch": 65_536, "steps": 1_000_000}}, None),
         ({"round": {**RAW["round"], "momentum": 1.01}}, "bad_field"),
@@ -366,8 +366,11 @@ def points_of(**changes: object) -> dict[str, object]:
         ({"round": {**RAW["round"], "steps": 1_000_001}}, "bad_field"),
         ({"round": {**RAW["round"], "lr": -0.1}}, "bad_field"),
         ({"inputs": {**RAW["inputs"], "features": 0}}, "bad_field"),
-        ({"inputs": {"features": 1, "profile": base64.b64encode(np.array([0, 0, 1], "<f4")).decode()}}, "bad_field"),
-        ({"inputs": {"features": 1, "profile": base64.b64encode(np.array([0, 1, 1], "<f4")).decode()}}, None),
+        (
+            {"inputs": {"features": 1, "profile": base64.b64encode(np.array([0, 0, 1], "<f4").tobytes()).decode()}},
+            "bad_field",
+        ),
+        ({"inputs": {"features": 1, "profile": base64.b64encode(np.array([0, 1, 1], "<f4").tobytes()).decode()}}, None),
     ],
 )
 def test_a_guide_is_read_up_to_its_limits_and_refused_beyond(changed: dict[str, object], code: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_each_number_of_a_roster_is_read_up_to_its_limits_and_refused_beyond(fie
             read_with(field, beyond)
 
 
-def roster_of(neighbours: int, **changes: int) -> bytes:
+def roster_of(neighbours: int, **changes: Any) -> bytes:  # noqa: ANN401 - numbers of a roster
     near = {f"n{i:04}": PublicPrekey(number=0, seal=bytes(32), mask=bytes(32)) for i in range(neighbours)}
     whole = replace(SumRoster.from_bytes(ROSTER), devices=1_000, threshold=2, neighbours=near)
     return replace(whole, **changes).to_bytes()
