@@ -9,11 +9,12 @@ import pytest
 
 from coordinator.rounds.asynchronous.training import Rules, begin_training
 from coordinator.runtime.exchange.journalled_training import EXPIRED, JournalledTraining
-from coordinator.storage.exchange_store import ReplayDiverged
+from coordinator.storage.exchange_store import ReplayDiverged, StoredReply
 from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE
 from coordinator.strategies.base import State
+from edge_client.protocol.task import Reply
 from tests.coordinator.runtime.exchange.test_live_updates import DEADLINE_S, ROUND, Begun, UpdatesRun, begun
-from tests.support.wired_coordinator import DEVICES
+from tests.support.wired_coordinator import DEVICES, SAMPLES
 
 __all__ = ["begun"]  # a fixture
 
@@ -78,3 +79,15 @@ def test_the_last_updates_of_a_round_are_as_many_as_it_wants_and_others_count_in
     state = run.live.updates.journalled
     assert (state.counts.staleness, state.wanted, state.refused) == ([1], 2, {})
     assert run.steps(ROUND + 1)[:1] == [TAKE]
+
+
+def test_an_update_counts_by_the_samples_that_its_device_has_in_the_fleet_of_this_round(begun: Begun) -> None:
+    """It was read when it arrived, in a round whose fleet was another one."""
+    run = begun(concurrency=1, buffer=3)
+    ((who, _),) = run.tasks().items()
+    state = run.live.updates.journalled
+    update = run.coordinator.context.prepared.initial + np.float32(1)
+    record = StoredReply(who, "ab" * 32, 99, 3 * SAMPLES, "delta", "", 1.0)
+    orders = state.take({who: (record, Reply(n=3 * SAMPLES, update=update))})
+    assert orders is not None
+    assert state.training.buffers[0][who].n == SAMPLES
