@@ -47,7 +47,6 @@ class WebDevices:
         path = folder / "link.txt"
         if path.exists():
             return []
-        folder.mkdir(parents=True, exist_ok=True)
         link = phone_link(page, device=cid, secret=secrets.token_urlsafe(SECRET_BYTES))
         write_private_file(path, link.encode("ascii") + b"\n")
         write_private_file(folder / "link.svg", qr_svg(link).encode())

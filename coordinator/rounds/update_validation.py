@@ -36,7 +36,7 @@ _MOVED = {"": "moved", "peak": "one parameter moved", "buffers": "buffers moved"
 MIN_UPDATES_FOR_MEDIAN = 3  # of fewer updates the median says nothing
 ZERO_BASE = "zero"  # the base of a delta that is the model itself
 _LOSS = frozenset({"loss"})  # the reply to a fit whose model stays on the device
-STATISTICS_BYTES = 1 << 15  # of a reply without an update: the header, and 2,415 moments of inputs at most
+STATISTICS_BYTES = 1 << 15  # of any statistics: the header, 2,415 moments of inputs, six numbers of each of 16 models
 _ROUNDING = 1e-6  # tolerance of a sum of shares
 
 
@@ -101,10 +101,9 @@ def max_reply_bytes(question: ReplySpec) -> int:
     want, models = (task.want, len(task.models)) if isinstance(task, Probe) else (_LOSS, 1)
     classes = question.classes or 0
     matrices = models * classes**2 if "confusion" in want else 0
-    scores = models * codecs.SCORES * len(want & {"errors", "positions"})
     answers = models * (1 + 2 * vector_size(min(classes, MAX_CLASSES))) if "answers" in want else 0
     gradient = codecs.max_file_bytes(schema, "f32") if "grad" in want else 0
-    return STATISTICS_BYTES + 8 * (3 * models + classes + matrices + scores + answers) + gradient
+    return STATISTICS_BYTES + 8 * (classes + matrices + answers) + gradient
 
 
 def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:

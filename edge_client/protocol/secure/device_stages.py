@@ -24,7 +24,7 @@ from edge_client.protocol.summed_task import SumScale, Words
 
 Place = tuple[str, int, int]  # run, round and exchange of a task
 RANDOM_BYTES = MAX_PREKEYS * ROOT_BYTES
-STAGE_AFTER_ROSTER = {"shares": 0, "add": 1, "show": 2}  # numbers of exchanges after the roster's
+STAGE_AFTER_ROSTER = {"add": 1, "show": 2}  # numbers of exchanges after the roster's
 
 
 def offer_prekeys(sums: DeviceSums, random: bytes, after: int) -> tuple[DeviceSums, bytes]:

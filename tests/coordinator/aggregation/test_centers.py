@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.aggregation import centers as module
-from coordinator.aggregation.centers import aggregate, one_hot
+from coordinator.aggregation.centers import aggregate, one_hot, row_means
 from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer, weighted_mean
+from coordinator.aggregation.rows import Rows
+from edge_client.protocol.task import Flat
 
 RNG = np.random.default_rng(0)
 ROWS, A = RNG.standard_normal((5, 3)), RNG.random(5) + 0.1
@@ -118,3 +120,36 @@ def test_an_infinite_update_reaches_only_the_centers_that_it_counts_for() -> Non
     new = aggregate(np.zeros((2, 3)), rows, R, A)
     assert np.isinf(new[0]).all()
     np.testing.assert_allclose(new[1], weighted_mean(ROWS[:4], A[:4]))
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_a_mean_reads_each_row_once_however_many_centers_share_it(*, soft: bool) -> None:
+    read: list[int] = []
+
+    def row(index: int) -> Flat:
+        read.append(index)
+        found: Flat = ROWS[index]
+        return found
+
+    R = np.ones((5, 2)) if soft else one_hot(np.array([0, 1, 0, 1, 1]), 2)
+    aggregate(np.zeros((2, 3)), Rows(5, 3, row), R, A)
+    assert sorted(read) == [0, 1, 2, 3, 4]
+
+
+def test_means_of_rows_are_those_of_each_column_of_the_weights() -> None:
+    weights = np.stack([A, np.arange(5.0)], axis=1)
+    expected = [weighted_mean(ROWS, weights[:, k]) for k in (0, 1)]
+    np.testing.assert_allclose(row_means(Rows.of(ROWS), weights), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("R", "a"), [((5, 2), (5,)), ((4, 1), (5,)), ((5, 1), (4,)), ((5, 1), (5, 1))])
+def test_shares_or_weights_that_do_not_fit_are_refused_alone(R: tuple[int, ...], a: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="R is"):
+        aggregate(np.zeros((1, 3)), ROWS, np.ones(R), np.ones(a))
+
+
+def test_a_whole_step_forgets_the_center_even_where_it_is_infinite_and_one_beyond_is_refused() -> None:
+    far = np.full((1, 3), np.inf)
+    np.testing.assert_allclose(aggregate(far, ROWS, np.ones((5, 1)), A, step=1.0)[0], weighted_mean(ROWS, A))
+    with pytest.raises(ValueError, match="step"):
+        aggregate(far, ROWS, np.ones((5, 1)), A, step=1.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,7 +113,89 @@ def test_an_evaluation_counts_each_device_once_and_no_score_above_one() -> None:
     )  # fmt: skip
     right = np.array([10, 12, 5 * SCORE_LEVELS, 6 * SCORE_LEVELS, 6], dtype=np.uint32)
     assert why_impossible(asked, right, 6) is None
+    assert why_impossible(asked, np.array([12, 12, 0, 0, 6], dtype=np.uint32), 6) is None
+    assert why_impossible(asked, np.array([0, 0, 0, 0, 6], dtype=np.uint32), 6) is None
     for place, value in ((4, 5), (4, 7), (3, 6 * SCORE_LEVELS + 1), (2, 2**32 - 1), (0, 13), (0, 2**32 - 1)):
         wrong = right.copy()
         wrong[place] = value
         assert why_impossible(asked, wrong, 6)
+
+
+def blocks(*rows: tuple[int, int, int, int]) -> tuple[SummedFit, Words]:
+    """The sums of a task of 16 devices at most, with two parameters: of each center the two, the weight, the count."""
+    asked = task("add", 16, centers=CENTERS[:, :2], open=tuple(range(len(rows))))
+    return asked, asked.scale.modulo(np.array(rows).ravel())
+
+
+LEVELS = blocks((0, 0, 0, 0))[0].scale.levels
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        (((0, 0, 0, 8), (0, 0, 0, 0)), ""),  # all devices are at one center
+        (((0, 0, 0, 9), (0, 0, 0, -1)), "the weights are"),
+        (((0, 0, -1, 8), (0, 0, 0, 0)), "the weights are"),
+        (((0, 0, 8 * (LEVELS + 1), 8), (0, 0, 0, 0)), ""),  # each rounded up
+        (((0, 0, 8 * (LEVELS + 1) + 1, 8), (0, 0, 0, 0)), "the weights are"),
+        (((0, 0, 7 * (LEVELS + 1), 7), (0, 0, 2 * (LEVELS + 1), 1)), "the weights are"),
+        (((0, 0, 100, 7), (0, 0, 0, 0)), "7 devices are counted"),
+        (((0, 0, 100, 7), (0, 0, 0, 2)), "9 devices are counted"),
+    ],
+)
+def test_counts_and_weights_are_believed_up_to_what_devices_can_give(
+    rows: tuple[tuple[int, int, int, int], ...], wrong: str
+) -> None:
+    found = why_impossible(*blocks(*rows), 8)
+    assert found is None if not wrong else found is not None and found.startswith(wrong)
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_a_difference_is_believed_up_to_the_weights_the_rounding_and_the_noise(noise: float) -> None:
+    """Of eight devices with the weight w: w + 8, the rounding of two words 8 sqrt(2), and the noise's 14 deviations."""
+    asked, _ = blocks((0, 0, 0, 0))
+    asked = replace(asked, scale=replace(asked.scale, noise=noise))
+    weight = 3 * asked.scale.levels
+    most = weight + 8 + 8 * math.sqrt(2) + asked.scale.deviation * math.sqrt(8) * (math.sqrt(2) + 12) + 1
+    for length, possible in ((math.floor(most), True), (math.ceil(most), False)):
+        words = asked.scale.modulo(np.array([length, 0, weight, 8]))
+        assert (why_impossible(asked, words, 8) is None) == possible
+
+
+@pytest.mark.parametrize("choose", ["shares", "posterior"])
+def test_where_devices_have_shares_of_each_center_each_counts_at_most_all_of_them(choose: str) -> None:
+    asked, _ = blocks((0, 0, 0, 0), (0, 0, 0, 0))
+    asked = replace(asked, choose=choose)
+    for counts, possible in (((8, 8), True), ((3, 0), True), ((8, 9), False), ((-1, 8), False)):
+        words = asked.scale.modulo(np.array([[0, 0, 0, count] for count in counts]).ravel())
+        assert (why_impossible(asked, words, 8) is None) == possible
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong"),
+    [
+        ((0, 0, 0, 8), ""),
+        ((0, 0, 8 * (LEVELS + 1), 8), ""),
+        ((0, 0, 8 * (LEVELS + 1) + 1, 8), "squared lengths"),
+        ((0, 0, -1, 8), "squared lengths"),
+        ((8 * LEVELS + 12, 0, 0, 8), ""),  # rounding of two words: 8 sqrt(2), and less than one more
+        ((8 * LEVELS + 13, 0, 0, 8), "times as long"),
+        ((0, 0, 0, 9), "9 devices are counted"),
+        ((0, 0, 0, 7), ""),  # another did not tell its own of this cluster
+    ],
+)
+def test_sums_of_points_are_believed_up_to_what_devices_can_give(row: tuple[int, ...], wrong: str) -> None:
+    points = np.zeros((1, 1, 2))
+    asked = replace(blocks((0, 0, 0, 0))[0], stage="points", points=points, points_open=np.ones((1, 1), np.bool_))
+    found = why_impossible(asked, asked.scale.modulo(np.array(row)), 8)
+    assert found is None if not wrong else found is not None and wrong in found
+
+
+@pytest.mark.parametrize(("counts", "possible"), [((5, 3), True), ((5, 2), False), ((5, 4), False), ((9, -1), False)])
+@pytest.mark.parametrize("stage", ["choose", "count"])
+def test_each_device_is_counted_at_one_center_or_cluster(stage: str, counts: tuple[int, int], possible: bool) -> None:  # noqa: FBT001 - a row
+    more: dict[str, Any] = {"stage": stage}
+    if stage == "count":
+        more |= {"points": np.zeros((1, 2, 2)), "points_open": np.ones((1, 2), np.bool_)}
+    asked = replace(blocks((0, 0, 0, 0))[0], **more)
+    assert (why_impossible(asked, asked.scale.modulo(np.array(counts)), 8) is None) == possible

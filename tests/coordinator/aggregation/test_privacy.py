@@ -92,15 +92,48 @@ def test_a_center_of_nobody_is_not_told_from_one_of_few() -> None:
 
 
 def test_the_noise_has_the_variance_that_was_promised() -> None:
-    """50,000 coordinates of one center, 400 devices that did not move: all that moves it is noise."""
-    center = np.zeros((1, 50_000))
-    rows = np.zeros((400, 50_000), np.float32)
-    new = release_centers(center, rows, np.ones((400, 1)), clip=0.5, noise=2.0, secret=SECRET)[0]
+    """20,000 coordinates of one center, 200 devices that did not move: all that moves it is noise."""
+    center = np.zeros((1, 20_000))
+    rows = np.zeros((200, 20_000), np.float32)
+    new = release_centers(center, rows, np.ones((200, 1)), clip=0.5, noise=2.0, secret=SECRET)[0]
     spread = 2.0 * np.sqrt(1 + COUNT_SHARE**2)
-    # The count is noisy too: 400 give or take a few deviations of 7.
-    assert new.std() == pytest.approx(0.5 * spread / 400, rel=4 * spread / COUNT_SHARE / 400 + 0.02)
+    # The count is noisy too: 200 give or take a few deviations of 7.
+    assert new.std() == pytest.approx(0.5 * spread / 200, rel=4 * spread / COUNT_SHARE / 200 + 0.02)
     assert kstest(new / new.std(), norm.cdf).pvalue > 0.01
-    assert abs(new.mean()) < 5 * new.std() / np.sqrt(50_000)
+    assert abs(new.mean()) < 5 * new.std() / np.sqrt(20_000)
+
+
+def test_the_noise_of_sums_and_counts_is_as_great_as_the_formula_says() -> None:
+    """s C of each coordinate of a sum, to a percent; s / b of a count, to a tenth."""
+    rows, small = np.zeros((10, 30_000), np.float32), 0.01  # so small that the count is 10 to half a percent
+    new = release_centers(np.zeros((1, 30_000)), rows, np.ones((10, 1)), clip=0.5, noise=small, secret=SECRET)[0]
+    assert new.std() * 10 == pytest.approx(small * 0.5 * np.sqrt(1.09), rel=0.015)
+    counts = [100 / one - 100 for one in _many(np.ones((100, 1)), 1.0, 400)]
+    assert np.std(counts) == pytest.approx(np.sqrt(1.09) * np.sqrt(1 + 1 / 0.09), rel=0.12)  # that of the sum, too
+
+
+def test_a_center_is_released_where_its_noisy_count_is_two_deviations_or_more() -> None:
+    """Of 35 devices and a deviation of 17.4 that is so in half of all releases."""
+    moved = [one != 0 for one in _many(np.ones((35, 1)), 5.0, 400)]
+    assert np.mean(moved) == pytest.approx(0.5, abs=0.1)
+
+
+def _many(rows: Array, noise: float, times: int) -> list[float]:
+    """Releases of one center at 0, of which all devices stand at 1, each with a key of its own."""
+    one = np.ones((len(rows), 1))
+    keys = (i.to_bytes(32, "big") for i in range(times))
+    return [float(release_centers(np.zeros((1, 1)), rows, one, clip=1.0, noise=noise, secret=k)[0, 0]) for k in keys]
+
+
+def test_a_step_moves_part_of_the_way_and_devices_are_aligned_with_their_center() -> None:
+    whole, half = (
+        release_centers(CENTERS, ROWS, R, clip=1e6, noise=SILENT, secret=SECRET, step=step) for step in (1.0, 0.5)
+    )
+    np.testing.assert_allclose(half - CENTERS, 0.5 * (whole - CENTERS), atol=1e-6)
+    stays = release_centers(
+        CENTERS, ROWS, R, clip=1.0, noise=SILENT, secret=SECRET, align=lambda rows, center: 0 * rows + center
+    )
+    np.testing.assert_allclose(stays, CENTERS, atol=1e-9)
 
 
 def test_normals_are_normal_and_follow_from_the_key_and_what_they_are_for() -> None:
@@ -122,8 +155,10 @@ def test_the_same_sums_get_the_same_noise_and_other_sums_another() -> None:
 
 
 def test_without_a_key_nothing_is_released() -> None:
-    with pytest.raises(ConfigError, match="secret"):
-        released(secret=b"")
+    for secret in (b"", SECRET[1:], SECRET + b"0"):
+        with pytest.raises(ConfigError, match="secret") as refused:
+            released(secret=secret)
+        assert refused.value.hint
 
 
 # ---- the accountant ----

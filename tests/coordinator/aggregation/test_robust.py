@@ -177,6 +177,56 @@ def test_no_small_step_from_the_geometric_median_shortens_its_distances(seed: in
         assert np.linalg.norm(rows - found - step, axis=1).sum() >= least - 1e-9
 
 
+def test_a_row_beyond_the_median_distance_is_clipped_to_it_and_a_nearer_one_stays() -> None:
+    center, apart = np.array([5.0, 5.0]), np.array([[1.0, 0.0], [0.0, 2.0], [-4.0, 0.0]])
+    np.testing.assert_allclose(one("norm-clip", center + apart, center=center), center + np.array([1.0 - 2.0, 2.0]) / 3)
+    by = np.array([1.0, 1.0, 2.0])
+    found = one("norm-clip", center + apart, center=center, R=by)
+    np.testing.assert_allclose(found, center + np.array([1.0 - 2.0 * 2.0, 2.0]) / 4)
+
+
+@robust
+def test_without_a_share_of_hostile_rows_none_is_cut_off(name: str) -> None:
+    rows = np.array([[0.0], [1.0], [3.0]])
+    reducer = make_reducer(name)
+    assert aggregate(np.zeros((1, 1)), rows, np.ones((3, 1)), np.ones(3), reduce=reducer).shape == (1, 1)
+    if name == "trimmed-mean":
+        assert reducer.columns is not None
+        assert reducer.columns(rows, np.ones(3)).tolist() == [pytest.approx(4 / 3)]
+
+
+def test_a_trimmed_mean_cuts_off_the_values_that_weigh_so_much_at_either_end_and_no_more() -> None:
+    rows, weights = np.array([[9.0], [0.0], [4.0], [5.0], [1.0]]), np.array([1.0, 2.0, 3.0, 3.0, 1.0])
+    rising = [1, 4, 2, 3, 0]  # of weights 2, 1, 3, 3, 1
+    for trim, kept in ((0.1, rising[:4]), (0.2, rising[1:4]), (0.29, rising[1:4]), (0.3, rising[2:4])):
+        expected = weights[kept] @ rows[kept] / weights[kept].sum()
+        np.testing.assert_allclose(trimmed_mean(rows, weights, trim=trim), expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [([1, 1, 2], 3.5), ([1, 2, 3], 3.5), ([1, 1, 3], 5.0), ([3, 1, 1], 1.0), ([1, 3, 1], 2.0)]
+)
+def test_a_weighted_median_is_the_middle_of_the_weight_or_between_the_two_that_share_it(
+    weights: list[float], expected: float
+) -> None:
+    rows = np.array([[1.0], [2.0], [5.0]])
+    for order in ([0, 1, 2], [2, 0, 1]):
+        assert median(rows[order], np.array(weights, dtype=float)[order]).tolist() == [expected]
+
+
+def test_krum_counts_as_many_neighbours_as_its_formula_and_takes_rows_of_one_score_together() -> None:
+    """m = 6, f = 1: the distances to three neighbours; multi-krum leaves out one row."""
+    rows = np.array([[0.0], [1.0], [3.0], [6.0], [10.0], [15.0]])
+    apart = np.sort((rows - rows.T) ** 2, axis=1)[:, 1:4].sum(axis=1)
+    assert one("krum", rows, trim=1 / 6).tolist() == rows[int(apart.argmin())].tolist()
+    assert one("multi-krum", rows, trim=1 / 6).tolist() == rows[np.argsort(apart)[:5]].mean(axis=0).tolist()
+    same = np.array([[-1.0], [1.0], [-3.0], [3.0]])  # two rows of the least score
+    assert one("krum", same, trim=0.0).tolist() == [pytest.approx(0.0)]
+    by = np.array([3.0, 1.0, 1.0, 1.0])
+    assert one("krum", same, R=by, trim=0.0).tolist() == [pytest.approx(-0.5)]
+    assert one("krum", np.array([[2.0], [8.0]]), trim=0.4).tolist() == [5.0]  # at least one neighbour
+
+
 @every
 def test_a_buffer_is_no_way_around_the_parameters(name: str) -> None:
     """A model that looks honest but for its running statistics moves those no further than any other hostile row."""

@@ -55,6 +55,17 @@ def test_blocks_cover_the_columns_in_order_and_hold_few_values(rows: int, most: 
     assert max(widths) == 1 or max(widths) * rows <= BLOCK_VALUES
 
 
+def test_a_block_of_few_rows_has_as_many_values_as_one_of_many() -> None:
+    for rows in (0, 1, 2):
+        widths = [block.stop - block.start for block in column_blocks(0, BLOCK_VALUES, rows, 2 * BLOCK_VALUES)]
+        assert widths == [BLOCK_VALUES // max(rows, 1)] * max(rows, 1)
+
+
+def test_no_rows_have_no_columns() -> None:
+    with pytest.raises(ValueError, match="there are no rows"):
+        lazy(ARRAY[:0]).by_columns()
+
+
 @pytest.mark.parametrize("name", REDUCER_NAMES)
 @pytest.mark.parametrize("soft", [True, False])
 def test_centers_have_the_same_bits_whether_updates_are_in_memory_or_read(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from functools import partial
 
 import dp_accounting
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import skellam
 
+from coordinator.aggregation.privacy import INSTALL_HINT, epsilon_spent
 from coordinator.aggregation.skellam_accounting import ORDERS, epsilon_of, skellam_rdp, sum_cost
+from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import SumScale
 
 
@@ -40,6 +44,16 @@ def test_fewer_devices_and_coarser_words_cost_more() -> None:
         for bits, devices in [(32, 100), (32, 50), (16, 50)]
     ]
     assert costs[0] < costs[1] < costs[2]
+
+
+def test_without_the_accountant_a_cost_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dp_accounting", "dp_accounting.rdp"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for cost in (partial(epsilon_of, np.ones(len(ORDERS)), 1e-5), partial(epsilon_spent, 1.0, 1, 1e-5)):
+        with pytest.raises(ConfigError, match="needs an accountant") as refused:
+            cost()
+        assert refused.value.hint == INSTALL_HINT
+    assert epsilon_of(np.zeros(len(ORDERS)), 1e-5) == epsilon_spent(1.0, 0, 1e-5) == 0.0  # nothing to be counted
 
 
 def test_nothing_summed_costs_nothing() -> None:

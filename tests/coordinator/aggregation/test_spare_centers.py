@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.aggregation.spare_centers import APART, merged, refilled
+from coordinator.aggregation.spare_centers import merged, refilled
 
 
 def test_an_empty_center_becomes_one_half_of_the_greatest_and_the_halves_stand_on_either_side() -> None:
-    start, centers = np.zeros(50), np.stack([np.full(50, 3.0), np.full(50, -1.0), np.full(50, 9.0)])
+    start, centers = np.full(50, 1.0), np.stack([np.full(50, 3.0), np.full(50, -1.0), np.full(50, 9.0)])
     found = refilled(centers, np.array([24, 9, 0]), start, least=5, rng=np.random.default_rng(0))
     np.testing.assert_array_equal(found[1], centers[1])
     np.testing.assert_allclose((found[0] + found[2]) / 2, centers[0])
-    np.testing.assert_allclose(np.linalg.norm(found[2] - centers[0]), APART * np.linalg.norm(centers[0]))
+    np.testing.assert_allclose(np.linalg.norm(found[2] - centers[0]), 0.1 * np.linalg.norm(centers[0] - start))
 
 
 def test_both_halves_have_the_buffers_of_the_center_whose_scale_is_not_that_of_its_parameters() -> None:
@@ -28,6 +28,14 @@ def test_no_half_may_expect_fewer_devices_than_the_gate() -> None:
     centers, counts = np.arange(12.0).reshape(4, 3), np.array([19, 0, 0, 0])
     found = refilled(centers, counts, np.zeros(3), least=5, rng=np.random.default_rng(0))
     assert [bool((a != b).any()) for a, b in zip(found, centers, strict=True)] == [True, True, False, False]
+
+
+def test_halves_are_halved_again_while_each_half_expects_the_gate() -> None:
+    centers = np.arange(12.0).reshape(4, 3) + 1
+    for devices, changed in ((40, 4), (39, 2)):  # 20 and 20, then four of 10
+        counts = np.array([devices, 0, 0, 0])
+        found = refilled(centers, counts, np.zeros(3), least=10, rng=np.random.default_rng(0))
+        assert (found != centers).any(axis=1).sum() == changed
 
 
 def test_a_center_is_split_where_each_half_expects_exactly_the_gate() -> None:

@@ -44,6 +44,19 @@ def test_every_list_begins_later_than_the_one_before(tmp_path: Path) -> None:
     assert begins[-1] < now()  # also for a broker whose clock is a little late
 
 
+def test_a_list_has_its_number_and_its_issuer_and_a_broker_that_knows_neither_takes_it(tmp_path: Path) -> None:
+    """RFC 5280, 5.2: of what is critical all has to be understood, and neither of these two may be."""
+    work = provision_federation(tmp_path / "keys", "d1", "d2")
+    for count, cid in enumerate(("d1", "d2"), 1):
+        work.revoke(cid)
+        listed = x509.load_pem_x509_crl((work.authority.folder / CRL_FILE).read_bytes())
+        assert {extension.critical for extension in listed.extensions} == {False}
+        assert listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number == count
+        issuer = listed.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+        own = work.authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        assert issuer.key_identifier == own.digest
+
+
 def test_a_fleet_is_provisioned_again_without_those_that_were_revoked(tmp_path: Path) -> None:
     asked = (str(tmp_path / "k"), "--federation", "demo", "--host", "h", "--devices", "2")
     assert invoke(*asked).exit_code == 0

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from coordinator.rounds.asynchronous.counts import RoundCounts
 from coordinator.rounds.asynchronous.snapshot import PREFIX, Snapshot, pack, unpack
-from coordinator.rounds.asynchronous.training import Training
-from tests.coordinator.rounds.test_asynchronous_training import METHOD, MOMENTS, Moment, a_start, play, rules
+from coordinator.rounds.asynchronous.training import Training, hand_out
+from tests.coordinator.rounds.test_asynchronous_training import METHOD, MOMENTS, Moment, a_start, first, play, rules
 
 
 def assert_same(found: Training, wanted: Training) -> None:
@@ -46,6 +46,15 @@ def test_the_machine_is_read_back_as_it_was_after_any_event(moments: list[Moment
         assert {name for name in packed.extra if not name.startswith(PREFIX)} == set(training.state.extra)
 
 
+def test_a_model_at_which_devices_began_is_stored_once_for_each_version_and_the_common_start_not_again() -> None:
+    by, training = rules("fesem"), first(2, {"d0": 0, "d1": 0, "d2": 1})
+    training, _, _ = hand_out(training, by, 1, lambda who: who in ("d0", "d1", "d2", "d3"))
+    assert training.at_work["d3"].center is None
+    packed = pack(Snapshot(training, dict.fromkeys(training.at_work, 1)))
+    starts = sorted(name for name in packed.extra if name.startswith(f"{PREFIX}start"))
+    assert starts == [f"{PREFIX}start-0-0", f"{PREFIX}start-1-0"]
+
+
 def test_a_state_of_rounds_that_wait_is_no_machine_and_an_old_one_has_no_open_test() -> None:
     training = a_start("fedavg")
     assert unpack(training.state) is None
@@ -69,3 +78,8 @@ def test_a_record_tells_the_mean_and_the_greatest_staleness_of_what_counted(
         "expired": 1,
         "staleness": {"mean": mean, "most": most},
     }
+
+
+def test_a_round_of_which_nothing_is_known_has_counted_nothing() -> None:
+    record = RoundCounts().record(())
+    assert (record["counted"], record["stale"], record["expired"]) == (0, 0, 0)

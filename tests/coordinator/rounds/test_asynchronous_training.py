@@ -22,13 +22,15 @@ from coordinator.rounds.asynchronous.training import (
     moved_row,
     release,
     round_target,
+    served_state,
     staleness_weight,
     take,
+    task_again,
 )
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import METHODS, make_method
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import ClientId, Fit, Probe, Reply, Task
+from edge_client.protocol.task import Array, ClientId, Fit, Probe, Reply, Task
 from tests.support.softmax_program import schema
 
 SCHEMA = schema()
@@ -234,6 +236,80 @@ def test_a_center_is_full_at_its_devices_share_of_the_buffer() -> None:
     assert round_target(rules(concurrency=8, buffer=100)) == len(FLEET)
 
 
+def test_a_center_of_one_device_is_full_with_its_update_and_one_of_none_with_that_of_a_device_that_comes() -> None:
+    training = first(3, {who: int(who == "d0") for who in FLEET})
+    for buffer, sizes in ((4, [4, 1, 1]), (8, [7, 1, 1]), (1, [2, 1, 1])):
+        by = rules("fesem", concurrency=8, buffer=buffer)
+        assert [buffer_size(training, by, k) for k in range(3)] == sizes
+    gone = replace(by, fleet={"d0": 10})  # of devices that left none counts
+    assert [buffer_size(training, gone, k) for k in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("what", ["older than it may be since the run began again", "nothing"])
+def test_a_reply_that_is_no_update_or_came_too_late_frees_its_device_and_is_not_counted(what: str) -> None:
+    by = rules(concurrency=3, buffer=2)
+    training, _, _ = hand_out(first(), by, 1, lambda who: who in ("d0", "d1", "d2"))
+    for who in ("d0", "d1"):
+        training, _ = answer(training, by, who, 0)
+    if what == "nothing":
+        after, taken = take(training, by, "d2", Reply(n=1, losses=np.zeros(1)), {})
+    else:
+        after, taken = answer(training, replace(by, options=replace(by.options, max_staleness=0)), "d2", 2)
+    assert (taken.what, taken.staleness, "d2" in after.at_work, after.buffered) == ("stale", 1, False, frozenset())
+    _, taken = answer(training, replace(by, options=replace(by.options, max_staleness=1)), "d2", 2)
+    assert (taken.what, taken.staleness) == ("counted", 1)
+
+
+def test_an_update_moves_the_center_that_is_nearest_to_it_and_not_the_one_that_it_began_at() -> None:
+    """It began at center 0, which has three versions since, and is nearest to center 1 now."""
+    by = rules("fesem", concurrency=8, buffer=8)
+    training, _, _ = hand_out(first(2, dict.fromkeys(FLEET, 0)), by, 1, everybody)
+    before = training.state.centers
+    model = before[1] + 0.01
+    training, taken = take(replace(training, versions=(3, 0)), by, "d0", Reply(n=10, update=model), {"delta": 0.1})
+    assert (taken.what, taken.staleness, taken.made) == ("counted", 3, (1,))
+    assert training.state.assignment["d0"] == 1
+    np.testing.assert_array_equal(training.state.centers[0], before[0])
+    np.testing.assert_allclose(training.state.centers[1], before[1] + 0.5 * 0.01, rtol=1e-9)  # s(3), towards the model
+
+
+def test_tasks_are_numbered_in_their_order_and_each_has_a_seed_of_its_own() -> None:
+    by = rules(concurrency=3, buffer=8)
+    training, tasks, _ = hand_out(first(), by, 1, everybody)
+    assert [training.at_work[who].number for who in tasks] == [0, 1, 2]
+    assert training.handed == 3
+    training, _ = answer(training, by, next(iter(tasks)), 0)
+    training, more, _ = hand_out(training, by, 1, everybody)
+    ((who, task),) = more.items()
+    assert (training.at_work[who].number, training.handed) == (3, 4)
+    assert task == task_again(training, by, who)
+    assert len({handed.seed for handed in training.at_work.values()}) == 3
+    lots = {tuple(hand_out(first(), by, number, everybody)[1]) for number in range(1, 9)}
+    assert len(lots) > 2  # by lot, and another in each round
+
+
+def test_a_center_repeats_a_share_of_its_last_move_from_its_third_version_on() -> None:
+    moved: dict[float, list[Array]] = {}
+    for momentum in (0.0, 0.5):
+        by = rules(concurrency=8, buffer=2)
+        by = replace(by, strategy=check_asynchronous(make_method("fedavg", **{"server-momentum": momentum}), FLEET))
+        training, _, _ = hand_out(first(), by, 1, everybody)
+        centers = moved.setdefault(momentum, [])
+        for who in ("d0", "d1", "d2", "d3", "d4", "d5"):
+            training, taken = answer(training, by, who, int(who[1:]))
+            centers += [training.state.centers] if taken.made else []
+    plain, going = moved[0.0], moved[0.5]
+    assert [bool((a == b).all()) for a, b in zip(plain, going, strict=True)] == [True, True, False]
+    np.testing.assert_allclose(going[2] - plain[2], 0.5 * (plain[1] - plain[0]), rtol=1e-6, atol=1e-9)
+
+
+def test_of_one_center_every_device_of_the_fleet_is_served_it_and_of_several_each_its_own() -> None:
+    by, training = rules(), first()
+    assert served_state(training, by).assignment == dict.fromkeys(FLEET, 0)
+    several = a_start("fesem")
+    assert served_state(several, rules("fesem")) is several.state
+
+
 def test_the_fleet_may_grow_and_shrink_between_any_two_events() -> None:
     by = rules("fesem", concurrency=8)
     training = first(2, {who: i % 2 for i, who in enumerate(FLEET)})
@@ -273,7 +349,7 @@ REASONS = {
     "tkm": "its `_cluster`",
     "fedem": "its `round`",
     "fedavg-late": "its `_updates`",
-    "fedsgd": "no method of local SGD",
+    "fedsgd": "concurrency with FedSGD: it is no method of local SGD",
 }
 
 
@@ -307,6 +383,7 @@ def test_an_option_below_its_least_value_is_refused_by_name(option: str, least: 
     assert getattr(Asynchronous(**{"concurrency": 4, option: least}), option) == least
     with pytest.raises(ConfigError, match=option.replace("_", "-")):
         Asynchronous(**{"concurrency": 4, option: least - 1})
+    assert Asynchronous(concurrency=4) == Asynchronous(concurrency=4, buffer=10, max_staleness=20)
 
 
 def test_wecfl_works_without_rounds_where_each_update_goes_to_the_nearest_center() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -233,8 +235,64 @@ def test_an_exchange_that_asks_nobody_closes_at_once() -> None:
 def test_impossible_exchanges_are_refused() -> None:
     with pytest.raises(ValueError, match="credits"):
         opened(credits=0)
+    with pytest.raises(ValueError, match="quorum"):
+        opened(quorum=-1)
+    key: dict[str, Any] = {"run": "r", "round": 1, "number": 0, "asked": "x", "quorum": 0, "now_s": 0, "deadline_s": 1}
     with pytest.raises(ValueError, match="not asked"):
-        open_exchange(run="r", round=1, number=0, asked="x", quorum=1, now_s=0, deadline_s=1, accepted={"y": A})
+        open_exchange(**key, accepted={"y": A})
+    with pytest.raises(ValueError, match="not asked"):
+        open_exchange(**key, refused={"y": "no_data"})
+    with pytest.raises(ValueError, match="accepted and refused"):
+        open_exchange(**key, accepted={"x": A}, refused={"x": "no_data"})
+    assert open_exchange(**key, accepted={"x": A}, credits=1).quorum == 0
+
+
+def test_without_other_settings_32_uploads_of_any_size_go_on_at_once_and_all_are_wanted() -> None:
+    cids = [f"d{i}" for i in range(33)]
+    exchange = open_exchange(run="r", round=1, number=0, asked=cids, quorum=0, now_s=0.0, deadline_s=100.0)
+    exchange = after(exchange, *(Ready(cid, A, 2**40) for cid in cids))
+    assert (len(exchange.uploads), list(exchange.queue), exchange.goal) == (32, ["d32"], 33)
+    assert opened("xyz", goal=5).goal == 3
+
+
+def test_uploads_that_fill_the_budget_exactly_go_on_together() -> None:
+    exchange = after(opened(budget=18), Ready("x", A, 9), Ready("y", A, 9), Ready("z", A, 9))
+    assert (list(exchange.uploads), list(exchange.queue)) == (["x", "y"], ["z"])
+    assert list(after(opened(budget=17), Ready("x", A, 9), Ready("y", A, 9)).uploads) == ["x"]
+
+
+def test_a_reminder_comes_eight_seconds_after_the_last_block_and_the_last_word_to_the_client() -> None:
+    exchange = after(opened(), Ready("x", A, 9), now_s=0.0)
+    announced = after(exchange, Ready("x", A, 9), now_s=5.0)
+    heard = after(exchange, Block("x", 1), now_s=5.0)
+    for each in (announced, heard):
+        assert each.wakes_at_s == 13.0
+        assert advance(each, Tick(), 12.9)[1] == []
+        assert advance(each, Tick(), 13.0)[1] == [Go("x", A)]
+
+
+def test_while_another_waits_a_quarter_of_the_time_for_a_whole_upload_is_enough_and_not_a_moment_more() -> None:
+    """100 s: 30 s to begin, and a second for each of 25 bytes."""
+    exchange = after(opened(credits=1), Ready("x", A, 25), now_s=0.0)
+    exchange = after(exchange, Block("x", 1), now_s=20.0)
+    exchange = after(exchange, Block("x", 2), now_s=29.0)
+    assert exchange.wakes_at_s == 37.0  # a reminder
+    exchange = after(exchange, Ready("y", B, 9), now_s=29.0)
+    assert exchange.wakes_at_s == 33.0
+    assert list(after(exchange, Tick(), now_s=32.9).uploads) == ["x"]
+    behind, commands = advance(exchange, Tick(), 33.0)
+    assert (commands, list(behind.queue)) == ([Go("y", B)], ["x"])
+
+
+def test_it_shows_who_has_answered_who_uploads_who_waits_and_how_long_it_is_open() -> None:
+    exchange = after(opened("uvwxyz", quorum=3, credits=1, goal=5), Stored("z", A), Refused("y", "no_data"))
+    exchange = after(exchange, Ready("x", A, 9), Ready("w", A, 9))
+    assert exchange.progress(33.34) == {
+        "run": "r", "round": 1, "exchange": 0, "asked": 6, "wanted": 5, "quorum": 3, "closed": False, "left_s": 66.7,
+        "answered": ["z"], "uploading": ["x"], "waiting": ["w"], "refused": ["y"], "open": ["u", "v"],
+    }  # fmt: skip
+    closed = after(exchange, Tick(), now_s=100.0).progress(100.5)
+    assert (closed["closed"], closed["left_s"], closed["uploading"], closed["waiting"]) == (True, 0.0, [], [])
 
 
 class RoundsMachine(RuleBasedStateMachine):

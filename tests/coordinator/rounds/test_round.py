@@ -5,12 +5,19 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from coordinator.rounds.round import EvaluationPlan, round_rng, run_round, serving_probe
+from coordinator.rounds.round import (
+    EvaluationPlan,
+    center_members,
+    evaluate_round,
+    round_rng,
+    run_round,
+    serving_probe,
+)
 from coordinator.strategies.base import Exchange, Mixture, Replies, Round, ServingOptions, State, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.registry import METHODS
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Flat, OwnModel, Probe
 from tests.support.methods import build, world
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
@@ -130,7 +137,13 @@ def test_whom_a_round_tests_is_the_same_for_every_method_and_changes_nothing_abo
 
 @pytest.mark.parametrize(
     ("wrong", "key"),
-    [({"every": 0}, "evaluate-every"), ({"fraction": 0.0}, "fraction"), ({"fraction": 1.5}, "evaluate")],
+    [
+        ({"every": 0}, "evaluate-every"),
+        ({"fraction": 0.0}, "fraction"),
+        ({"fraction": 1.5}, "evaluate"),
+        ({"last": 0.0}, "last"),
+        ({"last": 1.5}, "last"),
+    ],
 )
 def test_an_evaluation_that_would_never_take_place_is_refused(wrong: dict[str, float], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
@@ -162,3 +175,105 @@ def test_a_label_prior_is_not_part_of_an_exported_center() -> None:
     report = there.round()
     assert report.centers is not None
     assert sorted(report.centers.per_device[0]) == sorted(there.fleet)
+
+
+def test_by_default_every_round_ends_with_an_evaluation_of_all_devices() -> None:
+    assert EvaluationPlan() == EvaluationPlan(every=1, fraction=1.0, last=1.0)
+    assert EvaluationPlan(fraction=1e-9, last=1e-9).cohort(FLEET, round_rng(0, 1), round=1, of=2) == [
+        *EvaluationPlan(fraction=1e-9).cohort(FLEET, round_rng(0, 1), round=1, of=2)
+    ]
+
+
+class Ends:
+    """A method whose round ends with what a test gives it."""
+
+    serving: ClassVar[ServingOptions] = {"buffers": "sent"}
+
+    def __init__(self, end: object) -> None:
+        self.end = end
+
+    def begin(self, model: Flat, *_: object) -> State:
+        return State(centers=model[None])
+
+    def round(self, *_: object) -> Round:
+        if self.end == "no generator":
+            return []  # type: ignore[return-value]
+        return self._ended()
+
+    def _ended(self) -> Round:
+        yield {}
+        return self.end  # type: ignore[return-value]
+
+    def predictor(self, state: State, who: str | None) -> Mixture:
+        return ((1.0, state.centers[0]),)
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("no generator", "Ends.round gives list, not a generator"),
+        (7, "Ends.round returned int"),
+        (State(centers=np.zeros((1, SCHEMA.size + 1))), r"centers of shape \[1, 25\]"),
+        (State(centers=np.zeros(SCHEMA.size)), r"centers of shape \[24\]"),
+        (State(centers=np.stack([np.zeros(SCHEMA.size), np.full(SCHEMA.size, np.nan)])), "NaN or infinity in center 1"),
+    ],
+)
+def test_a_method_of_the_users_own_that_ends_a_round_with_no_state_of_this_model_is_told_so(
+    end: object, words: str
+) -> None:
+    method = Ends(end)
+    state = method.begin(start_of())
+    exchanges = run_round(method, state, SCHEMA, FLEET, round_rng(0, 1), batch=8)
+    with pytest.raises(UsageError, match=words) as wrong:
+        drive(exchanges, lambda _: {})
+    assert wrong.value.hint
+
+
+def test_a_mixture_is_asked_for_no_loss_unless_nothing_else_is_known() -> None:
+    """The mean of the losses of its models is not the loss of the mixture."""
+    state = State(centers=start_of()[None])
+    for want, asked in (({"loss", "confusion"}, {"confusion"}), ({"loss"}, {"loss"})):
+        assert serving_probe(Two(), state, "d00", batch=8, want=frozenset(want)).want == asked
+    one = serving_probe(METHOD, state, "d00", batch=7, want=frozenset({"loss", "confusion"}))
+    assert (one.want, one.prior, one.batch, one.seed, one.split) == (
+        frozenset({"loss", "confusion"}),
+        None,
+        7,
+        0,
+        "test",
+    )
+
+
+def test_a_device_belongs_to_its_center_and_to_all_where_none_is_assigned() -> None:
+    centers = np.zeros((3, 2))
+    assert center_members(State(centers=centers), "a") == [0, 1, 2]
+    assigned = State(centers=centers, assignment={"a": 2})
+    assert (center_members(assigned, "a"), center_members(assigned, "b")) == ([2], [])
+
+
+@pytest.mark.parametrize(("centers", "measured"), [(16, True), (17, False)])
+def test_centers_that_no_device_is_assigned_to_are_measured_as_many_as_a_probe_carries(
+    centers: int,
+    measured: bool,  # noqa: FBT001 - a row
+) -> None:
+    method, asked = Ends(None), list[Exchange]()
+    state = State(centers=np.repeat(start_of()[None], centers, axis=0))
+
+    def ask(exchange: Exchange) -> Replies:
+        asked.append(exchange)
+        return {c: DEVICES.answer(c, t) for c, t in exchange.items()}
+
+    report = drive(evaluate_round(method, state, SCHEMA, ["d00"], batch=8, last=True), ask)
+    assert len(asked) == 1 + measured
+    assert report.centers is not None
+    assert [len(devices) for devices in report.centers.per_device] == [measured] * centers
+
+
+def test_only_the_last_evaluation_measures_the_centers_as_such() -> None:
+    state = State(centers=np.repeat(start_of()[None], 2, axis=0))
+    for last in (False, True):
+        report = drive(
+            evaluate_round(Ends(None), state, SCHEMA, ["d00"], batch=8, last=last),
+            lambda exchange: {c: DEVICES.answer(c, t) for c, t in exchange.items()},
+        )
+        assert (report.centers is not None) == last

@@ -279,6 +279,11 @@ def test_a_fleet_or_a_model_that_sums_cannot_protect_is_refused() -> None:
     with pytest.raises(ConfigError, match="the fleet has 4"):
         check_sealed(method, schema, {f"d{i}": 1 for i in range(4)})
     check_sealed(method, schema, {f"d{i}": 1 for i in range(5)})
+    buffers = replace(schema.tensors[0], name="running", role="b")
+    with pytest.raises(ConfigError, match="batch norm") as refused:
+        check_sealed(method, type(schema)((*schema.tensors, buffers)), {f"d{i}": 1 for i in range(5)})
+    assert refused.value.hint
+    check_sealed(FedAvg(), schema, {})  # in the clear nothing has to be protected
 
 
 def test_a_method_with_a_round_of_its_own_is_refused() -> None:

@@ -170,3 +170,45 @@ def test_once_every_device_answered_lied_or_left_a_sum_that_lacks_shares_fails_w
         cohort.tell_server(DeviceLeft(cid))
     assert isinstance(cohort.outcome, SumFailed)
     assert f"wrong shares came from {liar}" in cohort.outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("devices", "named"), [(5, "dev-003, dev-004"), (6, "dev-004 and 1 more"), (7, "dev-004 and 2 more")]
+)
+def test_a_reason_names_five_devices_at_most(devices: int, named: str) -> None:
+    cohort = SecureCohort.of(devices)
+    cohort.run((), (), cids(devices))
+    assert isinstance(cohort.outcome, SumFailed)
+    assert cohort.outcome.reason.startswith(
+        "too few shares of the secrets of dev-000, dev-001, dev-002, dev-003, dev-004"
+    )
+    assert cohort.outcome.reason.endswith(named)
+
+
+def test_a_device_whose_neighbours_are_too_few_is_left_out_and_so_are_those_that_lack_it_then() -> None:
+    cohort = SecureCohort.of(40)
+    graph, threshold = cohort.server.graph, cohort.server.parameters.threshold
+    lonely = min(graph)
+    near = list(graph[lonely])
+    silent = near[: len(near) - threshold + 1]  # one neighbour fewer than it needs
+    cohort.deal(silent)
+    assert lonely not in cohort.server.active
+    assert all(len(cohort.server.active & set(graph[cid])) >= threshold for cid in cohort.server.active)
+    exact = SecureCohort.of(40)
+    exact.deal(silent[1:])
+    assert lonely in exact.server.active
+
+
+def test_answers_that_come_twice_or_from_a_stranger_change_nothing() -> None:
+    cohort = SecureCohort.of(6)
+    dealt = {cid: cohort.on_device(cid, RosterArrived(data)) for cid, data in cohort.sent["roster"].items()}
+    cohort.tell_server(SharesArrived("dev-000", dealt["dev-000"]))
+    before = cohort.server
+    for event in (SharesArrived("dev-000", dealt["dev-001"]), SharesArrived("stranger", dealt["dev-001"])):
+        cohort.tell_server(event)
+        assert cohort.server == before
+    for later in (MaskedVectorStored("dev-000"), RevealArrived("dev-000", b""), StageDeadline("uploads")):
+        cohort.tell_server(later)
+        assert cohort.server == before
+    with pytest.raises(Malformed, match="neighbours"):
+        cohort.tell_server(SharesArrived("dev-001", dealt["dev-002"]))

@@ -103,6 +103,17 @@ def test_a_damaged_record_starts_the_flashed_client(home: Path, damage: str) -> 
     assert start(home) == OLD
 
 
+def test_a_trial_that_cannot_be_counted_does_not_begin_and_what_is_known_to_work_starts(home: Path) -> None:
+    releases = home / "state" / "releases"
+    SelfUpdater(releases, running=OLD).install(pack_release(site(NEW), NEW), NEW)
+    assert start(home) == NEW
+    SelfUpdater(releases, running=NEW).install(pack_release(site("0.3.0"), "0.3.0"), "0.3.0")
+    (releases / f"{launcher.RECORD_FILE}.new").mkdir()  # where the record would be written
+    assert start(home) == NEW
+    (releases / NEW / "edge_client" / "cli.py").unlink()
+    assert start(home) == OLD
+
+
 VERSIONS = st.sampled_from(["", "1", "2", "3"])
 RECORDS = st.builds(ReleaseRecord, good=VERSIONS, trial=VERSIONS, starts=st.integers(0, 5))
 

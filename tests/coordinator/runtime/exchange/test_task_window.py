@@ -68,6 +68,19 @@ def test_devices_that_never_let_it_rest_keep_the_others_waiting_for_a_minute_at_
     assert window.take(LONGEST_S) == ["c"]
 
 
+def test_a_place_is_taken_back_after_ten_seconds_in_quiet_and_after_a_minute_in_any_case() -> None:
+    for quiet, after_s in ((True, 10.0), (False, 60.0)):
+        window = TaskWindow(2)
+        window.put("abcd")
+        assert window.take(1.0) == ["a", "b"]
+        window.leave("a")
+        assert window.take(2.0) == ["c"]
+        window.free(0.9 + after_s, quiet=quiet)
+        assert window.take(0.9 + after_s) == []
+        window.free(1.0 + after_s, quiet=quiet)
+        assert window.take(1.0 + after_s) == ["d"]  # that of b; c has its own for a second more
+
+
 def test_a_device_that_comes_again_waits_behind_the_others() -> None:
     window = TaskWindow(1)
     window.put("ab")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,9 @@ from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import make_method
-from edge_client.protocol.task import ClientId, Probe
+from edge_client.protocol import codecs
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.task import ClientId, Probe, Reply
 from tests.support.virtual_time import VirtualClock
 from tests.support.wired_coordinator import DEVICES, SAMPLES, WiredCoordinator
 
@@ -102,3 +105,98 @@ def test_a_device_that_comes_again_is_sent_the_task_that_it_has(coordinator: Wir
     assert heard(coordinator) == {"test": [at_test]}
     live.resend_task(at_work)
     assert heard(coordinator) == {"task": [at_work]}
+
+
+def answer(coordinator: WiredCoordinator, cid: ClientId) -> None:
+    """The labels of a device's training samples, for the test."""
+    data = codecs.encode_stats(Reply(n=SAMPLES, labels=np.full(4, 10.0)), coordinator.context.prepared.program.schema)
+    about = {**TEST._asdict(), "attempt": 0, "n": SAMPLES, "seconds": 1.0}
+    coordinator.hear(cid, "rdy", **about, what="stats", update=manifest_of(data, "stats", inline=True))
+
+
+def test_a_device_that_has_done_the_test_or_refuses_it_gets_a_task_and_the_others_wait_for_theirs(
+    coordinator: WiredCoordinator,
+) -> None:
+    live, (at_work,) = begun(coordinator, 1)
+    begin_test(coordinator, live)
+    asked = {cid: message for cid, message in coordinator.said() if message["k"] == "task"}
+    coordinator.announce(at_work, 0, ExchangeKey("run1", 2, 0))
+    assert heard(coordinator) == {"ack": [at_work], "test": [at_work]}
+    first, second, _ = sorted(asked)
+    assert live.progress()["updates"]["test"] == {"answered": 0, "wanted": 4}
+    answer(coordinator, first)
+    (_, ack), (cid, task) = coordinator.said()
+    assert (ack["status"], cid, task["k"], task["job"]) == ("ok", first, "task", "fit")
+    assert live.progress()["updates"]["test"] == {"answered": 1, "wanted": 4}
+    coordinator.hear(second, "nack", re=asked[second]["id"], code="no_data", **TEST._asdict())
+    assert heard(coordinator) == {}  # one device trains at a time
+    coordinator.hear(first, "nack", re=task["id"], code="no_data")
+    assert heard(coordinator) == {"task": [second]}
+    assert coordinator.store.exchanges.refusals(TEST.run, TEST.round) == dict.fromkeys((first, second), "no_data")
+
+
+def test_time_wakes_it_for_the_updates_or_the_test_whichever_is_first(coordinator: WiredCoordinator) -> None:
+    live, _ = begun(coordinator, 1)
+    deadline_s = coordinator.config.round.deadline_s
+    assert live.wakes_at_s == deadline_s
+    begin_test(coordinator, live)
+    assert live.wakes_at_s == 5.0  # the test's heartbeat
+    assert live.test is not None
+    live.test.close()
+    assert live.wakes_at_s == deadline_s
+    assert "test" not in live.progress()["updates"]
+
+
+def test_what_waits_for_the_disk_of_either_is_stored_by_one_sync(coordinator: WiredCoordinator) -> None:
+    live, (at_work,) = begun(coordinator, 1)
+    begin_test(coordinator, live)
+    clock, tester = coordinator.context.clock, min(set(DEVICES) - {at_work})
+    assert isinstance(clock, VirtualClock)
+    coordinator.said()
+    coordinator.more = True
+    clock.time_s = 2.0
+    answer(coordinator, tester)
+    assert live.unsynced_since_s == 2.0
+    clock.time_s = 3.0
+    coordinator.announce(at_work, 0, ExchangeKey("run1", 2, 0))
+    assert live.unsynced_since_s == 2.0
+    live.sync()
+    assert math.isinf(live.unsynced_since_s)
+    assert heard(coordinator)["ack"] == sorted([at_work, tester])
+
+
+def test_at_the_end_of_a_run_neither_task_nor_test_is_wanted(coordinator: WiredCoordinator) -> None:
+    live, (at_work,) = begun(coordinator, 1)
+    begin_test(coordinator, live)
+    coordinator.said()
+    live.finish()
+    assert heard(coordinator) == {"stop": sorted(DEVICES)}
+    assert live.test is not None
+    assert live.test.closed
+    assert not live.updates.has_task(at_work)
+
+
+def test_after_a_new_connection_to_the_broker_each_device_is_sent_what_it_has_again(
+    coordinator: WiredCoordinator,
+) -> None:
+    live, (at_work,) = begun(coordinator, 1)
+    begin_test(coordinator, live)
+    first, *others = sorted(set(DEVICES) - {at_work})
+    answer(coordinator, first)
+    coordinator.said()
+    live.begin()
+    assert heard(coordinator) == {"test": others, "task": [at_work]}
+    live.close()
+    assert live.closed
+    assert live.test is not None
+    assert not live.test.closed  # it goes on
+
+
+def test_an_answer_to_neither_is_closed(coordinator: WiredCoordinator) -> None:
+    live, (at_work,) = begun(coordinator, 1)
+    coordinator.announce(at_work, 0, TEST)
+    begin_test(coordinator, live)
+    other = min(set(DEVICES) - {at_work})
+    coordinator.announce(other, 0, ExchangeKey("run1", 2, 0))
+    said = [(cid, m["code"]) for cid, m in coordinator.said() if m["k"] == "err"]
+    assert said == [(at_work, "closed"), (other, "closed")]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.runtime.exchange.uploads import OpenUploads, have_field
+from coordinator.runtime.exchange.uploads import OpenUploads, UploadCredits, have_field
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Bitmap, body_range, manifest_of, pack_block
@@ -116,3 +116,58 @@ def test_have_is_left_out_when_nothing_is_here_or_it_would_not_fit() -> None:
         bitmap.add(0)
     assert have_field(fits) == fits.to_base64()
     assert have_field(long) is None
+
+
+def test_the_blocks_of_an_open_upload_are_counted_and_those_of_another_device_are_not(store: Store) -> None:
+    uploads = OpenUploads(store)
+    assert (uploads.blocks("c"), uploads.sizes()) == (0, {})
+    uploads.begin("c", MANIFEST)
+    for _ in range(2):  # the second time it changes nothing
+        uploads.take("c", 0, block(0))
+        assert (uploads.blocks("c"), uploads.blocks("other")) == (1, 0)
+    assert uploads.sizes() == {"c": len(DATA)}
+    assert uploads.begin("c", MANIFEST).count == 1  # announced again, it goes on
+    uploads.end("never began")
+    uploads.abandon(["c"])
+    assert (uploads.sizes(), uploads.begin("c", MANIFEST).count) == ({}, 0)
+    uploads.abandon(["c"])
+
+
+def held(store: Store, credits: int, budget: int) -> UploadCredits:  # noqa: A002 - the protocol's word
+    """Two uploads of 20,480 bytes that got further at 0 s and at 10 s."""
+    found = UploadCredits(OpenUploads(store), credits, budget)
+    for cid, heard_s in (("one", 0.0), ("two", 10.0)):
+        found.uploads.begin(cid, MANIFEST)
+        found.heard(cid, heard_s)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("credits", "budget", "size", "full"),
+    [
+        (3, 10 * len(DATA), 1, False),
+        (2, 10 * len(DATA), 1, True),
+        (3, 3 * len(DATA), len(DATA), False),
+        (3, 3 * len(DATA), len(DATA) + 1, True),
+    ],
+)
+def test_there_is_a_credit_while_uploads_are_fewer_and_their_bytes_fit(
+    store: Store,
+    credits: int,  # noqa: A002 - the protocol's word
+    budget: int,
+    size: int,
+    full: bool,  # noqa: FBT001 - a row
+) -> None:
+    found = held(store, credits, budget)
+    assert found.is_full("three", size, 10.0) == full
+    assert not found.is_full("one", size, 10.0)  # it has one
+    found.uploads.abandon(["one", "two"])
+    assert not found.is_full("three", 99 * len(DATA), 10.0)  # one may always go on
+
+
+def test_an_upload_that_stood_still_for_thirty_seconds_gives_its_credit_back(store: Store) -> None:
+    found = held(store, 2, 10 * len(DATA))
+    assert found.is_full("three", 1, 29.9)
+    assert not found.is_full("three", 1, 30.0)
+    assert list(found.uploads.sizes()) == ["two"]
+    found.uploads.abandon(["one", "two"])

@@ -12,6 +12,7 @@ from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.answer_moments import (
     MAX_CLASSES,
     AnswerLook,
+    AnswerMoments,
     answer_moments,
     answer_profiles,
     make_answer_profile,
@@ -140,3 +141,103 @@ def test_profiles_that_break_a_rule_are_malformed(changed: dict[str, object]) ->
     raw["answers"] |= changed
     with pytest.raises(Malformed):
         read_router(canonical_json(raw))
+
+
+# ---- to the last number ----
+
+
+def moments(counts: list[float], first: list[list[float]], second: list[list[float]]) -> AnswerMoments:
+    return AnswerMoments(counts=np.array(counts), first=np.array(first), second=np.array(second))
+
+
+ZERO = [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("sums", "possible"),
+    [
+        (moments([0, 0], ZERO, ZERO), True),
+        (moments([2**31 - 1, 0], ZERO, ZERO), True),
+        (moments([2**31, 0], ZERO, ZERO), False),
+        (moments([1, 0], [[1e7, 0], [0, 0]], [[1e14, 0], [0, 0]]), True),
+        (moments([1, 0], [[-1.001e7, 0], [0, 0]], [[1e14, 0], [0, 0]]), False),
+        (moments([2, 0], ZERO, [[2e14, 0], [0, 0]]), True),
+        (moments([2, 0], ZERO, [[2.001e14, 0], [0, 0]]), False),
+        (moments([1, 0], [[1, 0], [1, 0]], [[2, 0], [0, 1]]), False),  # scores of a class that was never named
+        (moments([1, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1]]), True),
+        (moments([1, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1 - 1e-10]]), True),  # rounding
+        (moments([1, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1 - 1e-8]]), False),
+        (moments([4, 0], [[2, 2], [0, 0]], [[2, 2.5], [2.5, 2]]), False),  # each score could be, not both
+        (moments([-1, 2], ZERO, [[9, 0], [0, 9]]), False),
+    ],
+)
+def test_sums_are_possible_where_samples_could_have_them(sums: AnswerMoments, possible: bool) -> None:  # noqa: FBT001 - a row
+    assert sums.is_possible() == possible
+    if possible:
+        read = AnswerMoments.from_vector(sums.to_vector(), 2)
+        for name, value in vars(sums).items():
+            np.testing.assert_array_equal(getattr(read, name), value)
+    else:
+        with pytest.raises(Malformed, match="no answers"):
+            AnswerMoments.from_vector(sums.to_vector(), 2)
+
+
+@pytest.mark.parametrize(
+    ("entropy", "read"), [(0.0, True), (-1e-9, False), (np.log(CLASSES) + 9e-4, True), (np.log(CLASSES) + 2e-3, False)]
+)
+def test_an_entropy_is_at_most_that_of_guessing(entropy: float, read: bool) -> None:  # noqa: FBT001 - a row
+    data = replace(LOOK, entropy=entropy).to_vector()
+    if read:
+        assert AnswerLook.from_vector(data).entropy == entropy
+    else:
+        with pytest.raises(Malformed, match="entropy"):
+            AnswerLook.from_vector(data)
+
+
+def test_at_most_so_many_samples_are_kept_with_all_their_means() -> None:
+    whole = answer_moments(answers(30, seed=0))
+    few = whole.at_most(6)
+    for name, value in vars(whole).items():
+        np.testing.assert_allclose(getattr(few, name), value / 5)
+    np.testing.assert_array_equal(whole.at_most(30).second, whole.second)
+    np.testing.assert_array_equal(whole.at_most(99).counts, whole.counts)
+    assert answer_moments(np.zeros((0, 2))).at_most(5).n == 0
+
+
+CROSS = np.array([[5.0, 0.0], [7.0, 0.0], [6.0, 1.0], [6.0, -1.0]])  # around (6, 0), with a variance of 1/2 each
+
+
+def test_a_covariance_is_shrunk_by_a_hundredth_of_its_mean_variance() -> None:
+    profile = make_answer_profile([answer_moments(CROSS)])
+    np.testing.assert_allclose(profile.means[0], [6.0, 0.0])
+    np.testing.assert_allclose(profile.means[1], [6.0, 0.0])  # never named: the mean of all
+    np.testing.assert_allclose(profile.precision, np.eye(2) / (0.5 * 1.01))
+    assert profile.distance(CROSS) == pytest.approx(1 / 1.01)
+    assert profile.distance_of(answer_moments(CROSS)) == pytest.approx(1 / 1.01)
+    same = make_answer_profile([answer_moments(np.tile([3.0, 0.0], (9, 1)))])
+    np.testing.assert_allclose(same.precision, np.eye(2) * 1e11)  # a hundredth of the least variance
+
+
+def test_a_device_is_left_out_and_a_center_without_another_has_the_profile_of_all_others() -> None:
+    parts = [[answer_moments(answers(20, seed=i + 10 * k)) for k in range(2)] for i in range(3)]
+    at = np.array([0, 0, 1])
+
+    def means_of(k: int, *devices: int) -> Array:
+        return make_answer_profile(parts[i][k] for i in devices).means
+
+    for without, least, wanted in (
+        (None, 1, ((0, 1), (2,))),
+        (0, 1, ((1,), (2,))),
+        (2, 1, ((0, 1), (0, 1))),
+        (0, 2, ((1,), (1, 2))),  # center 0 has two devices, of which one is left out
+        (None, 3, ((0, 1, 2), (0, 1, 2))),
+    ):
+        found = answer_profiles(parts, at, without=without, least=least)
+        assert found is not None
+        for k, devices in enumerate(wanted):
+            np.testing.assert_allclose(found[k].means, means_of(k, *devices))
+    usual, least_one = answer_profiles(parts, at), answer_profiles(parts, at, least=1)
+    assert usual is not None
+    assert least_one is not None
+    np.testing.assert_array_equal(usual[1].means, least_one[1].means)
+    assert answer_profiles(parts[:2], at[:2]) is not None

@@ -49,6 +49,40 @@ def test_a_tree_is_read_back_with_the_models_of_its_splits_and_needs_one_of_each
         Catalog.from_bytes(changed(tree=raw | {"splits": raw["splits"][:1]}))
 
 
+def test_a_catalog_with_a_router_and_a_start_names_them_too_and_reads_them_back() -> None:
+    router, start = manifest_of(b"router", "router"), manifest_of(b"start", "model")
+    whole = replace(catalog(2), router=router, start=start, splits=())
+    assert Catalog.from_bytes(whole.to_bytes()) == whole
+    named = [whole.program, *whole.containers.values(), *2 * [MODEL, *FILES.values()], router, start]
+    assert whole.blobs() == named
+    raw = parse_json(whole.to_bytes(), 1 << 20)
+    assert (raw["v"], raw["ver"], raw["abstain"], raw["sketches"]) == (1, 1, 2.0, None)
+    for name, wrong in (("router", MODEL), ("start", router)):
+        with pytest.raises(Malformed):
+            Catalog.from_bytes(canonical_json(raw | {name: wrong.to_json()}))
+
+
+def test_a_catalog_has_1024_centers_at_most_and_sixteen_files_of_each() -> None:
+    most = replace(catalog(0), centers=(CatalogCenter(model=MODEL, devices=2**53 - 1, files={}),) * 1024)
+    assert len(Catalog.from_bytes(most.to_bytes()).centers) == 1024
+    one_more = replace(most, centers=(*most.centers, most.centers[0]))
+    with pytest.raises(Malformed):
+        Catalog.from_bytes(one_more.to_bytes())
+    for count, read in ((16, True), (17, False)):
+        files = {f"f{i}": FILES["onnx"] for i in range(count)}
+        data = replace(catalog(0), centers=(CatalogCenter(model=MODEL, devices=0, files=files),)).to_bytes()
+        if read:
+            assert len(Catalog.from_bytes(data).centers[0].files) == count
+        else:
+            with pytest.raises(Malformed):
+                Catalog.from_bytes(data)
+    for name in ("a" * 17, "Onnx", ""):
+        with pytest.raises(Malformed):
+            Catalog.from_bytes(changed(container={name: FILES["onnx"].to_json()}))
+    assert Catalog.from_bytes(changed(container={"a" * 16: FILES["onnx"].to_json()}))
+    assert Catalog.from_bytes(changed(abstain=0)).abstain == 0.0
+
+
 A_CENTER = parse_json(catalog().to_bytes(), 1 << 20)["centers"][0]
 
 

@@ -11,6 +11,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.nearest.input_moments import (
     MAX_VALUES,
     InputMoments,
+    count_features,
     input_features,
     leave_one_out,
     make_profile,
@@ -131,3 +132,113 @@ def test_inputs_of_another_form_are_refused_or_left_out() -> None:
     parts = {"a": FLEET[0], "b": small, "c": FLEET[1]}
     assert set(same_features(parts)) == {"a", "c"}
     assert same_features({}) == {}
+
+
+# ---- to the last number ----
+
+
+def one_feature(n: float, first: float, second: float) -> np.ndarray:
+    return np.array([n, first, second])
+
+
+@pytest.mark.parametrize(
+    ("vector", "read"),
+    [
+        (one_feature(1, 0, 0), True),
+        (one_feature(0, 0, 0), False),
+        (one_feature(2**31 - 1, 0, 0), True),
+        (one_feature(2**31, 0, 0), False),
+        (one_feature(1.5, 0, 0), False),
+        (one_feature(np.inf, 0, 0), False),
+        (one_feature(1, 1e7, 1e14), True),
+        (one_feature(1, 1.001e7, 1.002002e14), False),
+        (one_feature(2, 0, 2e14), True),
+        (one_feature(2, 0, 2.001e14), False),
+        (one_feature(1, 1, 1 - 1e-10), True),  # rounding
+        (one_feature(1, 1, 1 - 1e-8), False),
+    ],
+)
+def test_moments_are_read_where_samples_could_have_them(vector: np.ndarray, read: bool) -> None:  # noqa: FBT001 - a row
+    if read:
+        np.testing.assert_array_equal(InputMoments.from_vector(vector).to_vector(), vector)
+    else:
+        with pytest.raises(Malformed, match="bad_schema"):
+            InputMoments.from_vector(vector)
+
+
+@pytest.mark.parametrize("features", [1, 2, 67, 68])
+def test_numbers_say_how_many_features_they_are_of(features: int) -> None:
+    numbers = 1 + features + features * (features + 1) // 2
+    assert count_features(numbers) == features
+    for wrong in (numbers - 1, numbers + 1):
+        with pytest.raises(Malformed, match=f"cannot have {wrong} numbers"):
+            count_features(wrong)
+
+
+@pytest.mark.parametrize("numbers", [0, 1, 1 + 69 + 69 * 70 // 2])
+def test_of_no_features_or_more_than_a_sample_has_there_are_no_moments(numbers: int) -> None:
+    with pytest.raises(Malformed, match="cannot have"):
+        count_features(numbers)
+
+
+def test_at_most_so_many_samples_are_kept_with_all_their_means() -> None:
+    few = FLEET[0].at_most(10)
+    assert few.n == 10
+    np.testing.assert_allclose(few.first, FLEET[0].first / 3)
+    np.testing.assert_allclose(few.second, FLEET[0].second / 3)
+    assert FLEET[0].at_most(30) is FLEET[0]
+
+
+def test_the_features_are_values_of_any_size_and_how_alike_neighbours_are_along_each_axis() -> None:
+    values = np.array([[1e6, -1e6, 1e6, -1e6], [0.0, 0.0, 1.0, 1.0]])
+    found = input_features(values)
+    np.testing.assert_allclose(found[:, :4], np.arcsinh(values))
+    np.testing.assert_allclose(found[:, 4], [-1.0, 1 / 3], rtol=1e-6)  # opposite; two pairs of three alike
+    assert input_features(np.ones((2, 3, 3, 3, 3, 3))).shape == (2, 64 + 4)  # of the first four axes
+    assert input_features(np.ones((2, 2, 3))).shape == (2, 6 + 1)  # an axis of two has no neighbours but one
+    assert input_features(np.zeros((1, 5)))[0, 5] == 0.0  # no variance
+
+
+def test_wide_samples_are_folded_with_signs_and_every_value_counts_once() -> None:
+    wide = np.eye(100)
+    folded = input_features(np.sinh(wide))[:, :MAX_VALUES]
+    np.testing.assert_allclose(np.abs(folded).sum(axis=1), 1.0)
+    assert {-1.0, 1.0} <= {float(value) for value in np.round(folded.ravel(), 9)}
+    assert len(np.flatnonzero(np.abs(folded).sum(axis=0))) > 40  # of 64 places, by lot
+    # the hash of PROTOCOL.md 12: places and signs of the first columns, as every client has them
+    assert [
+        (int(row.argmax() if row.max() > 0.5 else row.argmin()), float(np.round(row.sum()))) for row in folded[:4]
+    ] == FOLDS
+
+
+def by_hand(i: int) -> tuple[int, float]:
+    mixed = (i * 0x9E3779B1 + 12345) % 2**32
+    mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA77 % 2**32
+    mixed ^= mixed >> 13
+    return (mixed >> 1) % 64, 1.0 if mixed & 1 else -1.0
+
+
+FOLDS = [by_hand(i) for i in range(4)]
+
+
+def test_a_profile_has_the_spreads_and_the_shrunk_correlations_of_its_features() -> None:
+    """Two features of variance 1 and 4 with a correlation of a half; 0.001 of the mean variance is added to each."""
+    second = np.array([[1.0, 1.0], [1.0, 4.0]])
+    profile = make_profile(
+        [InputMoments(n=10, first=np.array([20.0, 0.0]), second=10 * (second + np.diag([4.0, 0.0])))]
+    )
+    np.testing.assert_allclose(profile.mean, [2.0, 0.0])
+    spread = np.sqrt([1.0 + 0.0025, 4.0 + 0.0025])
+    np.testing.assert_allclose(profile.spread, spread)
+    correlation = 0.998 * 1.0 / spread.prod()
+    np.testing.assert_allclose(np.linalg.inv(profile.precision), [[1.0, correlation], [correlation, 1.0]])
+    nothing = make_profile([InputMoments(n=10, first=np.zeros(2), second=np.zeros((2, 2)))])
+    np.testing.assert_allclose(nothing.spread, [1e-6, 1e-6])
+
+
+def test_where_as_many_devices_have_either_number_of_features_the_greater_one_is_usual() -> None:
+    small = moments_of(np.ones((4, 5)))
+    for names in ("ab", "ba"):
+        parts = dict(zip(names, (FLEET[0], small), strict=True))
+        assert [len(part.first) for part in same_features(parts).values()] == [len(FLEET[0].first)]
+    assert leave_one_out([FLEET[0], FLEET[1]])[0] is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,9 +13,18 @@ from hypothesis import strategies as st
 from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest import sketch
+from edge_client.protocol.nearest.answer_moments import AnswerProfile
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.input_moments import make_profile, moments_of
-from edge_client.protocol.nearest.router import FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
+from edge_client.protocol.nearest.router import (
+    FeatureBaseline,
+    FeatureRule,
+    InputSketch,
+    LocalRound,
+    Router,
+    RouterPrediction,
+    worst_fit,
+)
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from tests.support.softmax_program import schema
 
@@ -228,6 +240,8 @@ def test_a_walk_follows_the_nearer_child_to_a_center(values: list[float]) -> Non
         ((1, ~0), (1, ~1)),
         ((0, 0), (0, ~0), (0, ~1)),
         ((0, ~0), (0, ~1), (1, 2), (2, 1)),  # a loop that no walk enters
+        ((0, ~0), (0, ~1), (0, ~1)),  # two ways to one center
+        ((0, ~0), (0, 2), (2, ~1)),  # no split 1
     ],
 )
 def test_what_is_no_tree_is_refused(edges: tuple[tuple[int, int], ...]) -> None:
@@ -248,3 +262,138 @@ def test_a_tree_has_at_most_1024_splits(splits: int) -> None:
 def test_the_typical_distance_is_the_median_of_devices_that_trained_read_between_the_sizes() -> None:
     assert [GUIDE.typical("loss", n) for n in (1, 4, 16, 99)] == pytest.approx([1.0, 0.75, 0.5, 0.5])
     assert GUIDE.typical("inputs", 4) is None
+
+
+# -- to the last sample
+
+
+FEW = replace(
+    GUIDE,
+    sizes=(4, 16),
+    ways={"loss": GUIDE.ways["loss"]},
+    usual={
+        "loss": FeatureBaseline(
+            middle=np.array([1.0, 1.0]),
+            spread=np.array([1.0, 1.0]),
+            well=np.array([2.0, 2.0]),
+            none=np.array([3.0, 3.0]),
+            devices=[4, 9],
+        ),
+        "votes": FeatureBaseline(
+            middle=np.zeros(2), spread=np.ones(2), well=np.zeros(2), none=np.ones(2), devices=[9, 9]
+        ),
+    },
+)
+
+
+def test_fewer_samples_than_any_device_had_scatter_more() -> None:
+    """By the root of the ratio: a quarter of the samples squares the ratio to the middle."""
+    assert FEW.limits("loss", 4) == pytest.approx((2.0, 3.0))
+    assert FEW.limits("loss", 1) == pytest.approx((4.0, 9.0))
+    assert FEW.limits("loss", 0) == pytest.approx((4.0, 9.0))
+    assert FEW.limits("loss", 99) == pytest.approx((2.0, 3.0))
+    never = replace(FEW, usual={"loss": replace(FEW.usual["loss"], middle=np.zeros(2), well=np.zeros(2))})
+    assert never.limits("loss", 4) == pytest.approx((1e-12, 3.0))  # no logarithm of 0
+
+
+@pytest.mark.parametrize(("n", "devices"), [(1, 4), (4, 4), (5, 4), (15, 4), (16, 9), (99, 9)])
+def test_a_limit_rests_on_the_fewest_devices_of_the_sizes_that_it_is_read_between(n: int, devices: int) -> None:
+    assert FEW.devices_behind(["loss", "votes", "unknown"], n) == {"loss": devices}
+    assert FEW.fits({"loss": 2.5, "votes": 0.5}, n) == ({} if devices < 5 else {"loss": "badly"})
+    assert FEW.fit_of("loss", n)(2.5) == (None if devices < 5 else "badly")
+
+
+def test_five_devices_are_evidence_and_a_guide_that_does_not_say_how_many_is_believed() -> None:
+    for count, told in (([4, 4], {}), ([5, 5], {"loss": "well"}), (None, {"loss": "well"})):
+        guide = replace(FEW, usual={"loss": replace(FEW.usual["loss"], devices=count)})
+        assert guide.fits({"loss": 2.0}, 16) == told
+    assert [FEW.fit_of("loss", 16)(d) for d in (2.0, 2.0001, 3.0, 3.0001)] == ["well", "badly", "badly", "none"]
+
+
+def test_belief_is_the_soft_minimum_of_the_weighed_distances() -> None:
+    loss, far = np.array([0.2, 0.5, 1.0]), np.array([1.0, 0.5, 2.0])
+    weighed = np.exp(-(1.0 * loss / 0.5 + 0.5 * far / 1.0))  # of one sample
+    guide = replace(GUIDE, ways={"both": FeatureRule(features=("loss", "sketch"), weights=np.array([[1.0, 0.5]] * 2))})
+    found = guide.predict("both", {"loss": loss, "sketch": far}, 1).probabilities
+    np.testing.assert_allclose(found, weighed / weighed.sum())
+    assert guide.predict("both", {"loss": loss, "unknown": [0.0]}, 1).fit == "well"  # nobody learned that one
+
+
+def test_candidates_are_counted_to_the_share_of_belief() -> None:
+    half = RouterPrediction(probabilities=np.array([0.25, 0.5, 0.25]), fit=None)
+    found = [half.candidates(3, belief) for belief in (0.5, 0.51, 0.75, 0.76, 1.0)]
+    assert found == [[1], [1, 0], [1, 0], [1, 0, 2], [1, 0, 2]]
+    assert (half.center, half.best) == (1, 1)
+    assert replace(half, fit="none").center is None
+    assert (worst_fit(["badly", "well"]), worst_fit(["well", "none"]), worst_fit([])) == ("badly", "none", None)
+
+
+def points_of(**changes: object) -> dict[str, object]:
+    return {**RAW["sketch"], **changes}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"sizes": [1, 2**31]}, None),
+        ({"sizes": [1, 2**31 + 1]}, "bad_field"),
+        ({"sizes": [0, 16]}, "bad_field"),
+        ({"sizes": [16, 16]}, "bad_field"),
+        ({"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "spread": [1e-12, 1.0]}}}, None),
+        ({"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "spread": [0.9e-12, 1.0]}}}, "bad_field"),
+        ({"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "well": [2.5, 1.25]}}}, None),
+        ({"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "well": [2.5, 1.26]}}}, "bad_field"),
+        ({"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "devices": [0, 3]}}}, None),
+        ({"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "devices": [3]}}}, "bad_field"),
+        ({"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "none": [9.0] * 3}}}, "bad_field"),
+        ({"usual": {**RAW["usual"], "luck": RAW["usual"]["loss"]}}, "bad_field"),
+        ({"ways": {"loss": {"features": ["loss"], "weights": [[0.0], [0.0]]}}}, None),
+        ({"ways": {"loss": {"features": ["loss"], "weights": [[1.0], [1.0, 1.0]]}}}, "bad_field"),
+        ({"ways": {"loss": {"features": ["entropy"], "weights": [[1.0]] * 2}}}, "bad_field"),  # without a baseline
+        ({"ways": {"a" * 17: {"features": ["loss"], "weights": [[1.0]] * 2}}}, "bad_field"),
+        ({"sketch": None, "round": None, "inputs": None, "answers": None}, None),
+        ({"sketch": points_of(width=1e-12)}, None),
+        ({"sketch": points_of(seed=-1)}, "bad_field"),
+        ({"sketch": points_of(size=0)}, "bad_field"),
+        ({"sketch": points_of(size=1, centers=base64.b64encode(bytes(12)).decode())}, None),
+        ({"sketch": points_of(centers="AAAAAA==")}, "bad_field"),
+        ({"sketch": points_of(centers=base64.b64encode(np.full(6, np.nan, "<f4").tobytes()).decode())}, "not_finite"),
+        ({"sketch": {k: v for k, v in RAW["sketch"].items() if k != "seed"}}, "bad_field"),
+        ({"round": {**RAW["round"], "momentum": 1.0, "batch": 65_536, "steps": 1_000_000}}, None),
+        ({"round": {**RAW["round"], "momentum": 1.01}}, "bad_field"),
+        ({"round": {**RAW["round"], "batch": 65_537}}, "bad_field"),
+        ({"round": {**RAW["round"], "batch": 0}}, "bad_field"),
+        ({"round": {**RAW["round"], "steps": 1_000_001}}, "bad_field"),
+        ({"round": {**RAW["round"], "lr": -0.1}}, "bad_field"),
+        ({"inputs": {**RAW["inputs"], "features": 0}}, "bad_field"),
+        (
+            {"inputs": {"features": 1, "profile": base64.b64encode(np.array([0, 0, 1], "<f4").tobytes()).decode()}},
+            "bad_field",
+        ),
+        ({"inputs": {"features": 1, "profile": base64.b64encode(np.array([0, 1, 1], "<f4").tobytes()).decode()}}, None),
+    ],
+)
+def test_a_guide_is_read_up_to_its_limits_and_refused_beyond(changed: dict[str, object], code: str | None) -> None:
+    data = canonical_json({**RAW, **changed})
+    if code is None:
+        assert read_router(data).centers == K
+        return
+    with pytest.raises(Malformed) as refused:
+        read_router(data)
+    assert refused.value.code == code
+
+
+def test_the_most_features_and_classes_of_a_guide_fit_into_it() -> None:
+    most = make_profile([moments_of(np.random.default_rng(0).normal(size=(90, 4, 4, 4, 4)))])
+    assert len(most.mean) == 68
+    rng = np.random.default_rng(1)
+    answers = [AnswerProfile(means=rng.normal(size=(32, 32)), precision=np.eye(32)) for _ in range(K)]
+    read = read_router(write_router(replace(GUIDE, inputs=most, answers=answers)))
+    assert read.inputs is not None
+    assert read.answers is not None
+    np.testing.assert_allclose(read.inputs.precision, most.precision, rtol=1e-6)
+    np.testing.assert_allclose(read.inputs.spread, most.spread, rtol=1e-6)
+    for mine, theirs in zip(read.answers, answers, strict=True):
+        np.testing.assert_allclose(mine.means, theirs.means, rtol=1e-6)
+        np.testing.assert_array_equal(mine.precision, theirs.precision)
+    assert read_router(write_router(FEW)).usual["loss"].devices == [4, 9]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,8 +15,10 @@ from edge_client.protocol.nearest.selection_rule import (
     MAX_ALTERNATIVES,
     choose_by_distance,
     choose_by_votes,
+    guessing_loss,
     sketch_distance,
 )
+from tests.support.softmax_program import program
 
 distances = st.lists(st.floats(0, 10), min_size=1, max_size=20)
 
@@ -57,3 +62,63 @@ def test_the_answer_to_near_names_the_center_and_the_next_ones_and_the_fit_where
     told = {"center": 1, "distance": 0.25, "alternatives": [{"center": 0, "distance": 0.5}]}
     assert choose_by_distance([0.5, 0.25], 1.0).to_json() == told
     assert choose_by_distance([0.5, 0.25], 1.0, lambda _: "badly").to_json() == told | {"fit": "badly"}
+
+
+def test_at_most_eight_others_are_told_and_none_that_was_not_measured() -> None:
+    many = choose_by_distance([0.5 + k for k in range(12)], 1.0)
+    assert [k for k, _ in many.alternatives] == list(range(1, 9))
+    odd = choose_by_distance([-1.0, 0.5, math.inf, 0.0, math.nan], 1.0)
+    assert (odd.center, odd.distance) == (None, 0.0)
+    assert odd.alternatives == ((3, 0.0), (1, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("distances", "abstain", "center"),
+    [
+        ([1.0], 1.0, 0),
+        ([1.0], 0.999, None),
+        ([0.0], 0.0, 0),
+        ([math.inf], math.inf, None),
+        ([2.0, 2.0], 2.0, 0),
+    ],
+)
+def test_a_center_at_the_limit_fits_and_one_infinitely_far_never(
+    distances: list[float], abstain: float, center: int | None
+) -> None:
+    choice = choose_by_distance(distances, abstain)
+    assert choice.center == center
+    assert choice.fit == (None if center is not None else "none")
+
+
+def test_a_fit_is_asked_of_the_least_distance_alone_and_none_leaves_every_center_as_an_alternative() -> None:
+    asked: list[float] = []
+
+    def none(distance: float) -> str:
+        asked.append(distance)
+        return "none"
+
+    choice = choose_by_distance([0.5, 0.25], 1.0, none)
+    assert (choice.center, choice.fit, choice.alternatives) == (None, "none", ((1, 0.25), (0, 0.5)))
+    assert choose_by_distance([0.5, 0.25], 0.1, none).fit == "none"
+    assert asked == [0.25]
+
+
+def test_guessing_loses_the_logarithm_of_the_classes_and_where_no_class_is_guessed_no_loss_is_too_high() -> None:
+    plain = program()
+    assert guessing_loss(plain) == pytest.approx(math.log(4))
+    for other in (replace(plain, own_loss=True), replace(plain, loss="squared-error", target=(1,))):
+        assert guessing_loss(other) == pytest.approx(1.8446743e19)
+
+
+def test_the_distance_of_sketches_is_the_root_of_the_mean_square() -> None:
+    points = np.array([[0.0, 0.0], [3.0, 4.0]])
+    np.testing.assert_allclose(sketch_distance(np.zeros(2), points), [0.0, math.sqrt(25 / 2)])
+    with pytest.raises(Malformed, match="1 numbers, the centers' have 2"):
+        sketch_distance(np.zeros(1), points)
+
+
+@pytest.mark.parametrize("votes", [[0, 1], [1, 0]])
+def test_one_vote_is_enough(votes: list[int]) -> None:
+    choice = choose_by_votes(votes)
+    assert (choice.center, choice.distance) == (votes.index(1), 0.0)
+    assert choice.alternatives == ((votes.index(0), 1.0),)

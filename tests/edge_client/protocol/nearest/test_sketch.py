@@ -63,6 +63,12 @@ def test_a_direction_has_length_one_and_looks_only_at_what_the_run_compares() ->
     np.testing.assert_array_equal(whole, without)
 
 
+def test_the_numbers_of_a_sketch_are_those_of_every_client_and_guide() -> None:
+    assert (sketch.INPUT_SKETCH_SIZE, sketch.UPDATE_SKETCH_SIZE) == (256, 384)
+    assert len(sketch.encode_sketch(np.ones(sketch.UPDATE_SKETCH_SIZE), SCHEMA)) < 2_048
+    assert (sketch.MAX_INPUT_WIDTH, sketch.MAX_SKETCH_SIZE) == (1_024, 4_096)
+
+
 def test_the_longest_sketch_is_read() -> None:
     longest = np.ones(sketch.MAX_SKETCH_SIZE)
     np.testing.assert_array_equal(sketch.decode_sketch(sketch.encode_sketch(longest, SCHEMA), SCHEMA), longest)

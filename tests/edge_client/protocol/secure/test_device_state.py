@@ -60,3 +60,16 @@ def test_a_stored_share_longer_than_the_two_of_a_neighbour_is_damage() -> None:
     longer = replace(mine, shares=dict.fromkeys(mine.shares, bytes(2 * SHARE_BYTES + 3)))
     with pytest.raises(Malformed, match=r"^too_big: "):
         read_state(write_state(replace(state, sums={name: longer})))
+
+
+def test_a_file_has_sixteen_mebibytes_at_most() -> None:
+    state = DeviceSums(federation="demo", cid="a", roots={3: bytes(32)}, next_number=4)
+    data = write_state(state)
+    most = data + b" " * ((16 << 20) - len(data))
+    assert read_state(most) == state
+    with pytest.raises(Malformed, match=r"^too_big: "):
+        read_state(most + b" ")
+    with pytest.raises(Malformed, match=r"^bad_version: "):
+        read_state(data.replace(b'"v":1', b'"v":2'))
+    with pytest.raises(Malformed, match=r"^bad_field: the stored secure sums are damaged"):
+        read_state(data.replace(b'"cid"', b'"dic"'))

@@ -49,6 +49,22 @@ def test_packed_words_of_another_form_are_refused(data: bytes, count: int, bits:
         masks.unpack_words(data, count, bits)
 
 
+@pytest.mark.parametrize("bits", [15, 33])
+def test_words_of_fewer_than_16_or_more_than_32_bits_are_neither_packed_nor_read(bits: int) -> None:
+    with pytest.raises(Malformed, match=f"words of {bits} bits: 16 to 32"):
+        masks.pack_words(np.zeros(8, np.uint32), bits)
+    with pytest.raises(Malformed, match=f"words of {bits} bits: 16 to 32"):
+        masks.unpack_words(bytes(bits), 8, bits)
+
+
+def test_masks_and_words_are_taken_off_again_and_the_ends_of_blocks_are_no_borders() -> None:
+    for count in (1, 7, 8, masks.BLOCK_WORDS, masks.BLOCK_WORDS + 1):
+        words = np.arange(count, dtype=np.uint32)
+        total = words.copy()
+        masks.add_packed_into(total, masks.pack_words(words, 17), 17, sign=-1)
+        assert not total.any()
+
+
 def test_both_sides_of_a_pair_have_one_key_and_opposite_signs() -> None:
     one, other = (keys.public_prekey(0, root) for root in (ONE, OTHER))
     mine, yours = (keys.mask_private(keys.mask_secret(root)) for root in (ONE, OTHER))

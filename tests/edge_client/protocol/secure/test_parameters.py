@@ -70,3 +70,18 @@ def test_a_graph_is_counted_among_the_other_devices_of_one() -> None:
     """57 devices with 22 neighbours: among 55 others in place of 56 all 22 could be removed with more than 2^-40."""
     assert list(possible_thresholds(57, 22)) == [6]
     assert 57 * 56 / 2 * upper_tail(56, 17 + 5, 22)[22] <= 2**-40 < 57 * 56 / 2 * upper_tail(55, 17 + 5, 22)[22]
+
+
+def test_a_graph_is_refused_for_all_pairs_of_devices_between_which_it_could_fall_apart() -> None:
+    """67 devices with 24 neighbours: with a third of n (n - 1) in place of a half it would be taken."""
+    removed = upper_tail(66, 20 + 6, 24)[24]
+    assert 67 * 66 / 3 * removed <= 2**-40 < 67 * 66 / 2 * removed
+    assert list(possible_thresholds(67, 24)) == []
+    assert sum_parameters(67).neighbours == 26
+
+
+@pytest.mark.parametrize(("devices", "neighbours"), [(16, 15), (17, 8), (100_000, 120)])
+def test_the_smallest_and_the_largest_cohorts_have_the_least_even_degree_or_are_complete(
+    devices: int, neighbours: int
+) -> None:
+    assert sum_parameters(devices).neighbours == neighbours
