@@ -17,9 +17,9 @@ from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edge_client.errors import ProgramRefused
-from export.compiler.decompositions.inplace_writes import without_writes
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
+from export.compiler.graph_passes.inplace_writes import without_writes
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs

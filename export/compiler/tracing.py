@@ -22,8 +22,8 @@ from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Port
 from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, TORCH_ALONE, UnsupportedOperator
 from export.compiler.decompositions.table import decompositions_for
-from export.compiler.equal_nodes import merge_equal_nodes, share_maxima
 from export.compiler.forward_pass import MAX_BATCH, ForwardPasses, tracing_context
+from export.compiler.graph_passes.equal_nodes import merge_equal_nodes, share_maxima
 from export.compiler.operator_watch import one_size_only, operator_name, refuse_operator, refuse_untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, flat_graph, function_ports
 from export.containers.flat_graph import FlatGraph

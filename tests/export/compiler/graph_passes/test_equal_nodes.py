@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from export.compiler.equal_nodes import merge_equal_nodes
 from export.compiler.forward_pass import ForwardPasses
+from export.compiler.graph_passes.equal_nodes import merge_equal_nodes
 from export.compiler.program import make_source
 from export.compiler.tracing import trace_function
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
-from export.compiler.decompositions.inplace_writes import without_writes
+from export.compiler.graph_passes.inplace_writes import without_writes
 
 OF_THE_BUFFER = 2  # add_, and copy_ at the end
 
