@@ -145,10 +145,16 @@ def other_parts(wanted: Sequence[InputPart], found: Sequence[InputPart]) -> str:
 
 
 def joined_parts(one: Parts, other: Parts) -> Parts:
-    """The parts of both, whose whole numbers go as far as any. Raises ValueError for other arrays or kinds."""
+    """The parts of both: whole numbers go as far as any, and beside booleans they stay whole numbers.
+
+    Raises ValueError for other arrays or kinds.
+    """
     if wrong := other_parts(one, other) or other_parts(other, one):
         raise ValueError(wrong)
-    return tuple(replace(a, below=max(a.below, b.below)) for a, b in zip(one, other, strict=True))
+    return tuple(
+        replace(a, below=max(a.below, b.below), kind=a.kind if a.kind == b.kind else "int")
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def read_arrays(arrays: Mapping[str, Array]) -> tuple[Array, Parts]:

@@ -130,3 +130,10 @@ def test_parts_are_joined_as_far_as_either_goes_and_only_of_one_kind() -> None:
     for one, other in ((few, real), (real, few)):
         with pytest.raises(ValueError, match="ids holds floating point"):
             joined_parts(one, other)
+
+
+def test_whole_numbers_beside_booleans_stay_whole_numbers_and_booleans_alone_stay_booleans() -> None:
+    numbers, flags = describe_arrays({"mask": np.array([[0, 7]])}), describe_arrays({"mask": np.array([[True, False]])})
+    for one, other in ((numbers, flags), (flags, numbers)):
+        assert [(part.kind, part.below) for part in joined_parts(one, other)] == [("int", 8)]
+    assert [part.kind for part in joined_parts(flags, flags)] == ["bool"]
