@@ -180,7 +180,10 @@ def grad_weight(grad: Tensor, x: Tensor, weight: Tensor, conv: ConvArgs) -> Tens
     """The gradient of the weight: matrix products where they are faster, else a convolution of x with `grad`."""
     if has_row_slices(conv) and (_prefers_products(weight) or not _fixed(x)):
         outs, ins, high, wide = weight.shape
-        given = grad.transpose(0, 1).reshape([outs, -1]).t()  # runtimes turn it within the product
+        if _fixed(grad):
+            given = grad.permute([0, 2, 3, 1]).reshape([-1, outs])
+        else:  # ONNX Runtime turns it within the product, LiteRT does not
+            given = grad.transpose(0, 1).reshape([outs, -1]).t()
         products = torch.cat([aten.mm.default(row, given) for row in kernel_row_inputs(x, weight, conv)])
         return products.reshape([high, wide, ins, outs]).permute([3, 2, 0, 1])
     if depthwise.suits_pairs(x, weight, conv.groups):
