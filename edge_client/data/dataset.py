@@ -163,7 +163,7 @@ class DataFolder:
     def reload_if_changed(self) -> DeviceData | None:
         """The folder's samples if they have changed; None otherwise, or when they cannot be used as they are.
 
-        Raises Malformed("no_data") where no training sample is left: whoever removes them wants them used no more.
+        Raises Malformed("no_data") where no training sample is left: a user who removes them wants them used no more.
         """
         if readers.folder_signature(self._folder) == self._seen:
             return None

@@ -45,7 +45,7 @@ def refuse_unheld(name: str, module: nn.Module) -> None:
 
 def warn_of_evaluation_mode(name: str, module: nn.Module, trained: nn.Module) -> None:
     """Tell of layers that the user has put into evaluation mode; `trained` is a copy in the mode of a step."""
-    if not module.training:  # as models come that were loaded: nobody chose a layer
+    if not module.training:  # as loaded models come: no single layer was chosen
         return
     now = dict(trained.named_modules())
     moved = [

@@ -169,7 +169,7 @@ def test_the_replies_of_a_closed_exchange_are_those_it_closed_with_and_tell_thei
     asked = open_exchange(FIRST, tasks, late.context)
 
     def never(_: Any) -> None:  # noqa: ANN401 - an exchange
-        raise AssertionError("a closed exchange asks nobody")
+        raise AssertionError("a closed exchange asks no device")
 
     for replies in (replies_of(FIRST, asked, late.store), run_exchange(FIRST, tasks, None, late.context, never)):
         assert list(replies) == ["d0"]

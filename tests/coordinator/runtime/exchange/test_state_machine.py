@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def _never(_live: LiveExchange) -> None:
-    raise AssertionError("a closed exchange asks nobody")
+    raise AssertionError("a closed exchange asks no device")
 
 
 def test_no_interleaving_and_no_crash_loses_an_accepted_update_or_counts_one_twice() -> None:

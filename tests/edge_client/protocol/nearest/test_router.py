@@ -316,7 +316,7 @@ def test_belief_is_the_soft_minimum_of_the_weighed_distances() -> None:
     guide = replace(GUIDE, ways={"both": FeatureRule(features=("loss", "sketch"), weights=np.array([[1.0, 0.5]] * 2))})
     found = guide.predict("both", {"loss": loss, "sketch": far}, 1).probabilities
     np.testing.assert_allclose(found, weighed / weighed.sum())
-    assert guide.predict("both", {"loss": loss, "unknown": [0.0]}, 1).fit == "well"  # nobody learned that one
+    assert guide.predict("both", {"loss": loss, "unknown": [0.0]}, 1).fit == "well"  # no device learned that one
 
 
 def test_candidates_are_counted_to_the_share_of_belief() -> None:
