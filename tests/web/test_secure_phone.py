@@ -84,7 +84,7 @@ def start(scene: FleetScene, port: int, python: Sequence[str] = ENGINES, samples
     """The coordinator with its broker, and the Python devices; -> the coordinator's configuration."""
     engines = tuple(dict.fromkeys(python))
     model = {"name": stage.DEMO_MODEL, "engines": list(engines), "batch-size": BATCH}
-    more: dict[str, Any] = {"broker": f"mosquitto:{port}", "web_port": free_port(), "formats": ["onnx"], "model": model}
+    more: dict[str, Any] = {"broker": f"mosquitto:{port}", "web_port": free_port(), "formats": [], "model": model}
     scene.start_coordinator(engines=engines, min_devices=len(python) + 1, **more)
     until(lambda: listens(port), scene.children, "the coordinator's broker")
     key = open_signing_key(scene.folder).public.hex()
