@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from coordinator.clustering.trimmed_kmeans import left_out
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, Array, Flat
 
@@ -91,7 +92,7 @@ def trimmed_mean(rows: Array, weights: Array, *, trim: float) -> Flat:
     Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates".
     """
     if len(set(weights.tolist())) == 1:
-        cut = _floor(trim, len(rows))
+        cut = left_out(trim, len(rows))
         kept = np.sort(rows, axis=0)[cut : len(rows) - cut] if cut else rows
         return weighted_mean(kept, np.ones(len(kept)))
     values, weight, before, through = _sorted(rows, weights)
@@ -151,7 +152,7 @@ def krum(gram: F64, weights: F64, *, trim: float, several: bool) -> F64:
     m = len(gram)
     if m == 1:
         return np.ones(1)
-    hostile = _floor(trim, m)
+    hostile = left_out(trim, m)
     apart = _squared(gram)
     np.fill_diagonal(apart, np.inf)
     score = np.sort(apart, axis=1)[:, : max(1, m - hostile - 2)].sum(axis=1)
@@ -178,11 +179,6 @@ def geometric_median(gram: F64, weights: F64) -> F64:
         if np.abs(shares - before).max() < _MOVE_TOLERANCE:
             break
     return shares
-
-
-def _floor(share: float, count: int) -> int:
-    """floor(share * count) of the numbers as they are written: 0.29 of 100 are 29, and their product is below."""
-    return int(round(share * count, 9))
 
 
 def _squared(gram: F64) -> F64:

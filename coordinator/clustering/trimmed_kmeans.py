@@ -29,6 +29,11 @@ class TrimmedClustering:
     objective: float
 
 
+def left_out(trim: float, count: int) -> int:
+    """floor(trim * count) of the numbers as they are written: 0.29 of 100 are 29, and their product is below."""
+    return int(round(trim * count, 9))
+
+
 def trimmed_kmeans(
     matrix: F64, k: int, rng: np.random.Generator, *, trim: float, restarts: int = 20, init: I64 | None = None
 ) -> TrimmedClustering:
@@ -38,7 +43,7 @@ def trimmed_kmeans(
     """
     if k < 1 or len(matrix) < 1 or not 0 <= trim < 0.5 or (restarts < 1 and init is None):  # noqa: PLR2004 - most are kept
         raise ValueError(f"need k >= 1, points, trim in [0, 0.5) and a start; got k={k}, {matrix.shape}, {trim}")
-    spare, equal = int(round(trim * len(matrix), 9)), np.ones(len(matrix))  # 0.29 of 100 are 29
+    spare, equal = left_out(trim, len(matrix)), np.ones(len(matrix))
     if spare == 0:
         found = kmeans(matrix, k, rng, restarts=restarts, init=init)
         return TrimmedClustering(found.labels, np.ones(len(matrix), dtype=np.bool_), found.objective)

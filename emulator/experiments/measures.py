@@ -2,8 +2,8 @@
 
 Accuracy and F1 are those of the last three rounds, on the devices' own test samples: f1-of-devices is the mean of the
 devices' macro F1, weighted by samples, f1-pooled the macro F1 of all samples. Accuracy is weighted by samples, too;
-macro-accuracy and macro-f1 are the same two without weights. What is measured against pure
-distributions uses the fleet's hold-outs: a matrix of centers by distributions.
+macro-accuracy and macro-f1 are the same two without weights. What is measured against pure distributions uses the
+fleet's hold-outs: a matrix of centers by distributions.
 
 What is measured with other statistics of batch norm is one more evaluation of the final centers, so one training gives
 the figures of both. It is after the last round alone.
@@ -118,37 +118,21 @@ def _error(title: str, value: Callable[[FinishedRun], float]) -> Measure:
     return Measure(title=title, relative_slack=0.15, lower_is_better=True, values=lambda found: [value(found)])
 
 
+def _of_rounds(title: str, quantity: str, kind: str = "") -> Measure:
+    """A quantity of the records of rounds, in per cent."""
+
+    def values(found: FinishedRun) -> list[float]:
+        return _percent(last_rounds(found.result.records, quantity, kind))
+
+    return Measure(title=title, slack=1.0, of_last_rounds=True, values=values)
+
+
 MEASURES: dict[str, Measure] = {
-    "accuracy": Measure(
-        title="accuracy %",
-        slack=1.0,
-        of_last_rounds=True,
-        values=lambda f: _percent(last_rounds(f.result.records, "accuracy", "micro")),
-    ),
-    "f1-of-devices": Measure(
-        title="F1 of devices %",
-        slack=1.0,
-        of_last_rounds=True,
-        values=lambda f: _percent(last_rounds(f.result.records, "f1_of_devices", "weighted")),
-    ),
-    "macro-accuracy": Measure(
-        title="macro accuracy %",
-        slack=1.0,
-        of_last_rounds=True,
-        values=lambda f: _percent(last_rounds(f.result.records, "accuracy", "macro")),
-    ),
-    "macro-f1": Measure(
-        title="macro F1 of devices %",
-        slack=1.0,
-        of_last_rounds=True,
-        values=lambda f: _percent(last_rounds(f.result.records, "f1_of_devices", "unweighted")),
-    ),
-    "f1-pooled": Measure(
-        title="pooled F1 %",
-        slack=1.0,
-        of_last_rounds=True,
-        values=lambda f: _percent(last_rounds(f.result.records, "f1_pooled")),
-    ),
+    "accuracy": _of_rounds("accuracy %", "accuracy", "micro"),
+    "f1-of-devices": _of_rounds("F1 of devices %", "f1_of_devices", "weighted"),
+    "macro-accuracy": _of_rounds("macro accuracy %", "accuracy", "macro"),
+    "macro-f1": _of_rounds("macro F1 of devices %", "f1_of_devices", "unweighted"),
+    "f1-pooled": _of_rounds("pooled F1 %", "f1_pooled"),
     "accuracy-test-batch": Measure(
         title="accuracy %, statistics of the test batch", slack=1.0, values=lambda f: _of_test_batch(f, "accuracy")
     ),

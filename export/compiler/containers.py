@@ -111,7 +111,7 @@ def _function_files(
 
     made = {}
     own = traced(for_torch=True) if "pt2" in engines else None
-    if "pt2" in engines and own is not None:
+    if own is not None:
         progress(f"pt2 {function}")
         made["pt2"] = cached_file(_key("pt2", source, {function: own}, batch), lambda: to_pt2(exported(own)))
     if "onnx" in engines:

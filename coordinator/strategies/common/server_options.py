@@ -63,8 +63,10 @@ class ServerOptions(MethodValue):
         check_range("secure-bits", self.secure_bits, low=MIN_BITS, high=MAX_BITS)
         check_range("secure-clip", self.secure_clip, low=1e-9)
         check_choice("secure-start", self.secure_start, SECURE_STARTS)
-        if not self.privacy_noise and (self.privacy_clip, self.privacy_delta) != (1.0, 1e-5):
-            named = "privacy-clip" if self.privacy_clip != 1 else "privacy-delta"
+        given = {"privacy-clip": self.privacy_clip, "privacy-delta": self.privacy_delta}
+        usual = {"privacy-clip": ServerOptions.privacy_clip, "privacy-delta": ServerOptions.privacy_delta}
+        if not self.privacy_noise and given != usual:
+            named = next(name for name in given if given[name] != usual[name])
             told = f"{named} is set and privacy-noise is 0: nothing would be clipped, and nothing is private"
             raise ConfigError(told, hint=f"set privacy-noise above 0, or leave {named} out")
         if self.secure != "off" and self.reduce != "mean":
