@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from coordinator.nearest.answer import answer_near
@@ -19,6 +20,7 @@ from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.task import ClientId, Schema
 
 REQUESTS_PER_S, REQUESTS_BURST = 0.1, 6.0  # of each kind and device
+NEWS_PER_S, NEWS_BURST = 1 / 3600, 6.0  # reports of a device that are logged: 24 a day
 REPORTED = ("accuracy", "loss")  # what is kept of a device's metrics
 
 
@@ -30,6 +32,7 @@ class CatalogServer:
         self._published: tuple[Catalog, Manifest, Schema] | None = None
         self._router: tuple[str, Router] | None = None  # with the hash of its file
         self._buckets: dict[tuple[str, ClientId], TokenBucket] = {}
+        self._news: dict[ClientId, TokenBucket] = {}
         self._reported: dict[ClientId, dict[str, Any]] = {}  # what each device reported last
 
     @property
@@ -71,9 +74,20 @@ class CatalogServer:
             raise Malformed("bad_field", "that file is not this center's")
         metrics = {name: value for name, value in served.fields["metrics"].items() if name in REPORTED}
         report = {"center": center, "format": form, "n": served.fields["n"], "metrics": metrics, "sha256": sha256}
-        if self._reported.get(served.cid) != report:
+        if self._reported.get(served.cid) == report:
+            return
+        news = self._news.setdefault(served.cid, TokenBucket(NEWS_PER_S, NEWS_BURST))
+        if news.allow(self._sender.clock.now_s()):
             self._reported[served.cid] = report
             self._event_log.write("served", device=served.cid, **report)
+        elif news.first_refusal():
+            raise Malformed("rate", "at most one new report an hour is logged, after the first six")
+
+    def forget_all_but(self, devices: Collection[ClientId]) -> None:
+        """Keep what is known of these devices alone."""
+        self._buckets = {name: bucket for name, bucket in self._buckets.items() if name[1] in devices}
+        self._news = {cid: bucket for cid, bucket in self._news.items() if cid in devices}
+        self._reported = {cid: report for cid, report in self._reported.items() if cid in devices}
 
     def _is_in_time(self, request: Envelope) -> bool:
         """Whether the device's pace allows this request. The first one too many raises Malformed("rate")."""

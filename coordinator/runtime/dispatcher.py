@@ -146,6 +146,9 @@ class Dispatcher:
             if self._strangers.allow(now_s):
                 self._answer_stranger(open_envelope(route, payload))
             return
+        if cid not in self._buckets and len(self._buckets) >= 2 * self.fleet.limit:  # half are of devices that left
+            self._buckets = {known: bucket for known, bucket in self._buckets.items() if known in self.fleet.devices}
+            self.catalog.forget_all_but(self.fleet.devices)
         bucket = self._buckets.setdefault(cid, TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
         if bucket.allow(now_s):
             self._answer(open_envelope(route, payload))

@@ -40,7 +40,11 @@ class DevicePresence:
 
 @dataclass
 class FleetPresence:
-    """Every device that announced itself, at most `limit`; any other device is only counted in `rejected`."""
+    """Every device that announced itself, at most `limit`.
+
+    A newcomer beyond it takes the place of the device that has been away for the longest time. Where all are online, it
+    is only counted in `rejected`.
+    """
 
     limit: int
     devices: dict[ClientId, DevicePresence] = field(default_factory=dict)
@@ -51,10 +55,10 @@ class FleetPresence:
     def update(self, cid: ClientId, message: Mapping[str, Any]) -> bool:
         """Apply one `st`; -> whether it changed anything. The will of an earlier connection changes nothing."""
         known = self.devices.get(cid)
-        if known is None and len(self.devices) >= self.limit:
-            self.rejected += 1
-            return False
         if message["s"] == "on":
+            if known is None and not self._has_room():
+                self.rejected += 1
+                return False
             heard = _born(message)
         elif known is None or message["bd"] != known.birth:
             return False
@@ -65,6 +69,18 @@ class FleetPresence:
             if device is not None and device.is_online and device.n > 0:
                 self.kinds[device.engine, device.able] += change
         return heard != known
+
+    def _has_room(self) -> bool:
+        if len(self.devices) < self.limit:
+            return True
+        away = min(
+            (c for c, d in self.devices.items() if not d.is_online), key=lambda c: self.heard.get(c, 0), default=None
+        )
+        if away is None:
+            return False
+        del self.devices[away]
+        self.heard.pop(away, None)
+        return True
 
     def mark_heard(self, cid: ClientId, unix_ms: int) -> None:
         """Remember when a known device last sent a message; the will of a lost device comes from the broker."""

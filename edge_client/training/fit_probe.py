@@ -149,7 +149,7 @@ def _reply(
     return Reply(
         n=len(data),
         losses=losses.mean(axis=1) if "loss" in want else None,
-        votes=np.bincount(losses.argmin(axis=0), minlength=len(losses)) if "votes" in want else None,
+        votes=count_votes(losses) if "votes" in want else None,
         posterior=None if shares is None else shares.mean(axis=1),
         confusion=scores.get("confusion"),
         errors=scores.get("errors"),
@@ -277,6 +277,15 @@ def label_counts(program: Program, data: Dataset) -> F64:
     _check_classifier(program, "a label prior")
     counts: F64 = one_hot(program, data.y).sum(axis=0, dtype=np.float64)
     return counts
+
+
+def count_votes(losses: F64) -> I64:
+    """How many samples each model explains best: [M, n] losses -> [M]. A loss that is NaN is the worst.
+
+    >>> count_votes(np.array([[0.1, np.nan, 2.0], [0.5, 9.0, 1.0]])).tolist()
+    [1, 2]
+    """
+    return np.bincount(np.where(np.isnan(losses), np.inf, losses).argmin(axis=0), minlength=len(losses))
 
 
 def responsibilities(losses: F64, prior: Sequence[float] | None = None) -> F64:

@@ -1,8 +1,9 @@
 """The user's own module in a run's folder, so that `fc.load` needs no code of the user's.
 
-model/model.json has name, shapes, loss and the tensors of a center in order; model/model.pt2 is the module traced in
-inference mode, with its first weights, where it can be traced. newcomers/guide.json is what the devices taught
-`Result.nearest` (protocol/nearest/router_file.py), where their samples are the user's own, which no folder has.
+model/model.json has name, shapes, loss (of the user's own: its name) and the tensors of a center in order;
+model/model.pt2 is the module traced in inference mode, with its first weights, where it can be traced.
+newcomers/guide.json is what the devices taught `Result.nearest` (protocol/nearest/router_file.py), where their samples
+are the user's own, which no folder has.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
 from emulator.data import registry
 from export.bundle.center_files import export_center
+from export.compiler.losses.sample_losses import loss_name
 from export.compiler.program import schema_of
 from export.diagnostics import quiet_warnings
 from export.silence import suppress_output
@@ -57,6 +59,8 @@ def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
         "classes": model.classes,
         "target": model.target,
         "loss": model.loss,
+        "own_loss": None if model.own_loss is None else loss_name(model.own_loss),
+        "own_targets": model.own_targets,
         "schema": [[t.name, t.role, list(t.shape)] for t in schema.tensors],
         "classifier": list(schema.classifier),
     }
@@ -69,8 +73,11 @@ def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
         (folder / GRAPH_FILE).write_bytes(graph)
 
 
-def read_facts(folder: Path) -> tuple[dict[str, Any], Schema] | None:
-    """-> the fields of the `Model` without its module, and its schema; None where the run had none of the user's."""
+def read_facts(folder: Path) -> tuple[dict[str, Any], Schema, str | None] | None:
+    """-> the fields of the `Model` without its module, its schema, and what the user's own loss is called.
+
+    None where the run had no module of the user's.
+    """
     path = folder / FACTS_FILE
     if not path.is_file():
         return None
@@ -79,9 +86,17 @@ def read_facts(folder: Path) -> tuple[dict[str, Any], Schema] | None:
         tensors = tuple(TensorSpec(name=n, role=r, shape=tuple(s)) for n, r, s in told.pop("schema"))
         schema = Schema(tensors, tuple(told.pop("classifier")))
         parts = tuple(InputPart.from_json(row) for row in told.get("parts", ()))
-        return {**told, "input": tuple(told["input"]), "target": tuple(told["target"]), "parts": parts}, schema
+        own_loss, own_targets = told.pop("own_loss", None), told.get("own_targets")
+        facts = {
+            **told,
+            "input": tuple(told["input"]),
+            "target": tuple(told["target"]),
+            "own_targets": None if own_targets is None else tuple(own_targets),
+            "parts": parts,
+        }
     except (OSError, ValueError, KeyError, TypeError) as wrong:
         raise ConfigError(f"{path} cannot be read: {wrong}", hint="save the run again") from wrong
+    return facts, schema, own_loss
 
 
 def read_kept_model(folder: Path, facts: Mapping[str, Any]) -> Model | None:

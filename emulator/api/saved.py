@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,12 +31,16 @@ from emulator.run.execute import SimulationResult
 from emulator.run.load import load_fleet
 from emulator.run.resolve import ResolvedRun, resolve_run
 from emulator.simulation.checkpoint import read_checkpoint
+from export.compiler.losses.sample_losses import loss_name
 
 if TYPE_CHECKING:
     from torch import nn
 
     from coordinator.models.registry import Model
     from coordinator.rounds.round_record import RoundRecord
+    from export.compiler.losses.sample_losses import LossFunction
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -44,14 +49,16 @@ def load(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     fleet: Fleet | None = None,
     method: Strategy | None = None,
+    loss: LossFunction | None = None,
 ) -> Result:
     """The result of a run that `Result.save`, `simulate(..., out=...)` or the command wrote.
 
     History, assignments, `predict`, `nearest` and `export` need nothing else: the folder has a traced copy of the
-    user's own module, and what the devices taught `nearest`. `model`, `fleet` and `method` are those of the run, where
-    it had the user's own: `fleet` for the samples, on which `export` then compares its files, and which its
-    quantization "int8-static" needs; `method` for a class that cannot be imported, as of `__main__`. Raises
-    ConfigError for a folder without a run, and for a part that is not the run's or is missing.
+    user's own module, and what the devices taught `nearest`. `model`, `fleet`, `method` and `loss` are those of the
+    run, where it had the user's own: `fleet` for the samples, on which `export` then compares its files, and which its
+    quantization "int8-static" needs; `method` for a class that cannot be imported, as of `__main__`; `loss` for the
+    program of an export, which has the usual one without it, as a warning says. Raises ConfigError for a folder without
+    a run, and for a part that is not the run's or is missing.
 
     >>> import fedcenters as fc, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +79,7 @@ def load(
         loaded = load_fleet(run, fleet)
         _check_fleet(loaded.split, split, place)
         args, split = loaded.args, loaded.split
-    prepared, schema, start, traced = _model(place, args, split, model)
+    prepared, schema, start, traced = _model(place, args, split, model, loss)
     found = _read(place, method_name(run.strategy), schema)
     return Result(
         method=run.strategy,
@@ -189,7 +196,11 @@ def _check_fleet(mine: FleetData, kept: FleetData, place: Path) -> None:
 
 
 def _model(
-    place: Path, args: SimulateArgs, split: FleetData, given: nn.Module | Callable[[], nn.Module] | None
+    place: Path,
+    args: SimulateArgs,
+    split: FleetData,
+    given: nn.Module | Callable[[], nn.Module] | None,
+    loss: LossFunction | None,
 ) -> tuple[Model | None, Schema, Flat, bool]:
     """-> the user's own model, the tensors of a center, the first weights, and whether the model is a traced one."""
     from coordinator.models.registry import Model, build_model
@@ -199,9 +210,11 @@ def _model(
 
     facts = read_facts(place)
     if facts is None:  # one of ours, or a folder that an older version wrote
+        if not given:
+            _own_loss(place, None, loss, instead="its model's usual loss")
         try:
             model = (
-                own_model(given, split, loss=None, seed=args.seed, members=summed_members(args.method))
+                own_model(given, split, loss=loss, seed=args.seed, members=summed_members(args.method))
                 if given
                 else build_model(args.model, seed=args.seed)
             )
@@ -209,7 +222,8 @@ def _model(
             hint = "give the run's own: fc.load(folder, model=...)"
             raise ConfigError(f"the model {args.model} cannot be made again: {unknown.message}", hint=hint) from None
         return model, schema_for(model), first_model(model), False
-    fields_, schema = facts
+    fields_, schema, called = facts
+    fields_["own_loss"] = _own_loss(place, called, loss, instead=fields_["loss"])
     kept = read_kept_model(place, fields_)
     start = np.zeros(schema.size, np.float32) if kept is None else first_model(kept)
     if given is None:
@@ -218,6 +232,24 @@ def _model(
     check_module(module, schema, None if kept is None else kept.module)
     module = pack_module(module, fields_["parts"]) if fields_["parts"] else module
     return Model(module=module, **fields_), schema, start, False
+
+
+def _own_loss(place: Path, called: str | None, given: LossFunction | None, *, instead: str) -> LossFunction | None:
+    """The loss that the run had, which no folder has. Raises ConfigError for one that a run without had not."""
+    if given is not None and called is None:
+        raise ConfigError(f"the run trained on {instead}, and no loss of your own", hint="leave out loss=")
+    if given is not None and loss_name(given) != called:
+        raise ConfigError(f"the run's loss is {called}, not {loss_name(given)}", hint="leave out loss=, or give it")
+    if given is None and called is not None:
+        log.warning(
+            "the run's own loss %s is not in %s: an exported program has %s in its place, also for personal steps. "
+            "Give it: fc.load(folder, loss=%s)",
+            called,
+            place,
+            instead,
+            called,
+        )
+    return given
 
 
 def _read(place: Path, method: str, schema: Schema) -> SimulationResult:

@@ -49,7 +49,7 @@ from export.compiler.program_functions import (
     tensor_places,
     tensors_of,
 )
-from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
+from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference, one_sample_differs
 from export.compiler.signatures.choose_output import choose_output, refuse_several_outputs
 from export.compiler.signatures.lasting_state import check_repeats, refuse_unheld, warn_of_evaluation_mode
 from export.compiler.signatures.packed_inputs import Example, read_example
@@ -58,6 +58,7 @@ from export.diagnostics import first_sentence
 
 ENGINES = ("onnx", "litert", "pt2")
 HALVES = (torch.float16, torch.bfloat16)
+ONE_SAMPLE = "ask for no batch size in forward (x.shape[0], len(x)), and name the axes of squeeze()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +278,26 @@ def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tup
             f"model {source.name!r} answers a sample differently in other company, even in inference mode",
             hint="let batch norm keep running statistics (track_running_stats=True), and draw nothing at random",
         )
+    _check_one_answer(source, samples[:1], out[:1])
     return target
+
+
+def _check_one_answer(source: TraceSource, sample: Tensor, expected: Tensor) -> None:
+    """Check that inference on one sample alone gives what it gives among others: a trace knows no batch of one."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            found = source.module.eval()(sample)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
+        raise ProgramRefused(
+            f"model {source.name!r} does not take a batch of one sample: {first_sentence(wrong)}", hint=ONE_SAMPLE
+        ) from wrong
+    if found.shape != expected.shape:
+        raise ProgramRefused(
+            f"model {source.name!r} gives {tuple(found.shape)} for one sample, expected {tuple(expected.shape)}",
+            hint=ONE_SAMPLE,
+        )
+    if not float((found - expected).abs().max()) <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(expected.abs().max())):
+        raise ProgramRefused(f"model {source.name!r} answers one sample alone in another way", hint=ONE_SAMPLE)
 
 
 def _check_constants(source: TraceSource) -> None:
@@ -393,5 +413,10 @@ def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: 
         raise ProgramRefused(
             f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {MAX_RELATIVE_DIFFERENCE:.0e}",
             hint=f"leave {engine} out of the engines and report the model",
+        )
+    if size == "any" and one_sample_differs(source, engine, files["step"]):
+        raise ProgramRefused(
+            f"model {source.name!r} computes a batch of one sample in another way than larger ones, and no program can",
+            hint=ONE_SAMPLE,
         )
     return worst

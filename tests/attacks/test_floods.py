@@ -20,6 +20,7 @@ from tests.support.virtual_federation import Federation, Spy
 FILE = manifest_of(b"the file of a center", "container")
 SECONDS, BURST = 20, 6
 MOST = BURST + SECONDS // 10  # six a minute
+HOURS = 24
 LIAR, HONEST = "d00", "d01"
 
 
@@ -66,6 +67,17 @@ def test_reports_of_a_served_center_are_paced_short_and_written_once(fed: Federa
     assert len(spy.said("err", cid=LIAR)) <= MOST
     fed.world.end()
     assert read_status(fed.config.folder)["served"] == 2  # devices
+
+
+def test_a_device_that_reports_for_ever_fills_no_disk(fed: Federation) -> None:
+    spy, begin_s = Spy(fed.world.broker), fed.world.clock.time_s
+    for k in range(4 * HOURS):
+        spy.say(LIAR, "served", center=0, sha256=FILE.sha256, n=9, metrics={"loss": float(k)})
+        fed.world.run(lambda: fed.world.clock.time_s >= begin_s + (k + 1) * 900)  # noqa: B023 - used at once
+    reported = [e["metrics"]["loss"] for e in journal(fed) if e["event"] == "served"]
+    assert reported[:BURST] == [float(k) for k in range(BURST)]
+    assert HOURS <= len(reported) <= BURST + HOURS
+    assert {m["code"] for m in spy.said("err", cid=LIAR)} == {"rate"}
 
 
 def test_a_flood_of_questions_for_the_nearest_center_is_answered_at_its_pace(fed: Federation) -> None:

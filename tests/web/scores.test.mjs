@@ -1,9 +1,9 @@
-// The page's errors of a regression, on numbers worked out by hand.
+// The page's votes, and its errors of a regression, on numbers worked out by hand.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { meanErrors } from "../../edge_client/web/training/fit_probe.js";
+import { countVotes, meanErrors } from "../../edge_client/web/training/fit_probe.js";
 
 const program = { loss: "squared-error" };
 const data = { n: 2, targets: Float32Array.from([1, 10, 3, 10]) }; // two samples of two targets
@@ -17,4 +17,8 @@ test("errors are means over samples and targets, and each target varies around i
 test("errors are not told of classes, nor of outputs of another shape", () => {
   assert.throws(() => meanErrors({ loss: "cross-entropy" }, [], data), { code: "bad_task" });
   assert.throws(() => meanErrors(program, [Float32Array.from([1])], data), { code: "bad_task" });
+});
+
+test("a loss that is no number wins no vote", () => {
+  assert.deepEqual(countVotes([[0.1, NaN, 2, NaN], [0.5, 9, 1, NaN], [NaN, NaN, NaN, 1]]), [1, 2, 1]);
 });

@@ -243,11 +243,13 @@ export function subset(data, index) {
   return { n: index.length, x: pick(data.x), labels: pick(data.labels), targets: pick(data.targets) };
 }
 
-function countVotes(losses) {
+/** How many samples each model explains best, [M][n] losses -> [M]. A loss that is NaN is the worst. */
+export function countVotes(losses) {
+  const loss = (m, i) => (Number.isNaN(losses[m][i]) ? Infinity : losses[m][i]);
   const votes = losses.map(() => 0);
   for (let i = 0; i < losses[0].length; i += 1) {
     let best = 0;
-    for (let m = 1; m < losses.length; m += 1) if (losses[m][i] < losses[best][i]) best = m;
+    for (let m = 1; m < losses.length; m += 1) if (loss(m, i) < loss(best, i)) best = m;
     votes[best] += 1;
   }
   return votes;

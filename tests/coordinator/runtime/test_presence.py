@@ -51,6 +51,23 @@ def test_beyond_the_limit_a_stranger_costs_one_counter() -> None:
     assert fleet.update("d0", born(2))
 
 
+def test_a_newcomer_takes_the_place_of_the_device_that_has_been_away_for_the_longest_time() -> None:
+    fleet = FleetPresence(limit=3)
+    for unix_ms, cid in enumerate(("here", "gone", "asleep")):
+        fleet.update(cid, born(1))
+        fleet.mark_heard(cid, unix_ms)
+    fleet.update("asleep", {"s": "sleep", "bd": 1})
+    fleet.update("gone", {"s": "off", "bd": 1})
+    assert fleet.update("new", born(1))
+    assert (sorted(fleet.devices), sorted(fleet.heard), fleet.rejected) == (
+        ["asleep", "here", "new"],
+        ["asleep", "here"],
+        0,
+    )
+    assert not fleet.update("stranger", {"s": "off", "bd": 1})
+    assert sorted(fleet.devices) == ["asleep", "here", "new"]
+
+
 @given(st.lists(st.floats(0, 1, allow_nan=False), max_size=300))
 def test_no_burst_gets_more_requests_through_than_the_pace_allows(gaps: list[float]) -> None:
     pace, now_s, allowed = TokenBucket(20.0, 40.0), 0.0, 0

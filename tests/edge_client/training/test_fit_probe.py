@@ -9,6 +9,7 @@ from edge_client.data.dataset import Dataset, DeviceData, batches
 from edge_client.errors import Malformed
 from edge_client.protocol.task import OWN_MODEL, Array, Fit, Flat, OwnModel, Probe
 from edge_client.training.fit_probe import (
+    count_votes,
     recalibrate,
     responsibilities,
     run_fit,
@@ -260,6 +261,15 @@ def test_votes_and_confusions_count_every_sample_once() -> None:
     assert reply.confusion.sum(axis=(1, 2)).tolist() == [11, 11, 11]
     assert LOCAL.test is not None
     assert (reply.confusion[0].sum(axis=1) == np.bincount(LOCAL.test.y, minlength=CLASSES)).all()
+
+
+def test_a_loss_that_is_no_number_wins_no_vote() -> None:
+    nan = float("nan")
+    assert count_votes(np.array([[0.1, nan, 2.0, nan], [0.5, 9.0, 1.0, nan], [nan, nan, nan, 1.0]])).tolist() == [
+        1,
+        2,
+        1,
+    ]
 
 
 def test_only_what_was_asked_for_is_answered() -> None:

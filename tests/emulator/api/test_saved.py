@@ -195,3 +195,41 @@ else:
     assert first.stdout.strip() == "1", first.stderr
     assert "ConfigError: the method __main__:Mine cannot be made again" in second.stderr
     assert "fc.load(folder, method=Mine(...))" in second.stderr
+
+
+def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, labels, label_smoothing=0.3, reduction="none")
+
+
+def test_a_folder_names_the_runs_own_loss_and_takes_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The program of a bundle takes personal steps by it."""
+    fleet = fc.fleets.digits(devices=3)
+    run = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, model="digits-mlp", rounds=1, loss=smoothed)
+    place = run.save(tmp_path / "mine")
+    assert fc.load(place, loss=smoothed).export(tmp_path / "with", formats=()).program.own_loss
+    assert "own loss" not in caplog.text
+    assert not fc.load(place).export(tmp_path / "without", formats=()).program.own_loss
+    assert "own loss smoothed is not in" in caplog.text
+    assert "fc.load(folder, loss=smoothed)" in caplog.text
+    with pytest.raises(ConfigError, match="loss is smoothed, not CrossEntropyLoss"):
+        fc.load(place, loss=nn.CrossEntropyLoss())
+
+
+def test_a_loss_that_the_run_had_not_is_refused(place: Path) -> None:
+    with pytest.raises(ConfigError, match="trained on cross-entropy, and no loss of your own"):
+        fc.load(place, loss=smoothed)
+
+
+def test_targets_of_another_shape_than_the_outputs_are_kept(tmp_path: Path) -> None:
+    """A loss of the user's own may compare two outputs with one target."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    devices = {f"d{i}": (x[i::3], x[i::3, :1]) for i in range(3)}
+
+    def spread(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return ((outputs - targets) ** 2).sum(1)
+
+    method = fc.FedAvg(local_steps=1)
+    run = fc.simulate(method, fleet=fc.fleet(devices), model=lambda: nn.Linear(3, 2), rounds=1, loss=spread)
+    again = fc.load(run.save(tmp_path / "mine"), loss=spread)
+    assert again.export(tmp_path / "bundle", formats=()).program.truth == (1,)

@@ -165,6 +165,46 @@ def test_a_written_integer_buffer_is_refused_by_name() -> None:
         compile_small(PassCounting())
 
 
+class AskingForTheBatch(nn.Module):
+    """Normalises only what it can; `when`: whether it asks in training or in inference."""
+
+    def __init__(self, *, when: bool) -> None:
+        super().__init__()
+        self.norm, self.head, self.when = nn.BatchNorm1d(6), nn.Linear(6, 3), when
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training != self.when or x.shape[0] > 1:
+            x = self.norm(x) + 1
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Squeezing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x[:, None]).squeeze()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (AskingForTheBatch(when=True), "computes a batch of one sample in another way"),
+        (AskingForTheBatch(when=False), "answers one sample alone in another way"),
+        (Squeezing(), r"gives \(3,\) for one sample, expected \(1, 3\)"),
+    ],
+)
+def test_a_model_that_does_otherwise_with_one_sample_is_refused(module: nn.Module, told: str) -> None:
+    with pytest.raises(ProgramRefused, match=told) as refused:
+        compile_small(module)
+    assert "batch size" in refused.value.hint
+
+
+def test_a_model_that_always_normalises_has_a_program() -> None:
+    compile_small(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)))
+
+
 def test_a_model_whose_answers_depend_on_the_company_of_a_sample_is_refused() -> None:
     for seed in range(8):
         torch.manual_seed(seed)
