@@ -21,6 +21,7 @@ import numpy as np
 
 from edge_client.engines.base import FlatPorts, Rule, ports_by_role
 from edge_client.engines.frozen import open_frozen
+from edge_client.engines.malloc import keep_freed_memory
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
@@ -31,7 +32,7 @@ _LOADING = threading.RLock()  # torch.export.load keeps global state while it re
 
 
 def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> Pt2Engine:
-    """One graph per file; see engines/base.py for what it raises. torch applies `threads` to the whole process."""
+    """One graph per file; see engines/base.py for what it raises. `threads` and malloc's settings are the process's."""
     try:
         import torch
     except ImportError as missing:
@@ -39,6 +40,7 @@ def open_program(program: Program, files: Mapping[str, Path], *, threads: int, d
             f"torch cannot be imported: {missing}", hint="pip install torch, or use engine = 'onnx'"
         ) from missing
     torch.set_num_threads(threads)
+    keep_freed_memory()
     place = _place(device)
     with _LOADING:
         graphs = {name: load_graph(path, place) for name, path in files.items() if name != FROZEN}

@@ -15,12 +15,12 @@ import numpy as np
 
 from coordinator.strategies.base import Exchange
 from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.engines.malloc import trim_heap
 from edge_client.errors import ConfigError, ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Reply
 from edge_client.training.learner import Learner
 from emulator.engines.base import Recipe
-from emulator.engines.cpu.malloc import trim_heap
 from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.shared_matrix import open_shared_matrix
 from emulator.simulation import checkpoint

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
+from edge_client.engines.malloc import keep_freed_memory
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, Fit, Flat
 from edge_client.training.learner import TrainedModel, TrainingJob, weighted_batches
@@ -26,7 +27,6 @@ from edge_client.training.optimiser import rule_of
 from emulator.engines.cpu.flat import FlatModel, as_tensor
 from emulator.engines.cpu.fused_sgd import sgd_step
 from emulator.engines.cpu.inference import Inference
-from emulator.engines.cpu.malloc import keep_freed_memory
 from emulator.engines.cpu.samples import SampleCache
 from emulator.engines.cpu.steps import Step, autograd_step, record_step, sample_losses
 from emulator.engines.pickling import pickle_by_value

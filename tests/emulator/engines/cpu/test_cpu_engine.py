@@ -21,7 +21,6 @@ from edge_client.training.fit_probe import fit_result, make_job
 from emulator.engines.cpu import fused_sgd, inference, steps
 from emulator.engines.cpu.cpu_engine import cpu_recipe, prefers_channels_last
 from emulator.engines.cpu.flat import FlatModel
-from emulator.engines.cpu.malloc import keep_freed_memory
 from emulator.engines.cpu.recording import aten, record_operators
 from emulator.engines.cpu.samples import SampleCache
 from export.compiler.program import load_vector, make_source, vector_of
@@ -251,11 +250,6 @@ def test_batches_carry_weights_over_their_size_however_many_are_brought_together
             np.testing.assert_array_equal(x.numpy(), data.x[index])
             np.testing.assert_array_equal(y.numpy(), data.y[index])
             np.testing.assert_array_equal(q.numpy(), weights[index] / len(index))
-
-
-def test_keeping_freed_memory_changes_nothing_where_it_cannot_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
-    assert keep_freed_memory() is False
 
 
 @pytest.mark.parametrize("recording", [True, False])
