@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -137,10 +138,7 @@ class RemoteBoard:
 
     def _pipe(self, command: str, data: bytes) -> bytes:
         try:
-            done = subprocess.run(
-                ["ssh", "-C", "-o", "BatchMode=yes", self.host, command],
-                input=data, capture_output=True, check=False, timeout=SSH_TIMEOUT_S,
-            )  # fmt: skip
+            done = _run_fed(["ssh", "-C", "-o", "BatchMode=yes", self.host, command], data, timeout_s=SSH_TIMEOUT_S)
         except FileNotFoundError as missing:
             raise RuntimeMissing("ssh is not installed", hint="apt install openssh-client") from missing
         except subprocess.TimeoutExpired as slow:
@@ -150,6 +148,14 @@ class RemoteBoard:
             hint = f"`ssh {self.host}` must work without a password, and so must sudo there"
             raise NetworkError(f"{self.host}: {said[-1]}", hint=hint)
         return done.stdout
+
+
+def _run_fed(command: Sequence[str], data: bytes, *, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+    """Run a program with `data` as its input, from an unnamed file: `input=` writes 512 bytes at a time."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        return subprocess.run(command, stdin=file, capture_output=True, check=False, timeout=timeout_s)
 
 
 def check_board(board: BoardInfo, profile: BoardProfile, host: str, *, own_python: bool) -> None:

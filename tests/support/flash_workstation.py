@@ -64,7 +64,8 @@ class FlashSetup:
     def __init__(self, folder: Path, board: str = "raspberry-pi-5") -> None:
         self.folder, self.profile = folder, BOARD_PROFILES[board]
         self.keys = provisioned(folder / "keys").folder
-        self.cache = stocked(folder / "cache", self.profile)
+        for python in (self.profile.python, "3.11"):  # of a bundle, and of the boards that tests make
+            self.cache = stocked(folder / "cache", self.profile, python)
 
     def flash(self, *more: str, device: str = DEVICE) -> int:
         about = ["--board", self.profile.name, "--device-id", device, "--join", str(self.keys)]

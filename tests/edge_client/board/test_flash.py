@@ -93,13 +93,17 @@ def test_an_update_replaces_what_changed_removes_what_is_gone_and_keeps_the_stat
     assert desk.flash("--rootfs", str(card)) == 3
     assert stale.exists()
     assert "flash --update replaces it" in capsys.readouterr().err
-    locks = next((desk.cache / "locks").iterdir()).read_text()
-    pinned = json.dumps({"install": [_item(line) for line in locks.splitlines()]})
-    monkeypatch.setattr(wheels, "_pip", lambda *_: pinned)
+    monkeypatch.setattr(wheels, "_pip", lambda *_: resolved(desk))
     assert desk.flash("--rootfs", str(card), "--update") == 0
     assert "threads = 2" in (card / CONFIG_PATH[1:]).read_text()
     assert learned.read_text() == "learned"
     assert not stale.exists()
+
+
+def resolved(desk: FlashSetup) -> str:
+    """pip's report where nothing is newer than what is locked."""
+    locks = next((desk.cache / "locks").iterdir()).read_text()
+    return json.dumps({"install": [_item(line) for line in locks.splitlines()]})
 
 
 def test_a_board_of_another_device_is_not_offered_an_update_that_would_be_refused(
@@ -299,8 +303,9 @@ def test_a_bundle_says_which_python_it_is_for_and_how_to_change_it(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_broker_that_would_be_the_board_itself_is_warned_of_and_allowed(
-    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str], host: str
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
+    monkeypatch.setattr("edge_client.board.wheels._pip", lambda *_: resolved(desk))
     assert desk.flash("--rootfs", str(card), "--federation", f"mqtts://{host}:8883") == 0
     assert f"dial mqtts://{host}:8883, which is the board itself" in capsys.readouterr().err
     assert desk.flash("--rootfs", str(card), "--update") == 0
