@@ -142,10 +142,13 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
 def compile_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Test runs have a cache of compiled containers of their own, in .pytest_cache; --cache-clear empties it.
 
-    A file's name has the hash of the compiler's source in it, so that none is another compiler's. Tests of the compiler
-    and the demo compile all the same. Without pytest's cache (-p no:cacheprovider) a run begins with an empty folder.
+    COMPILED_CONTAINERS names another folder, as `.ci/run` does for all clones of a user. A file's name has the hash of
+    the compiler's source in it, so that none is another compiler's. Tests of the compiler and the demo compile all the
+    same. Without pytest's cache (-p no:cacheprovider) a run begins with an empty folder.
     """
-    if request.config.pluginmanager.has_plugin("cacheprovider"):
+    if named := os.environ.get("COMPILED_CONTAINERS"):
+        folder = Path(named)
+    elif request.config.pluginmanager.has_plugin("cacheprovider"):
         folder = request.config.cache.mkdir("fedcenters")
     else:
         base = tmp_path_factory.getbasetemp()
