@@ -16,6 +16,7 @@ from coordinator.runtime.exchange.exchange_driver import open_exchange
 from coordinator.runtime.exchange.live_exchange import HEARTBEAT_S, LiveExchange
 from coordinator.runtime.exchange.task_messages import prepare_tasks
 from coordinator.storage.exchange_store import ExchangeKey
+from coordinator.strategies.base import StreamingExchange
 from edge_client.protocol.blocks import Manifest, body_range, manifest_of, pack_block
 from edge_client.protocol.task import Reply
 from tests.support.virtual_federation import BALLAST, BLOCK
@@ -84,6 +85,19 @@ def test_a_task_says_how_much_time_is_left_and_comes_again_with_less_until_the_d
     coordinator.said()
     live.resend_task("d2")
     assert (coordinator.said(), live.wants("d2")) == ([], False)
+
+
+def test_a_method_that_streams_sees_each_reply_when_it_counts_and_once(
+    coordinator: WiredCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+    tasks = coordinator.tasks(KEY)
+    streamed = StreamingExchange(tasks, lambda who, reply: seen.append((who, reply.n)))
+    monkeypatch.setattr(coordinator, "tasks", lambda _: streamed)
+    asked(coordinator)
+    for cid, attempt in (("d1", 0), ("d0", 1), ("d1", 0)):
+        coordinator.announce(cid, attempt, KEY)
+    assert seen == [("d1", SAMPLES), ("d0", SAMPLES - 1)]
 
 
 def test_a_restart_goes_on_with_the_time_that_the_last_heartbeat_left(tmp_path: Path, clock: VirtualClock) -> None:
