@@ -122,7 +122,7 @@ class Dispatcher:
                 self._on_another_version(said, said.error)
             return
         known = cid in self.fleet.devices
-        if not self.fleet.update(cid, said.fields):
+        if not self.fleet.update(cid, said.fields, unix_ms=self._clock.unix_ms()):
             return
         self._log_device(cid, known=known)
         if self.fleet.devices[cid].is_online:

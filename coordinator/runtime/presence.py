@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_client.protocol.task import ClientId
 
+PLACE_KEPT_MS = 24 * 3_600_000  # of a device that is away: strangers who come and go push nobody out
 MAX_REPORTED_REFUSALS = 256  # devices; the file that `status` reads stays small
 
 
@@ -42,8 +43,8 @@ class DevicePresence:
 class FleetPresence:
     """Every device that announced itself, at most `limit`.
 
-    A newcomer beyond it takes the place of the device that has been away for the longest time. Where all are online, it
-    is only counted in `rejected`.
+    A newcomer beyond it takes the place of the device that has been away for the longest time, and for a day at least.
+    Where there is none, it is only counted in `rejected`.
     """
 
     limit: int
@@ -52,11 +53,14 @@ class FleetPresence:
     kinds: Counter[tuple[str, bool]] = field(default_factory=Counter)  # who is online with samples: engine, able
     heard: dict[ClientId, int] = field(default_factory=dict)  # unix time in ms of the last message of each device
 
-    def update(self, cid: ClientId, message: Mapping[str, Any]) -> bool:
-        """Apply one `st`; -> whether it changed anything. The will of an earlier connection changes nothing."""
+    def update(self, cid: ClientId, message: Mapping[str, Any], *, unix_ms: int = 0) -> bool:
+        """Apply one `st` that arrived at `unix_ms`; -> whether it changed anything.
+
+        The will of an earlier connection changes nothing.
+        """
         known = self.devices.get(cid)
         if message["s"] == "on":
-            if known is None and not self._has_room():
+            if known is None and not self._has_room(unix_ms):
                 self.rejected += 1
                 return False
             heard = _born(message)
@@ -70,16 +74,15 @@ class FleetPresence:
                 self.kinds[device.engine, device.able] += change
         return heard != known
 
-    def _has_room(self) -> bool:
+    def _has_room(self, unix_ms: int) -> bool:
         if len(self.devices) < self.limit:
             return True
-        away = min(
-            (c for c, d in self.devices.items() if not d.is_online), key=lambda c: self.heard.get(c, 0), default=None
-        )
-        if away is None:
+        away = (cid for cid, device in self.devices.items() if not device.is_online)
+        longest = min(away, key=lambda cid: self.heard.get(cid, 0), default=None)
+        if longest is None or unix_ms - self.heard.get(longest, 0) < PLACE_KEPT_MS:
             return False
-        del self.devices[away]
-        self.heard.pop(away, None)
+        del self.devices[longest]
+        self.heard.pop(longest, None)
         return True
 
     def mark_heard(self, cid: ClientId, unix_ms: int) -> None:

@@ -80,7 +80,7 @@ class Mixing(nn.Module):
 
 
 class StackBranching(nn.Module):
-    """Looks at its numbers to decide what to do."""
+    """Looks at its weights to decide what to do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class StackBranching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(x)
-        return out if bool(out.sum() > 0) else -out
+        return out if bool(self.head.weight.sum() > 0) else -out
 
 
 def made(make: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> Model:

@@ -52,20 +52,19 @@ def test_beyond_the_limit_a_stranger_costs_one_counter() -> None:
 
 
 def test_a_newcomer_takes_the_place_of_the_device_that_has_been_away_for_the_longest_time() -> None:
-    fleet = FleetPresence(limit=3)
+    fleet, day_ms = FleetPresence(limit=3), 24 * 3_600_000
     for unix_ms, cid in enumerate(("here", "gone", "asleep")):
         fleet.update(cid, born(1))
         fleet.mark_heard(cid, unix_ms)
+    assert not fleet.update("new", born(1), unix_ms=3 * day_ms)  # all are online
     fleet.update("asleep", {"s": "sleep", "bd": 1})
     fleet.update("gone", {"s": "off", "bd": 1})
-    assert fleet.update("new", born(1))
-    assert (sorted(fleet.devices), sorted(fleet.heard), fleet.rejected) == (
-        ["asleep", "here", "new"],
-        ["asleep", "here"],
-        0,
-    )
-    assert not fleet.update("stranger", {"s": "off", "bd": 1})
+    assert not fleet.update("new", born(1), unix_ms=day_ms)  # not for a day yet
+    assert fleet.update("new", born(1), unix_ms=day_ms + 1)
+    assert (sorted(fleet.devices), sorted(fleet.heard)) == (["asleep", "here", "new"], ["asleep", "here"])
+    assert not fleet.update("stranger", {"s": "off", "bd": 1}, unix_ms=3 * day_ms)
     assert sorted(fleet.devices) == ["asleep", "here", "new"]
+    assert fleet.rejected == 2
 
 
 @given(st.lists(st.floats(0, 1, allow_nan=False), max_size=300))
