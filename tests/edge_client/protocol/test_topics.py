@@ -108,6 +108,7 @@ def test_filters_are_the_fewest_that_cover_a_role_with_what_is_retained_for_devi
         "fc/v1/demo/in/0/#",
         "fc/v1/demo/in/1/#",
     )
+    assert DEMO.coordinator_filters() == DEMO.coordinator_filters(1)
     assert DEMO.client_id("dev-1") == "demo.dev-1"
 
 

@@ -167,6 +167,8 @@ ZERO = [[0.0, 0.0], [0.0, 0.0]]
         (moments([1, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1]]), True),
         (moments([1, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1 - 1e-10]]), True),  # rounding
         (moments([1, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1 - 1e-8]]), False),
+        (moments([1, 0], [[0.01, 0], [0, 0]], [[1e-4 - 5e-10, 0], [0, 0]]), True),  # as for scores of 1
+        (moments([1, 0], [[1e3, 0], [0, 0]], [[1e6 - 1e-4, 0], [0, 0]]), True),  # as far as their squares go
         (moments([4, 0], [[2, 2], [0, 0]], [[2, 2.5], [2.5, 2]]), False),  # each score could be, not both
         (moments([-1, 2], ZERO, [[9, 0], [0, 9]]), False),
     ],
