@@ -43,7 +43,8 @@ CONSTANTS = _names(
 
 # What torch itself does in one pass: a .pt2 file's step keeps it, other files have formulas in its place.
 TORCH_ALONE = _names("""
-    _native_batch_norm_legit_functional avg_pool2d_backward convolution_backward max_pool2d_with_indices_backward
+    _native_batch_norm_legit_functional addcmul avg_pool2d_backward convolution_backward
+    max_pool2d_with_indices_backward
     native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
 """)
 

@@ -186,6 +186,14 @@ def isnan(x: Tensor) -> Tensor:
     return torch.ne(x, x)
 
 
+def addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: float = 1) -> Tensor:
+    """The sum x + value * first * second, without a product with 1 or -1."""
+    product = first * second
+    if value in (1, -1):
+        return x + product if value == 1 else x - product
+    return x + product * value
+
+
 def nothing(*_: object, **__: object) -> None:
     """A check of torch's own that no graph needs."""
 
@@ -221,6 +229,7 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten.native_group_norm_backward.default: group_norm_backward,
     aten.add.Tensor: add,
     aten.sub.Tensor: sub,
+    aten.addcmul.default: addcmul,
     aten.cat.default: cat,
     aten.eye.default: eye,
     aten.eye.m: eye,
