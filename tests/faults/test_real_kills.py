@@ -18,6 +18,7 @@ from tests.support.virtual_federation import TOPICS, Federation
 
 pytestmark = pytest.mark.broker
 
+MOST_SCENES = 3  # a busy machine may hear of the moment when the last round is over
 MOMENTS = {  # (kind of the topic, which of them, kind of the message)
     "a task goes out": ("t", 1, "task"),
     "a download is under way": ("b", 20, ""),
@@ -52,17 +53,22 @@ def test_whoever_is_killed_in_the_middle_of_a_round_it_ends_with_the_same_bits(
     tmp_path: Path, undisturbed: Federation, victims: str, moment: str, *, persistent: bool
 ) -> None:
     kind, count, says = MOMENTS[moment]
-    with scene(tmp_path, persistent=persistent) as (here, spy):
-        here.start("coordinator")
-        here.start("devices")
-        here.listen_until(spy, nth(kind, count, says=says))
-        for victim in victims.split():
-            here.kill(victim)
-        assert len(here.rounds()) < ROUNDS
-        for victim in sorted(victims.split()):  # the broker first: a coordinator does not start without one
-            here.start(victim)
-        here.listen_until(spy, nth("cat", 1))
-    assert here.outcome() == undisturbed.outcome()
+    for scene_number in range(MOST_SCENES):
+        (folder := tmp_path / str(scene_number)).mkdir()
+        with scene(folder, persistent=persistent) as (here, spy):
+            here.start("coordinator")
+            here.start("devices")
+            here.listen_until(spy, nth(kind, count, says=says))
+            for victim in victims.split():
+                here.kill(victim)
+            if len(here.rounds()) == ROUNDS:
+                continue
+            for victim in sorted(victims.split()):  # the broker first: a coordinator does not start without one
+                here.start(victim)
+            here.listen_until(spy, nth("cat", 1))
+        assert here.outcome() == undisturbed.outcome()
+        return
+    pytest.fail(f"each of {MOST_SCENES} runs was over before {victims} could be killed")
 
 
 def test_links_that_break_in_the_middle_of_a_block_go_on_where_they_were(
