@@ -30,7 +30,7 @@ def test_the_page_shows_every_picture_and_has_the_numbers_of_every_paper() -> No
     ("draw", "picture", "kept", "panel", "line"),
     [
         (fesem.accuracy, "fesem-accuracy", "fesem-table2/mnist-writers-fesem-k4-r30-s0-c87df40833", 0, 2),
-        (wecfl.curves, "wecfl-methods", "wecfl-table2/cifar10-wecfl-k10-r100-s0-b47947053a", 0, 2),
+        (wecfl.curves, "wecfl-methods", "wecfl-table2/cifar10-wecfl-k10-r100-s0-b47947053a", 0, 3),
         (wecfl.curves, "wecfl-counts", "wecfl-table2/fashion-mnist-wecfl-k5-r100-s0-066553b91c", 1, 1),
     ],
     ids=["FeSEM(4)", "WeCFL on CIFAR-10", "WeCFL with five centers"],

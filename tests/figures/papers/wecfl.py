@@ -67,7 +67,7 @@ def _labels(axes: Axes, *, title: str, labels: Mapping[str, Sequence[int]], grou
 
 def curves() -> Drawn:
     """Figures 2 and 3: methods on CIFAR-10, and numbers of centers on Fashion-MNIST."""
-    rows = ["FedAvg", "FeSEM, K = 10", "WeCFL, K = 10"]
+    rows = ["FedAvg", "IFCA, K = 10", "FeSEM, K = 10", "WeCFL, K = 10"]
     methods = {
         title: kept_curves("wecfl-table2", KEPT_ROUNDS, [(CIFAR, row) for row in rows], quantity)
         for title, quantity in (("Accuracy", "accuracy"), ("F1 of devices", "f1-of-devices"))
