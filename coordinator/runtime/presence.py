@@ -12,7 +12,8 @@ from typing import Any
 
 from edge_client.protocol.task import ClientId
 
-PLACE_KEPT_MS = 24 * 3_600_000  # of a device that is away: strangers who come and go push nobody out
+PLACE_KEPT_MS = 24 * 3_600_000  # of a device that is away: strangers who come and go take no place of others
+LOOK_EVERY_MS = 60_000  # for a device that makes room, which goes over the whole fleet
 MAX_REPORTED_REFUSALS = 256  # devices; the file that `status` reads stays small
 
 
@@ -52,6 +53,7 @@ class FleetPresence:
     rejected: int = 0
     kinds: Counter[tuple[str, bool]] = field(default_factory=Counter)  # who is online with samples: engine, able
     heard: dict[ClientId, int] = field(default_factory=dict)  # unix time in ms of the last message of each device
+    looked_ms: int = -LOOK_EVERY_MS  # when no device could make room
 
     def update(self, cid: ClientId, message: Mapping[str, Any], *, unix_ms: int = 0) -> bool:
         """Apply one `st` that arrived at `unix_ms`; -> whether it changed anything.
@@ -77,9 +79,12 @@ class FleetPresence:
     def _has_room(self, unix_ms: int) -> bool:
         if len(self.devices) < self.limit:
             return True
+        if unix_ms - self.looked_ms < LOOK_EVERY_MS:
+            return False
         away = (cid for cid, device in self.devices.items() if not device.is_online)
         longest = min(away, key=lambda cid: self.heard.get(cid, 0), default=None)
         if longest is None or unix_ms - self.heard.get(longest, 0) < PLACE_KEPT_MS:
+            self.looked_ms = unix_ms
             return False
         del self.devices[longest]
         self.heard.pop(longest, None)

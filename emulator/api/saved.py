@@ -243,11 +243,10 @@ def _own_loss(place: Path, called: str | None, given: LossFunction | None, *, in
     if given is None and called is not None:
         log.warning(
             "the run's own loss %s is not in %s: an exported program has %s in its place, also for personal steps. "
-            "Give it: fc.load(folder, loss=%s)",
+            "Give it: fc.load(folder, loss=...)",
             called,
             place,
             instead,
-            called,
         )
     return given
 

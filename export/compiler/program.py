@@ -414,7 +414,9 @@ def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: 
             f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {MAX_RELATIVE_DIFFERENCE:.0e}",
             hint=f"leave {engine} out of the engines and report the model",
         )
-    if size == "any" and one_sample_differs(source, engine, files["step"]):
+    with refusal_context(source, engine):
+        differs = size == "any" and one_sample_differs(source, engine, files["step"])
+    if differs:
         raise ProgramRefused(
             f"model {source.name!r} computes a batch of one sample in another way than larger ones, and no program can",
             hint=ONE_SAMPLE,

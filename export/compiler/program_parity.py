@@ -95,7 +95,8 @@ def max_difference(  # noqa: PLR0913 - what is compared
 def one_sample_differs(source: TraceSource, engine: str, file: bytes) -> bool:
     """Whether a step on one sample has another loss than torch's: a trace does not see the size that Python asks for.
 
-    A loss that a few roundings move in torch, as behind norms of few values, says nothing and counts as the same.
+    A loss that a few roundings move in torch, as behind norms of few values, says nothing and counts as the same; so
+    does a model that takes no such batch in training.
     """
     args = example_inputs(source, "step", 1, 1)
     place = [p.name for p in function_ports(source, "step").outputs].index("loss")
@@ -103,7 +104,10 @@ def one_sample_differs(source: TraceSource, engine: str, file: bytes) -> bool:
     def loss(outputs: Sequence[Array]) -> list[Array]:
         return [outputs[place]]
 
-    expected = loss(torch_outputs(source, "step", args))
+    try:
+        expected = loss(torch_outputs(source, "step", args))
+    except Exception:  # noqa: BLE001 - whatever the model raises
+        return False
     (found,) = output_differences(loss(run_container(engine, file, source, "step", args)), expected)
     if found <= MAX_TORCH_ERROR:
         return False

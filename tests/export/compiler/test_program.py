@@ -201,8 +201,18 @@ def test_a_model_that_does_otherwise_with_one_sample_is_refused(module: nn.Modul
     assert "batch size" in refused.value.hint
 
 
-def test_a_model_that_always_normalises_has_a_program() -> None:
-    compile_small(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)))
+class TakingTwo(nn.Linear):
+    """Trains on no batch of one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and x.shape[0] < 2:
+            raise ValueError("two samples at least")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), TakingTwo(6, 3)])
+def test_a_model_that_always_normalises_has_a_program_and_so_has_one_that_refuses_one_sample(module: nn.Module) -> None:
+    compile_small(module)
 
 
 def test_a_model_whose_answers_depend_on_the_company_of_a_sample_is_refused() -> None:
