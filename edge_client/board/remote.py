@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_client.board.board_files import MANIFEST_PATH, BoardFile
 from edge_client.board.profiles import BoardProfile, check_machine, check_python_of
 from edge_client.board.systemd_unit import CONFIG_PATH, INSTALL_FOLDER, SERVICE_NAME
-from edge_client.board.targets import UPDATE_HINT, make_archive, owner_of
+from edge_client.board.targets import UPDATE_HINT, make_archive, owner_of, run_fed
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 
 HOST_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:\[\]%-]{0,254}")  # never an option of ssh
@@ -138,7 +137,8 @@ class RemoteBoard:
 
     def _pipe(self, command: str, data: bytes) -> bytes:
         try:
-            done = _run_fed(["ssh", "-C", "-o", "BatchMode=yes", self.host, command], data, timeout_s=SSH_TIMEOUT_S)
+            asked = ["ssh", "-C", "-o", "BatchMode=yes", self.host, command]
+            done = run_fed(asked, data, capture_output=True, check=False, timeout=SSH_TIMEOUT_S)
         except FileNotFoundError as missing:
             raise RuntimeMissing("ssh is not installed", hint="apt install openssh-client") from missing
         except subprocess.TimeoutExpired as slow:
@@ -148,14 +148,6 @@ class RemoteBoard:
             hint = f"`ssh {self.host}` must work without a password, and so must sudo there"
             raise NetworkError(f"{self.host}: {said[-1]}", hint=hint)
         return done.stdout
-
-
-def _run_fed(command: Sequence[str], data: bytes, *, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
-    """Run a program with `data` as its input, from an unnamed file: `input=` writes 512 bytes at a time."""
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.seek(0)
-        return subprocess.run(command, stdin=file, capture_output=True, check=False, timeout=timeout_s)
 
 
 def check_board(board: BoardInfo, profile: BoardProfile, host: str, *, own_python: bool) -> None:

@@ -11,8 +11,10 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from edge_client.board.board_files import MANIFEST_PATH, BoardFile
 from edge_client.board.profiles import MACHINES, BoardProfile, check_machine, check_python_of
@@ -120,10 +122,18 @@ def write_archive(path: Path, entries: Sequence[BoardFile]) -> None:
         if shutil.which("zstd") is None:
             raise RuntimeMissing("zstd is not installed", hint="apt install zstd, or name the file .tar")
         # One thread: with more, the frames depend on timing.
-        data = subprocess.run(["zstd", "-q", "-10", "-T1", "-c"], input=data, stdout=subprocess.PIPE, check=True).stdout
+        data = run_fed(["zstd", "-q", "-10", "-T1", "-c"], data, stdout=subprocess.PIPE, check=True).stdout
     elif not path.name.endswith(".tar"):
         raise ConfigError(f"{path} is no archive's name", hint="--bundle FILE.tar.zst or FILE.tar")
     write_private_file(path, data)  # it may hold a key
+
+
+def run_fed(command: Sequence[str], data: bytes, **how: Any) -> subprocess.CompletedProcess[bytes]:  # noqa: ANN401 - of `subprocess.run`
+    """Run a program with `data` as its input, from an unnamed file: `input=` writes 512 bytes at a time."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        return subprocess.run(command, stdin=file, **how)  # noqa: PLW1510 - `how` says whether it is checked
 
 
 def make_archive(entries: Sequence[BoardFile]) -> bytes:

@@ -50,15 +50,14 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference, one_sample_differs
-from export.compiler.signatures.choose_output import choose_output, refuse_several_outputs
+from export.compiler.signatures.answers import ONE_SAMPLE, check_answers
+from export.compiler.signatures.choose_output import choose_output
 from export.compiler.signatures.lasting_state import check_repeats, refuse_unheld, warn_of_evaluation_mode
 from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
-from export.diagnostics import first_sentence
 
 ENGINES = ("onnx", "litert", "pt2")
 HALVES = (torch.float16, torch.bfloat16)
-ONE_SAMPLE = "ask for no batch size in forward (x.shape[0], len(x)), and name the axes of squeeze()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +205,8 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         frozen=stored,
         parts=parts,
     )
-    found = _check_answers(source, None if target is None else tuple(target))
+    samples, expected = example_inputs(source, "infer", 3)[-1], None if target is None else tuple(target)
+    found = check_answers(source.name, source.module.eval(), samples, expected, limit=MAX_RELATIVE_DIFFERENCE)
     if own_loss is not None and loss == "squared-error":
         word, shape = loss_of_targets(name, found, own_targets)
         source = replace(source, target=found, loss=word, own_targets=shape)
@@ -235,69 +235,6 @@ def _check_own_loss(source: TraceSource) -> None:
         *_, x, y = example_inputs(source, "evaluate", 3)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             check_own_loss(source.own_loss, source.module.eval()(x), y, labels=source.has_labels)
-
-
-def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Check that a sample's output does not depend on the other samples, as devices pad batches when they evaluate.
-
-    Returns the shape of one output.
-    """
-    samples = example_inputs(source, "infer", 3)[-1]
-    network = source.module.eval()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            out, others = (
-                network(samples[:2]),
-                network(samples),
-            )  # three: of two samples batch norm leaves only the signs
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
-        raise ProgramRefused(
-            f"model {source.name!r} does not take samples of shape {source.input}: {first_sentence(wrong)}",
-            hint="check the model's input shape",
-        ) from wrong
-    refuse_several_outputs(source.name, out)
-    if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
-        told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ProgramRefused(
-            f"model {source.name!r} gives {told} for 2 samples, expected one tensor of (2, ...)",
-            hint="a training program needs one row of logits or targets per sample",
-        )
-    target = tuple(out.shape[1:])
-    if expected is not None and target != expected:
-        raise ProgramRefused(
-            f"model {source.name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
-            hint="give the shape of its output for one sample",
-        )
-    if not bool(torch.isfinite(out).all()):
-        raise ProgramRefused(
-            f"model {source.name!r} gives values that are not finite, in {source.dtype}, for samples drawn at random",
-            hint="a mask must not overflow in float64, in which programs are compared, and a logarithm needs a bound",
-        )
-    if not float((out[1] - others[1]).abs().max()) <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(out.abs().max())):
-        raise ProgramRefused(
-            f"model {source.name!r} answers a sample differently in other company, even in inference mode",
-            hint="let batch norm keep running statistics (track_running_stats=True), and draw nothing at random",
-        )
-    _check_one_answer(source, samples[:1], out[:1])
-    return target
-
-
-def _check_one_answer(source: TraceSource, sample: Tensor, expected: Tensor) -> None:
-    """Check that inference on one sample alone gives what it gives among others: a trace knows no batch of one."""
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            found = source.module.eval()(sample)
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
-        raise ProgramRefused(
-            f"model {source.name!r} does not take a batch of one sample: {first_sentence(wrong)}", hint=ONE_SAMPLE
-        ) from wrong
-    if found.shape != expected.shape:
-        raise ProgramRefused(
-            f"model {source.name!r} gives {tuple(found.shape)} for one sample, expected {tuple(expected.shape)}",
-            hint=ONE_SAMPLE,
-        )
-    if not float((found - expected).abs().max()) <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(expected.abs().max())):
-        raise ProgramRefused(f"model {source.name!r} answers one sample alone in another way", hint=ONE_SAMPLE)
 
 
 def _check_constants(source: TraceSource) -> None:

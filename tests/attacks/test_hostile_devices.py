@@ -302,6 +302,25 @@ def test_thousands_of_unknown_devices_cost_counters_and_a_few_answers(coordinato
     assert len(coordinator.store.events.lines()) <= LIMIT
 
 
+def test_what_is_kept_of_devices_that_left_for_good_is_bounded_by_the_fleets_limit(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    here = WiredCoordinator(tmp_path, clock, BALLAST, 4)
+    dispatcher = here.dispatcher
+    for generation in range(4):
+        clock.time_s += 25 * 3600
+        for number in range(LIMIT):
+            cid = f"leaving-{generation}-{number}"
+            here.hear(cid, "st", s="on", bd=1, caps={"engine": "onnx", "n": 9})
+            here.hear(cid, "get", sha256="0" * 64, block=4096, at=[[0, 1]])
+            here.hear(cid, "served", center=0, sha256="0" * 64, n=9, metrics={})
+            here.hear(cid, "st", s="off", bd=1)
+        assert len(dispatcher.fleet.devices) == LIMIT
+        assert len(dispatcher._buckets) <= 2 * LIMIT
+        assert len(dispatcher.catalog._buckets) <= 2 * LIMIT
+    assert sum(cid.startswith("leaving-3-") for cid in dispatcher.fleet.devices) >= LIMIT - len(DEVICES)
+    here.store.close()
+
+
 @pytest.mark.parametrize(
     "topic",
     [

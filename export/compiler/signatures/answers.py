@@ -1,0 +1,77 @@
+"""What a module answers in inference mode: one row for each sample, the same whatever is beside it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from edge_client.errors import ProgramRefused
+from export.compiler.signatures.choose_output import refuse_several_outputs
+from export.diagnostics import first_sentence
+
+ONE_SAMPLE = "ask for no batch size in forward (x.shape[0], len(x)), and name the axes of squeeze()"
+
+
+def check_answers(
+    name: str, network: nn.Module, samples: Tensor, expected: tuple[int, ...] | None, *, limit: float
+) -> tuple[int, ...]:
+    """Check that a sample's output does not depend on the other samples, as devices pad batches when they evaluate.
+
+    `network` is in inference mode; `samples` are three; answers may differ by `limit`, relative to the largest. Returns
+    the shape of one output.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            out, others = (
+                network(samples[:2]),
+                network(samples),
+            )  # three: of two samples batch norm leaves only the signs
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
+        raise ProgramRefused(
+            f"model {name!r} does not take samples of shape {tuple(samples.shape[1:])}: {first_sentence(wrong)}",
+            hint="check the model's input shape",
+        ) from wrong
+    refuse_several_outputs(name, out)
+    if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
+        told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ProgramRefused(
+            f"model {name!r} gives {told} for 2 samples, expected one tensor of (2, ...)",
+            hint="a training program needs one row of logits or targets per sample",
+        )
+    target = tuple(out.shape[1:])
+    if expected is not None and target != expected:
+        raise ProgramRefused(
+            f"model {name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
+            hint="give the shape of its output for one sample",
+        )
+    if not bool(torch.isfinite(out).all()):
+        dtype = str(out.dtype).removeprefix("torch.")
+        raise ProgramRefused(
+            f"model {name!r} gives values that are not finite, in {dtype}, for samples drawn at random",
+            hint="a mask must not overflow in float64, in which programs are compared, and a logarithm needs a bound",
+        )
+    if not float((out[1] - others[1]).abs().max()) <= limit * max(1.0, float(out.abs().max())):
+        raise ProgramRefused(
+            f"model {name!r} answers a sample differently in other company, even in inference mode",
+            hint="let batch norm keep running statistics (track_running_stats=True), and draw nothing at random",
+        )
+    _check_one_answer(name, network, samples[:1], out[:1], limit=limit)
+    return target
+
+
+def _check_one_answer(name: str, network: nn.Module, sample: Tensor, expected: Tensor, *, limit: float) -> None:
+    """Check that inference on one sample alone gives what it gives among others: a trace knows no batch of one."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            found = network(sample)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
+        raise ProgramRefused(
+            f"model {name!r} does not take a batch of one sample: {first_sentence(wrong)}", hint=ONE_SAMPLE
+        ) from wrong
+    if found.shape != expected.shape:
+        raise ProgramRefused(
+            f"model {name!r} gives {tuple(found.shape)} for one sample, expected {tuple(expected.shape)}",
+            hint=ONE_SAMPLE,
+        )
+    if not float((found - expected).abs().max()) <= limit * max(1.0, float(expected.abs().max())):
+        raise ProgramRefused(f"model {name!r} answers one sample alone in another way", hint=ONE_SAMPLE)
