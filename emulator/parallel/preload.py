@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gc
 
-import torch._inductor  # noqa: F401 - torch loads it when it first records a step
-
 import emulator.engines.registry
 import emulator.parallel.worker  # noqa: F401 - the loop of a worker
 

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import RANDOM
 from export.compiler.program_functions import TraceSource, call_module, tensors_of
 from export.compiler.random_ops import COVERED_OPERATORS
 from export.diagnostics import first_sentence
+from export.dispatch_mode import PlainDispatchMode
 
 TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 OVERRIDES = ("label_losses.py", "fourier.py", "short_time.py", "matrices.py", "picks.py")
@@ -112,7 +112,7 @@ def _watch_pass(source: TraceSource, batch: int) -> _Watch:
     return watch
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
+class _Watch(PlainDispatchMode):
     """Records which layers call which operator, and what random operators draw.
 
     `seen`: operator -> "name (Class) at file:line".

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_client.errors import ProgramRefused
+from export.dispatch_mode import PlainDispatchMode
 
 aten = torch.ops.aten
 UNIFORM_STEPS = 2**24  # a number is k / UNIFORM_STEPS with an integer k from 0 to UNIFORM_STEPS - 1
@@ -67,7 +67,7 @@ COVERED_OPERATORS = frozenset(
 )
 
 
-class NoiseReader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
+class NoiseReader(PlainDispatchMode):
     """A context in which random operators read `noise` [batch, numbers per sample], from left to right.
 
     The draws whose numbers are in `shared`, counted from 0, belong to no sample, as a mask of weights: they read the

@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_symbols
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Port
@@ -99,6 +98,8 @@ def _traced(
 
     `args`: ports, then constants. `dynamic`: ports whose "batch" stays a symbol; none for a fixed batch.
     """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # and sympy: not before a model is compiled
+
     fake = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True)
     mine = [_fake(fake, a, dynamic[i].shape if i < len(dynamic) else ()) for i, a in enumerate(args)]
     with fake, enable_python_dispatcher(), tracing_context():
@@ -115,6 +116,8 @@ def _traced(
 
 def _check_batch(source: TraceSource, ports: Sequence[Port], traced: Sequence[Tensor]) -> None:
     """Refuse a graph in which the batch has become a plain number: it would be wrong for every other one."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
     for port, value in zip(ports, traced, strict=False):
         if any(d == "batch" and not free_symbols(n) for d, n in zip(port.shape, value.shape, strict=True)):
             raise one_size_only(source)
@@ -144,6 +147,8 @@ def _own_tensors(traced: fx.GraphModule, fake: FakeTensorMode) -> list[Tensor]:
 
 
 def _fake(mode: FakeTensorMode, value: Tensor, shape: Sequence[Any]) -> Tensor:
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
     kinds = [DimDynamic.DUCK if d == "batch" else DimDynamic.STATIC for d in shape]  # one symbol for all ports
     context: Any = StatelessSymbolicContext(dynamic_sizes=kinds) if "batch" in shape else None
     return mode.from_tensor(value, static_shapes=context is None, symbolic_context=context)

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from edge_client.protocol.task import Flat
 from emulator.engines.cpu.flat import FlatModel
+from emulator.engines.cpu.operator_log import SHAPE
 from emulator.engines.cpu.recording import aten, compile_graph, drop_unread, is_call, is_mutating, record_operators
 from emulator.engines.cpu.samples import TorchSamples
 from export.compiler.program_functions import TraceSource, call_module
@@ -95,7 +96,7 @@ def _folded(
     args: Any = layer.args
     if is_call(layer, aten.convolution.default) and not args[6]:
         x, weight, bias, *rest = args
-        axes: list[int] = [-1, *[1] * (len(weight.meta["val"].shape) - 1)]
+        axes: list[int] = [-1, *[1] * (len(weight.meta[SHAPE]) - 1)]
     elif is_call(layer, aten.addmm.default) and not layer.kwargs:
         bias, x, weight = args
         axes, rest = [1, -1], []

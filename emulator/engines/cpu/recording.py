@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
+from emulator.engines.cpu.operator_log import SHAPE, DependsOnValuesError, constant, log_operators
 from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.forward_overrides import ForwardOverrides
 from export.diagnostics import quiet_warnings
@@ -25,23 +25,38 @@ VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.defa
 
 def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
     """The operators that `function` calls for tensors of these sizes and strides, whatever their values are."""
-    with (
-        quiet_warnings(),
-        torch.enable_grad(),
-        batch_norm_of_one_value(),
-        ForwardOverrides(),
-        _PlainLstm(),
-        rare_collection(),  # the first record imports a thousand modules of torch
-    ):
-        recorded = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
-    graph = recorded.graph
-    _keep_constants(recorded)
+    with quiet_warnings(), torch.enable_grad(), batch_norm_of_one_value(), ForwardOverrides(), _PlainLstm():
+        try:
+            graph = log_operators(function, given)
+        except DependsOnValuesError:  # text libraries ask for no value of a tensor that has none
+            graph = _traced_operators(function, given)
     graph.set_codegen(fx.graph.CodeGen())  # plain positional arguments
     for node in graph.nodes:
         same = _same(node)
         if same is not None:
             node.replace_all_uses_with(same)
     drop_unread(graph)
+    return graph
+
+
+def _traced_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
+    """As log_operators, on torch's fake tensors, which takes seconds the first time: torch imports its compiler."""
+    with rare_collection():
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        recorded = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    graph = recorded.graph
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if isinstance(value, Tensor):
+            node.meta[SHAPE] = tuple(value.shape)
+        held = getattr(recorded, node.target, None) if node.op == "get_attr" else None
+        if isinstance(held, Tensor):  # one that the function made from numbers
+            with graph.inserting_before(node):
+                made = graph.call_function(constant(held))
+            made.meta = node.meta
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
     return graph
 
 
@@ -62,25 +77,6 @@ class _PlainLstm(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         with torch.backends.mkldnn.flags(enabled=False):
             return func(*args, **(kwargs or {}))
-
-
-def _keep_constants(recorded: fx.GraphModule) -> None:
-    """Turn each tensor that the function made from numbers into a call, so that the graph needs no module around it."""
-    for node in list(recorded.graph.nodes):
-        value = getattr(recorded, node.target, None) if node.op == "get_attr" else None
-        if isinstance(value, Tensor):
-            with recorded.graph.inserting_before(node):
-                made = recorded.graph.call_function(_constant(value))
-            made.meta = node.meta
-            node.replace_all_uses_with(made)
-            recorded.graph.erase_node(node)
-
-
-def _constant(value: Tensor) -> Callable[[], Tensor]:
-    def constant() -> Tensor:
-        return value
-
-    return constant
 
 
 def drop_unread(graph: fx.Graph) -> None:
@@ -117,7 +113,8 @@ def _node(argument: object) -> fx.Node:
 
 
 def _shape(node: object) -> tuple[int, ...]:
-    return tuple(_node(node).meta["val"].shape)
+    shape: tuple[int, ...] = _node(node).meta[SHAPE]
+    return shape
 
 
 def is_mutating(node: fx.Node) -> bool:

@@ -11,6 +11,7 @@ directly to the gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -82,7 +83,8 @@ def record_step(source: TraceSource, model: FlatModel, x: Tensor, y: Tensor, noi
         trained = [state[name].requires_grad_() for name in source.params]
         out, after = _forward(source, model, state, x, noise)
         losses = sample_losses(source, out, y)
-        gradients = torch.autograd.grad(losses, trained, q, allow_unused=True)
+        number = _WithGradient.apply(losses, q)  # type: ignore[no-untyped-call]
+        gradients = torch.autograd.grad(number, trained, allow_unused=True)
         written = [after[name] if after[name] is not state[name] else None for name in source.buffers]
         return (losses, *gradients, *written)
 
@@ -97,6 +99,20 @@ def record_step(source: TraceSource, model: FlatModel, x: Tensor, y: Tensor, noi
         return losses
 
     return played
+
+
+class _WithGradient(torch.autograd.Function):
+    """A number whose gradient in `losses` is `q`. Given to autograd itself, q makes it import sympy (torch 2.13)."""
+
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, q: Tensor) -> Tensor:  # noqa: ANN401 - torch's
+        ctx.save_for_backward(q)
+        return losses.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - torch's
+        (q,) = ctx.saved_tensors
+        return q, None
 
 
 def _forward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,23 @@ def compile_small(**changes: Any) -> CompilerOutput:  # noqa: ANN401 - small's o
     return compile_program(small(**changes), (6,), engines=("pt2",))
 
 
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[CompilerOutput, Path]:
+    """What compile_small() gives from an empty cache, and that cache."""
+    cache = tmp_path_factory.mktemp("once")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCENTERS_CACHE", str(cache))
+        return compile_small(), cache
+
+
+@pytest.fixture
+def first(compiled_once: tuple[CompilerOutput, Path], folder: Path) -> CompilerOutput:
+    """What has been compiled; its containers are in the test's own cache."""
+    made, cache = compiled_once
+    shutil.copytree(cache, folder.parent)
+    return made
+
+
 @pytest.fixture
 def no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> bytes:
@@ -52,33 +70,27 @@ def no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "to_pt2", refuse)
 
 
-def test_the_same_model_is_exported_once(request: pytest.FixtureRequest) -> None:
-    first = compile_small()
-    request.getfixturevalue("no_exporter")
+def test_the_same_model_is_exported_once(first: CompilerOutput, no_exporter: None) -> None:
     again = compile_small()
     assert (again.program, again.files) == (first.program, first.files)
 
 
-def test_trained_weights_are_no_part_of_a_container(request: pytest.FixtureRequest) -> None:
-    first = compile_small(seed=1)
-    request.getfixturevalue("no_exporter")
+def test_trained_weights_are_no_part_of_a_container(first: CompilerOutput, no_exporter: None) -> None:
     assert compile_small(seed=2).files == first.files
 
 
+@pytest.mark.usefixtures("first", "no_exporter")
 @pytest.mark.parametrize("change", [{"constant": 0.25}, {}])
 def test_other_constants_and_other_converters_are_compiled_anew(
-    change: dict[str, float], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    change: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_small()
-    request.getfixturevalue("no_exporter")
     if not change:
         monkeypatch.setattr(container_cache, "_version", lambda package: f"another {package}")
     with pytest.raises(RuntimeError, match="a container is exported"):
         compile_small(**change)
 
 
-def test_a_damaged_entry_is_compiled_anew(folder: Path) -> None:
-    first = compile_small()
+def test_a_damaged_entry_is_compiled_anew(first: CompilerOutput, folder: Path) -> None:
     for entry in cache_entries(folder):
         entry.write_bytes(entry.read_bytes()[:-1] + b"!")
     assert compile_small().files == first.files
@@ -97,8 +109,8 @@ def test_a_compiler_that_is_killed_keeps_the_containers_that_were_ready(
     assert len(cache_entries(folder)) == 2  # step and evaluate
 
 
+@pytest.mark.usefixtures("first")
 def test_the_least_recently_used_containers_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_small()
     for age, entry in enumerate(cache_entries(folder)):
         os.utime(entry, (age, age))
     oldest, *others = cache_entries(folder)
@@ -109,14 +121,13 @@ def test_the_least_recently_used_containers_make_room(folder: Path, monkeypatch:
     assert not oldest.exists()
 
 
-def test_off_reads_and_writes_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    compile_small()
+@pytest.mark.usefixtures("first", "no_exporter")
+def test_off_reads_and_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache_entries(folder)
     monkeypatch.setenv("FEDCENTERS_CACHE", "off")
-    request.getfixturevalue("no_exporter")
     with pytest.raises(RuntimeError, match="a container is exported"):
         compile_small()
+    assert cache_entries(folder) == before
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
