@@ -90,15 +90,15 @@ def source_of_centers(
 
 def _compiled(model: Model, batch: int, engines: Sequence[str]) -> CompilerOutput:
     """The program of the run's own loss; where no program can have that, of what stands for it, with a warning."""
-    from export.compiler.program import compile_program
+    from coordinator.models.compiled import compiled_model
 
     try:
-        return compile_program(model.module, **model.program_facts, batch=batch, engines=engines)
+        return compiled_model(model, batch=batch, engines=engines)
     except ProgramRefused as refused:
         if model.own_loss is None:
             raise
         plain = replace(model, own_loss=None)
-        made = compile_program(plain.module, **plain.program_facts, batch=batch, engines=engines)
+        made = compiled_model(plain, batch=batch, engines=engines)
         log.warning(
             "%s. The bundle's program has %s in its place, also for personal steps", refused.message, model.loss
         )

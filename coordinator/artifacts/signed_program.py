@@ -98,16 +98,11 @@ def _compile(
 
     progress(f"model {config.model.name} for {', '.join(engines)}")
     with rare_collection():
-        from export.compiler.program import compile_program, vector_of
+        from coordinator.models.compiled import compiled_model
+        from export.compiler.program import vector_of
 
     model = build_model(config.model.name, seed=config.seed)
-    compiled = compile_program(
-        model.module,
-        **model.program_facts,
-        batch=config.model.batch_size,
-        engines=tuple(engines),
-        progress=progress,
-    )
+    compiled = compiled_model(model, batch=config.model.batch_size, engines=tuple(engines), progress=progress)
     program, initial = compiled.program, vector_of(model.module, compiled.program.schema)
     if before is not None:
         facts = json.loads(before)

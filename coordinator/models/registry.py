@@ -66,10 +66,14 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ModelShape):
-    """A torch module with its name and shapes. With `parts` the module takes packed samples."""
+    """A torch module with its name and shapes. With `parts` the module takes packed samples.
+
+    `built_in`: it was made here from MODELS, so that its name and tensors say what it computes.
+    """
 
     name: str
     module: nn.Module
+    built_in: bool = False
 
     @property
     def program_facts(self) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def build_model(name: str, *, seed: int) -> Model:
     if entry.parts:
         module = pack_module(module, entry.parts)
     facts = {key.name: getattr(entry, key.name) for key in fields(ModelShape)}
-    return Model(name=name, module=module, **facts)
+    return Model(name=name, module=module, built_in=entry is MODELS.get(name), **facts)
 
 
 def summed(model: Model, members: int) -> Model:
@@ -151,4 +155,5 @@ def _sum_of(name: str, members: Sequence[Model]) -> Model:
                 f"{first.output}",
                 hint="add models of the same samples, outputs and loss",
             )
-    return replace(first, name=name, module=Sum([member.module for member in members]))
+    built_in = all(member.built_in for member in members)
+    return replace(first, name=name, module=Sum([member.module for member in members]), built_in=built_in)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from coordinator.models.compiled import compiled_model
 from coordinator.models.registry import Model
 from edge_client.engines.base import ENGINES as RUNTIMES
 from edge_client.errors import UsageError
@@ -14,7 +15,6 @@ from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.engines.device_runtime import RuntimeRecipe
 from emulator.engines.gpu.cuda_graphs import GraphRecipe
 from emulator.engines.gpu.stacked import StackedRecipe
-from export.compiler.program import compile_program
 
 GPU_ENGINES = ("stacked", "graphs")
 RECIPES: Mapping[str, Callable[[Model], Recipe]] = {
@@ -45,7 +45,7 @@ def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes:
 
 
 def _compiled(name: str, model: Model, *, batch: int, folder: Path) -> RuntimeRecipe:
-    made = compile_program(model.module, **model.program_facts, batch=batch, engines=(name,))
+    made = compiled_model(model, batch=batch, engines=(name,))
     for sha256, blob in made.files.items():
         (folder / sha256).write_bytes(blob)
     files = {function: folder / container.sha256 for function, container in made.program.containers[name].items()}

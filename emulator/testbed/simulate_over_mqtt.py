@@ -118,9 +118,10 @@ def run_over_mqtt(
 def _put_program(
     folder: Path, model: Model, engines: Sequence[str], *, batch: int, tell: Callable[[str], None]
 ) -> None:
-    from export.compiler.program import compile_program, vector_of
+    from coordinator.models.compiled import compiled_model
+    from export.compiler.program import vector_of
 
-    made = compile_program(model.module, **model.program_facts, batch=batch, engines=engines, progress=tell)
+    made = compiled_model(model, batch=batch, engines=engines, progress=tell)
     with closing(Store(folder / STORE_FOLDER)) as store:
         first = vector_of(model.module, made.program.schema)
         store.facts.get_or_make(PROGRAM_FACT, lambda: put_program(store, made.program, made.files.values(), first))

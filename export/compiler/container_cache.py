@@ -2,6 +2,8 @@
 
     ~/.cache/fedcenters/containers/<key>     the sha256 of the file (32 bytes), then the file
 
+A file is a container, or all of a program of ours (coordinator/models/compiled.py).
+
 A key is the hash of what an exporter reads: the traced graph with its constants, the ports, the batch size, the engine,
 the versions of the converters and our own source. Trained weights are inputs of a container and not part of its key.
 The compiler compares a file from the cache with torch as it does a new one. FEDCENTERS_CACHE names another folder for
@@ -19,6 +21,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from edge_client.engines.runtime_versions import runtime_version
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
@@ -73,8 +77,8 @@ def container_key(engine: str, graphs: Mapping[str, fx.GraphModule], **facts: An
     hashes = {function: _graph_hash(graph) for function, graph in graphs.items()}
     if None in hashes.values():
         return None
-    versions = {package: _version(package) for package in CONVERTERS[engine]}
-    told = {"engine": engine, "graphs": hashes, "versions": versions, "source": _source_hash(), **facts}
+    told = {"engine": engine, "graphs": hashes, "versions": converter_versions(engine), **facts}
+    told["source"] = source_hash("export/compiler", "export/containers")
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
@@ -95,6 +99,16 @@ def _graph_hash(graph: fx.GraphModule) -> str | None:
     return hashed.hexdigest()
 
 
+def converter_versions(engine: str) -> dict[str, str]:
+    """Of the packages that write the engine's files."""
+    return {package: _version(package) for package in CONVERTERS[engine]}
+
+
+def tool_versions(engine: str) -> dict[str, str | None]:
+    """Of the packages that write the engine's files, and of the runtime here that checks them."""
+    return {**converter_versions(engine), "runtime": runtime_version(engine)}
+
+
 def constants_hash(tensors: Sequence[Tensor]) -> str:
     """The hash of tensors that a graph takes as inputs and a container holds."""
     hashed = hashlib.sha256()
@@ -109,11 +123,11 @@ def _add_tensor(hashed: Any, name: str, value: Tensor) -> None:  # noqa: ANN401 
 
 
 @cache
-def _source_hash() -> str:
-    """The hash of the compiler's own source: another one may write another file."""
-    room = Path(__file__).parents[1]
+def source_hash(*folders: str) -> str:
+    """The hash of our own source below these folders ("export/compiler"): another one may write another file."""
+    root = Path(__file__).parents[2]
     hashed = hashlib.sha256()
-    for file in sorted([*room.glob("compiler/**/*.py"), *room.glob("containers/*.py")]):
+    for file in sorted(file for folder in folders for file in (root / folder).rglob("*.py")):
         hashed.update(file.read_bytes())
     return hashed.hexdigest()
 

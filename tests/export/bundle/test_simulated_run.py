@@ -69,7 +69,10 @@ def test_a_card_has_the_accuracy_of_its_own_file(tmp_path: Path, method: str, se
         assert max(served) == max(last["per_device"].values())
 
 
-def test_bundling_a_run_says_what_it_works_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bundling_a_run_says_what_it_works_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDCENTERS_CACHE", str(tmp_path / "cache"))  # with the program in it nothing is compiled
     run = simulated(tmp_path, clusters=2)
     assert run_export("bundle", str(run), "--out", str(tmp_path / "b"), "--formats", "onnx") == 0
     told = capsys.readouterr().err.splitlines()

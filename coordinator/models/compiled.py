@@ -1,0 +1,68 @@
+"""The training program of a model; one of ours that was compiled here before comes from the user's cache as a whole.
+
+A container from the cache (export/compiler/container_cache.py) is traced and compared with torch again, since anyone's
+model may change while its name stays. Ours change with our source, which is part of the key here, beside the values of
+the model's tensors, the versions of torch, converters and runtimes, and the kind of machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+
+import torch
+
+from coordinator.models.registry import Model
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
+from export.compiler.container_cache import cached_file, constants_hash, source_hash, tool_versions
+from export.compiler.containers import Progress, log_progress
+from export.compiler.program import CompilerOutput, compile_program
+from export.compiler.program_functions import tensors_of
+
+FOLDERS = ("coordinator/models", "edge_client", "export")  # what a program depends on
+LENGTH_BYTES = 4  # of the manifest, before it; the files follow in the order of their hashes
+
+
+def compiled_model(
+    model: Model, *, batch: int, engines: Sequence[str], progress: Progress = log_progress
+) -> CompilerOutput:
+    """As `compile_program` of the model. `progress` is not called where the cache has it."""
+
+    def compiled() -> CompilerOutput:
+        facts = model.program_facts
+        return compile_program(model.module, **facts, batch=batch, engines=engines, progress=progress)
+
+    if not model.built_in or model.own_loss is not None:
+        return compiled()
+    return _unpacked(cached_file(_key(model, batch, engines), lambda: _packed(compiled())))
+
+
+def _key(model: Model, batch: int, engines: Sequence[str]) -> str:
+    tensors = tensors_of(model.module)
+    told = {
+        "program": model.program_facts | {"parts": [part.to_json() for part in model.parts], "batch": batch},
+        "tensors": [list(tensors), constants_hash([*tensors.values()])],
+        "versions": {engine: tool_versions(engine) for engine in engines},
+        "machine": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
+        "source": source_hash(*FOLDERS),
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _packed(made: CompilerOutput) -> bytes:
+    manifest = canonical_json(made.program.to_json())
+    return b"".join(
+        [len(manifest).to_bytes(LENGTH_BYTES, "big"), manifest, *(made.files[s] for s in sorted(made.files))]
+    )
+
+
+def _unpacked(data: bytes) -> CompilerOutput:
+    end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
+    program, files = Program.from_json(parse_json(data[LENGTH_BYTES:end], MAX_PROGRAM_BYTES)), {}
+    sizes = {file.sha256: file.size for functions in program.containers.values() for file in functions.values()}
+    for sha256, size in sorted(sizes.items()):
+        files[sha256], end = data[end : end + size], end + size
+    return CompilerOutput(program=program, files=files)
