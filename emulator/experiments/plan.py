@@ -110,18 +110,17 @@ class ExperimentPlan:
     judged: str = ""  # the row that is compared with the best other one, in a table with a column for each method
 
     def only(self, asked: Sequence[str]) -> tuple[TableCell, ...]:
-        """The cells of the named methods, rows, columns and numbers of centers ("K=10"); the rest is whole.
+        """The cells of the named methods and rows, of the named columns, and of the numbers of centers ("K=10").
 
-        Several words may stand in one, with commas (`split_words`). Raises UsageError for a word that the table
-        lacks, and for words that no cell has together, as "FedAvg" and "K=10".
+        Of a kind that is not named all are taken. Several words may stand in one, with commas (`split_words`). Raises
+        UsageError for a word that the table lacks, and for words that no cell has together, as "FedAvg" and "K=10".
         """
-        kinds: list[Callable[[TableCell], str]] = [
-            lambda cell: cell.row.method,
-            lambda cell: cell.row.name,
-            lambda cell: cell.column.name,
-            lambda cell: f"K={cell.row.k}",
+        kinds: list[Callable[[TableCell], set[str]]] = [
+            lambda cell: {cell.row.method, cell.row.name},
+            lambda cell: {cell.column.name},
+            lambda cell: {f"K={cell.row.k}"},
         ]
-        there = [{kind(cell) for cell in self.cells} for kind in kinds]
+        there = [set().union(*map(kind, self.cells)) for kind in kinds]
         every = set().union(*there)
         words = {word for one in asked for word in split_words(one, every)}
         if unknown := sorted(words - every):
@@ -131,7 +130,7 @@ class ExperimentPlan:
         chosen = tuple(
             cell
             for cell in self.cells
-            if all(not some or kind(cell) in some for kind, some in zip(kinds, named, strict=True))
+            if all(not some or kind(cell) & some for kind, some in zip(kinds, named, strict=True))
         )
         if not chosen:
             together = " and ".join(" or ".join(sorted(some)) for some in named if some)

@@ -164,6 +164,11 @@ def test_names_with_commas_stand_beside_others_and_the_longest_is_taken() -> Non
     assert {(c.row.name, c.column.name) for c in chosen} == {("FedAvg", "F-MNIST (0.1, 10)")}
 
 
+def test_a_row_with_the_name_of_its_method_stands_beside_other_rows() -> None:
+    chosen = plan.read_plan("fesem-dirichlet").only(["WeCFL,fedcenters", "MNIST"])
+    assert [c.row.name for c in chosen] == ["WeCFL", "fedcenters"]
+
+
 def test_a_method_is_all_its_rows_and_the_name_of_a_row_is_that_row() -> None:
     table = plan.read_plan("wecfl-table2")
     assert {c.row.name for c in table.only(["FedAvg"])} == {"FedAvg"}
