@@ -1,6 +1,6 @@
 """The training program of a model; one of ours that was compiled here before comes from the user's cache as a whole.
 
-A container from the cache (export/compiler/container_cache.py) is traced and compared with torch again, since anyone's
+A container from the cache (export/compiler/container_cache.py) is traced and compared with torch again, since a user's
 model may change while its name stays. Ours change with our source, which is part of the key here, beside the values of
 the model's tensors, the versions of torch, converters and runtimes, and the kind of machine.
 """
@@ -8,9 +8,11 @@ the model's tensors, the versions of torch, converters and runtimes, and the kin
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import platform
 from collections.abc import Sequence
+from zipfile import ZipFile
 
 import torch
 
@@ -23,7 +25,7 @@ from export.compiler.program import CompilerOutput, compile_program
 from export.compiler.program_functions import tensors_of
 
 FOLDERS = ("coordinator/models", "edge_client", "export")  # what a program depends on
-LENGTH_BYTES = 4  # of the manifest, before it; the files follow in the order of their hashes
+MANIFEST = "program.json"  # in a zip, beside the containers by their sha256
 
 
 def compiled_model(
@@ -53,16 +55,16 @@ def _key(model: Model, batch: int, engines: Sequence[str]) -> str:
 
 
 def _packed(made: CompilerOutput) -> bytes:
-    manifest = canonical_json(made.program.to_json())
-    return b"".join(
-        [len(manifest).to_bytes(LENGTH_BYTES, "big"), manifest, *(made.files[s] for s in sorted(made.files))]
-    )
+    archive = io.BytesIO()
+    with ZipFile(archive, "w") as members:
+        members.writestr(MANIFEST, canonical_json(made.program.to_json()))
+        for sha256, data in made.files.items():
+            members.writestr(sha256, data)
+    return archive.getvalue()
 
 
 def _unpacked(data: bytes) -> CompilerOutput:
-    end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
-    program, files = Program.from_json(parse_json(data[LENGTH_BYTES:end], MAX_PROGRAM_BYTES)), {}
-    sizes = {file.sha256: file.size for functions in program.containers.values() for file in functions.values()}
-    for sha256, size in sorted(sizes.items()):
-        files[sha256], end = data[end : end + size], end + size
+    with ZipFile(io.BytesIO(data)) as members:
+        files = {name: members.read(name) for name in members.namelist()}
+    program = Program.from_json(parse_json(files.pop(MANIFEST), MAX_PROGRAM_BYTES))
     return CompilerOutput(program=program, files=files)

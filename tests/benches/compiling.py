@@ -1,6 +1,6 @@
 """What compiling a model costs: CPU seconds of each part with an empty cache, and of the whole with a full one.
 
-"cached" has the containers and compares them with torch, as for anyone's model; "kept" is a model of ours as a whole.
+"cached" has the containers and compares them with torch, as for a user's model; "kept" is a model of ours as a whole.
 
     python -m tests.benches.compiling [--model gn-cnn] [--engines onnx litert pt2]
 
