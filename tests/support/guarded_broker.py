@@ -50,7 +50,7 @@ def provision_federation(
 
 @contextmanager
 def run_mosquitto(configuration: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """mosquitto over a configuration file, from its first open port to its end."""
+    """mosquitto over a configuration file, from its first answer to its end."""
     program = find_mosquitto()
     assert program is not None  # such a test is marked `broker`
     # Started by root it would become another user, who cannot read this user's keys.
@@ -61,22 +61,28 @@ def run_mosquitto(configuration: Path, port: int) -> Iterator[subprocess.Popen[b
         subprocess.Popen([program, "-c", str(told)], stdout=log, stderr=log) as process,
     ):
         try:
-            _until_open(port, process)
+            _until_it_serves(port, process)
             yield process
         finally:
             process.terminate()
 
 
-def _until_open(port: int, process: subprocess.Popen[bytes]) -> None:
+def _until_it_serves(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Return when the broker reads: its port is open before it handles signals, and a SIGHUP then would end it."""
     until_s = time.monotonic() + PATIENCE_S
-    while not _is_open(port):
+    while not _answers(port):
         assert process.poll() is None
         assert time.monotonic() < until_s
 
 
-def _is_open(port: int) -> bool:
+def _answers(port: int) -> bool:
+    """Whether something other than the kernel ends a connection that speaks neither MQTT nor TLS."""
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as link:
+            link.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            link.recv(1)
+    except ConnectionResetError:
+        return True
     except OSError:
         return False
     return True
