@@ -117,6 +117,13 @@ class UploadCredit:
         """When it is slower than a whole upload in `turn_s`, after a start of CREDIT_IDLE_S, if nothing comes."""
         return self.given_s + CREDIT_IDLE_S + turn_s * self.arrived / self.size
 
+    def is_silent(self, now_s: float) -> bool:
+        return now_s >= self.last_block_s + CREDIT_IDLE_S
+
+    def heard(self, size: int, now_s: float) -> UploadCredit:
+        """After a new block of `size` bytes."""
+        return replace(self, last_block_s=now_s, arrived=self.arrived + size)
+
     @classmethod
     def given(cls, offer: Ready, now_s: float) -> UploadCredit:
         return cls(sha256=offer.sha256, size=offer.size, given_s=now_s, last_block_s=now_s, last_grant_s=now_s)
@@ -282,8 +289,7 @@ def _heard(exchange: OpenExchange, block: Block, now_s: float) -> OpenExchange:
     upload = exchange.uploads.get(block.cid)
     if upload is None:
         return exchange
-    upload = replace(upload, last_block_s=now_s, arrived=upload.arrived + block.size)
-    return replace(exchange, uploads={**exchange.uploads, block.cid: upload})
+    return replace(exchange, uploads={**exchange.uploads, block.cid: upload.heard(block.size, now_s)})
 
 
 def _answered(exchange: OpenExchange, event: Stored | Refused, now_s: float) -> Step:
@@ -312,7 +318,7 @@ def _tick(exchange: OpenExchange, now_s: float) -> Step:
         return _close(exchange)
     uploads, again, queue = {}, [], dict(exchange.queue)
     for cid, upload in exchange.uploads.items():
-        if now_s >= upload.last_block_s + CREDIT_IDLE_S:
+        if upload.is_silent(now_s):
             continue  # the credit returns; the received blocks stay, and the client asks again
         if exchange.queue and now_s >= upload.slow_after_s(exchange.turn_s):
             queue[cid] = Ready(cid, upload.sha256, upload.size)

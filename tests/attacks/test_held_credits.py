@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from coordinator.config_sections import RunConfig
 from edge_client.protocol import blocks
 from edge_client.protocol.blocks import manifest_of
 from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS, Federation, Spy, program
 
 LIAR, HONEST, DEADLINE_S = "d04", 4, 120.0
+NO_ROUNDS_DEADLINE_S = 3600.0
 MIB = 1 << 20
 UPDATE = 4 * program(ballast=BALLAST).schema.size  # bytes of an honest update's values
 Act = Callable[[int], Iterator[tuple[float, str, int]]]  # blocks -> when to do what: "rdy", or "block" and its index
@@ -37,10 +39,15 @@ def drip(total: int) -> Iterator[tuple[float, str, int]]:
         yield 28.0, "block", index
 
 
+def drip_for_ever(total: int) -> Iterator[tuple[float, str, int]]:
+    """The same, and the announcement again when all blocks but one are there."""
+    while True:
+        yield from drip(total)
+
+
 def federation(folder: Path, **changes: Any) -> tuple[Federation, Spy]:  # noqa: ANN401 - keys of a configuration
-    fed = Federation.of(
-        folder, ballast=BALLAST, rounds=1, devices=HONEST + 1, quorum=0.8, deadline_s=DEADLINE_S, **changes
-    )
+    usual = {"rounds": 1, "devices": HONEST + 1, "quorum": 0.8, "deadline_s": DEADLINE_S}
+    fed = Federation.of(folder, ballast=BALLAST, **(usual | changes))
     spy = Spy(fed.world.broker)
     fed.start_coordinator()
     fed.start_mute_device(LIAR)
@@ -67,6 +74,22 @@ def attack(fed: Federation, spy: Spy, act: Act, size: int) -> None:
             spy.publish(TOPICS.upload(0, LIAR, update.sha256[:16], index), message)
 
 
+def attack_without_rounds(fed: Federation, spy: Spy, act: Act) -> None:
+    """Do it until the run is over."""
+    task, update = spy.said("task", cid=LIAR)[0], manifest_of(bytes(UPDATE), "delta", block=BLOCK)
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    for wait_s, what, index in act(update.total):
+        until_s = fed.world.clock.time_s + wait_s
+        fed.world.run(lambda: fed.world.clock.time_s >= until_s or fed.catalog is not None)  # noqa: B023 - used at once
+        if fed.catalog is not None or fed.world.clock.time_s > NO_ROUNDS_DEADLINE_S:
+            return
+        if what == "rdy":
+            spy.say(LIAR, "rdy", **key, attempt=0, n=40, what="delta", update=update, seconds=1.0)
+        else:
+            message = blocks.pack_block(bytes(BLOCK), index, update.total)
+            spy.publish(TOPICS.upload(0, LIAR, update.sha256[:16], index), message)
+
+
 def answered(fed: Federation) -> set[str]:
     """The devices whose update was taken in the first exchange."""
     assert fed.store is not None
@@ -88,3 +111,20 @@ def test_a_device_that_announces_more_than_its_update_can_have_gets_no_credit(tm
     assert spy.said("go", cid=LIAR) == []
     assert spy.said("err", cid=LIAR)[0]["code"] == "too_big"
     assert answered(fed) == {f"d{i:02}" for i in range(HONEST)}
+
+
+@pytest.mark.parametrize("act", [repeat_one_block, repeat_the_announcement, drip_for_ever])
+def test_without_rounds_it_gives_the_only_credit_back_too(tmp_path: Path, act: Act) -> None:
+    run = RunConfig(method="fedavg", rounds=4, name="run", settings={"local-steps": 3, "batch-size": 8})
+    fed, spy = federation(
+        tmp_path,
+        credits=1,
+        runs=(run,),
+        concurrency=5,
+        buffer=4,
+        deadline_s=NO_ROUNDS_DEADLINE_S,
+        keep_rounds=0,
+        evaluate_every=100,
+    )
+    attack_without_rounds(fed, spy, act)
+    assert fed.catalog is not None

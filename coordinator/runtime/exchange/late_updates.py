@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from coordinator.rounds.exchange_rules import LEAST_PACE
 from coordinator.rounds.update_validation import ReplySpec, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
@@ -41,7 +42,8 @@ class LateUpdates:
         policy = UploadPolicy(check=self._check_move, on_accepted=self._keep, on_refused=lambda _cid, _wrong: None)
         self._receiver = UploadReceiver(self._prepared, context, policy)
         limits = context.config.transfer
-        self._credits = UploadCredits(self._receiver.uploads, limits.credits, limits.in_flight_bytes)
+        turn_s = context.config.round.deadline_s / LEAST_PACE
+        self._credits = UploadCredits(self._receiver.uploads, limits.credits, limits.in_flight_bytes, turn_s)
         for said in announced:
             self.on_ready(said)
 
@@ -61,8 +63,7 @@ class LateUpdates:
         if said.update.inline is None and self._credits.is_full(cid, said.update.size, now_s):
             self._context.sender.send(cid, "err", re=said.ident, code="busy", retry_ms=RETRY_MS)
         else:
-            if not self.expects(cid):
-                self._credits.heard(cid, now_s)
+            self._credits.give(cid, said.update, now_s)
             self._receiver.announce(said)
             self._receiver.begin(cid)
         return True
@@ -74,7 +75,7 @@ class LateUpdates:
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """Take a block of an open upload; any other block is dropped."""
         if self._receiver.on_block(cid, label, index, message):
-            self._credits.heard(cid, self._context.clock.now_s())
+            self._credits.heard(cid, len(message), self._context.clock.now_s())
 
     @property
     def unsynced_since_s(self) -> float:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.rounds.asynchronous.training import Rules, Training
+from coordinator.rounds.exchange_rules import LEAST_PACE
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.journalled_training import EXPIRED, JournalledTraining, Orders
 from coordinator.runtime.exchange.task_messages import ExchangeContext
@@ -68,7 +69,8 @@ class LiveUpdates:
         )
         self._receiver = UploadReceiver(self.journalled.prepared, context, policy)
         limits = context.config.transfer
-        self._credits = UploadCredits(self._receiver.uploads, limits.credits, limits.in_flight_bytes)
+        turn_s = context.config.round.deadline_s / LEAST_PACE
+        self._credits = UploadCredits(self._receiver.uploads, limits.credits, limits.in_flight_bytes, turn_s)
         self._events: deque[Callable[[], None]] = deque()
 
     def open_round(self, number: int, training: Training, rules: Rules, rounds: Mapping[ClientId, int]) -> None:
@@ -191,7 +193,7 @@ class LiveUpdates:
         if update.inline is None and self._credits.is_full(said.cid, update.size, now_s):
             self._context.sender.send(said.cid, "err", re=said.ident, code="busy", retry_ms=BUSY_MS)
             return
-        self._credits.heard(said.cid, now_s)
+        self._credits.give(said.cid, update, now_s)
         self._receiver.announce(said)
         self._receiver.begin(said.cid)
         self.step()
@@ -199,7 +201,7 @@ class LiveUpdates:
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """Take a block of an open upload; any other block is dropped."""
         if self._receiver.on_block(cid, label, index, message):
-            self._credits.heard(cid, self._context.clock.now_s())
+            self._credits.heard(cid, len(message), self._context.clock.now_s())
         self.step()
 
     def on_nack(self, message: Envelope) -> None:

@@ -7,11 +7,11 @@ reconnects sends only the missing blocks. Each device has a blob folder of its o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from coordinator.rounds.exchange_rules import CREDIT_IDLE_S
+from coordinator.rounds.exchange_rules import Ready, UploadCredit
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import MAX_BITMAP_BYTES, Bitmap, Manifest, unpack_block
@@ -113,24 +113,47 @@ class OpenUploads:
 
 @dataclass
 class UploadCredits:
-    """How many uploads may be open at once, and how many bytes they hold; a silent one loses its credit."""
+    """How many uploads may be open at once, and how many bytes they hold, where devices without a credit ask again.
+
+    A silent upload loses its credit to the next device that asks. Where there is no room for that device, so does an
+    upload that is too slow to end in `turn_s`, as in the rules of an exchange.
+    """
 
     uploads: OpenUploads
     credits: int
     budget: int
-    _heard_s: dict[ClientId, float] = field(default_factory=dict)  # when each open upload last got further
+    turn_s: float
+    _given: dict[ClientId, UploadCredit] = field(default_factory=dict)
 
-    def heard(self, cid: ClientId, now_s: float) -> None:
-        self._heard_s[cid] = now_s
+    def give(self, cid: ClientId, update: Manifest, now_s: float) -> None:
+        """A credit for what is announced; of an open upload it is the old one, which no announcement prolongs."""
+        if cid in self.uploads.sizes():
+            old = self._given[cid]
+            self._given[cid] = replace(old, sha256=update.sha256, size=max(old.size, update.size))
+        else:
+            self._given[cid] = UploadCredit.given(Ready(cid, update.sha256, update.size), now_s)
+
+    def heard(self, cid: ClientId, size: int, now_s: float) -> None:
+        """A new block of `size` bytes has come."""
+        self._given[cid] = self._given[cid].heard(size, now_s)
 
     def is_full(self, cid: ClientId, size: int, now_s: float) -> bool:
         """Whether there is no credit for an upload of this device."""
-        for silent in [c for c in self.uploads.sizes() if now_s >= self._heard_s[c] + CREDIT_IDLE_S]:
-            self.uploads.end(silent)
+        self._end(lambda credit: credit.is_silent(now_s))
+        if self._has_room(cid, size):
+            return False
+        self._end(lambda credit: now_s >= credit.slow_after_s(self.turn_s))
+        return not self._has_room(cid, size)
+
+    def _has_room(self, cid: ClientId, size: int) -> bool:
         sizes = self.uploads.sizes()
         if not sizes or cid in sizes:
-            return False
-        return len(sizes) >= self.credits or sum(sizes.values()) + size > self.budget
+            return True
+        return len(sizes) < self.credits and sum(sizes.values()) + size <= self.budget
+
+    def _end(self, is_over: Callable[[UploadCredit], bool]) -> None:
+        for cid in [c for c in self.uploads.sizes() if is_over(self._given[c])]:
+            self.uploads.end(cid)
 
 
 def have_field(have: Bitmap) -> str | None:

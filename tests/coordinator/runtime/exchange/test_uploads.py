@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -134,11 +135,11 @@ def test_the_blocks_of_an_open_upload_are_counted_and_those_of_another_device_ar
 
 
 def held(store: Store, credits: int, budget: int) -> UploadCredits:  # noqa: A002 - the protocol's word
-    """Two uploads of 20,480 bytes that got further at 0 s and at 10 s."""
-    found = UploadCredits(OpenUploads(store), credits, budget)
-    for cid, heard_s in (("one", 0.0), ("two", 10.0)):
+    """Two uploads of 20,480 bytes that began at 0 s and at 10 s, and may take 100 s while others wait."""
+    found = UploadCredits(OpenUploads(store), credits, budget, turn_s=100.0)
+    for cid, begun_s in (("one", 0.0), ("two", 10.0)):
+        found.give(cid, MANIFEST, begun_s)
         found.uploads.begin(cid, MANIFEST)
-        found.heard(cid, heard_s)
     return found
 
 
@@ -170,4 +171,40 @@ def test_an_upload_that_stood_still_for_thirty_seconds_gives_its_credit_back(sto
     assert found.is_full("three", 1, 29.9)
     assert not found.is_full("three", 1, 30.0)
     assert list(found.uploads.sizes()) == ["two"]
+    found.uploads.abandon(["one", "two"])
+
+
+def test_a_repeated_announcement_prolongs_nothing(store: Store) -> None:
+    found = held(store, 2, 10 * len(DATA))
+    found.give("one", MANIFEST, 20.0)
+    assert not found.is_full("three", 1, 30.0)
+    assert list(found.uploads.sizes()) == ["two"]
+    found.uploads.abandon(["one", "two"])
+
+
+@pytest.mark.parametrize("announced", [MANIFEST.size, 1])
+def test_a_slow_upload_gives_its_credit_to_a_device_that_has_none(store: Store, announced: int) -> None:
+    """Half of its bytes are worth half of 100 s after the first 30, whatever it announced at first."""
+    found = held(store, 2, 10 * len(DATA))
+    found.uploads.end("one")
+    found.give("one", replace(MANIFEST, size=announced), 0.0)
+    found.uploads.begin("one", MANIFEST)
+    found.give("one", MANIFEST, 1.0)
+    for time_s in (20.0, 45.0, 70.0):
+        found.heard("one", len(DATA) // 6, time_s)
+        found.heard("two", len(DATA), time_s)
+    assert found.is_full("three", 1, 79.9)
+    assert not found.is_full("three", 1, 80.1)
+    assert list(found.uploads.sizes()) == ["two"]
+    assert not found.is_full("one", len(DATA), 80.1)  # there is room again
+    found.uploads.abandon(["one", "two"])
+
+
+def test_a_slow_upload_goes_on_while_there_is_room(store: Store) -> None:
+    found = held(store, 3, 10 * len(DATA))
+    for time_s in (29.0, 58.0, 87.0):
+        for cid in ("one", "two"):
+            found.heard(cid, 1, time_s)
+    assert not found.is_full("three", 1, 88.0)
+    assert list(found.uploads.sizes()) == ["one", "two"]
     found.uploads.abandon(["one", "two"])
