@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coordinator.config_sections import RunConfig
 from coordinator.rounds.secure_sum import RevealArrived, SharesArrived, StageDeadline, SumFailed
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import device_sums
@@ -23,6 +25,7 @@ from edge_client.protocol.secure.masks import Words, add_masks_into
 from edge_client.protocol.secure.sum_messages import (
     READERS,
     DealtShares,
+    PrekeyBatch,
     RelayedShares,
     RevealedShares,
     SumRoster,
@@ -30,6 +33,7 @@ from edge_client.protocol.secure.sum_messages import (
     read_upload,
 )
 from tests.support.secure_cohort import FORM, SecureCohort, cids, root_of, vector_of
+from tests.support.virtual_federation import Federation
 
 VICTIM, HOLDER = "dev-000", "dev-001"
 
@@ -309,3 +313,29 @@ def test_a_deadline_of_another_stage_changes_nothing(cohort: SecureCohort) -> No
     before = cohort.server
     cohort.tell_server(StageDeadline("shares"))
     assert cohort.server == before
+
+
+@pytest.mark.parametrize("kind", ["seal", "mask"])
+def test_a_device_that_offers_keys_with_which_nothing_can_be_agreed_is_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Zeros are a key of small order; with one in a roster each neighbour would refuse the sum."""
+    refill = device_sums._refill
+
+    def lie(state: DeviceSums, random: tuple[bytes, ...]) -> tuple[DeviceSums, bytes]:
+        after, offer = refill(state, random)
+        if state.cid == "d00":
+            keys = PrekeyBatch.from_bytes(offer).keys
+            offer = PrekeyBatch(keys=tuple(replace(key, **{kind: bytes(32)}) for key in keys)).to_bytes()  # type: ignore[arg-type]
+        return after, offer
+
+    monkeypatch.setattr(device_sums, "_refill", lie)
+    settings = {"local-steps": 3, "batch-size": 8, "secure": "updates"}
+    run = RunConfig(method="fedavg", rounds=2, name="run", settings=settings)
+    fed = Federation.of(tmp_path, runs=(run,), devices=7, quorum=0.5, deadline_s=60.0, below_quorum="continue")
+    fed.start(7)
+    fed.finish()
+    for record in fed.rounds():
+        assert list(record["refused"]) == ["d00"]
+        assert "failed" not in record.get("secure", {})
+        assert record["accuracy"]["micro"] is not None

@@ -43,7 +43,7 @@ from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Exchange, Replies, SealedSums, Strategy, SumByCenter
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.secure.keys import PublicPrekey
+from edge_client.protocol.secure.keys import PublicPrekey, check_public
 from edge_client.protocol.secure.masks import Words, add_packed_into, check_packed, packed_size
 from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import (
@@ -236,6 +236,9 @@ def _offer(newest: int) -> AskedStage:
         batch = PrekeyBatch.from_bytes(data)
         if not batch.keys or batch.keys[0].number <= newest:
             raise Malformed("rejected", f"a prekey with a number up to {newest}, which was offered before")
+        for key in batch.keys:  # a neighbour would refuse the whole sum
+            check_public(key.seal)
+            check_public(key.mask)
         return Reply(n=1)
 
     return AskedStage(stage="prekeys", after=newest, decode=decode, max_bytes=MAX_SUM_MESSAGE_BYTES)

@@ -156,6 +156,11 @@ def public_of(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
+def check_public(public: bytes) -> None:
+    """Refuse (`bad_field`) a public X25519 key with which nothing can be agreed, whatever the private key is."""
+    agree(bytes(KEY_BYTES), public)  # a private key is clamped: a multiple of every small order
+
+
 def agree(private: bytes, public: bytes) -> bytes:
     """The shared secret [32 bytes] of X25519; Malformed for a public key of small order, or of another size."""
     try:
