@@ -6,21 +6,24 @@ other devices, as a device that never trained has contributed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 
 from coordinator.nearest.fit_router import CenterMeasurement, feature_baseline, learn_router
 from coordinator.strategies.base import Replies
-from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, answer_profiles
+from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, AnswerMoments, answer_profiles
 from edge_client.protocol.nearest.input_moments import InputMoments, leave_one_out, make_profile, same_features
 from edge_client.protocol.nearest.router import LocalRound, Router
-from edge_client.protocol.task import Array, ClientId
+from edge_client.protocol.task import I64, Array, ClientId
+
+T = TypeVar("T")
 
 MIN_MEASUREMENTS = 3  # devices behind a router
 MAX_LOSS = 1e6  # that counts of a device; a larger one is taken as this one, so that limits stay finite
+OUTLIER = 100.0  # times the fleet's median distance, at least 1: a device whose samples are so far away does not count
 MIN_INPUTS = 3  # devices of a profile of inputs or answers; it would show too much of fewer
 
 
@@ -42,28 +45,23 @@ def learn_from_replies(
     moments = same_features(
         {c: InputMoments.from_vector(r.inputs) for c, r in sorted(replies.items()) if r.inputs is not None}
     )
-    moments = moments if len(moments) >= MIN_INPUTS else {}
-    others = dict(zip(moments, leave_one_out(list(moments.values())), strict=True))
+    moments, inputs_apart = _counted(moments, lambda some: _inputs_apart(some, centers), assignment)
     told = {
         c: [AnswerLook.from_vector(row) for row in r.answers]
         for c, r in sorted(replies.items())
         if r.answers is not None
     }
-    told = told if len(told) >= MIN_INPUTS else {}
-    answers, at = [[look.train for look in told[c]] for c in told], np.array([assignment[c] for c in told])
-    numbers = {c: i for i, c in enumerate(told)}
+    told, answers_apart = _counted(told, lambda some: _answers_apart(some, assignment), assignment)
     typical = int(np.median([reply.n for reply in replies.values()]))
     looks = []
     for device, (c, reply) in enumerate(sorted(replies.items())):
         distances: dict[str, Array] = {"loss": _bounded(cast("Array", reply.losses))}
-        if (apart := others.get(c)) is not None:
-            distances["inputs"] = np.full(centers, apart.distance(moments[c]))
+        if c in inputs_apart:
+            distances["inputs"] = inputs_apart[c]
         if c in told:
             distances["entropy"] = np.array([look.entropy for look in told[c]])
-            profiles = answer_profiles(answers, at, without=numbers[c], least=MIN_INPUTS)
-            if profiles is not None and all(look.test.n for look in told[c]):
-                pairs = zip(profiles, told[c], strict=True)
-                distances["answers"] = np.array([profile.distance_of(look.test) for profile, look in pairs])
+        if c in answers_apart:
+            distances["answers"] = answers_apart[c]
         looks.append(CenterMeasurement(device=device, n=typical, distances=distances, own_center=assignment[c]))
     router = learn_router(
         looks,
@@ -72,7 +70,7 @@ def learn_from_replies(
         round=round,
         inputs=make_profile(moments.values()) if moments else None,
     )
-    return replace(router, answers=answer_profiles(answers, at, least=MIN_INPUTS) if told else None)
+    return replace(router, answers=answer_profiles(*_trained(told, assignment), least=MIN_INPUTS) if told else None)
 
 
 def limits_from_tests(losses: Mapping[ClientId, float], *, samples: int, centers: int) -> Router:
@@ -85,6 +83,52 @@ def limits_from_tests(losses: Mapping[ClientId, float], *, samples: int, centers
         for device, (_, loss) in enumerate(sorted(losses.items()))
     ]
     return Router(centers=centers, sizes=(samples,), usual={"loss": feature_baseline("loss", [looks])}, ways={})
+
+
+def _counted(
+    told: dict[ClientId, T],
+    apart: Callable[[Mapping[ClientId, T]], dict[ClientId, Array]],
+    assignment: Mapping[ClientId, int],
+) -> tuple[dict[ClientId, T], dict[ClientId, Array]]:
+    """What devices told, and how far each is from the others under each center [K].
+
+    Without those that are too far for that to be true: one of them would widen the profile and the limits until every
+    input fits. Nothing where fewer than MIN_INPUTS are left.
+    """
+    found = apart(told) if len(told) >= MIN_INPUTS else {}
+    own = {c: float(distances[assignment[c]]) for c, distances in found.items()}
+    bound = OUTLIER * max(1.0, float(np.median([*own.values()] or [1.0])))
+    if far := {c for c, distance in own.items() if distance > bound}:
+        told = {c: one for c, one in told.items() if c not in far}
+        found = apart(told) if len(told) >= MIN_INPUTS else {}
+    return (told, found) if len(told) >= MIN_INPUTS else ({}, {})
+
+
+def _inputs_apart(moments: Mapping[ClientId, InputMoments], centers: int) -> dict[ClientId, Array]:
+    """From the profile of all other devices; the same under each center."""
+    pairs = zip(moments.items(), leave_one_out(list(moments.values())), strict=True)
+    return {c: np.full(centers, other.distance(mine)) for (c, mine), other in pairs if other is not None}
+
+
+def _answers_apart(
+    told: Mapping[ClientId, Sequence[AnswerLook]], assignment: Mapping[ClientId, int]
+) -> dict[ClientId, Array]:
+    """Under each center [K], from the profile of its other devices; of devices that have held-out samples."""
+    answers, at = _trained(told, assignment)
+    found = {}
+    for i, (c, looks) in enumerate(told.items()):
+        profiles = answer_profiles(answers, at, without=i, least=MIN_INPUTS)
+        if profiles is not None and all(look.test.n for look in looks):
+            pairs = zip(profiles, looks, strict=True)
+            found[c] = np.array([profile.distance_of(look.test) for profile, look in pairs])
+    return found
+
+
+def _trained(
+    told: Mapping[ClientId, Sequence[AnswerLook]], assignment: Mapping[ClientId, int]
+) -> tuple[list[list[AnswerMoments]], I64]:
+    """Of n devices: their answers on training samples, [n][K], and their centers [n]."""
+    return [[look.train for look in looks] for looks in told.values()], np.array([assignment[c] for c in told])
 
 
 def _bounded(losses: Array) -> Array:

@@ -125,7 +125,7 @@ class Dispatcher:
         if not self.fleet.update(cid, said.fields, unix_ms=self._clock.unix_ms()):
             return
         self._log_device(cid, known=known)
-        if self.fleet.devices[cid].is_online:
+        if self.fleet.devices[cid].is_online and self._bucket(cid).allow(self._clock.now_s()):  # its task is sent again
             self.exchange.on_connected(cid)
 
     def _log_device(self, cid: ClientId, *, known: bool) -> None:
@@ -146,14 +146,18 @@ class Dispatcher:
             if self._strangers.allow(now_s):
                 self._answer_stranger(open_envelope(route, payload))
             return
-        if cid not in self._buckets and len(self._buckets) >= 2 * self.fleet.limit:  # half are of devices that left
-            self._buckets = {known: bucket for known, bucket in self._buckets.items() if known in self.fleet.devices}
-            self.catalog.forget_all_but(self.fleet.devices)
-        bucket = self._buckets.setdefault(cid, TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
+        bucket = self._bucket(cid)
         if bucket.allow(now_s):
             self._answer(open_envelope(route, payload))
         elif bucket.first_refusal():
             self._send_error(open_envelope(route, payload), Malformed("rate", "too many requests"))
+
+    def _bucket(self, cid: ClientId) -> TokenBucket:
+        """Of a device of the fleet."""
+        if cid not in self._buckets and len(self._buckets) >= 2 * self.fleet.limit:  # half are of devices that left
+            self._buckets = {known: bucket for known, bucket in self._buckets.items() if known in self.fleet.devices}
+            self.catalog.forget_all_but(self.fleet.devices)
+        return self._buckets.setdefault(cid, TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
 
     def _answer(self, request: Envelope) -> None:
         try:

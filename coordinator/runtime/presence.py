@@ -73,7 +73,10 @@ class FleetPresence:
         self.devices[cid] = heard
         for device, change in ((known, -1), (heard, 1)):
             if device is not None and device.is_online and device.n > 0:
-                self.kinds[device.engine, device.able] += change
+                kind = (device.engine, device.able)
+                self.kinds[kind] += change
+                if not self.kinds[kind]:
+                    del self.kinds[kind]  # names are the device's own
         return heard != known
 
     def _has_room(self, unix_ms: int) -> bool:

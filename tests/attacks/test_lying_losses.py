@@ -16,6 +16,8 @@ from coordinator.nearest.learn_from_replies import learn_from_replies
 from coordinator.rounds.metrics import make_report
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
+from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.task import Reply
 from tests.support.virtual_federation import Federation, Spy, program
 
@@ -94,3 +96,19 @@ def test_a_loss_that_a_device_made_up_neither_turns_newcomers_away_nor_sends_the
         told = guide(lie).predict("loss", {"loss": np.array(losses)}, 50)
         assert int(np.argmax(told.probabilities)) == center
         assert told.fit != "none"
+
+
+@pytest.mark.parametrize("lie", [9.9e6, 1e6, 1e3])
+def test_inputs_that_a_device_made_up_leave_the_guide_readable_and_its_limits_as_they_were(lie: float) -> None:
+    """The means and squares are those of samples that could be; one feature of the honest ones hardly varies."""
+    rng = np.random.default_rng(0)
+    honest = {f"d{i:02}": moments_of(rng.normal(size=(40, 4)) * [1, 1, 1, 1e-3]) for i in range(12)}
+    first, second = np.zeros_like(honest["d00"].first), np.zeros_like(honest["d00"].second)
+    first[3], second[3, 3] = 40 * lie, 40 * lie**2
+    limits = []
+    for told in (honest, honest | {"d12": InputMoments(n=40, first=first, second=second)}):
+        replies = {c: Reply(n=10, losses=np.array([0.4, 1.0]), inputs=m.to_vector()) for c, m in told.items()}
+        router = learn_from_replies(replies, dict.fromkeys(replies, 0), centers=2, round=None)
+        usual = read_router(write_router(router)).usual["inputs"]
+        limits.append([float(usual.well[0]), float(usual.none[0]), float(usual.spread[0])])
+    assert limits[0] == limits[1]

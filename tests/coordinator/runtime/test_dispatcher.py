@@ -261,3 +261,22 @@ def test_a_device_that_never_trained_is_told_its_nearest_center_or_none(tmp_path
     near = [m for m in answers(fed, spy, "near", "d09", 4) if "center" in m]
     assert [(m["center"], m["distance"]) for m in near] == [(1, 0.3), (None, 8.0)]
     assert near[0]["alternatives"] == [{"center": 0, "distance": 1.2}]
+
+
+def test_a_device_that_announces_itself_without_end_is_sent_its_task_at_the_pace_of_requests(
+    fed: Federation, spy: Spy
+) -> None:
+    waiting(fed)
+    before = len(spy.said("task", cid="d01"))
+    begin_s = fed.world.clock.time_s
+    for birth in range(10, 510):
+        caps = {"engine": f"e{birth}", "n": 40}
+        said = messages.write_message("st", ident=f"s{birth}", t_ms=0, s="on", bd=birth, caps=caps)
+        spy.publish(TOPICS.state("d01"), said)
+    fed.world.run(lambda: fed.world.clock.time_s >= begin_s + 1.0)
+    assert 20 <= len(spy.said("task", cid="d01")) - before <= 60
+    assert fed.server is not None
+    assert fed.server.session is not None
+    presence = fed.server.session.dispatcher.fleet
+    assert presence.devices["d01"].birth == 509
+    assert len(presence.kinds) <= 2

@@ -118,6 +118,7 @@ def test_ready_devices_are_counted_without_going_over_the_fleet(
         refused = [] if able else [{"engine": engine, "runtime": "r", "difference": 1.0}]
         caps = {"caps": {"engine": engine, "n": n, "refused": refused}} if state == "on" else {}
         fleet.update(cid, {"s": state, "bd": birth, **caps})
+    assert 0 not in fleet.kinds.values()
     ready = len(fleet.ready(["onnx"]))
     others = sum(d.is_online and d.n > 0 and d.engine != "onnx" for d in fleet.devices.values())
     fleet.devices = Unlooked(fleet.devices)
