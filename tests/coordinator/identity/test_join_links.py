@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import segno
 
 from coordinator.identity.join_links import LINK_TITLE, phone_link, qr_svg, qr_terminal
+from coordinator.identity.web_passwords import WebDevices
 
 URL = "https://192.168.1.20:8443/phone/"
 
@@ -38,3 +40,16 @@ def test_a_link_names_the_page_and_a_device_with_its_secret_after_the_hash() -> 
     assert phone_link("https://host/") == "https://host/phone/"
     named = phone_link("https://host", device="d 1", secret="a&b")  # noqa: S106 - made up
     assert named == "https://host/phone/#id=d%201&secret=a%26b"
+
+
+def test_a_line_of_another_hand_in_the_password_file_is_replaced_and_a_right_one_stays(tmp_path: Path) -> None:
+    phones = WebDevices(tmp_path)
+    for folder in ("authority", "broker", "devices/phone-1"):
+        (tmp_path / folder).mkdir(parents=True)
+    phones.add("phone-1", tmp_path / "devices" / "phone-1", "https://host")
+    phones.write_passwords()
+    path = tmp_path / "broker" / "mosquitto.passwd"
+    before = path.read_text()
+    path.write_text(f"guest:with:colons\nno colon\n{before}")
+    phones.write_passwords()
+    assert path.read_text() == before

@@ -162,6 +162,12 @@ def test_a_certificate_says_who_and_for_which_federation_and_no_more(tmp_path: P
     assert [str(name.value) for name in names] == ["localhost", "127.0.0.1"]
 
 
+def test_the_authority_signs_devices_and_no_other_authority(tmp_path: Path) -> None:
+    signs = open_authority(tmp_path, "demo", now()).certificate.extensions
+    found = signs.get_extension_for_class(x509.BasicConstraints)
+    assert (found.critical, found.value.ca, found.value.path_length) == (True, True, 0)
+
+
 def purposes(certificate: x509.Certificate) -> list[x509.ObjectIdentifier]:
     return list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
 
@@ -228,6 +234,12 @@ def test_whoever_ends_soon_is_told_and_renewed(tmp_path: Path) -> None:
     assert "--renew expiring" in failed.stderr
     assert invoke(str(keys), "--renew", "expiring").exit_code == 0
     assert json.loads(invoke(str(keys), "--check", "--json").stdout)["expiring"] == []
+
+
+def test_what_ends_soon_is_renewed_but_for_the_authority_and_revoked_devices(tmp_path: Path) -> None:
+    work = provision_federation(tmp_path / "keys", "d1", "d2")
+    work.revoke("d2")
+    assert [work.has_key_of(name) for name in ("d1", "d2", "authority")] == [True, False, False]
 
 
 def test_a_device_pins_both_signing_keys_before_the_new_one_is_used(tmp_path: Path) -> None:

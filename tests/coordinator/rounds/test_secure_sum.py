@@ -96,6 +96,14 @@ def test_too_few_uploads_close_the_sum_and_nothing_is_asked() -> None:
     assert "unmask" not in cohort.sent
 
 
+@pytest.mark.parametrize(("least", "gone", "needed"), [(8, 2, 8), (1, 5, 5)])
+def test_a_sum_needs_as_many_uploads_as_were_asked_for_and_five_at_least(least: int, gone: int, needed: int) -> None:
+    cohort = SecureCohort.of(9, least_members=least)
+    cohort.run((), cids(9)[:gone])
+    assert isinstance(cohort.outcome, SumFailed)
+    assert f"{9 - gone} devices uploaded; at least {needed} must" in cohort.outcome.reason
+
+
 def test_too_few_answers_name_whose_secrets_are_missing() -> None:
     cohort = SecureCohort.of(6)
     cohort.run((), (), cids(6)[:4])

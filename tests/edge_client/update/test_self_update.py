@@ -378,6 +378,16 @@ def test_a_release_on_trial_gives_way_when_the_coordinator_stays_silent(tmp_path
     assert not updates.overdue(2 * TRIAL_TIMEOUT_S)
 
 
+def test_a_record_is_on_the_disk_before_it_has_its_name_and_so_is_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, record = [], tmp_path / launcher.RECORD_FILE
+    seen = lambda fd: flushed.append((Path(f"/proc/self/fd/{fd}").readlink().name, record.exists()))  # noqa: E731
+    monkeypatch.setattr(os, "fsync", seen)
+    launcher.write_record(tmp_path, ReleaseRecord(good=OLD))
+    assert flushed == [(record.name + ".new", False), (tmp_path.name, True)]
+
+
 def test_without_a_launcher_there_are_no_updates() -> None:
     updates = SelfUpdater.from_environment({})
     assert not updates.wanted("99")
