@@ -37,7 +37,8 @@ def label_totals_of(state: State, models: Sequence[Flat | OwnModel]) -> list[lis
     if totals is None:
         return None
     rows = [_center_of(state.centers, model.init if isinstance(model, OwnModel) else model) for model in models]
-    found = [totals[k].round(TOTALS_DIGITS).tolist() if k is not None and totals[k].any() else None for k in rows]
+    known = [k if k is not None and k < len(totals) and totals[k].any() else None for k in rows]  # not a new center
+    found = [None if k is None else totals[k].round(TOTALS_DIGITS).tolist() for k in known]
     if sum(row is not None for row in found) * totals.shape[1] > MAX_LABEL_TOTALS:
         raise ConfigError(
             f"label-prior device sends a device {totals.shape[1]} label totals for each of {len(found)} centers",

@@ -16,8 +16,9 @@ CONFIDENCE = 0.99  # of one side: several numbers of parts are tried in several 
 def best_candidate(losses: F64, m: F64, least_gain: float) -> int:
     """Which candidate is clearly better than candidate 0; 0 where none is.
 
-    `losses` [n, M] are those of n devices, each on m [n] held-out samples. A candidate must save the share `least_gain`
-    of the loss, by Student's bound over the devices; of those within one standard error of the best, it is the first.
+    `losses` [n, M] are those of n devices, each on m [n] held-out samples; a device weighs as the median at most. A
+    candidate must save the share `least_gain` of the loss, by Student's bound over the devices; of those within one
+    standard error of the best, it is the first.
 
     >>> best_candidate(np.array([[1.0, 0.5], [1.1, 0.5], [0.9, 0.5]]), np.ones(3), 0.2)
     1
@@ -30,6 +31,7 @@ def best_candidate(losses: F64, m: F64, least_gain: float) -> int:
 
     gains = losses[:, :1] - losses
     gains = np.clip(gains, *np.quantile(gains, [1 - CAP, CAP], axis=0))
+    m = np.minimum(m, np.median(m))  # by its own word; one that outweighs all others has no spread to be seen
     weight = m / m.sum()
     mean, usual = weight @ gains, float(weight @ _usual(losses[:, 0]))
     best = int(mean.argmax())

@@ -21,8 +21,9 @@ a center takes the one with the least loss on its training samples (IFCA).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import canonical_labels
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.common.assignment import serving_center, told_losses
+from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
 from coordinator.strategies.common.representation import check_representation, represent_rows
@@ -60,20 +62,55 @@ NUMBERS_OF_PARTS = (2, 3, 4, 5, 6, 8, 10, 12)
 LAST_STEPS = 10  # of EM, in the last round of the trial; one in those before
 LEAST_SHARE = 0.05  # of a served model
 TUNED_SLOT, PERSONAL_SLOT = "main", "personal"
-Split = tuple[I64, Array]  # labels [m] of a center's devices, and the means [parts, size] of their models
+FOLDS = 3  # of a part's devices
 
 
 @dataclass(frozen=True)
+class Split:
+    """A way to part a center's m devices, with models that a device compares: means of others of its part.
+
+    A mean that has the device's own fit in it is the nearer to that fit the smaller the part is, and the fit is served
+    besides (w). So each part is dealt into folds, and there is a mean without each fold.
+    """
+
+    labels: I64  # [m]
+    fold: I64  # [m]
+    others: Array  # [parts * FOLDS, size]
+
+    @classmethod
+    def of(cls, labels: I64, mean: Callable[[F64], Array]) -> Split:
+        """`mean` makes the means [K, size] of the devices in each column of [m, K]."""
+        order, sizes = np.argsort(labels, kind="stable"), np.bincount(labels)
+        rank = np.empty(len(labels), dtype=np.int64)
+        rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        part, fold = np.divmod(np.arange(len(sizes) * FOLDS), FOLDS)
+        inside = (labels[:, None] == part) & ((rank % FOLDS)[:, None] != fold)
+        return cls(labels, rank % FOLDS, mean(inside.astype(np.float64)))
+
+    def is_alone(self, i: int) -> bool:
+        """Whether a device has a part for itself."""
+        return int((self.labels == self.labels[i]).sum()) == 1
+
+    def model(self, i: int) -> Flat:
+        """What a device compares that is not alone in its part."""
+        model: Flat = self.others[self.labels[i] * FOLDS + self.fold[i]]
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """The devices of one center that answered, and the splits of it that they are to compare."""
+    """The devices of one center that answered, and the splits of it that they compare; the first has a single part."""
 
     center: int
+    start: Flat
     updates: ClientUpdates
     splits: Sequence[Split]
 
-    def models(self, i: int, unsplit: Flat) -> list[Flat]:
-        """What device i compares: the one mean, and of each split the mean of its own part."""
-        return [unsplit, *(means[labels[i]] for labels, means in self.splits)]
+    def models(self, i: int) -> list[Flat]:
+        """What device i compares; one that is alone in its part gains nothing by the split."""
+        first, *others = self.splits
+        whole = first.model(i)
+        return [whole, *(whole if split.is_alone(i) else split.model(i) for split in others)]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -131,7 +168,9 @@ class FedCenters(LocalSgd):
         centers = self.server.aggregate(begun, updates, R, updates.n, schema)
         state = replace(state, centers=centers, extra={**state.extra, "round": np.array(number)})
         if trial:
-            state = yield from self._grown(state, list(self._proposals(state, begun, updates, schema, rng)), held)
+            state = yield from self._grown(
+                state, list(self._proposals(state, begun, updates, schema, rng)), held, schema
+            )
         personal = {
             c: self._personal(begun[mine[c]], seeds.of(c), held[c])
             for c in updates.clients
@@ -182,12 +221,18 @@ class FedCenters(LocalSgd):
         return replace(state, assignment={**state.assignment, **chosen}) if new else state
 
     def _probe(
-        self, models: Sequence[Flat | OwnModel], held: int, want: str, prior: Sequence[float] | None = None
+        self,
+        models: Sequence[Flat | OwnModel],
+        held: int,
+        want: str,
+        state: State,
+        prior: Sequence[float] | None = None,
     ) -> Probe:
-        """A quantity on the samples that `all-but:held` left out."""
+        """A quantity on the samples that `all-but:held` left out; centers of the state are corrected as when served."""
         return Probe(
             models=models,
             want=frozenset({want}),
+            label_totals=label_totals_of(state, models),
             prior=prior,
             limit=held,
             seed=0,
@@ -209,23 +254,29 @@ class FedCenters(LocalSgd):
             )
             points = represent_rows(some.rows, schema, self.representation, less=start)
             matrix = gram_matrix(points, np.zeros(points.width, begun.dtype))
-            splits = []
+            labelled = [np.zeros(len(members), dtype=np.int64)]
             for parts in (n for n in NUMBERS_OF_PARTS if n <= min(len(members), room)):
                 labels = kmeans(matrix, parts, rng, weights=some.n, restarts=self.restarts).labels
                 labels = canonical_labels(labels)
                 if labels.max() + 1 == parts:
-                    R, old = one_hot(labels, parts), np.tile(start, (parts, 1))
-                    splits.append((labels, self.server.aggregate(old, some, R, some.n, schema)))
-            if splits:
-                yield Proposal(k, some, splits)
+                    labelled.append(labels)
+            if len(labelled) > 1:
+                mean = partial(self._mean, start, some, schema=schema)
+                yield Proposal(center=k, start=start, updates=some, splits=[Split.of(one, mean) for one in labelled])
 
-    def _grown(self, state: State, proposals: Sequence[Proposal], held: Mapping[ClientId, int]) -> Round:
+    def _mean(self, start: Flat, updates: ClientUpdates, R: Array, *, schema: Schema) -> Array:
+        """[K, size] the means of the devices in each column of R [m, K]."""
+        return self.server.aggregate(np.tile(start, (R.shape[1], 1)), updates, R, updates.n, schema)
+
+    def _grown(
+        self, state: State, proposals: Sequence[Proposal], held: Mapping[ClientId, int], schema: Schema
+    ) -> Round:
         """The state after the splits that held-out losses ask for.
 
         A device of a split center that is on no side of it is placed when it is asked again.
         """
         asked = {
-            c: self._probe(one.models(i, state.centers[one.center]), held[c], "loss")
+            c: self._probe(one.models(i), held[c], "loss", state)
             for one in proposals
             for i, c in enumerate(one.updates.clients)
             if held[c]
@@ -239,8 +290,11 @@ class FedCenters(LocalSgd):
                 continue
             m = np.array([held[c] for c in who], dtype=np.float64)
             best = best_candidate(np.stack([told[c] for c in who]), m, self.least_gain)
-            if best and len(state.centers) + len(one.splits[best - 1][1]) - 1 <= self.most_centers:
-                state = _split(state, one, *one.splits[best - 1])
+            labels = one.splits[best].labels
+            parts = int(labels.max()) + 1
+            if best and len(state.centers) + parts - 1 <= self.most_centers:
+                means = self._mean(one.start, one.updates, one_hot(labels, parts), schema=schema)
+                state = _split(state, one, labels, means)
         return state
 
     def _weighed(self, state: State, held: Mapping[ClientId, int]) -> Round:
@@ -251,6 +305,7 @@ class FedCenters(LocalSgd):
                 _parts(state.centers[state.assignment[c]]),
                 m,
                 "posterior",
+                state,
                 prior=state.extra.get(f"share/{c}", usual).tolist(),
             )
             for c, m in held.items()

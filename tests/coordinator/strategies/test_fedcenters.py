@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from coordinator.strategies.base import State
 from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.held_out.evidence import best_candidate, blended_shares
-from coordinator.strategies.held_out.fedcenters import FedCenters
+from coordinator.strategies.held_out.fedcenters import FedCenters, Split
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Fit, Probe
+from edge_client.protocol.task import F64, Fit, Probe
 from tests.support.methods import world
-from tests.support.softmax_program import grouped_fleet
+from tests.support.softmax_program import FEATURES, grouped_fleet
 
 GROUPS, ALIKE = grouped_fleet(8, 2), grouped_fleet(8, 1)
 SETTINGS = {"local_steps": 10, "batch_size": 16, "trial_rounds": 3}
@@ -28,6 +29,36 @@ def test_two_groups_that_name_the_same_samples_differently_get_a_center_each() -
 
 def test_devices_that_are_alike_keep_one_center() -> None:
     assert len(world(FedCenters(**SETTINGS), ALIKE, rounds=4).state.centers) == 1  # type: ignore[arg-type]
+
+
+def test_devices_of_which_each_differs_from_all_others_keep_one_center() -> None:
+    """Its own fit serves such a device better than any mean, and a part that it has for itself is that fit."""
+    fleet = {}
+    for i, (cid, local) in enumerate(grouped_fleet(FEATURES, 1).items()):
+        shift = np.roll(np.eye(FEATURES), i, axis=0)
+        fleet[cid] = DeviceData(
+            train=Dataset(local.train.x @ shift, local.train.y), test=Dataset(local.test.x @ shift, local.test.y)
+        )
+    assert len(world(FedCenters(**SETTINGS), fleet, rounds=4).state.centers) == 1  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=12), st.data())
+def test_a_device_compares_means_of_others_of_its_part(drawn: list[int], data: st.DataObject) -> None:
+    labels = np.unique(drawn, return_inverse=True)[1].astype(np.int64)
+    fits = 2.0 ** np.arange(len(labels))  # a sum of these tells who is in it
+
+    def mean(inside: F64) -> F64:
+        return (fits @ inside)[:, None]
+
+    split = Split.of(labels, mean)
+    i = data.draw(st.integers(0, len(labels) - 1))
+    part = np.flatnonzero(labels == labels[i])
+    assert split.is_alone(i) == (len(part) == 1)
+    if not split.is_alone(i):
+        others = [j for j in part if int(split.model(i)[0]) >> j & 1]
+        assert fits[others].sum() == split.model(i)[0]
+        assert i not in others
+        assert len(others) >= len(part) // 2
 
 
 def test_in_the_trial_no_fit_uses_a_sample_that_decides_and_after_it_all_are_used() -> None:
@@ -58,6 +89,14 @@ def test_a_device_without_a_share_in_its_personal_model_does_not_train_it() -> N
     assert len(fleet.served("d00")) == 2
 
 
+def test_with_a_label_prior_shares_are_those_of_the_models_that_are_served() -> None:
+    fleet = world(FedCenters(**SETTINGS, label_prior="device"), GROUPS, rounds=1)  # type: ignore[arg-type]
+    fleet.round()
+    weighed = [t for every in fleet.exchanges for t in every.values() if isinstance(t, Probe) and "posterior" in t.want]
+    assert weighed
+    assert all(t.label_totals and t.label_totals[0] for t in weighed)
+
+
 def test_noise_with_a_trial_is_refused() -> None:
     with pytest.raises(ConfigError, match="privacy-noise"):
         FedCenters(server=ServerOptions(privacy_noise=1.0))
@@ -79,6 +118,13 @@ def test_one_device_that_lies_about_its_losses_splits_nothing(lie: float) -> Non
     losses = np.ones((12, 3))
     losses[3] = [lie, 0.0, 0.0]
     assert best_candidate(losses, np.ones(12), 0.2) == 0
+
+
+@given(st.floats(0, 1e100), st.floats(0, 1), st.integers(3, 12), st.floats(1, 1e9))
+def test_one_device_with_many_samples_splits_nothing(now: float, then: float, devices: int, weight: float) -> None:
+    losses = np.tile([1.0, 1.0], (devices, 1))
+    losses[1] = [now, then]
+    assert best_candidate(losses, np.r_[1.0, weight, np.ones(devices - 2)], 0.2) == 0
 
 
 @given(st.floats(-1e100, 0), st.floats(-1e100, 1e100), st.integers(3, 30))
