@@ -83,10 +83,12 @@ def _wrong_points(work: SummedFit, sums: I64, devices: int) -> str | None:
 
 
 def _wrong_evaluation(numbers: I64, devices: int) -> str | None:
-    """Of right answers, samples, accuracy, F1 and devices."""
+    """Of right answers, samples, accuracy, F1 and devices. A device without held-out samples refuses its task."""
     if wrong := _wrong_counts(numbers[-1:], devices, every=True):
         return wrong
     right, samples, *scores, _ = numbers.tolist()
+    if samples < devices:
+        return f"{samples} samples are counted"
     if not 0 <= right <= samples:
         return f"{right} of {samples} samples are right"
     if not all(0 <= score <= devices * SCORE_LEVELS for score in scores):

@@ -16,12 +16,19 @@ from dataclasses import replace
 import numpy as np
 
 from coordinator.strategies.base import Round, State, Strategy
-from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, label_counts
+from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, check_room, label_counts
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.updates import pack_by_client
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, ClientId, Probe
 
 SAME_NUMBER = 0.5  # samples by which a sum of soft labels may differ from their number
+
+
+def check_label_totals(strategy: Strategy, program: Program) -> None:
+    """Raise ConfigError, before the first round, where no task has room for the label totals of all centers."""
+    if isinstance(strategy, LocalSgd) and strategy.label_prior == "device" and program.loss == "cross-entropy":
+        check_room(strategy.compared_centers, program.classes)
 
 
 def count_labels(strategy: Strategy, before: State, exchanges: Round) -> Round:

@@ -254,7 +254,7 @@ class Server:
             event_log=self._event_log,
             meter=lambda: (self._clock.now_s(), session.sender.bytes_down, session.dispatcher.bytes_up),
             federation=self._config.federation,
-            schema=prepared.program.schema,
+            program=prepared.program,
             initial=prepared.initial,
             look=look_of_a_device(prepared.program.loss, prepared.program.classes),
             devices=devices,

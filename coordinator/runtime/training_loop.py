@@ -16,6 +16,7 @@ from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
 from coordinator.rounds.buffer_bounds import bounded_buffers
+from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import CLASSES, RoundReport, Scoring
 from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
@@ -48,6 +49,7 @@ from coordinator.strategies.base import (
 )
 from coordinator.strategies.common.setting_checks import spare_centers
 from edge_client.protocol import codecs
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
 log = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ class RunTrainer:
     event_log: EventLog
     meter: Meter
     federation: str
-    schema: Schema
+    program: Program
     initial: Flat
     look: frozenset[str]  # what every device is asked about the centers, where newcomers are taught
     devices: TrainingFleet
@@ -84,6 +86,10 @@ class RunTrainer:
     keep_rounds: int = 0  # 0: all
     without_rounds: WithoutRounds | None = None  # where no device is waited for
 
+    @property
+    def schema(self) -> Schema:
+        return self.program.schema
+
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """Train the rounds of one run that are not stored yet."""
         run_id = self.store.states.run_id(run.name, lambda: secrets.token_hex(8))
@@ -92,6 +98,7 @@ class RunTrainer:
         if begun is None:
             fleet = self.devices.let_in(run.name, INITIAL_ROUND + 1)
             check_masked(strategy)
+            check_label_totals(strategy, self.program)
             check_sealed(strategy, self.schema, fleet)
             if spare := spare_centers(strategy, len(fleet)):
                 log.warning("%s: %s", run.name, spare)

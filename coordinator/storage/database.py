@@ -18,11 +18,12 @@ from edge_client.errors import ConfigError
 from edge_client.transport.folder_lock import lock_folder
 
 DATABASE_FILE = "coordinator.sqlite"
-SCHEMA_VERSION = "3"
-# The statement that an older store needs beside the tables that it lacks. Version 1 hashed tasks in another form, and
-# version 2 asked for no loss in a test. An empty hash means that a replay cannot compare the task.
+SCHEMA_VERSION = "4"
+# The statement that an older store needs beside the tables that it lacks. Version 1 hashed tasks in another form,
+# version 2 asked for no loss in a test, and version 3 had longer label totals, perhaps too long for a message. An empty
+# hash means that a replay cannot compare the task.
 _CLEAR_TASK_HASHES = "update tasks set sha256 = ''"
-UPGRADES = {"1": _CLEAR_TASK_HASHES, "2": _CLEAR_TASK_HASHES}
+UPGRADES = dict.fromkeys(("1", "2", "3"), _CLEAR_TASK_HASHES)
 _RESTORE = "restore the folder from a backup, or use another folder to begin anew"
 _DISK_ERRORS = ("is full", "disk I/O error")  # parts of SQLite's messages
 

@@ -81,6 +81,11 @@ class FeSEM(LocalSgd):
         """k-means compares the devices' updates."""
         return True
 
+    @property
+    def compared_centers(self) -> int:
+        """With start "loss" the first rounds compare all."""
+        return self.clusters if self.start == "loss" else 1
+
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         return State(centers=np.tile(model, (self.clusters, 1)), extra={"start": model.copy()})
 

@@ -228,6 +228,8 @@ def evaluation_words(
     if reply.confusion is None:
         raise Malformed("bad_task", "an evaluation counts a confusion matrix")
     matrix = reply.confusion[0]
+    if not matrix.any():  # each position is to be ignored; of no samples an accuracy is no number
+        raise Malformed("no_data", "no held-out sample on this device has a label")
     occurs = matrix.sum(axis=0) + matrix.sum(axis=1)
     f1 = np.mean(2 * np.diag(matrix)[occurs > 0] / occurs[occurs > 0])
     right, total = np.trace(matrix), matrix.sum()

@@ -14,6 +14,7 @@ from typing import Any
 
 from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.asynchronous.training import Rules
+from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import RoundReport, scoring_of
 from coordinator.rounds.over_selection import with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
@@ -100,6 +101,7 @@ def open_run(
     if before := checkpoints.latest() if checkpoints else None:
         live.restore(*before)
     else:
+        check_label_totals(strategy, devices.program)
         live.state = strategy.begin(start, schema, fleet, round_rng(settings.seed, INITIAL_ROUND))
     return live
 

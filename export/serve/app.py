@@ -83,11 +83,14 @@ class _ServeHandlers:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            if (
-                self._manager.has_changed()
-                and (found := await asyncio.to_thread(self._manager.fetch_generation)) is not None
-            ):
-                self._manager.accept(found)
+            if not self._manager.has_changed():
+                continue
+            try:
+                found = await asyncio.to_thread(self._manager.fetch_generation)
+                if found is not None:
+                    self._manager.accept(found)
+            except OSError as failed:  # else no later bundle would be served, and no line would tell it
+                self._manager.look_again(failed)
 
     async def health(self, _: Request) -> Response:
         return JSONResponse({"ok": True})

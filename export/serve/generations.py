@@ -27,6 +27,7 @@ class GenerationManager:
     def __init__(self, root: Path, bundle: Path, plan: RolloutPlan, trusted: Sequence[bytes] = ()) -> None:
         self.site, self.plan = SiteFolder(root=root, trusted=trusted), plan
         self._bundle, self._last_stamp = bundle, _stamp(bundle)
+        self._failure: tuple[FileStamp | None, str] | None = None  # of which bundle, and why: as it was logged
         root.mkdir(parents=True, exist_ok=True)
         self.rollout = self._read_rollout()
         self.generations: dict[str, Generation] = {}
@@ -44,7 +45,8 @@ class GenerationManager:
     def fetch_generation(self) -> Generation | None:
         """Copy the watched bundle into the site; None when a check fails. `accept` serves it.
 
-        Copying takes a while; it may run in a thread beside requests, since it changes nothing that they read.
+        Copying takes a while; it may run in a thread beside requests, since it changes nothing that they read. Raises
+        OSError for a failure that may pass; `look_again` takes it.
         """
         self._last_stamp = _stamp(self._bundle)
         try:
@@ -53,19 +55,27 @@ class GenerationManager:
             log.warning("the bundle in %s is not served: %s", self._bundle, wrong.message)
             return None
 
+    def look_again(self, failed: OSError) -> None:
+        """Fetching or accepting failed, as on a full disk: the next look tries again. A reason is told once."""
+        failure = (self._last_stamp, str(failed))
+        if failure != self._failure:
+            log.warning("the bundle in %s is not served yet, and is tried again: %s", self._bundle, failed)
+        self._failure, self._last_stamp = failure, None
+
     def accept(self, generation: Generation) -> None:
-        """Make a fetched generation the candidate, or the stable one where there is none."""
+        """Make a fetched generation the candidate, or the stable one where there is none. Raises OSError."""
         self.generations.setdefault(generation.name, generation)
         self.store_rollout(self.rollout.offer(generation.name, self.plan))
 
     def store_rollout(self, rollout: Rollout) -> None:
-        """Make this the roll-out's state, on disk first."""
+        """Make this the roll-out's state, on disk first. Raises OSError; then the state is as it was."""
         if rollout == self.rollout:
             return
-        before, self.rollout = self.rollout, rollout
+        before = self.rollout
         replace_file(self.site.root / ROLLOUT_FILE, json.dumps(rollout.to_json()).encode())
         if rollout.stable is not None and rollout.stable != before.stable:
             self.site.point(rollout.stable)
+        self.rollout = rollout
         if (rollout.stable, rollout.candidate) != (before.stable, before.candidate):
             log.info("stable %.16s, candidate %.16s", rollout.stable, rollout.candidate)
             self._load()

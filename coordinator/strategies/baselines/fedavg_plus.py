@@ -45,6 +45,11 @@ class FedAvgPlus(FedAvg):
             centers.append(run.centers)
         return replace(state, centers=np.concatenate(centers))
 
+    @property
+    def compared_centers(self) -> int:
+        """A device is served the mixture of all."""
+        return self.runs
+
     def label_shares(self, state: State) -> Mapping[ClientId, Array]:
         """Each run is trained by all devices that ever took part."""
         return {c: np.ones(self.runs) for c in label_counts(state)}

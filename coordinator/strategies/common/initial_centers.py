@@ -62,6 +62,10 @@ class MultiStartSgd(LocalSgd):
         """Whether the starts are clusters of updates; in later rounds each device chooses by its own data."""
         return self.start == "k-means"
 
+    @property
+    def compared_centers(self) -> int:
+        return self.clusters
+
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """Different centers, and the common model in `extra`; no device has a center yet."""
         due = {"ungrouped": np.array(1)} if self.start != "redraw" and self.clusters > 1 else {}

@@ -146,6 +146,11 @@ class LocalSgd(MethodValue):
         every = np.eye(len(state.centers))
         return {c: every[k] for c, k in state.assignment.items()}
 
+    @property
+    def compared_centers(self) -> int:
+        """How many trained centers one probe names at most: `label-prior` sends the label totals of each."""
+        return 1
+
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The center of the device; the most common one for a device that has none."""
         return ((1.0, state.centers[serving_center(state.assignment, who)]),)

@@ -148,6 +148,11 @@ class FedCenters(LocalSgd):
         """k-means compares the devices' updates."""
         return True
 
+    @property
+    def compared_centers(self) -> int:
+        """A device that comes after a split compares all centers."""
+        return self.most_centers if self.trial_rounds else 1
+
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         return State(centers=model[None].copy(), assignment=all_of_one_center(fleet))
 

@@ -114,11 +114,22 @@ def test_an_evaluation_counts_each_device_once_and_no_score_above_one() -> None:
     right = np.array([10, 12, 5 * SCORE_LEVELS, 6 * SCORE_LEVELS, 6], dtype=np.uint32)
     assert why_impossible(asked, right, 6) is None
     assert why_impossible(asked, np.array([12, 12, 0, 0, 6], dtype=np.uint32), 6) is None
-    assert why_impossible(asked, np.array([0, 0, 0, 0, 6], dtype=np.uint32), 6) is None
+    assert why_impossible(asked, np.array([0, 6, 0, 0, 6], dtype=np.uint32), 6) is None
     for place, value in ((4, 5), (4, 7), (3, 6 * SCORE_LEVELS + 1), (2, 2**32 - 1), (0, 13), (0, 2**32 - 1)):
         wrong = right.copy()
         wrong[place] = value
         assert why_impossible(asked, wrong, 6)
+
+
+@pytest.mark.parametrize("samples", [0, 5, -1])
+def test_an_evaluation_of_fewer_samples_than_devices_is_told(samples: int) -> None:
+    """One device subtracts what the others have: 0 of 0 samples would be an accuracy that is no number."""
+    asked = SummedProbe(
+        models=[CENTERS[0]], want=frozenset({"confusion"}), split="test", batch=8, seed=0, served="asked", usual=0,
+        scale=SumScale(bits=32, devices=6, clip=1.0),
+    )  # fmt: skip
+    words = asked.scale.modulo(np.array([0, samples, 0, 0, 6]))
+    assert f"{samples} samples are counted" in (why_impossible(asked, words, 6) or "")
 
 
 def blocks(*rows: tuple[int, int, int, int]) -> tuple[SummedFit, Words]:

@@ -35,10 +35,8 @@ def test_devices_of_which_each_differs_from_all_others_keep_one_center() -> None
     """Its own fit serves such a device better than any mean, and a part that it has for itself is that fit."""
     fleet = {}
     for i, (cid, local) in enumerate(grouped_fleet(FEATURES, 1).items()):
-        shift = np.roll(np.eye(FEATURES), i, axis=0)
-        fleet[cid] = DeviceData(
-            train=Dataset(local.train.x @ shift, local.train.y), test=Dataset(local.test.x @ shift, local.test.y)
-        )
+        mixed = Dataset(local.train.x @ np.roll(np.eye(FEATURES), i, axis=0), local.train.y)
+        fleet[cid] = DeviceData(train=mixed, test=mixed)
     assert len(world(FedCenters(**SETTINGS), fleet, rounds=4).state.centers) == 1  # type: ignore[arg-type]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +13,12 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation.summed_centers import centers_of_sums
 from coordinator.strategies.base import SealedSums, SumByCenter
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import Malformed
+from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.summed_task import SummedFit, SummedProbe, SumScale
-from edge_client.protocol.task import Array, Reply
-from edge_client.training.learner import EngineLearner
+from edge_client.protocol.task import Array, Flat, Reply
+from edge_client.training.learner import EngineLearner, Learner
 from edge_client.training.skellam import secret_stream
 from edge_client.training.summed import CHOICE_SLOT, TrainedChoice, choose_nearest, contribution, evaluation_words
 from tests.support.softmax_program import SoftmaxEngine, grouped_fleet, program, start_of
@@ -158,3 +164,33 @@ def test_a_choice_among_other_centers_serves_no_evaluation() -> None:
         return [int(word) for word in reply.words[:2]]
 
     assert words(np.eye(16)[15], 1) == words(None, 1) == words(np.eye(2)[1], 0) != words(None, 0)
+
+
+@dataclass
+class ZeroLearner:
+    """Its models answer zero at each of five positions."""
+
+    program: Program = field(default_factory=lambda: replace(program(), loss="token-cross-entropy", target=(5, 7)))
+    fixed_batch: int | None = None
+
+    def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[Array, Array]:
+        return np.zeros((len(models), len(data))), np.zeros((len(models), len(data), 5, 7))
+
+
+@pytest.mark.parametrize("labelled", [0, 1, 15])
+def test_a_device_whose_held_out_samples_have_no_label_refuses_an_evaluation(labelled: int) -> None:
+    x, y = np.zeros((3, 5)), np.full(15, IGNORED)
+    y[:labelled] = 0
+    data = Dataset(x, y.reshape(3, 5))
+    probe = SummedProbe(
+        models=[start_of(0)], want=frozenset({"confusion"}), split="test", batch=64, seed=0, served="asked",
+        usual=0, scale=SumScale(bits=32, devices=5, clip=1.0),
+    )  # fmt: skip
+    learner, local = cast("Learner", ZeroLearner()), DeviceData(train=data, test=data)
+    if labelled:
+        reply = evaluation_words(learner, probe, local, own=lambda _: None, drawn=secret_stream())
+        assert reply.words is not None
+        assert reply.words[:2].tolist() == [labelled, labelled]
+    else:
+        with pytest.raises(Malformed, match="no_data"):
+            evaluation_words(learner, probe, local, own=lambda _: None, drawn=secret_stream())

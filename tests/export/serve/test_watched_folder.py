@@ -1,0 +1,126 @@
+"""The watched folder of `fedcenters-export serve`: an I/O error is told once, and the next look tries again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from export.serve import app, generations, site
+from export.serve.access import ServeAccess
+from export.serve.generations import ROLLOUT_FILE, GenerationManager
+from export.serve.rate_limits import RateLimiter
+from export.serve.rollout import RolloutPlan
+from export.serve.site import INDEX_FILE
+from tests.support.served_bundle import write_bundle
+
+PLACES = ((shutil, "copyfile"), (generations, "replace_file"), (site, "replace_file"))  # copy, roll-out, index
+
+
+class FullDisk:
+    """While it is full, the function in whose place it stands fails."""
+
+    def __init__(self, works: Callable[..., object]) -> None:
+        self._works, self.full, self.failed = works, False, threading.Semaphore(0)
+
+    def __call__(self, *args: object) -> object:
+        if not self.full:
+            return self._works(*args)
+        self.failed.release()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture(params=PLACES, ids=["copy", "roll-out", "index"])
+def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    where, name = request.param
+    made = FullDisk(getattr(where, name))
+    monkeypatch.setattr(where, name, made)
+    monkeypatch.setattr(app, "WATCH_INTERVAL_S", 0.001)
+    return made
+
+
+@pytest.fixture
+def served(tmp_path: Path, disk: FullDisk) -> Iterator[GenerationManager]:
+    """A server of the bundle `b` that watches it."""
+    del disk  # it stands in its place before the server begins
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=1.0))
+    with TestClient(app.create_serve_app(manager, ServeAccess(rate=RateLimiter(0)))):
+        yield manager
+
+
+def told_of_space(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged of the full disk; a bundle that is swapped while it is copied is told, too."""
+    return [text for text in (record.getMessage() for record in list(caplog.records)) if "No space left" in text]
+
+
+def until(true: Callable[[], bool]) -> None:
+    """The server looks at its folder in a thread of its own: wait for what follows, a minute at most."""
+    end = time.monotonic() + 60
+    while not true():
+        if time.monotonic() > end:
+            raise TimeoutError("it did not happen")
+        threading.Event().wait(0.005)
+
+
+def test_a_bundle_that_came_while_the_disk_was_full_is_served_when_there_is_room(
+    tmp_path: Path, disk: FullDisk, served: GenerationManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = served.rollout.stable
+    with caplog.at_level(logging.WARNING):
+        disk.full = True
+        write_bundle(tmp_path / "b", "two")
+        for _ in range(3):
+            assert disk.failed.acquire(timeout=60)
+        assert served.rollout.stable == first
+        disk.full = False
+        until(lambda: served.rollout.stable != first)
+    assert told_of_space(caplog) == [
+        f"the bundle in {tmp_path / 'b'} is not served yet, and is tried again: [Errno 28] No space left on device"
+    ]
+    second = served.rollout.stable
+    assert served.generation(None).centers[0]["card"]["mark"] == "two"
+    for file, key in ((ROLLOUT_FILE, "stable"), (INDEX_FILE, "generation")):
+        assert json.loads((tmp_path / "site" / file).read_bytes())[key] == second
+    write_bundle(tmp_path / "b", "three")
+    until(lambda: served.rollout.stable != second)
+
+
+def test_another_bundle_that_cannot_be_served_either_is_told_too(
+    tmp_path: Path, disk: FullDisk, served: GenerationManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    del served
+    disk.full = True
+    with caplog.at_level(logging.WARNING):
+        write_bundle(tmp_path / "b", "two")
+        until(lambda: len(told_of_space(caplog)) == 1)
+        write_bundle(tmp_path / "b", "three")
+        until(lambda: len(told_of_space(caplog)) == 2)
+    disk.full = False
+
+
+def test_a_report_that_cannot_be_stored_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=0.5))
+    write_bundle(tmp_path / "b", "two")
+    found = manager.fetch_generation()
+    assert found is not None
+    manager.accept(found)
+    before = manager.rollout
+    assert before.candidate == found.name
+    disk = FullDisk(site.replace_file)
+    disk.full = True
+    monkeypatch.setattr(generations, "replace_file", disk)
+    after = before.add_report("d1", manager.generation("d1").name, 0.5, manager.plan)
+    assert after != before
+    with pytest.raises(OSError, match="No space left"):
+        manager.store_rollout(after)
+    assert manager.rollout is before
