@@ -18,7 +18,7 @@ from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
-from export.rare_collection import rare_collection
+from edge_client.rare_collection import rare_collection
 
 PROGRAM_FACT = "program"  # the key of the program's and the initial model's hashes in the store's facts
 

@@ -25,6 +25,7 @@ from edge_client.engines.malloc import keep_freed_memory
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
+from edge_client.rare_collection import rare_collection
 
 MAX_CONFIG_BYTES = 1 << 20
 _local = threading.local()
@@ -34,7 +35,8 @@ _LOADING = threading.RLock()  # torch.export.load keeps global state while it re
 def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> Pt2Engine:
     """One graph per file; see engines/base.py for what it raises. `threads` and malloc's settings are the process's."""
     try:
-        import torch
+        with rare_collection():
+            import torch
     except ImportError as missing:
         raise RuntimeMissing(
             f"torch cannot be imported: {missing}", hint="pip install torch, or use engine = 'onnx'"
@@ -42,7 +44,7 @@ def open_program(program: Program, files: Mapping[str, Path], *, threads: int, d
     torch.set_num_threads(threads)
     keep_freed_memory()
     place = _place(device)
-    with _LOADING:
+    with _LOADING, rare_collection():  # the first file makes torch import its compiler
         graphs = {name: load_graph(path, place) for name, path in files.items() if name != FROZEN}
         return Pt2Engine(program, graphs, open_frozen(program, files), place)
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.transforms import BboxBase
 
 from edge_client.protocol.task import Array
 
@@ -28,6 +30,7 @@ GLOBAL_COLOUR = "#6b7280"
 LINES = ("-", "--", "-.", ":")
 MAX_NAMED_CLASSES = 10  # as many classes or centers have words or colours of their own
 HEAT_SHADES = 40
+SVG_DPI = 72  # points are the units of SVG files
 LAP = 0.6  # points by which squares overlap, so that no seam shows between them
 DARK_THRESHOLD = 0.6  # a cosine above that has a dark cell
 MAX_LABELLED_ROWS = 40  # more devices than that leave no room for words
@@ -356,12 +359,23 @@ def to_svg(figure: Figure) -> str:
     """
     out = io.StringIO()
     with rc_context({**STYLE, "svg.fonttype": "none"}):
-        figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+        part = _laid_out(figure)
+        figure.savefig(out, format="svg", bbox_inches=part, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     element = re.sub(r"#[0-9a-f]{6}", _themed, text[text.index("<svg") :])
     return re.sub(
         r'(<svg[^>]*?) (?:width|height)="[\d.]+pt"([^>]*?) (?:width|height)="[\d.]+pt"', r"\1\2", element, count=1
     )
+
+
+def _laid_out(figure: Figure) -> BboxBase:
+    """Settle where all parts are; -> the part that `bbox_inches="tight"` keeps, for which it would draw all twice."""
+    FigureCanvasSVG(figure)
+    figure.dpi = SVG_DPI
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
+        figure.set_layout_engine(None)
+    return figure.get_tightbbox().padded(rcParams["savefig.pad_inches"])
 
 
 def _themed(found: re.Match[str]) -> str:

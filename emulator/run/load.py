@@ -17,6 +17,7 @@ from edge_client.data.dataset import describe_misfit
 from edge_client.errors import UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat
+from edge_client.rare_collection import rare_collection
 from emulator.data.fleet import Fleet, named_fleet
 from emulator.data.fleet_split import FleetData
 from emulator.engines.engine_spec import EngineSpec
@@ -25,7 +26,6 @@ from emulator.parallel.process_pool import open_pool
 from emulator.parallel.ray_pool import open_ray_pool
 from emulator.run.resolve import ResolvedRun
 from emulator.simulation.emulated_devices import EmulatedDevices
-from export.rare_collection import rare_collection
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model

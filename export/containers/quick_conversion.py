@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from unittest.mock import patch
 
-from export.rare_collection import rare_collection
+from edge_client.rare_collection import rare_collection
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class SoftmaxEngine:
 
     def step(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
-        loss, error = self._forward(feeds)
+        loss, error, _ = self._forward(feeds)
         error *= feeds["q"][:, None]
         prefixes = _members(feeds)
         switches = feeds.get("buffers/trained", np.ones(len(prefixes)))
@@ -85,7 +85,8 @@ class SoftmaxEngine:
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
-        return {"loss": self._forward(feeds)[0], "logits": self._logits(feeds)}
+        loss, _, logits = self._forward(feeds)
+        return {"loss": loss, "logits": logits}
 
     def _check(self, feeds: Tensors) -> None:
         assert all(value.dtype == np.float64 for value in feeds.values())
@@ -101,11 +102,12 @@ class SoftmaxEngine:
         logits: Array = np.sum(each, axis=0)
         return logits
 
-    def _forward(self, feeds: Tensors) -> tuple[Array, Array]:
+    def _forward(self, feeds: Tensors) -> tuple[Array, Array, Array]:
+        """-> the loss of each sample, its gradient by the logits, and the logits."""
         logits = self._logits(feeds)
         shifted = logits - logits.max(axis=1, keepdims=True)
         log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        return -(feeds["y"] * log_p).sum(axis=1), np.exp(log_p) - feeds["y"]
+        return -(feeds["y"] * log_p).sum(axis=1), np.exp(log_p) - feeds["y"], logits
 
 
 def _members(feeds: Tensors) -> list[str]:

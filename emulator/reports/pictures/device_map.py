@@ -35,15 +35,17 @@ MAX_ROWS = 60  # devices in a heat map; each pair is a vector square
 
 
 def principal_components(points: Array) -> tuple[Array, tuple[float, float]]:
-    """[n, d] -> [n, 2] and the shares of the variance that the two principal components hold; n and d at least 2."""
-    from sklearn.decomposition import PCA
+    """[n, d] -> [n, 2] and the shares of the variance that the two principal components hold; n and d at least 2.
 
+    The numbers are scikit-learn's, whose import takes longer than the drawing of most reports.
+    """
     x = points.astype(np.float64)
     if not np.ptp(x, axis=0).any():  # all in one place: no variance to divide
         return np.zeros((len(x), 2)), (0.0, 0.0)
-    model = PCA(n_components=2, svd_solver="full")
-    plane: Array = model.fit_transform(x)
-    first, second = model.explained_variance_ratio_.tolist()
+    left, lengths, right = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    tallest = right[[0, 1], np.abs(right[:2]).argmax(axis=1)]
+    plane: Array = left[:, :2] * lengths[:2] * np.sign(tallest)  # a component's sign is free; fix it
+    first, second = (lengths[:2] ** 2 / (lengths @ lengths)).tolist()
     return plane, (first, second)
 
 

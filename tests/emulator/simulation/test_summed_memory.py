@@ -19,6 +19,7 @@ from tests.support.virtual_federation import WideEngine, program
 
 BALLAST = 25_000  # parameters that no sample reads, so that a model is much larger than all else of a device
 FIRST, FEW, MANY = 12, 80, 140  # with 80 devices there are as many first groups as there ever are
+BATCH = 256  # above the samples of any device: what is held for a batch does not grow with the devices
 
 
 def peak(method: str, devices: int, secure: str) -> int:
@@ -28,10 +29,10 @@ def peak(method: str, devices: int, secure: str) -> int:
     start[: len(softmax_program.start_of())] = softmax_program.start_of()
     local = softmax_program.grouped_fleet(devices, 2, n=4)
     fleet = EmulatedDevices(learner=EngineLearner(WideEngine(), wide), local=local, wire=no_rounding)
-    strategy = make_method(method, secure=secure, **{"local-steps": 1, "secure-clip": 10.0})
+    strategy = make_method(method, secure=secure, **{"local-steps": 1, "batch-size": BATCH, "secure-clip": 10.0})
     tracemalloc.start()
     try:
-        run_simulation(strategy, start, fleet, RunSettings(rounds=1, seed=0, batch=16))
+        run_simulation(strategy, start, fleet, RunSettings(rounds=1, seed=0, batch=BATCH))
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

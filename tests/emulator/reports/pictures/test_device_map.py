@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from scipy.spatial import cKDTree
+from sklearn.decomposition import PCA
 
 from edge_client.protocol.task import Array
 from emulator.reports import plots
@@ -30,6 +31,15 @@ def test_the_principal_components_show_a_plane_as_it_is_and_its_share_of_the_var
     near, far = (np.linalg.norm(x[:, None] - x, axis=2) for x in (plane, flat))
     np.testing.assert_allclose(near, far, atol=1e-9)
     assert shares == pytest.approx((16 / 17, 1 / 17))
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 40), (40, 3)])
+def test_the_principal_components_and_their_signs_are_those_of_scikit_learn(shape: tuple[int, int]) -> None:
+    points = np.random.default_rng(1).standard_normal(shape)
+    model = PCA(n_components=2, svd_solver="full")
+    plane, shares = device_map.principal_components(points)
+    np.testing.assert_allclose(plane, model.fit_transform(points), atol=1e-12)
+    np.testing.assert_allclose(shares, model.explained_variance_ratio_, atol=1e-12)
 
 
 def test_devices_in_one_place_are_one_point_without_variance() -> None:

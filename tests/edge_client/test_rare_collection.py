@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from export.rare_collection import RARE, rare_collection
+from edge_client.rare_collection import RARE, rare_collection
 
 
 def test_the_collector_is_as_before_after_the_outermost_of_two() -> None:
