@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Columns:
 
     `classes` are the names of the labels, where the source has them; `by_name` is the name of the column. `names` are
     those of the columns of x, in order, where x is a table. `parts`: the arrays that x was packed of, if it was.
+    `left_out`: other columns of the table that are no numbers, and what they are.
     """
 
     x: Array
@@ -41,6 +42,7 @@ class Columns:
     classes: Sequence[str] = ()
     names: Sequence[str] = ()
     parts: Parts = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) -> Columns:
@@ -67,6 +69,24 @@ def as_array(value: Any) -> Array:
     if hasattr(value, "getbands"):
         return channels_first(np.asarray(value))
     return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+
+
+def is_missing(label: Any) -> bool:
+    """Whether a label is None, NaN, NaT or NA of pandas."""
+    if label is None:
+        return True
+    try:
+        return bool(label != label)  # noqa: PLR0124 - only what is no value differs from itself
+    except TypeError:  # NA is neither equal nor different
+        return True
+    except (ValueError, RuntimeError):  # an array or a tensor of several
+        return False
+
+
+def _labels(value: Any) -> Array:
+    """Labels as an array. NumPy would make the text 'nan' of NaN in a list of texts."""
+    found = as_array(value)
+    return np.asarray(value, dtype=object) if found.dtype.kind in "US" and isinstance(value, (list, tuple)) else found
 
 
 def read_inputs(x: Any, wanted: Parts | None = None) -> tuple[Array, Parts]:
@@ -113,15 +133,18 @@ def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
     if by is not None:
         raise UsageError(f"arrays have no column {by!r}", hint="write by=array, with one value for each sample")
     samples, parts = read_inputs(data[0])
-    return Columns(x=samples, y=as_array(data[1]), parts=parts)
+    return Columns(x=samples, y=_labels(data[1]), parts=parts)
 
 
 def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
     names = [str(name) for name in data.columns]
     label = _column("y", y, names, LABEL_COLUMNS)
     mine = None if by is None else _column("by", by, names, ())
+    left_out: dict[str, str] = {}
     if x is None:
-        x = [name for name in names if name not in (label, mine) and data[name].dtype.kind in "biuf"]
+        others = [name for name in names if name not in (label, mine)]
+        left_out = {name: _kind(data[name]) for name in others if data[name].dtype.kind not in "biuf"}
+        x = [name for name in others if name not in left_out]
     listed = [_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x)]
     if not listed:
         raise UsageError("no column of numbers is left for x", hint="name them: x=[...]")
@@ -132,7 +155,18 @@ def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
         kind="data frame",
         by_name=str(mine or ""),
         names=listed,
+        left_out=left_out,
     )
+
+
+def _kind(column: Any) -> str:
+    """What a column of a data frame has that is no number."""
+    known = {"M": "dates", "m": "durations"}
+    if column.dtype.kind in known:
+        return known[column.dtype.kind]
+    if column.dtype.name == "category":
+        return "categories"
+    return "text" if any(isinstance(value, str) for value in column) else str(column.dtype)
 
 
 def is_frame(data: Any) -> bool:
@@ -232,8 +266,8 @@ def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Co
     def rows() -> Iterable[Array]:
         for place in places:
             sample = data[place]
-            if sample[keys[1]] is None:
-                raise ConfigError(f"sample {place} has no label", hint="drop the samples whose y is None")
+            if is_missing(sample[keys[1]]):
+                raise ConfigError(f"sample {place} has no label", hint="drop the samples whose y is None or NaN")
             labels.append(as_array(sample[keys[1]]))
             if labels[-1].shape != labels[0].shape:
                 told = f"the label of sample {place} has shape {list(labels[-1].shape)}, not {list(labels[0].shape)}"

@@ -16,7 +16,7 @@ from edge_client.protocol.program import IGNORED
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from edge_client.protocol.task import I64, Array
 from emulator.api.data.partitions import as_scheme
-from emulator.api.data.reading import Columns, as_array, device_folders, read_columns
+from emulator.api.data.reading import Columns, as_array, device_folders, is_missing, read_columns
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts
@@ -49,7 +49,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     forward's parameters, for a model that takes several), a pandas DataFrame, a Hugging Face
     Dataset, a dict that has such data for each device, or a folder with a subfolder for each device (as
     fedcenters-edge reads it). `x`, `y` and `by` name columns where there are any; of a pandas DataFrame x is every
-    other column of numbers. `by` may also be an array [n]. `partition` is what `fc.partitions` says.
+    other column of numbers, and a line on stderr names those that are left out. `by` may also be an array [n].
+    `partition` is what `fc.partitions` says.
 
     Samples x [n, ...] become float32; uint8 are pixels, and become 0 to 1. Whole numbers y [n] are classes from 0;
     texts, and True and False, are classes in alphabetical order, which the fleet's `classes` names and
@@ -86,6 +87,9 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         held = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
     elif not (isinstance(test, float) and 0 < test < 1):
         raise UsageError(f"test is {test!r}", hint="give the share of each device's samples that only test, as 0.2")
+    used = {groups} if isinstance(groups, str) else set()
+    if told := ", ".join(f"{name} ({kind})" for name, kind in columns.left_out.items() if name not in used):
+        log.warning("left out of x: %s. Make them numbers, as with pd.to_numeric, or name what x is: x=[...]", told)
     whole, classes = _data_set(columns, held, share)
     devices_of, given = _given(data, columns, parts, whole.names)
     if groups is not None:
@@ -170,8 +174,7 @@ def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[C
             told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
             raise ConfigError(told, hint="use one shape")
     x_all, y_all = (np.concatenate([getattr(part, name) for _, part in held]) for name in ("x", "y"))
-    whole = Columns(x=x_all, y=y_all, kind=f"{one.kind} of each device", classes=one.classes, names=one.names)
-    whole = replace(whole, parts=packed)
+    whole = replace(one, x=x_all, y=y_all, kind=f"{one.kind} of each device", parts=packed)
     return whole, GivenParts(parts, names=device_names(list(data)))
 
 
@@ -272,6 +275,8 @@ def _labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | bool]]:
             hint = "number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
             raise ConfigError(f"y holds the class {low}", hint=hint)
         return [y.astype(np.int64) for y in flat], ()
+    if missing := sum(is_missing(v) for y in flat for v in y):
+        raise ConfigError(f"y holds NaN, None or NA in {missing} samples", hint="drop the samples without a label")
     texts = [np.array([str(v) for v in y]) for y in flat]
     names = np.unique(np.concatenate(texts))
     return [np.searchsorted(names, y).astype(np.int64) for y in texts], tuple(names.tolist())
@@ -281,11 +286,8 @@ def _users(train: Columns, columns: Sequence[Columns]) -> tuple[list[I64 | None]
     """-> the number of each sample's user in each part, and the users' names as devices."""
     if train.by is None:
         return [None for _ in columns], ()
-    missing = [v is None or v != v for v in train.by.tolist()]  # noqa: PLR0124 - NaN differs from itself
-    if any(missing):
-        raise ConfigError(
-            f"{sum(missing)} samples have no value of by", hint="fill these values in, or drop the samples"
-        )
+    if missing := sum(map(is_missing, train.by.tolist())):
+        raise ConfigError(f"{missing} samples have no value of by", hint="fill these values in, or drop the samples")
     values, first = np.unique(train.by, return_inverse=True)
     few = int((np.bincount(first) < 2).sum())  # noqa: PLR2004 - one to train, one to test
     if few and len(columns) == 1:

@@ -131,6 +131,9 @@ def test_devices_are_left_out_and_are_the_new_ones() -> None:
     assert list(made.without([30]).without([1])) == ["subject-02"]
     assert sorted(made.without([30]).without([1]).new_devices) == ["subject-01", "subject-30"]
     assert made.without([30]).options["partition"] == "by=subject without subject-30"
+    told = "Fleet(data frame, 2 devices with 16 training samples [4] of 3 classes, by=subject without subject-30)"
+    assert repr(made.without([30])) == told
+    assert repr(made.without([30]).without([1])).startswith("Fleet(data frame, 1 devices with 16 training samples")
     many = fc.fleet((X, Y), devices=20).only("device-00").options["partition"]
     assert many.startswith("iid without 19 devices (")
     with pytest.raises(UsageError, match="no device 'dora'"):
@@ -185,6 +188,48 @@ def test_texts_are_classes_whose_names_are_kept_and_floats_are_targets() -> None
     targets = fc.fleet((X, X[:, 0]), by=WHO)
     assert targets["anna"].train.y.shape == (16, 1)
     assert targets["anna"].train.y.dtype == np.float32
+
+
+LABELS = ["run", "sit", "walk"] * 20
+UNLABELLED: dict[str, Any] = {
+    "NaN": pd.Series(LABELS, dtype=object).where(np.arange(N) > 1),
+    "None": pd.Series([None, None, *LABELS[2:]], dtype=object),
+    "NA": pd.Series([pd.NA, pd.NA, *LABELS[2:]], dtype=object),
+    "string": pd.Series(LABELS).astype("string").where(np.arange(N) > 1),
+    "category": pd.Series(LABELS).astype("category").where(np.arange(N) > 1),
+    "boolean": pd.Series([None, None, *[True, False] * 29], dtype="boolean"),
+    "list": [np.nan, None, *LABELS[2:]],
+    "array": np.array([np.nan, None, *LABELS[2:]], dtype=object),
+}
+
+
+@pytest.mark.parametrize("kind", UNLABELLED)
+def test_a_missing_label_is_refused_and_no_class_of_its_own(kind: str) -> None:
+    labels = UNLABELLED[kind]
+    sources: list[Any] = [(X, labels)]
+    if isinstance(labels, pd.Series):
+        sources.append(frame().assign(label=labels).drop(columns="subject"))
+    for data in sources:
+        with pytest.raises(ConfigError, match=r"y holds NaN, None or NA in 2 samples\n\nhint: drop the samples"):
+            fc.fleet(data, by=WHO)
+
+
+def test_columns_that_are_no_numbers_are_named_when_they_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    data = (
+        frame().assign(f1=["?", *map(str, X[1:, 1])], when=pd.Timestamp("2026-01-01"), made="left").drop(columns="note")
+    )
+    data["size"] = pd.Categorical(["s", "l"] * 30)
+    made = fc.fleet(data, by="subject", groups="made")
+    assert caplog.messages[-1].startswith(
+        "left out of x: f1 (text), when (dates), size (categories). Make them numbers"
+    )
+    assert made.columns == ("f0", "f2", "f3")
+    fc.fleet({who: part.drop(columns="subject") for who, part in data.groupby("subject")}, groups="made")
+    assert "; ".join(caplog.messages[1:]).count("left out of x: f1 (text), when (dates)") == 1
+    caplog.clear()
+    fc.fleet(data, by="subject", x=["f0", "f2", "f3"])
+    fc.fleet(frame().drop(columns="note"), by="subject")
+    assert caplog.messages == []
 
 
 def test_the_true_groups_are_a_column_or_an_array() -> None:
@@ -277,6 +322,11 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: fc.fleet(Stream(), devices=2), "a stream has no order .*\n\nhint: give a data set with a length"),
     (lambda: fc.fleet(DataLoader(Stream()), devices=2), "a stream has no order"),
     (lambda: fc.fleet(listed([0, 1, None]), devices=2), "sample 2 has no label"),
+    (lambda: fc.fleet(listed(["a", np.nan]), devices=2), "sample 1 has no label"),
+    (
+        lambda: fc.fleet((X, Y), by=np.array([pd.NA, *WHO[1:]], dtype=object)),
+        r"1 samples have no value of by\n\nhint: fill",
+    ),
     (lambda: fc.fleet(listed([[0], [1, 2], [0]]), devices=1), "label of sample 1 has shape .2., not .1."),
     (lambda: fc.fleet({"a": (X, Y)}, devices=3), "divided among devices already"),
     (lambda: fc.fleet(7, devices=2), "int is no data set\n\nhint: give a torch Dataset"),
