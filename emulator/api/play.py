@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,14 @@ from edge_client.errors import ConfigError, UsageError
 from emulator.api.result import Result, TemporaryPlace
 from emulator.config import fingerprint, resolved_table
 from emulator.data.fleet import Fleet
+from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
 from emulator.run.execute import live_result, open_run, run_rounds
 from emulator.run.folder import Say, open_run_folder
 from emulator.run.load import check_samples, load_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
+from emulator.run.run_parts import RunParts, run_parts
 from emulator.simulation.checkpoint import Checkpoints
 
 if TYPE_CHECKING:
@@ -54,7 +57,8 @@ def play(  # noqa: PLR0913 - the parts of a run
     args = loaded.args
     table = resolved_table(args, method_settings(run.strategy))
     settings = replace(run.settings, attack=run.attack.make_attack(loaded.attackers, args.seed))
-    with _folder(args, table, keep=keep, resume=resume, say=say) as (folder, temporary):
+    parts = partial(_parts, args, loaded.split, model)
+    with _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
         every = args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds
         checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table))
         if resume:
@@ -110,17 +114,32 @@ def play(  # noqa: PLR0913 - the parts of a run
 
 @contextmanager
 def _folder(
-    args: SimulateArgs, table: dict[str, Any], *, keep: bool, resume: bool, say: Say
+    args: SimulateArgs,
+    table: dict[str, Any],
+    parts: Callable[[], RunParts],
+    *,
+    keep: bool,
+    resume: bool,
+    say: Say,
 ) -> Iterator[tuple[Path, TemporaryPlace | None]]:
     """The run's own folder, or one for its checkpoint that goes with the last result."""
     if keep:
-        with open_run_folder(args, table, resume=resume, say=say) as folder:
+        with open_run_folder(args, table, resume=resume, say=say, parts=parts) as folder:
             yield folder, None
         return
     if resume or args.loggers:
         raise UsageError("there is no folder to go on from, or to log into", hint='give the run a folder: out="runs"')
     temporary = TemporaryPlace()
     yield temporary.path, temporary
+
+
+def _parts(args: SimulateArgs, split: FleetData, model: Model | str | None) -> RunParts:
+    """By what a folder that is there already is known to be of another run."""
+    from coordinator.models.registry import build_model
+    from emulator.api.models import schema_for
+
+    made = build_model(model or args.model, seed=args.seed) if model is None or isinstance(model, str) else model
+    return run_parts(split.devices, schema_for(made))
 
 
 def _tell_where_it_goes_on(checkpoints: Checkpoints, rounds: int, say: Say) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a simulated run. A run never replaces the results of a run with other settings."""
+"""The folder of a simulated run. A run never replaces that of another: with other settings, samples or tensors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
 from emulator.config import fingerprint
 from emulator.options import SimulateArgs
+from emulator.run.run_parts import RunParts, other_parts
 from emulator.simulation.checkpoint import read_checkpoint, same_setting
 
 FILE = "config.toml"
@@ -24,17 +25,19 @@ _NAME = "give the run's own --out and --name, or its config.toml"
 
 
 @contextmanager
-def open_run_folder(args: SimulateArgs, table: Table, *, resume: bool, say: Say) -> Iterator[Path]:
+def open_run_folder(
+    args: SimulateArgs, table: Table, *, resume: bool, say: Say, parts: Callable[[], RunParts] = dict
+) -> Iterator[Path]:
     """The run's folder with `table`, the resolved settings, as its config.toml.
 
-    A folder with the same settings is used again. Where the settings differ, a name that was made from method and seed
-    gets a number. A name that was given is refused (UsageError), and so is a run to resume (ConfigError). `say` is told
-    what was there. A new folder is removed when the run ends before it has written anything else.
+    A folder with the same settings and `parts` is used again. Where they differ, a name that was made from method and
+    seed gets a number. A name that was given is refused (UsageError), and so is a run to resume (ConfigError). `say` is
+    told what was there. A new folder is removed when the run ends before it has written anything else.
     """
     import tomli_w
 
     try:
-        folder, is_new = _find(args, table, resume=resume, say=say)
+        folder, is_new = _find(args, table, parts, resume=resume, say=say)
         (folder / FILE).write_text(annotate_representations(tomli_w.dumps(table)), encoding="utf-8")
     except OSError as wrong:
         raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
@@ -62,18 +65,21 @@ def _told_where_to_go_on(folder: Path, args: SimulateArgs) -> str:
     return f"interrupted; {rounds} kept in {folder}. Go on with: {command} (in Python: resume=True)"
 
 
-def _find(args: SimulateArgs, table: Table, *, resume: bool, say: Say) -> tuple[Path, bool]:
+def _find(
+    args: SimulateArgs, table: Table, parts: Callable[[], RunParts], *, resume: bool, say: Say
+) -> tuple[Path, bool]:
     """-> the run's folder, and whether it was made here. mkdir decides between runs that begin at the same time."""
     folder, number, taken = args.folder, 1, ""
     if resume and not folder.exists():
         raise ConfigError(f"{folder} is not there: there is no run to resume", hint=f"leave out --resume, or {_NAME}")
     while True:
         if taken and resume and not folder.exists():
-            raise ConfigError(taken, hint="set it as it was, give the run another --name, or leave out --resume")
+            hint = "give what that run had, give this one another --name, or leave out --resume"
+            raise ConfigError(taken, hint=hint)
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            found = _difference(folder, table, resume=resume)
+            found = _difference(folder, table, resume=resume) or other_parts(folder, parts())
         else:
             if taken:
                 say(f"{taken}; this one goes to {folder}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +11,10 @@ import numpy as np
 from coordinator.strategies.base import Fleet, State, Strategy
 from edge_client.errors import ConfigError
 from emulator.reports.pictures.recorder import RunRecorder
+from emulator.run.run_parts import number_of_samples
 from emulator.simulation import checkpoint
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
-from emulator.simulation.drawn_devices import DrawnDevices
 from emulator.simulation.emulated_devices import MAIN_SLOT, EmulatedDevices
 from emulator.simulation.spill import SpilledRecords
 from emulator.simulation.virtual_network import VirtualNetwork
@@ -40,18 +39,7 @@ class LiveRun:
 
     @cached_property
     def _samples(self) -> int:
-        """A number that is another one for other devices, numbers of samples, labels or first samples."""
-        if isinstance(self.devices.local, DrawnDevices):
-            return zlib.crc32(self.devices.local.fleet.samples.tobytes())
-        found = 0
-        for who in sorted(self.devices.local):
-            local = self.devices.local[who]
-            for part in (local.train, local.test):
-                told = () if part is None else (part.y, part.x[:1])
-                found = zlib.crc32(f"{who}/{[(a.shape, a.dtype.str) for a in told]}".encode(), found)
-                for array in told:
-                    found = zlib.crc32(np.ascontiguousarray(array).tobytes(), found)
-        return found
+        return number_of_samples(self.devices.local)
 
     def save(self, checkpoints: Checkpoints, number: int) -> None:
         """Write the checkpoint after round `number`."""

@@ -16,6 +16,7 @@ from emulator.data.fleet_split import FleetData, label_counts
 from emulator.reports.pictures import records as pictures
 from emulator.reports.pictures.image_grid import pick_images
 from emulator.run.execute import SimulationResult
+from emulator.run.run_parts import FLEET_FILE, KEY, run_parts
 from emulator.run.summary import Record
 
 
@@ -28,7 +29,7 @@ def write_run(folder: Path, method: str, result: SimulationResult, split: FleetD
     images = pick_images(split.devices, result.state.assignment)
     pictures.write_picture_data(folder / pictures.PICTURES_FILE, replace(result.kept, images=images))
     fleet = json.dumps(describe_fleet(split, result.schema), sort_keys=True)
-    (folder / "fleet.json").write_text(fleet, encoding="utf-8")
+    (folder / FLEET_FILE).write_text(fleet, encoding="utf-8")
 
 
 def _write_centers(folder: Path, result: SimulationResult) -> None:
@@ -47,7 +48,7 @@ def _write_centers(folder: Path, result: SimulationResult) -> None:
 def describe_fleet(split: FleetData, schema: Schema) -> Record:
     """Each device's true group and what the user calls it, if any, and training samples of each class.
 
-    Then the names of tensors, classes and columns.
+    Then the names of tensors, classes and columns, and the numbers by which `folder.py` knows the run again.
     """
     devices: Record = {}
     for who, local in sorted(split.devices.items()):
@@ -59,5 +60,6 @@ def describe_fleet(split: FleetData, schema: Schema) -> Record:
     return {
         "classifier": list(schema.classifier),
         "devices": devices,
+        KEY: run_parts(split.devices, schema),
         **{key: value for key, value in names.items() if value},
     }

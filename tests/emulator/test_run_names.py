@@ -1,4 +1,4 @@
-"""A simulated run never replaces the results of a run with other settings."""
+"""A simulated run never replaces the results of a run with other settings, of other samples or of another module."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
+import fedcenters as fc
 from edge_client.errors import ConfigError, UsageError
 from emulator.cli import app
 from emulator.config import resolved_table
@@ -103,6 +107,9 @@ def test_the_command_keeps_both_runs_and_refuses_a_name_that_is_taken(tmp_path: 
     done = CliRunner().invoke(app, ["simulate", *options, "--seed", "1"])
     assert done.exit_code == 2
     assert "mine has a run with seed = 0, not 1" in done.stderr
+    done = CliRunner().invoke(app, ["simulate", *options])
+    assert done.exit_code == 0, done.stderr
+    assert "mine has a run with the same settings; it is replaced" in done.stderr.replace("\n", "")
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -114,3 +121,67 @@ def test_resume_without_a_run_or_without_its_checkpoint_is_refused_and_leaves_no
     simulate_json(replace(asked, checkpoint_every=0))
     with pytest.raises(ConfigError, match=r"never has no checkpoint to resume from\n\nhint: leave out --resume"):
         simulate_json(replace(asked, checkpoint_every=0), resume=True)
+
+
+def hand_written(seed: int) -> fc.Fleet:
+    x = np.random.default_rng(seed).normal(size=(90, 4)).astype(np.float32)
+    return fc.fleet((x, np.arange(90) % 3), by=np.repeat(["anna", "ben", "cleo"], 30))
+
+
+def layers(*before: nn.Module, width: int = 4) -> nn.Module:
+    return nn.Sequential(*before, nn.Linear(4, width), nn.Linear(width, 3))
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "samples": ({"fleet": hand_written(1)}, "a run of devices with other samples"),
+    "width": ({"model": layers(width=9)}, "a run of a model with 35 numbers, not 75"),
+    "tensors": ({"model": layers(nn.Identity())}, "a run of a model with other tensors"),
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "interrupted"),
+    [*((other, False) for other in OTHERS), ("samples", True), ("width", True)],  # a checkpoint tells no more
+)
+def test_a_run_of_other_samples_or_another_module_replaces_none(
+    other: str,
+    interrupted: bool,  # noqa: FBT001 - a row
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    asked: dict[str, Any] = {"method": fc.FedAvg(local_steps=1), "rounds": 1, "out": tmp_path}
+    mine: dict[str, Any] = {"fleet": hand_written(0), "model": layers()}
+    theirs = mine | OTHERS[other][0]
+    for name in ("mine", ""):
+        fc.simulate(**asked, **mine, name=name)
+    folders = [tmp_path / "mine", tmp_path / "simulate-fedavg-0"]
+    if interrupted:
+        for folder in folders:
+            (folder / "fleet.json").unlink()
+    before = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
+    said = f"mine has {OTHERS[other][1]}"
+    with pytest.raises(UsageError, match=rf"{said}\n\nhint: choose another `name`"):
+        fc.simulate(**asked, **theirs, name="mine")
+    capfd.readouterr()
+    second = fc.simulate(**asked, **theirs)
+    assert f"has {OTHERS[other][1]}; this one goes to" in capfd.readouterr().err
+    assert second.folder == tmp_path / "simulate-fedavg-0-2"
+    with pytest.raises(UsageError, match=said):
+        second.save(tmp_path / "mine")
+    assert fc.simulate(**asked, **theirs, resume=True).folder == second.folder
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_same_run_of_ones_own_replaces_the_first_and_saving_it_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    place, replaced = tmp_path / "mine", f"{tmp_path / 'mine'} has a run with the same settings; it is replaced"
+    for _ in range(2):
+        asked: dict[str, Any] = {"fleet": hand_written(0), "model": layers(), "rounds": 1, "name": "mine"}
+        result = fc.simulate(fc.FedAvg(local_steps=1), out=tmp_path, **asked)
+    assert replaced in capfd.readouterr().err.replace("\n", "")
+    result.save(place)  # its own folder
+    assert caplog.messages == []
+    del asked["name"]
+    fc.simulate(fc.FedAvg(local_steps=1), **asked).save(place)
+    assert caplog.messages == [replaced]

@@ -50,10 +50,10 @@ def test_a_run_goes_on_with_its_own_samples_and_model_only(tmp_path: Path) -> No
     method = fc.FedAvg(local_steps=STEPS)
     whole = fc.simulate(method, fleet=hand_written(0), model=asked["model"], rounds=2)
     fc.simulate(method, fleet=hand_written(0), rounds=1, **asked)
-    with pytest.raises(ConfigError, match="is of devices with other samples"):
+    with pytest.raises(ConfigError, match="mine has a run of devices with other samples"):
         fc.simulate(method, fleet=hand_written(1), rounds=2, resume=True, **asked)
     wider = asked | {"model": lambda: two_layers(8)}
-    with pytest.raises(ConfigError, match="of a model with 19 numbers, and this one has 67"):
+    with pytest.raises(ConfigError, match="mine has a run of a model with 19 numbers, not 67"):
         fc.simulate(method, fleet=hand_written(0), rounds=2, resume=True, **wider)
     again = fc.simulate(method, fleet=hand_written(0), rounds=2, resume=True, **asked)
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)

@@ -1,0 +1,70 @@
+"""What no setting of a run names: the samples of its devices and the tensors of its model, as numbers to compare."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.data.dataset import DeviceData
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import ClientId, Schema
+from emulator.simulation.checkpoint import read_checkpoint
+from emulator.simulation.drawn_devices import DrawnDevices
+
+FLEET_FILE, KEY = "fleet.json", "parts"  # where a run's folder has them
+RunParts = Mapping[str, int]  # "samples", "numbers" of a model, "tensors"; what is not known is missing
+
+
+def run_parts(devices: Mapping[ClientId, DeviceData], schema: Schema) -> RunParts:
+    """The parts of a run on these samples with a model of these tensors."""
+    told = json.dumps([[t.name, t.role, list(t.shape)] for t in schema.tensors])
+    return {"samples": number_of_samples(devices), "numbers": schema.size, "tensors": zlib.crc32(told.encode())}
+
+
+def number_of_samples(devices: Mapping[ClientId, DeviceData]) -> int:
+    """A number that is another one for other devices, numbers of samples, labels or first samples."""
+    if isinstance(devices, DrawnDevices):
+        return zlib.crc32(devices.fleet.samples.tobytes())
+    found = 0
+    for who in sorted(devices):
+        local = devices[who]
+        for part in (local.train, local.test):
+            told = () if part is None else (part.y, part.x[:1])
+            found = zlib.crc32(f"{who}/{[(a.shape, a.dtype.str) for a in told]}".encode(), found)
+            for array in told:
+                found = zlib.crc32(np.ascontiguousarray(array).tobytes(), found)
+    return found
+
+
+def other_parts(folder: Path, mine: RunParts) -> str:
+    """Which run with other parts is in the folder, in words; empty where none is known."""
+    theirs = _kept_parts(folder)
+    other = {key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]}
+    if "samples" in other:
+        return "a run of devices with other samples"
+    if "numbers" in other:
+        return f"a run of a model with {theirs['numbers']} numbers, not {mine['numbers']}"
+    return "a run of a model with other tensors" if other else ""
+
+
+def _kept_parts(folder: Path) -> RunParts:
+    """What the folder tells: that of a run that was interrupted, or of an older version, has a checkpoint alone."""
+    try:
+        told: dict[str, Any] = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = {}
+    if KEY in told:
+        return dict(told[KEY])
+    try:
+        before = read_checkpoint(folder)
+    except ConfigError:
+        return {}
+    if before is None:
+        return {}
+    samples = {"samples": before[1].network["samples"]} if "samples" in before[1].network else {}
+    return {**samples, "numbers": before[1].state.centers.shape[1]}
