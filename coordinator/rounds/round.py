@@ -25,6 +25,7 @@ from coordinator.rounds.privacy_accounting import count_releases
 from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import is_sealed, sealed_round
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, Strategy
+from coordinator.strategies.common.assignment import told_assignment
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.sampling import sample_cohort
@@ -97,7 +98,7 @@ def run_round(  # noqa: PLR0913 - a round has these
         # The same centers again would have the same answers: two sums of them tell those of a device that one lacks.
         asked = cohort if (after.centers != state.centers).any() else []
         return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch))
-    facts: dict[str, Any] = {"batch": batch, "last": round == of, "scoring": scoring}
+    facts: dict[str, Any] = {"batch": batch, "last": round == of, "scoring": scoring, "fleet": fleet}
     return after, (yield from evaluate_round(strategy, after, schema, cohort, **facts))
 
 
@@ -110,14 +111,18 @@ def evaluate_round(  # noqa: PLR0913 - an evaluation has these
     batch: int,
     last: bool,
     scoring: Scoring = CLASSES,
+    fleet: Fleet | None = None,
 ) -> Generator[Exchange, Replies, RoundReport]:
-    """The devices of `cohort` evaluate what they would be served; after the `last` round also the centers as such."""
+    """The devices of `cohort` evaluate what they would be served; after the `last` round also the centers as such.
+
+    `fleet`: all devices, which the report counts on a single center where the method assigns none.
+    """
     served = {c: serving_probe(strategy, after, c, batch=batch, want=scoring.want) for c in cohort}
     replies = {c: r for c, r in sorted((yield served).items()) if isinstance(r, Reply)} if served else {}
     matrices = {c: r.confusion[0] for c, r in replies.items() if r.confusion is not None}
     report = make_report(
         matrices,
-        after.assignment,
+        after.assignment if fleet is None else told_assignment(strategy, after, fleet),
         n_centers=len(after.centers),
         losses={c: float(r.losses[0]) for c, r in replies.items() if r.losses is not None},
         counted_labels={c: _labels(r)[0] for c, r in replies.items() if r.positions is not None and c not in matrices},

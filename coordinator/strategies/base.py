@@ -194,7 +194,8 @@ class State:
 
     `centers` is [n_centers, schema.size]. `assignment` maps a client to its center, or to the center of largest weight
     where a client mixes several; scores and figures use it, predictions do not. It is empty before the first
-    clustering, and for methods without assignment. `extra` holds the other arrays of a method by name.
+    clustering, and for methods without assignment; where such a state has one center, reports count every device on
+    it. `extra` holds the other arrays of a method by name.
 
     >>> import numpy as np
     >>> State(centers=np.zeros((2, 4)), assignment={"device-00": 1}).centers.shape

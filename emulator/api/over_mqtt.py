@@ -92,6 +92,7 @@ class MqttFederation:
         def finish(folder: Path, records: Any) -> None:  # noqa: ANN401 - see run_over_mqtt
             keep_asked(folder, replace(args, broker=self.broker), method, split)
             state, start = last_state(folder, run_name(method))
+            state = replace(state, assignment=state.assignment or records[-1]["assignment"])
             seconds = [record["seconds"] for record in records]
             schema = read_program(folder).schema
             run = SimulationResult(

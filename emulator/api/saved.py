@@ -261,6 +261,7 @@ def _read(place: Path, method: str, schema: Schema) -> SimulationResult:
         if state.centers.shape[1] != schema.size:
             told = f"the centers have {state.centers.shape[1]} numbers, this module {schema.size}"
             raise ConfigError(told, hint="give the run's own module: fc.load(folder, model=...)")
+        state = replace(state, assignment=state.assignment or last["assignment"])
     else:
         centers = np.stack(read_centers(folder, schema))
         state = State(centers=centers, assignment=last["assignment"], extra=read_tree(folder))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.rounds.asynchronous.options import check_asynchronous
@@ -22,6 +22,7 @@ from coordinator.rounds.round import INITIAL_ROUND, evaluate_round, round_rng, r
 from coordinator.rounds.round_record import RoundRecord, round_record
 from coordinator.rounds.sealed_round import check_sealed, what_is_seen
 from coordinator.strategies.base import Fleet, State, Strategy, drive
+from coordinator.strategies.common.assignment import told_assignment
 from coordinator.strategies.registry import method_name
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.reports.pictures.recorder import DEFAULT_REPRESENTATION, RunRecorder
@@ -128,11 +129,12 @@ def run_rounds(
 
 
 def live_result(live: LiveRun) -> SimulationResult:
-    """What a run has so far. It stays as it is when the run goes on."""
+    """What a run has so far. It stays as it is when the run goes on; its state has the assignment that records have."""
+    assignment = told_assignment(live.strategy, live.state, live.fleet)
     return SimulationResult(
         records=live.records.so_far(),
         real_seconds=tuple(live.real_seconds),
-        state=live.state,
+        state=replace(live.state, assignment=assignment),
         schema=live.devices.program.schema,
         virtual_seconds=live.network.now_s,
         kept=live.recorder.picture_data(),

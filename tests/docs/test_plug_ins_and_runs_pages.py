@@ -30,6 +30,7 @@ def test_the_readers_own_objects_train(plugged: PageReader) -> None:
     method, scratch, model, data_set, partition = (text for c, text in plugged.printed.items() if " simulate " in c)
     assert "slow:Slow, 2 rounds" in method
     assert "cosine:Cosine, 2 rounds" in scratch
+    assert "without devices" not in scratch
     assert "Rand index 1.000" in model
     assert "2 rounds, 8 devices" in data_set
     assert "Rand index 1.000" in data_set

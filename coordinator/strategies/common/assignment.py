@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from coordinator.strategies.base import Replies
-from coordinator.strategies.numbered_fleet import members_of_centers
-from edge_client.protocol.task import F64, ClientId
+from coordinator.strategies.base import Fleet, Replies, State, Strategy
+from coordinator.strategies.numbered_fleet import all_of_one_center, members_of_centers
+from edge_client.protocol.task import F64, ClientId, OwnModel
 
 
 def told_losses(replies: Replies) -> dict[ClientId, F64]:
@@ -31,3 +31,14 @@ def serving_center(assignment: Mapping[ClientId, int], who: ClientId | None) -> 
         return assignment[who]
     counts = members_of_centers(assignment)
     return min(counts, key=lambda k: (-counts[k], k), default=0)
+
+
+def told_assignment(strategy: Strategy, state: State, fleet: Fleet) -> Mapping[ClientId, int]:
+    """The center of each device, for reports: without an assignment all devices are on a single center.
+
+    Not where devices are served models that they keep themselves.
+    """
+    if state.assignment or len(state.centers) != 1 or not fleet:
+        return state.assignment
+    served = strategy.predictor(state, next(iter(fleet)))
+    return {} if any(isinstance(model, OwnModel) for _, model in served) else all_of_one_center(fleet)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -87,6 +87,34 @@ def test_a_method_from_nothing_is_five_lines_and_learns() -> None:
     result = fc.simulate(Mean(local_steps=STEPS), fleet=fc.fleets.digits(devices=3, groups=1), rounds=5)
     assert (result.accuracy or 0) > 0.4  # ten classes
     assert repr(result.method) == "Mean(local_steps=5)"
+
+
+class Remembers(Mean):
+    """Notes what `round` is given of assignments."""
+
+    given: ClassVar[list[dict[str, int]]] = []
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        self.given.append(dict(state.assignment))
+        return (yield from super().round(state, schema, fleet, rng))
+
+
+def test_a_method_of_ones_own_with_one_center_and_no_assignment_has_every_device_on_it(tmp_path: Path) -> None:
+    fleet = digits()
+    result = fc.simulate(Remembers(local_steps=STEPS), fleet=fleet, rounds=2, evaluate_every=2)
+    assert dict(result.assignments) == dict.fromkeys(fleet, 0)
+    assert "without devices" not in repr(result)
+    assert [dict(record["assignment"]) for record in result.run.records] == [dict.fromkeys(fleet, 0)] * 2
+    assert result.run.records[-1]["per_center"] == [result.accuracy]
+    assert len(result.plot().axes) == 2  # the curve and the devices
+    assert Remembers.given == [{}, {}]  # the method's own state stays as it made it
+    again = fc.load(result.save(tmp_path / "mine"), method=Remembers(local_steps=STEPS))
+    assert dict(again.assignments) == dict.fromkeys(fleet, 0)
+
+
+def test_devices_that_keep_their_own_models_are_on_no_center() -> None:
+    result = fc.simulate(fc.NonFed(local_steps=STEPS), fleet=digits(), rounds=1)
+    assert dict(result.assignments) == {}
 
 
 def test_a_model_of_ones_own_trains_and_comes_back_as_its_own_state_dicts() -> None:
