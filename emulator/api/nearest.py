@@ -64,6 +64,9 @@ def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401
         if not named.size or 0 <= named.min() <= named.max() < source.program.classes:
             return given.astype(np.int64)
         raise UsageError(f"labels from {given.min()} to {given.max()}", hint=f"use 0 to {source.program.classes - 1}")
+    if given.dtype.kind == "f" and not known:
+        told = f"labels are {given.dtype}, and the run's classes are whole numbers from 0"
+        raise UsageError(told, hint="give whole numbers: y.astype(int)")
     number = {value: k for k, value in enumerate(known)}
     if unknown := [value for value in given.tolist() if value not in number]:
         hint = f"the run has {', '.join(map(str, known))}" if known else "the run's classes are numbers from 0"

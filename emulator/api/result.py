@@ -11,7 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from emulator.options import SimulateArgs
 from emulator.reports.console_tables import summary_rows
 from emulator.run.execute import SimulationResult
 from emulator.run.folder import open_run_folder
+from emulator.run.run_parts import run_parts
 from emulator.run.summary import Record, result_summary
 from emulator.run.write import write_run
 from emulator.run_centers import RunCenters
@@ -274,7 +275,7 @@ class Result:
         from export.bundle.run_source import MAX_COMPARED_SAMPLES
         from export.bundle.writer import BundleOptions, engines_of
 
-        formats = (formats,) if isinstance(formats, str) else formats
+        formats, quantize = ((one,) if isinstance(one, str) else one for one in (formats, quantize))
         options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)
         last, name = self.run.records[-1], self.args.method
         engines, compared = engines_of(formats), MAX_COMPARED_SAMPLES if samples else 0
@@ -304,12 +305,15 @@ class Result:
 
         A run goes on from `save("runs/mine")` with `fc.simulate(..., out="runs", name="mine", resume=True)`.
 
-        Raises UsageError where the folder has a run with other settings.
+        A run that it replaces, one of the same settings, samples and tensors, is named on stderr. Raises UsageError
+        where the folder has another.
         """
-        path = Path(folder)
+        path, mine = Path(folder), self.folder
+        say = log.warning if mine is None or mine.resolve() != path.resolve() else log.debug
         args = replace(self.args, out=path.parent, name=path.name)
         table = resolved_table(args, method_settings(self.method))
-        with open_run_folder(args, table, resume=False, say=lambda _: None) as place:
+        parts = partial(run_parts, self.split.devices, self.run.schema)
+        with open_run_folder(args, table, resume=False, say=partial(say, "%s"), parts=parts) as place:
             self.write(place)
             before = (self.folder or (self.temporary.path if self.temporary else place)) / CHECKPOINT_FOLDER
             if before.is_dir() and before.parent.resolve() != place.resolve():

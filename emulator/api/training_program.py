@@ -208,9 +208,9 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     targets; or a function of outputs and targets that gives one number per sample [n]. `targets`, for such a function:
     a batch of targets, of which shape and kind count (integers are class labels), or the shape of one sample's numbers;
     by default numbers of the output's shape. `output`: the name or number of the output that counts, for a module that
-    gives several. `engines`: some of "onnx" (ONNX
-    Runtime), "litert" (TFLite) and "pt2" (torch); the first one runs the program here. `batch`: the batch size of
-    LiteRT, which needs a fixed one. The module itself is not changed; of a Lightning module its `forward` is taken.
+    gives several. `engines`: one or some of "onnx" (ONNX Runtime), "litert" (TFLite) and "pt2" (torch); the first one
+    runs the program here. `batch`: the batch size of LiteRT, which needs a fixed one. The module itself is not changed;
+    of a Lightning module its `forward` is taken.
 
     Raises ProgramRefused, with the operator and the layer, for a module that cannot be expressed.
 
@@ -233,6 +233,7 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
         raise UsageError(f"{type(module).__name__} is no torch module", hint="give the module itself, as Net()")
     if not callable(loss) and loss not in LOSS_WORDS:
         raise UsageError(f"unknown loss {loss!r}", hint=f"use one of {', '.join(LOSS_WORDS)}, or give a function")
+    engines = (engines,) if isinstance(engines, str) else engines
     facts: dict[str, Any] = {"name": type(module).__name__, "engines": engines, "batch": batch, "output": output}
     facts["loss"] = loss if callable(loss) else LOSS_WORDS[loss]
     facts["targets"] = torch.from_numpy(targets) if isinstance(targets, np.ndarray) else targets

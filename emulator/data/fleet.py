@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -37,9 +37,14 @@ class SomeDevices:
         if strange := sorted(self.left - found.devices.keys()):
             hint = "fix the seed of the fleet: fc.fleet(..., seed=0)"
             raise ConfigError(f"seed {seed} makes no device {strange[0]!r}", hint=hint)
-        left = {who: local for who, local in found.devices.items() if who in self.left}
-        mine = {who: local for who, local in found.devices.items() if who not in self.left}
-        return replace(found, devices=mine, new_devices={**found.new_devices, **left})
+        return _leave_out(found, self.left)
+
+
+def _leave_out(found: FleetData, left: Collection[ClientId]) -> FleetData:
+    """The devices `left` do not train: they are new devices."""
+    out = {who: local for who, local in found.devices.items() if who in left}
+    mine = {who: local for who, local in found.devices.items() if who not in left}
+    return replace(found, devices=mine, new_devices={**found.new_devices, **out})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -117,6 +122,7 @@ class Fleet(Mapping[ClientId, DeviceData]):
         if not names:
             raise UsageError("a fleet without devices", hint="keep at least one")
         whole, left = self.scheme, frozenset(self.keys() - names)
+        cuts = {seed: _leave_out(found, left) for seed, found in self._cuts.items()}
         if isinstance(self.scheme, SomeDevices):
             whole, left = self.scheme.whole, left | self.scheme.left
         told = ", ".join(sorted(left))
@@ -124,7 +130,9 @@ class Fleet(Mapping[ClientId, DeviceData]):
             told = f"{len(left)} devices ({zlib.crc32(told.encode()):08x})"
         how = str(self.options["partition"]).partition(" without ")[0]
         options = {**self.options, "partition": f"{how} without {told}" if left else how}
-        return replace(self, scheme=SomeDevices(whole=whole, left=left), options=options)
+        made = replace(self, scheme=SomeDevices(whole=whole, left=left), options=options)
+        made._cuts.update(cuts)  # noqa: SLF001 - so that nothing is read again
+        return made
 
     def __getitem__(self, name: object) -> DeviceData:
         cut = self.cut()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_client.errors import ProgramRefused
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.samples.input_parts import InputPart, Parts, describe_arrays, row_size
 from edge_client.protocol.task import Array
 
@@ -54,8 +54,14 @@ def read_example(module: nn.Module, example: Example) -> tuple[nn.Module, tuple[
     """-> the module, packed where the example is several arrays; the shape of one sample; the parts of such a sample.
 
     `example`: a batch [batch, ...]; the shape of one sample; or several batches, as a dict by the names of forward's
-    parameters or as a tuple in their order. Raises ProgramRefused.
+    parameters or as a tuple in their order. Raises UsageError for none of these, ProgramRefused.
     """
+    if isinstance(example, (int, np.integer)):
+        hint = f"write ({example},), a tuple, for samples of {example} numbers; or give a batch of samples"
+        raise UsageError(f"the example input is the number {example}", hint=hint)
+    if not hasattr(example, "shape") and not isinstance(example, (Mapping, Sequence)):
+        hint = "give a batch of samples as an array, or the shape of one sample, as (28, 28)"
+        raise UsageError(f"the example input is {type(example).__name__}", hint=hint)
     if isinstance(example, Mapping):
         arrays = {str(name): _array(values) for name, values in example.items()}
     elif hasattr(example, "shape"):

@@ -136,6 +136,17 @@ def test_samples_that_do_not_fit_are_named(result: fc.Result, wrong: dict[str, o
         result.predict(wrong.pop("x"), **wrong)  # type: ignore[arg-type]
 
 
+def test_labels_that_are_no_whole_numbers_are_told_what_to_write(result: fc.Result) -> None:
+    one = result.split.devices["device-00"].train
+    with pytest.raises(UsageError, match=r"labels are float64, .* whole numbers from 0\n\nhint: .* y.astype\(int\)"):
+        result.nearest(one.x, one.y.astype(float))
+
+
+def test_one_scheme_of_quantization_is_given_by_its_name(result: fc.Result, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown quantization 'int9'"):
+        result.export(tmp_path / "centers", quantize="int9")
+
+
 def test_the_figure_has_the_curve_and_the_devices(result: fc.Result) -> None:
     titles = [axes.get_title(loc="left") for axes in result.plot().axes]
     assert titles == ["FeSEM on held-out samples", "Where each device's first update points"]

@@ -129,12 +129,22 @@ def test_what_was_wrong_is_said_with_what_to_write(program: TrainingProgram) -> 
         compile_module(SmallNet, X)  # type: ignore[arg-type]  # the class in place of the module
     with pytest.raises(UsageError, match="unknown loss 'nll'"):
         compile_module(SmallNet(), X, loss="nll")
+    with pytest.raises(UsageError, match=r"the example input is the number 3\n\nhint: write \(3,\), a tuple"):
+        compile_module(SmallNet(), 3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"the example input is NoneType\n\nhint: give a batch"):
+        compile_module(SmallNet(), None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unknown engine tflite"):
+        compile_module(SmallNet(), X, engines="tflite")
     with pytest.raises(UsageError, match="samples of shape"):
         program.step(program.start(), X[:, :2], Y)
     with pytest.raises(UsageError, match="label 7"):
         program.step(program.start(), X, Y + 5)
     with pytest.raises(UsageError, match="weights"):
         program.predict({}, X)
+
+
+def test_one_engine_is_given_by_its_name(program: TrainingProgram) -> None:
+    assert repr(compile_module(SmallNet(), X, engines="onnx")) == repr(program)
 
 
 def test_its_repr_has_the_shapes_the_size_and_the_runtimes(program: TrainingProgram) -> None:
