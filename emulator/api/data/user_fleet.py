@@ -16,7 +16,7 @@ from edge_client.protocol.program import IGNORED
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from edge_client.protocol.task import I64, Array
 from emulator.api.data.partitions import as_scheme
-from emulator.api.data.reading import Columns, as_array, device_folders, is_missing, read_columns
+from emulator.api.data.reading import Columns, as_array, device_folders, is_frame, is_missing, read_columns
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts
@@ -79,16 +79,15 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
-        columns, parts = _of_each(data, x=x, y=y)
+        columns, parts = _of_each({who: _inputs(one, x, groups, y) for who, one in data.items()}, x=x, y=y)
     else:
-        columns = read_columns(data, x=x, y=y, by=by)
+        columns = read_columns(_inputs(data, x, groups, y, by), x=x, y=y, by=by)
     held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
     if not (test is None or isinstance(test, (int, float, str))):
         held = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
     elif not (isinstance(test, float) and 0 < test < 1):
         raise UsageError(f"test is {test!r}", hint="give the share of each device's samples that only test, as 0.2")
-    used = {groups} if isinstance(groups, str) else set()
-    if told := ", ".join(f"{name} ({kind})" for name, kind in columns.left_out.items() if name not in used):
+    if told := ", ".join(f"{name} ({kind})" for name, kind in columns.left_out.items()):
         log.warning("left out of x: %s. Make them numbers, as with pd.to_numeric, or name what x is: x=[...]", told)
     whole, classes = _data_set(columns, held, share)
     devices_of, given = _given(data, columns, parts, whole.names)
@@ -219,6 +218,14 @@ def _given(
         return np.zeros(len(columns.x), np.int64), {}
     values, which = np.unique(columns.by, return_inverse=True)
     return which.astype(np.int64), dict(zip(values.tolist(), names, strict=True))
+
+
+def _inputs(data: Any, x: Any, groups: Any, *others: Any) -> Any:  # noqa: ANN401 - see `fleet`
+    """A data frame without its column of true groups, which is no input unless `x` names it."""
+    unused = (
+        x is None and isinstance(groups, str) and not any(isinstance(name, str) and name == groups for name in others)
+    )
+    return data.drop(columns=[groups]) if unused and is_frame(data) and groups in data.columns else data
 
 
 def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any]) -> I64:  # noqa: ANN401 - see `fleet`

@@ -242,6 +242,14 @@ def test_the_true_groups_are_a_column_or_an_array() -> None:
     assert dict(fc.fleet((X, Y), by=WHO, groups=np.arange(N) % 2).groups) == {}
 
 
+def test_a_column_of_true_groups_is_no_input_unless_x_names_it() -> None:
+    data = frame().drop(columns="note").assign(made=(WHO == "ben").astype(int))
+    by_device = {who: part.drop(columns="subject") for who, part in data.groupby("subject")}
+    for fleet in (fc.fleet(data, by="subject", groups="made"), fc.fleet(by_device, groups="made")):
+        assert fleet.columns == ("f0", "f1", "f2", "f3")
+    assert fc.fleet(data, by="subject", groups="made", x=["f0", "made"]).columns == ("f0", "made")
+
+
 def test_the_true_groups_of_devices_are_a_mapping() -> None:
     left_or_right = {"anna": "right", "ben": "left", "cleo": "right", "dora": "left"}
     whole = fc.fleet((X, Y), by=WHO, groups=left_or_right)
