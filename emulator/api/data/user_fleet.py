@@ -79,9 +79,9 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
-        columns, parts = _of_each({who: _inputs(one, x, groups, y) for who, one in data.items()}, x=x, y=y)
+        columns, parts = _of_each({who: _without_groups(one, x, groups, y) for who, one in data.items()}, x=x, y=y)
     else:
-        columns = read_columns(_inputs(data, x, groups, y, by), x=x, y=y, by=by)
+        columns = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by)
     held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
     if not (test is None or isinstance(test, (int, float, str))):
         held = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
@@ -220,7 +220,7 @@ def _given(
     return which.astype(np.int64), dict(zip(values.tolist(), names, strict=True))
 
 
-def _inputs(data: Any, x: Any, groups: Any, *others: Any) -> Any:  # noqa: ANN401 - see `fleet`
+def _without_groups(data: Any, x: Any, groups: Any, *others: Any) -> Any:  # noqa: ANN401 - see `fleet`
     """A data frame without its column of true groups, which is no input unless `x` names it."""
     unused = (
         x is None and isinstance(groups, str) and not any(isinstance(name, str) and name == groups for name in others)
