@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -64,7 +66,7 @@ def many_groups(k: int, *, each: int = 3) -> dict[str, Array]:
     return {f"d{i:02d}": patterns[i % k] + 0.05 * rng.standard_normal(k) for i in range(each * k)}
 
 
-LIES = {
+LIES: dict[str, Callable[[int], Array]] = {
     "great": lambda k: np.full(k, 1.7e308),
     "none finite": lambda k: np.full(k, np.nan),
     "fits all": lambda k: np.full(k, 0.0),
