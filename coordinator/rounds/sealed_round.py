@@ -160,7 +160,7 @@ class _SealedRound:
         fit = self.strategy.fit(anchor=common, mu=mu, seed=self.seeds.of(who), **start)
         given: dict[str, Any] = {
             "stage": "choose",
-            "choose": "loss" if self._by_loss else plan.choose,
+            "choose": "loss" if self._by_loss or self._is_new(who) else plan.choose,
             "centers": state.centers,
             "scale": self.scale,
             "open": tuple(range(k)),
@@ -260,6 +260,13 @@ class _SealedRound:
             extra[SPENT_KEY] = extra.get(SPENT_KEY, 0.0) + np.stack([spent, np.ones_like(spent)])
         one = dict.fromkeys(sorted(self.fleet), 0) if len(centers) == 1 else {}
         return State(centers=centers, assignment={**self.state.assignment, **chosen, **one}, extra=extra)
+
+    def _is_new(self, who: ClientId) -> bool:
+        """Whether the device has no center and others have: its model from the common start would be too young.
+
+        Where choices are hidden this is not known, and such a device begins at the common start.
+        """
+        return self.plan.choose == "nearest" and bool(self.state.assignment) and who not in self.state.assignment
 
     @property
     def _by_loss(self) -> int:

@@ -9,9 +9,13 @@ It is IFCA with another choice: where one center fits all devices best at first,
 they still come apart. The least loss, and the group that a device is in, may be of different centers.
 
 A vector of losses is a device's word, and k-means gives a far point a group of its own, which takes a center from the
-others. So a loss outside the quantiles 1 - `cap` and `cap` of the cohort's losses counts as the nearer one; 1.0 caps
-nothing, as in the paper. Its authors stop grouping when no device has moved for three rounds; here each round groups
-anew.
+others. So losses count up to a bound h only, and as gaps to it, which are shortened to a common length:
+
+    g_i = max(h - l_i, 0),    l_i <- h - g_i min(1, r / ||g_i||)
+
+h and r are quantiles `cap` of the devices' greatest losses and of the lengths ||g_i||. At most a share 1 - `cap` of the
+devices is changed by either, whatever K is; 1.0 changes none, as in the paper. Its authors stop grouping when no device
+has moved for three rounds; here each round groups anew.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, who
 from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
 from edge_client.protocol.task import F64, ClientId
 
+MOST = 1e150  # of a loss that counts: its square is finite
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CLoVE(IFCA):
@@ -38,7 +44,7 @@ class CLoVE(IFCA):
     weights: str = "samples"
     start: str = "redraw"
     restarts: int = 20
-    cap: float = 0.9  # the quantiles beyond which a lie can be no farther than honest devices' losses
+    cap: float = 0.9  # the quantile of the devices beyond which no loss, and no vector of losses, counts
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +77,18 @@ class CLoVE(IFCA):
         return {c: center[int(g)] for c, g in zip(told, labels, strict=True)}
 
     def _capped(self, losses: F64) -> F64:
-        """[m, K], none outside the quantiles of the finite ones; all alike where none is finite."""
-        finite = losses[np.isfinite(losses)]
-        low, high = np.quantile(finite, [1 - self.cap, self.cap]) if finite.size else (0.0, 0.0)
-        return np.clip(losses, low, high)
+        """[m, K], no device farther from h than r; what is not finite counts as h. All alike where none is finite."""
+        finite = np.isfinite(losses)
+        told = finite.any(axis=1)
+        if not told.any():
+            return np.zeros_like(losses)
+        some = losses.clip(-MOST, MOST)
+        h = self._bound(np.where(finite, some, -np.inf).max(axis=1)[told])
+        gaps = np.where(finite, np.maximum(h - some, 0.0), 0.0)
+        lengths = np.linalg.norm(gaps, axis=1, keepdims=True)
+        r = self._bound(lengths[told, 0])
+        return h - gaps * np.where(lengths > r, r / np.where(lengths > 0, lengths, 1.0), 1.0)
+
+    def _bound(self, values: F64) -> float:
+        """The quantile `cap`: one of the values, and below 1.0 not the greatest, which may be a lie."""
+        return float(np.quantile(values, self.cap, method="lower"))

@@ -6,16 +6,18 @@
     w_i  starts at its center, then SGD on f_i(w) + (mu_i / 2) ||w - c_k||^2, mu_i = 2 lam n_mean / n_i   (eq. 7)
 
 In the first round every device trains from one common start, and the best of 20 k-means runs on these models gives the
-centers. With start "loss" random groups give them, which devices sort by their losses (loss_starts.py), and for three
-rounds devices choose by loss, until the centers have moved far enough apart. A center without devices keeps its values.
-Clusters that are computed anew get the numbers of the nearest old centers, so a center keeps its number.
+centers. Later a device without a center begins at the one of least loss on its training samples, as in IFCA: of a model
+from the common start the distances to the centers tell its age as well as its data. With start "loss" random groups
+give the centers, which devices sort by their losses (loss_starts.py), and for three rounds devices choose by loss,
+until the centers have moved far enough apart. A center without devices keeps its values. Clusters that are computed
+anew get the numbers of the nearest old centers, so a center keeps its number.
 representation.py says which parameters are compared: the public code takes the last layer, the paper all parameters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,9 +28,9 @@ from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
-from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
+from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import most_points, recall_points, remember_points
-from coordinator.strategies.common.assignment import choose_by_loss
+from coordinator.strategies.common.assignment import centers_of_newcomers, choose_by_loss
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import ClearStarts
 from coordinator.strategies.common.representation import check_representation, represent
@@ -123,10 +125,17 @@ class FeSEM(LocalSgd):
         )
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """One exchange, then E and M. A device without a center trains from the common start, without a pull."""
+        """One exchange, then E and M; before it one more for devices without a center, where others have one.
+
+        In the first round all train from the common start, without a pull.
+        """
         if self.start == "loss" and int(state.extra.get(BY_LOSS_KEY, ROUNDS_BY_LOSS)):
             return (yield from self._round_by_loss(state, schema, fleet, rng))
-        cohort = sample_cohort(fleet, self.fraction_train, rng)
+        cohort, before = sample_cohort(fleet, self.fraction_train, rng), state
+        if state.assignment:
+            state, cohort = yield from self._placed(state, fleet, cohort)
+            if not cohort:
+                return before
         mus = self._pulls(fleet, cohort)
         seeds, watch = TaskSeeds.from_rng(rng), self._watch(state, schema, fleet, cohort)
         replies = yield StreamingExchange(
@@ -146,6 +155,19 @@ class FeSEM(LocalSgd):
             points = {c: point(row).copy() for c, row in zip(updates.clients[:most], updates.rows, strict=False)}
             extra = remember_points(extra, points, max_age=self.max_age)
         return State(centers=centers, assignment=reassigned(fleet, state.assignment, chosen), extra=extra)
+
+    def _placed(
+        self, state: State, fleet: Fleet, cohort: Sequence[ClientId]
+    ) -> Generator[Exchange, Replies, tuple[State, list[ClientId]]]:
+        """The state with centers for the newcomers that told their losses, and the cohort without the others."""
+        new = [c for c in cohort if c not in state.assignment]
+        placed = yield from centers_of_newcomers(
+            new, self.clusters, lambda among: self.probe_centers(state, "loss", among=among)
+        )
+        if placed:
+            state = replace(state, assignment=reassigned(fleet, state.assignment, placed))
+        silent = set(new) - placed.keys()
+        return state, [c for c in cohort if c not in silent]
 
     def _round_by_loss(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """A round in which devices choose the center of least loss; the first one begins with the centers' start."""

@@ -79,12 +79,12 @@ ROWS = [
     Same("ditto", {"lam": 2.0}, "fedavg", what="center"),
     Same("pfedme", {**ONE_STEP, "local-rounds": 1, "beta": 1.0, "lam": 2.0, "eta": 0.25}, "fedsgd",
          {"learning-rate": 0.05}, fleet=EQUAL, what="center"),  # eta lam times the learning rate of 0.1
-    Same("fesem", {**ONE_CENTER, "lam": 0.0, "weights": "samples"}, "fedavg", fractions=WHOLE),
+    Same("fesem", {**ONE_CENTER, "lam": 0.0, "weights": "samples"}, "fedavg"),
     Same("fesem-ma", {"clusters": 2}, "fesem", {"clusters": 2}),  # this model has no hidden units to match
     Same("wecfl", {"clusters": 2}, "fesem", ANEW, fleet=EQUAL),
     Same("wecfl", {"clusters": 2, "weights": "equal"}, "fesem", ANEW),
-    Same("wecfl", ONE_CENTER, "fedavg", fractions=WHOLE),
-    Same("wecfl", {**ONE_CENTER, **COASTING}, "fedavg", COASTING, fractions=WHOLE),
+    Same("wecfl", ONE_CENTER, "fedavg"),
+    Same("wecfl", {**ONE_CENTER, **COASTING}, "fedavg", COASTING),
     Same("tkm", {"clusters": 2, "trim-clusters": 0.0, "trim-updates": 0.0}, "fesem", ANEW),
     Same("cfl", {"eps-1": 0.0, "warm-up": 0}, "fedavg"),
     Same("flhc", {"threshold": 1e9, "warm-up": 1}, "fedavg", fractions=WHOLE),
@@ -97,7 +97,7 @@ ROWS = [
     Same("femam", {"level-rounds": 9}, "fedavg"),
     Same("femam", {"level-rounds": 0}, "nonfed", fractions=WHOLE, what="devices"),
     Same("cam-wecfl", {"warm-up": 9}, "fedavg"),
-    Same("cam-wecfl", {**ONE_CENTER, "common": False}, "fedavg", fractions=WHOLE),
+    Same("cam-wecfl", {**ONE_CENTER, "common": False}, "fedavg"),
     Same("cam-wecfl", {"clusters": 2, "common": False}, "wecfl", {"clusters": 2}),
 ]
 # fmt: on

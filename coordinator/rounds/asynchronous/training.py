@@ -41,7 +41,7 @@ from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.fesem import apply_hysteresis
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
-from edge_client.protocol.task import ClientId, Fit, Flat, Probe, Reply, Schema, Task
+from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Probe, Reply, Schema, Task
 
 LEAST_UPDATES = 2  # in the version of a center that has two devices
 
@@ -255,11 +255,17 @@ def _filled(
 
 
 def _task(training: Training, rules: Rules, who: ClientId, *, number: int, seed: int) -> tuple[Handed, Task]:
-    """What a free device is asked: a fit, or first its losses where they choose the center."""
-    if rules.plan.choose == "loss":
+    """What a free device is asked: a fit, or first its losses where they choose the center.
+
+    They choose it for a device without one, too, which begins at the common start only where a probe has no room for
+    all centers (assignment.py says why).
+    """
+    centers = len(training.state.centers)
+    new = rules.plan.choose == "nearest" and who not in training.state.assignment and centers <= MAX_MODELS
+    if rules.plan.choose == "loss" or (new and centers > 1):
         probe: Probe = rules.strategy.probe_centers(training.state, "loss", seed=seed)
         return Handed(number=number, seed=seed), probe
-    k = 0 if rules.plan.choose == "only" else training.state.assignment.get(who)
+    k = 0 if rules.plan.choose == "only" or new else training.state.assignment.get(who)
     return _fit(training, rules, who, k, number=number, seed=seed)
 
 

@@ -32,7 +32,7 @@ from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import canonical_labels
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
-from coordinator.strategies.common.assignment import serving_center, told_losses
+from coordinator.strategies.common.assignment import centers_of_newcomers, serving_center, told_losses
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
@@ -218,11 +218,10 @@ class FedCenters(LocalSgd):
     def _placed(self, state: State, cohort: Iterable[ClientId]) -> Round:
         """A center for each device of the cohort: by its losses, or the one with most devices if it tells none."""
         new = [c for c in cohort if c not in state.assignment]
-        usual = serving_center(state.assignment, None)
-        chosen = dict.fromkeys(new, usual)
-        if new and len(state.centers) > 1:
-            replies = yield {c: self.probe_centers(state, "loss") for c in new}
-            chosen |= {c: int(losses.argmin()) for c, losses in told_losses(replies).items()}
+        chosen = dict.fromkeys(new, serving_center(state.assignment, None))
+        chosen |= yield from centers_of_newcomers(
+            new, len(state.centers), lambda among: self.probe_centers(state, "loss", among=among)
+        )
         return replace(state, assignment={**state.assignment, **chosen}) if new else state
 
     def _probe(

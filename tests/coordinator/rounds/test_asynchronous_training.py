@@ -320,13 +320,27 @@ def test_the_fleet_may_grow_and_shrink_between_any_two_events() -> None:
     assert "d0" not in training.at_work
     training, tasks, _ = hand_out(training, left, 2, everybody)
     assert list(tasks) == ["new"]
-    task = tasks["new"]
-    assert isinstance(task, Fit)
-    np.testing.assert_array_equal(task.start, training.state.extra["start"])  # no center yet
+    assert isinstance(tasks["new"], Probe)  # no center yet
+    training, taken = take(training, left, "new", Reply(n=5, losses=np.array([2.0, 1.0])), {})
+    assert isinstance(taken.task, Fit)
+    np.testing.assert_array_equal(taken.task.start, training.state.centers[1])
     model = training.state.centers[1] + 0.01
     training, taken = take(training, left, "new", Reply(n=5, update=model), {"delta": 0.1})
     assert taken.what == "counted"
     assert training.state.assignment["new"] == 1
+
+
+@pytest.mark.parametrize("centers", [1, 17])
+def test_a_newcomer_of_fesem_begins_at_the_only_center_or_at_the_start_where_a_probe_has_no_room(centers: int) -> None:
+    by = rules("fesem", concurrency=8)
+    training = first(centers, {who: 0 for who in FLEET if who != "d0"})
+    training = replace(training, state=replace(training.state, centers=training.state.centers + 1))
+    training, tasks, _ = hand_out(training, by, 1, everybody)
+    task, started = tasks["d0"], {1: training.state.centers[0], 17: training.state.extra["start"]}
+    assert isinstance(task, Fit)
+    np.testing.assert_array_equal(task.start, started[centers])
+    assert (task.mu > 0) == (centers == 1)
+    assert task == task_again(training, by, "d0")
 
 
 def test_a_device_of_ifca_tells_its_losses_and_then_trains_the_newest_version_of_its_choice() -> None:

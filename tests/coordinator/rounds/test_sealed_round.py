@@ -351,6 +351,27 @@ def test_fesem_begins_with_random_groups_and_three_rounds_by_loss_and_goes_on_by
     assert len({tuple(center) for center in made.state.centers}) == len(made.state.centers)
 
 
+@pytest.mark.parametrize("secure", MODES)
+def test_a_newcomer_of_fesem_chooses_by_loss_where_choices_are_told(secure: str) -> None:
+    """From the common start its model would be younger than the centers that it is compared with."""
+    made, asked = world(build("fesem", {**SMALL, "secure": secure}), LOCAL), dict[str, str]()
+    answer, new = made.devices.answer, max(LOCAL)
+    early = {who: n for who, n in made.fleet.items() if who != new}
+    made.round(fleet=early)
+
+    def noted(who: ClientId, task: Task) -> Reply:
+        if isinstance(task, SummedFit):
+            asked[who] = task.choose
+        return answer(who, task)
+
+    made.devices.answer = noted  # type: ignore[method-assign]
+    made.round()
+    hidden = secure == "updates+membership"
+    assert asked == {**dict.fromkeys(early, "nearest"), new: "nearest" if hidden else "loss"}
+    made.round()
+    assert set(asked.values()) == {"nearest"}
+
+
 @pytest.mark.parametrize("case", ["fesem", "ifca"])
 @pytest.mark.parametrize("secure", MODES)
 def test_a_fleet_with_more_random_groups_than_centers_begins_with_its_true_groups(case: str, secure: str) -> None:

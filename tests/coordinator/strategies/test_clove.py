@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,45 @@ def test_one_lie_takes_no_center_from_the_groups_unless_nothing_is_capped() -> N
         assert ari([told[who] for who, _ in honest], [group for _, group in honest]) == 1.0, lie
     torn = chosen({**fleet, "liar": np.full(3, 1e3)}, method=CLoVE(clusters=3, cap=1.0))
     assert len({torn[who] for who, _ in honest}) == 2
+
+
+def many_groups(k: int, *, each: int = 3) -> dict[str, Array]:
+    """Each group fits one center, and all others alike badly; device i is of group i mod k."""
+    rng = np.random.default_rng(0)
+    patterns = np.where(np.eye(k, dtype=np.bool_), 0.3, 3.0)
+    return {f"d{i:02d}": patterns[i % k] + 0.05 * rng.standard_normal(k) for i in range(each * k)}
+
+
+LIES: dict[str, Callable[[int], Array]] = {
+    "great": lambda k: np.full(k, 1.7e308),
+    "none finite": lambda k: np.full(k, np.nan),
+    "fits all": lambda k: np.full(k, 0.0),
+    "fits all too well": lambda k: np.full(k, -1.7e308),
+    "fits one too well": lambda k: np.array([-1.7e308] + [0.0] * (k - 1)),
+}
+
+
+@pytest.mark.parametrize("k", [2, 3, 10, 12, 16])
+@pytest.mark.parametrize("lie", ["", *LIES])
+def test_each_of_many_centers_has_its_group_though_one_device_lies(k: int, lie: str) -> None:
+    """Of all losses a k-th are those at a device's own center: above ten centers fewer than a tenth."""
+    honest = many_groups(k)
+    told = chosen({**honest, **({"liar": LIES[lie](k)} if lie else {})}, method=CLoVE(clusters=k))
+    assert [told[who] for who in honest] == [i % k for i in range(len(honest))]
+
+
+def test_a_group_of_one_device_in_thirty_has_its_center() -> None:
+    own = np.array([0.3, 3.0])
+    noise = np.random.default_rng(0).normal(scale=0.05, size=(30, 2))
+    told = chosen(
+        {f"d{i:02d}": (own[::-1] if i == 29 else own) + noise[i] for i in range(30)}, method=CLoVE(clusters=2)
+    )
+    assert [told[who] for who in sorted(told)] == [0] * 29 + [1]
+
+
+def test_without_a_cap_losses_are_as_they_were_told() -> None:
+    told = np.random.default_rng(0).normal(size=(9, 4)) ** 2
+    np.testing.assert_allclose(CLoVE(cap=1.0)._capped(told), told, atol=1e-14)  # of the order of 1, in float64
 
 
 def test_fewer_devices_than_centers_and_losses_that_are_not_numbers_are_taken() -> None:

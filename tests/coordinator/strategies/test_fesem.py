@@ -7,8 +7,8 @@ from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import State, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
-from edge_client.protocol.task import Fit, Flat, Reply, Schema, TensorSpec
-from tests.support.softmax_program import grouped_fleet, play, schema, start_of
+from edge_client.protocol.task import Fit, Flat, Probe, Reply, Schema, TensorSpec
+from tests.support.softmax_program import devices_of, grouped_fleet, play, schema, start_of
 
 LOCAL = grouped_fleet(9, 3)
 FLEET = {c: len(local.train) for c, local in LOCAL.items()}
@@ -96,12 +96,51 @@ def test_the_first_clustering_is_numbered_by_the_devices_order() -> None:
     assert [play(METHOD, LOCAL, rounds=1).assignment[f"d{i:02d}"] for i in range(3)] == [0, 1, 2]
 
 
-def test_a_device_that_appears_later_trains_once_from_the_common_start() -> None:
+def test_a_device_that_appears_later_begins_at_the_center_of_its_least_loss_as_the_others_of_that_center() -> None:
     state = play(METHOD, LOCAL, rounds=2, silent=["d08"])
     assert "d08" not in state.assignment
-    late = asked(state)["d08"]
-    assert (np.asarray(late.start) == start_of()).all()
-    assert late.mu == 0
+    round_ = METHOD.round(state, schema(), FLEET, np.random.default_rng(0))
+    asked_first = next(round_)
+    assert list(asked_first) == ["d08"]
+    probe = asked_first["d08"]
+    assert isinstance(probe, Probe)
+    assert (probe.want, probe.split) == (frozenset({"loss"}), "train")
+    np.testing.assert_array_equal(np.stack([np.asarray(model) for model in probe.models]), state.centers)
+    task = round_.send({"d08": Reply(n=40, losses=np.array([2.0, np.nan, 1.0]))})["d08"]
+    assert isinstance(task, Fit)
+    np.testing.assert_array_equal(task.start, state.centers[2])
+    np.testing.assert_array_equal(task.anchor, state.centers[2])
+    assert task.mu > 0
+    assert task.center == 2
+
+
+def test_a_newcomer_that_tells_no_losses_is_asked_again_in_a_later_round() -> None:
+    state = play(METHOD, LOCAL, rounds=2, silent=["d08"])
+    round_ = METHOD.round(state, schema(), FLEET, np.random.default_rng(0))
+    next(round_)
+    assert sorted(round_.send({})) == sorted(set(FLEET) - {"d08"})
+    alone = METHOD.round(state, schema(), {"d08": 40}, np.random.default_rng(0))
+    assert drive(alone, lambda _: {}) is state
+
+
+def test_with_one_center_a_newcomer_begins_there_and_is_asked_nothing_else() -> None:
+    one = FeSEM(clusters=1, local_steps=4, batch_size=8)
+    state = play(one, LOCAL, rounds=2, silent=["d08"])
+    late = asked(state, one)["d08"]
+    np.testing.assert_array_equal(late.start, state.centers[0])
+    assert late.mu > 0
+
+
+@pytest.mark.parametrize("e_step", ["nearest", "k-means"])
+def test_devices_whose_first_round_is_a_late_one_find_their_group(e_step: str) -> None:
+    """A model from the common start would be nearest to the center that has moved least, whatever its data."""
+    method = FeSEM(clusters=3, e_step=e_step, local_steps=5, batch_size=8)
+    late = ["d06", "d07", "d08"]
+    devices = devices_of(LOCAL)
+    state = play(method, {c: local for c, local in LOCAL.items() if c not in late}, rounds=20)
+    round_ = method.round(state, schema(), FLEET, np.random.default_rng(0))
+    state = drive(round_, lambda exchange: {c: devices.answer(c, task) for c, task in exchange.items()})
+    assert ari(TRUTH, [state.assignment[c] for c in sorted(LOCAL)]) == 1.0
 
 
 def test_a_device_that_misses_a_round_keeps_its_center() -> None:
