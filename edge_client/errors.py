@@ -28,6 +28,7 @@ from edge_client.printable import printable
 
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
+HINT = "\n\nhint: "  # between what is wrong and what to do
 
 
 def install_hint(extra: str) -> str:
@@ -47,7 +48,7 @@ class FedcentersError(Exception):
     exit_code = 70
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}\n\nhint: {hint}" if hint else message)
+        super().__init__(f"{message}{HINT}{hint}" if hint else message)
         self.message, self.hint = message, hint
 
 
