@@ -118,7 +118,7 @@ def test_a_reply_that_came_too_late_is_told_as_late(tmp_path: Path) -> None:
     assert "  late: 1 (d03)" in status_lines(found)
 
 
-def test_the_last_error_has_its_hint_on_a_line_of_its_own_and_that_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
+def test_the_last_error_has_its_hint_on_a_line_of_its_own_and_an_earlier_starts_is_not_shown(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=1.0, deadline_s=30.0)
     fed.start_coordinator()
     fed.start_devices(3)
