@@ -248,14 +248,15 @@ def _example(path: Path) -> Any:  # noqa: ANN401 - a shape, or arrays by name
     """What the compiler takes of a device's file: the shape of x, or arrays by forward's parameters."""
     import numpy as np
 
+    from edge_client.data.readers import reading_arrays
     from edge_client.protocol.samples.input_parts import FROM_PARTS
 
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with reading_arrays(), np.load(path, allow_pickle=False) as file:
             if "x" in file:
                 return tuple(file["x"].shape[1:])
             found = {name.removeprefix(FROM_PARTS): file[name] for name in file if name.startswith(FROM_PARTS)}
-    except (OSError, ValueError, AttributeError) as wrong:
+    except (OSError, ValueError, AttributeError, TypeError) as wrong:
         raise UsageError(f"cannot read {path}: {wrong}", hint="give an .npz file of numpy") from None
     if not found:
         raise UsageError(f"{path} has neither x nor x.NAME", hint="save it as a device's train.npz")

@@ -49,9 +49,8 @@ class ByUser:
         train, test = _rows_by_user(data.train.user), None
         if data.test is not None:
             test = _rows_by_user(data.test.user)
-        able = [
-            u for u, rows in train.items() if len(rows) >= max(MIN_SAMPLES, self.least) and (test is None or u in test)
-        ]
+        least = max(MIN_SAMPLES, self.least)
+        able = [u for u, rows in train.items() if len(rows) >= least and (test is None or u in test)]
         if len(able) < len(train):
             log.info("%s of %s users have too few samples and are left out", len(train) - len(able), len(train))
         if devices > -(-len(able) // self.per_device):

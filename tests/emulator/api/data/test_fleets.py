@@ -79,5 +79,5 @@ def test_a_setting_of_another_kind_is_told_when_the_fleet_is_made(given: dict[st
 
 
 def test_a_partitions_setting_of_another_kind_is_told_when_the_partition_is_made() -> None:
-    with pytest.raises(ConfigError, match="(?s)alpha is 'a'.*use a number"):
+    with pytest.raises(ConfigError, match=r"(?s)alpha is 'a'.*use a number"):
         Dirichlet("a")  # type: ignore[arg-type]
