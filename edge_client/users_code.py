@@ -4,15 +4,17 @@ It is the user's where a module that a command imported for them (`note_module`)
 that module, or of another file that is neither ours nor where Python keeps libraries.
 """
 
+# ruff: noqa: PTH118, PTH120, PTH206 - rounds and methods import this, and pathlib is none of theirs
+
 from __future__ import annotations
 
+import os.path
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
-_ROOT = Path(__file__).resolve().parents[1]
-_OURS = (*(_ROOT / room for room in ("edge_client", "coordinator", "export", "emulator")), _ROOT / "fedcenters.py")
+_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_OURS = ("edge_client", "coordinator", "export", "emulator", "fedcenters.py")
 _LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
 _theirs: set[str] = set()
 
@@ -45,27 +47,29 @@ def _kind(frame: FrameType) -> str:
     name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if file.startswith("<"):  # made code, as of dataclasses and torch
         return "made"
-    path = Path(file).resolve()
-    if any(path.is_relative_to(ours) for ours in _OURS):
+    path = os.path.realpath(file)
+    if any(_is_in(path, os.path.join(_ROOT, ours)) for ours in _OURS):
         return "ours"
     if name in _theirs:
         return "noted"
-    library = any(path.is_relative_to(folder) for folder in _library_folders()) or _LIBRARY_FOLDERS & set(path.parts)
+    library = any(_is_in(path, folder) for folder in _library_folders()) or _LIBRARY_FOLDERS & set(path.split(os.sep))
     return "library" if library else "elsewhere"
 
 
-def _library_folders() -> list[Path]:
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)
+
+
+def _library_folders() -> list[str]:
     import sysconfig  # only where something went wrong
 
-    return [Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return [os.path.realpath(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def place_of(frame: FrameType, line: int) -> str:
     """A line as `file.py, line 12, in round`, from the working folder on where the file is in it."""
-    path = Path(frame.f_code.co_filename).resolve()
-    for base in (Path.cwd(), _ROOT):
-        if path.is_relative_to(base):
-            path = path.relative_to(base)
-            break
+    path = os.path.realpath(frame.f_code.co_filename)
+    base = next((base for base in (os.path.realpath("."), _ROOT) if _is_in(path, base)), "")
+    path = path[len(base) :].lstrip(os.sep) if base else path
     where = "" if frame.f_code.co_name == "<module>" else f", in {frame.f_code.co_name}"
     return f"{path}, line {line}{where}"

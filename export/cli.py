@@ -21,6 +21,7 @@ from edge_client.errors import ProgramRefused, UsageError, handle_errors
 from edge_client.protocol.program import Origin
 from export import bundle_cli
 from export.command_line import GroupedCommand, make_app
+from export.output_paths import check_output_folder
 
 app = make_app("fedcenters-export", __doc__)
 MAX_BATCH = 65_536
@@ -112,6 +113,8 @@ def program(  # noqa: PLR0913 - one parameter per option
             raise UsageError("--check reads the shapes from program.json", hint="give --check and the folder alone")
         _check_program(check, model, arguments, seed, tolerance, as_json=as_json)
         return
+    if out is not None:
+        check_output_folder(out)
     if not model:
         raise UsageError("--model is missing", hint="give package.module:Class, like mynet:Net for mynet.py")
     if tolerance is not None:
