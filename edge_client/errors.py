@@ -172,9 +172,9 @@ def describe_error(wrong: Exception) -> str:
     if isinstance(wrong, ModuleNotFoundError):
         return f"{wrong.name or wrong} is not installed{HINT}{EXTRAS_HINT}"
     if isinstance(wrong, MemoryError):
-        return f"this machine: {wrong or 'too little memory'}{HINT}use fewer or smaller samples, devices or models"
+        return f"this machine: {str(wrong) or 'too little memory'}{HINT}use fewer or smaller samples, devices or models"
     if isinstance(wrong, OSError):
-        return f"this machine: {wrong}{HINT}{_OS_HINTS.get(wrong.errno, _OS_HINT)}"
+        return f"this machine: {wrong}{HINT}{_OS_HINTS.get(wrong.errno or 0, _OS_HINT)}"
     kind = f"{type(wrong).__name__}: {wrong}"
     return f"{kind} (a bug of fedcenters){HINT}please report the traceback that the command printed"
 

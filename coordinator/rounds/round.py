@@ -193,7 +193,7 @@ def _checked_exchanges(name: str, exchanges: Round) -> Round:
 
 def _line(name: str, exchanges: Round) -> str:
     """Where a round waits, and whose it is."""
-    frame = exchanges.gi_frame
+    frame = getattr(exchanges, "gi_frame", None)
     return f"{name}.round" if frame is None else f"{place_of(frame, frame.f_lineno)}: {name}.round"
 
 
