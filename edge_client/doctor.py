@@ -198,7 +198,12 @@ def load_probe(engine: str) -> tuple[Program, dict[str, Path]]:
 
 def _data(config: ClientConfig) -> str:
     local = load_data(config.data, limit=config.max_samples)
-    held_out = "none held out" if local.test is None else f"{len(local.test)} held out"
+    if not len(local.train):
+        raise CheckFailed(
+            f"no samples in {config.data}: this device cannot train, it can only ask for a center",
+            "write train.npz with numpy.savez(path, x=samples, y=labels), or put files into a folder train",
+        )
+    held_out = f"{len(local.test)} held out" if local.test else "none held out"
     return f"{len(local.train)} samples of {list(local.train.x.shape[1:])}, {held_out}"
 
 

@@ -16,7 +16,9 @@ Every message ends with what to do next: a blank line, then `hint: ...`. Ctrl-C 
 
 from __future__ import annotations
 
+import errno
 import functools
+import logging
 import os
 import sys
 import traceback
@@ -25,9 +27,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from edge_client.printable import printable
+from edge_client.users_code import UsersLine, users_line
 
+log = logging.getLogger(__name__)
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
+HINT = "\n\nhint: "  # between what is wrong and what to do
 
 
 def install_hint(extra: str) -> str:
@@ -40,6 +45,20 @@ EXTRAS_HINT = (
     "[emulator] for everything"
 )
 
+_OS_HINT = "free disk space, or check the rights of the folder"
+_OS_HINTS = {  # by errno
+    errno.ENOENT: "make the folder, or correct the path",
+    errno.ENOTDIR: "a part of the path is a file: name a folder",
+    errno.EISDIR: "that is a folder: name a file",
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space",
+    errno.EACCES: "check the rights of the file and its folder",
+    errno.EPERM: "check the rights of the file and its folder",
+    errno.EROFS: "that disk is read-only: name a folder of another one",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+}
+_USERS_HINT = "look at that line; where it uses fedcenters as the documentation says, report the lines above"
+
 
 class FedcentersError(Exception):
     """Something foreseen went wrong; shown without a traceback."""
@@ -47,7 +66,7 @@ class FedcentersError(Exception):
     exit_code = 70
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}\n\nhint: {hint}" if hint else message)
+        super().__init__(f"{message}{HINT}{hint}" if hint else message)
         self.message, self.hint = message, hint
 
 
@@ -122,20 +141,22 @@ def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int: 
         _say(f"error: {wrong}")
         return wrong.exit_code
     except ModuleNotFoundError as missing:
-        return report_missing_extra(missing)
+        return _report_users(missing) if _users_line(missing) else report_missing_extra(missing)
     except BrokenPipeError:  # the reader of stdout has left
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
-    except OSError as wrong:  # disk full, no rights, no descriptors: no bug of the program
+    except (OSError, MemoryError) as wrong:  # disk full, no rights, no descriptors: no bug of the program
         _say(f"error: {describe_error(wrong)}")
-        return FedcentersError.exit_code
+        return FedcentersError.exit_code if _users_line(wrong) is None else UsageError.exit_code
     except KeyboardInterrupt as stopped:
         _drop_what_is_half_made(stopped)
         if interrupted:
             _say(interrupted)
         return int(getattr(stopped, "exit_code", EXIT_INTERRUPTED))
-    except Exception:  # noqa: BLE001 - not foreseen: a bug, shown with its traceback
+    except Exception as wrong:  # noqa: BLE001 - not foreseen: a bug, shown with its traceback
+        if _users_line(wrong):
+            return _report_users(wrong)
         _say(f"{traceback.format_exc()}\nerror: this is a bug of fedcenters\n\nhint: please report the lines above")
         return FedcentersError.exit_code
 
@@ -144,12 +165,35 @@ def describe_error(wrong: Exception) -> str:
     """What ended a command, with its hint, for people who do not see its stderr."""
     if isinstance(wrong, FedcentersError):
         return str(wrong)
+    if users := _users_line(wrong):
+        kind = f"{type(wrong).__name__}: {wrong}" if str(wrong) else type(wrong).__name__
+        below = f" (raised in {users.raised_in})" if users.raised_in else ""
+        return f"{users.place}: {kind}{below}{HINT}{_USERS_HINT if users.raised_in else 'correct that line'}"
     if isinstance(wrong, ModuleNotFoundError):
-        return f"{wrong.name or wrong} is not installed\n\nhint: {EXTRAS_HINT}"
+        return f"{wrong.name or wrong} is not installed{HINT}{EXTRAS_HINT}"
+    if isinstance(wrong, MemoryError):
+        return f"this machine: {str(wrong) or 'too little memory'}{HINT}use fewer or smaller samples, devices or models"
     if isinstance(wrong, OSError):
-        return f"this machine: {wrong}\n\nhint: free disk space, or check the rights of the folder"
+        return f"this machine: {wrong}{HINT}{_OS_HINTS.get(wrong.errno or 0, _OS_HINT)}"
     kind = f"{type(wrong).__name__}: {wrong}"
-    return f"{kind} (a bug of fedcenters)\n\nhint: please report the traceback that the command printed"
+    return f"{kind} (a bug of fedcenters){HINT}please report the traceback that the command printed"
+
+
+def _users_line(wrong: Exception) -> UsersLine | None:
+    """The line of the user's own code that is to blame; not for what this machine lacks where ours was at work."""
+    users = users_line(wrong)
+    lacking = isinstance(wrong, (OSError, MemoryError, ModuleNotFoundError))
+    return None if users and users.raised_in and lacking else users
+
+
+def _report_users(wrong: Exception) -> int:
+    """Tell a mistake in the user's own code; with the traceback where a line of ours raised it."""
+    users = _users_line(wrong)
+    if users and users.raised_in:
+        _say(traceback.format_exc())
+    log.debug("the user's own code failed", exc_info=wrong)
+    _say(f"error: {describe_error(wrong)}")
+    return UsageError.exit_code
 
 
 def _drop_what_is_half_made(stopped: BaseException) -> None:

@@ -24,6 +24,7 @@ from emulator.console import ConsoleProgress
 from emulator.experiments.cli import experiment
 from emulator.options import RUN
 from export.command_line import GroupedCommand, make_app
+from export.output_paths import DRAWINGS, check_output_file, check_output_folder
 
 if TYPE_CHECKING:
     from emulator.options import SimulateArgs
@@ -68,6 +69,7 @@ def demo(
     example: fedcenters-emulator demo --seed 1 --rounds 5
     """
     progress = ConsoleProgress()
+    check_output_folder(out)
     progress.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine; times since the command")
     from emulator.testbed.demo import DemoSettings, run_demo
 
@@ -255,6 +257,8 @@ def figures(
     example: fedcenters-emulator figures runs/simulate-fesem-0
     """
     progress = ConsoleProgress()
+    if run.is_dir():  # what is no run is told first
+        check_output_folder(out or run / "figures")
     with progress.during(f"reading {run}") as busy:
         from emulator.reports.run_figures import draw_run
 
@@ -284,6 +288,8 @@ def choose_k(  # noqa: PLR0913 - a command line
 
     example: fedcenters-emulator choose-k --devices 12 --most 5 --picture choice.png
     """
+    if picture is not None:
+        check_output_file(picture, endings=DRAWINGS)
     progress = ConsoleProgress()
     from emulator import choose_k as choice
     from emulator.config import make_args, parse_pairs
@@ -329,6 +335,10 @@ def report(
     """
     page = out or (runs[0] if len(runs) == 1 else runs[0].parent) / "report.html"
     progress = ConsoleProgress()
+    if out is not None or runs[0].is_dir():  # what is no run is told first
+        check_output_file(page)
+    if picture is not None:
+        check_output_file(picture, endings=DRAWINGS)
     for place in (page, *([] if picture is None else [picture])):
         if place.exists():
             progress.say(f"{place} is there; it is replaced")

@@ -14,6 +14,7 @@ import typer
 
 from edge_client.errors import FedcentersError, UsageError, handle_errors
 from export.command_line import GroupedCommand, difference_in_words
+from export.output_paths import check_output_folder
 from export.silence import show_progress, write_stderr
 
 CENTERS, FILES, SIGNATURE = "Whose centers, and their samples", "Files to write", "Signature"  # headings in --help
@@ -89,6 +90,7 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     """
     from export.bundle.reader import check_replaceable
 
+    check_output_folder(out)
     if there := check_replaceable(out):  # before the run is read and exported, which takes a while
         write_stderr(there)
     from export.bundle.commands import bundle_run
@@ -162,6 +164,7 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     """Write smaller files, and measure what they lose."""
     from export.bundle.reader import check_replaceable
 
+    check_output_folder(out)
     if there := check_replaceable(out):
         write_stderr(there)
     from export.bundle.commands import quantize_bundle, verify_bundle
@@ -198,6 +201,7 @@ def site(
     public_key: PublicKeys = None,
 ) -> None:
     """Publish a bundle as plain files. Publishing the next one into the same folder never mixes the two."""
+    check_output_folder(out)
     keys = [_public(path) for path in public_key or ()]
     if layout is Layout.static:
         from export.serve.site import publish_bundle

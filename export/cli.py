@@ -21,6 +21,7 @@ from edge_client.errors import ProgramRefused, UsageError, handle_errors
 from edge_client.protocol.program import Origin
 from export import bundle_cli
 from export.command_line import GroupedCommand, make_app
+from export.output_paths import check_output_folder
 
 app = make_app("fedcenters-export", __doc__)
 MAX_BATCH = 65_536
@@ -112,6 +113,8 @@ def program(  # noqa: PLR0913 - one parameter per option
             raise UsageError("--check reads the shapes from program.json", hint="give --check and the folder alone")
         _check_program(check, model, arguments, seed, tolerance, as_json=as_json)
         return
+    if out is not None:
+        check_output_folder(out)
     if not model:
         raise UsageError("--model is missing", hint="give package.module:Class, like mynet:Net for mynet.py")
     if tolerance is not None:
@@ -248,14 +251,15 @@ def _example(path: Path) -> Any:  # noqa: ANN401 - a shape, or arrays by name
     """What the compiler takes of a device's file: the shape of x, or arrays by forward's parameters."""
     import numpy as np
 
+    from edge_client.data.readers import reading_arrays
     from edge_client.protocol.samples.input_parts import FROM_PARTS
 
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with reading_arrays(), np.load(path, allow_pickle=False) as file:
             if "x" in file:
                 return tuple(file["x"].shape[1:])
             found = {name.removeprefix(FROM_PARTS): file[name] for name in file if name.startswith(FROM_PARTS)}
-    except (OSError, ValueError, AttributeError) as wrong:
+    except (OSError, ValueError, AttributeError, TypeError) as wrong:
         raise UsageError(f"cannot read {path}: {wrong}", hint="give an .npz file of numpy") from None
     if not found:
         raise UsageError(f"{path} has neither x nor x.NAME", hint="save it as a device's train.npz")

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from edge_client.errors import UsageError
+from edge_client.users_code import note_module
 from export.diagnostics import first_sentence
 
 ROOMS = ("edge_client", "coordinator", "export", "emulator")
@@ -36,6 +37,8 @@ def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise UsageError(f"{path!r} is no import path", hint="write package.module:Class, like mynet:Net for mynet.py")
+    if module_name.partition(".")[0] not in ROOMS:
+        note_module(module_name)
     return _attribute(_imported(module_name), name)
 
 

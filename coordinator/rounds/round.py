@@ -5,9 +5,9 @@ A round is a generator of exchanges; its driver (server, simulation or replay) s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,14 +31,24 @@ from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from edge_client.errors import UsageError
-from edge_client.protocol.task import MAX_MODELS, ClientId, OwnModel, Probe, Reply, Schema
+from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, OwnModel, Probe, Reply, Schema
+from edge_client.users_code import place_of
 
+TASKS_HINT = "yield a dict of tasks by device: {who: self.fit(start=state.centers[0], seed=0) for who in sorted(fleet)}"
+PAIR = 2  # a weight and a model
 INITIAL_ROUND = 0  # the "round" of Strategy.begin; rounds count from 1
 
 
 def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the protocol's word
     """The random generator of one round: the same in a replay, independent of every other round's."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, round])))
+
+
+def first_state(strategy: Strategy, model: Flat, schema: Schema, fleet: Fleet, seed: int) -> State:
+    """The state before the first round, from one common model [schema.size]. Raises UsageError for what is none."""
+    state = strategy.begin(model, schema, fleet, round_rng(seed, INITIAL_ROUND))
+    _check_state(f"{type(strategy).__name__}.begin", state, schema)
+    return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,17 +159,47 @@ def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:
     if not isinstance(exchanges, Generator):
         hint = "yield tasks by device, receive replies by device, and return the next state"
         raise UsageError(f"{name}.round gives {type(exchanges).__name__}, not a generator", hint=hint)
-    after = yield from exchanges
-    if not isinstance(after, State):
-        hint = "return the next State, as replace(state, centers=...)"
-        raise UsageError(f"{name}.round returned {type(after).__name__}", hint=hint)
-    if after.centers.ndim != 2 or after.centers.shape[1] != schema.size:  # noqa: PLR2004 - [K, size]
-        hint = f"give [number of centers, {schema.size}]"
-        raise UsageError(f"{name}.round returned centers of shape {list(after.centers.shape)}", hint=hint)
+    after = yield from _checked_exchanges(name, exchanges)
+    _check_state(f"{name}.round", after, schema)
     if wrong := [k for k, center in enumerate(after.centers) if not np.isfinite(center).all()]:
         hint = "look at what `round` computes: a mean over no replies, or too high a learning rate, gives NaN"
         raise UsageError(f"{name}.round returned NaN or infinity in center {wrong[0]}", hint=hint)
     return after
+
+
+def _check_state(made_by: str, after: object, schema: Schema) -> None:
+    """Raise UsageError for what is no state of this model."""
+    if not isinstance(after, State):
+        hint = "return the next State, as replace(state, centers=...)"
+        raise UsageError(f"{made_by} returned {type(after).__name__}", hint=hint)
+    hint = f"give an array of [number of centers, {schema.size}]"
+    if not isinstance(after.centers, np.ndarray):
+        raise UsageError(f"{made_by} returned centers of {type(after.centers).__name__}", hint=hint)
+    if after.centers.ndim != 2 or after.centers.shape[1] != schema.size:  # noqa: PLR2004 - [K, size]
+        raise UsageError(f"{made_by} returned centers of shape {list(after.centers.shape)}", hint=hint)
+
+
+def _checked_exchanges(name: str, exchanges: Round) -> Round:
+    """The exchanges as they are. Raises UsageError for what is no dict of tasks by device."""
+    try:
+        exchange = next(exchanges)
+        while True:
+            if not isinstance(exchange, Mapping):
+                raise UsageError(f"{_line(name, exchanges)} yields {type(exchange).__name__}", hint=TASKS_HINT)
+            tasks = exchange.items() if isinstance(exchange, dict) else ()
+            if wrong := [(who, task) for who, task in tasks if not isinstance(task, (Fit, Probe))]:
+                who, task = wrong[0]
+                told = f"{_line(name, exchanges)} yields {type(task).__name__} for {who}"
+                raise UsageError(told, hint=TASKS_HINT)
+            exchange = exchanges.send((yield exchange))
+    except StopIteration as done:
+        return cast("State", done.value)
+
+
+def _line(name: str, exchanges: Round) -> str:
+    """Where a round waits, and whose it is."""
+    frame = getattr(exchanges, "gi_frame", None)
+    return f"{name}.round" if frame is None else f"{place_of(frame, frame.f_lineno)}: {name}.round"
 
 
 def _measure_centers(
@@ -205,6 +245,9 @@ def serving_probe(
 ) -> Probe:
     """The scores of a device's own predictor on its held-out samples, and its loss where it is one model."""
     mixture = strategy.predictor(state, who)
+    if not isinstance(mixture, Sequence) or any(not isinstance(m, Sequence) or len(m) != PAIR for m in mixture):
+        hint = "return pairs of a weight and a model, as ((1.0, state.centers[0]),)"
+        raise UsageError(f"{type(strategy).__name__}.predictor returned {type(mixture).__name__}", hint=hint)
     # The mean of a mixture's losses is not its loss; where nothing else is asked for, nothing else is known.
     wanted = want - {"loss"} or want if len(mixture) > 1 else want
     return Probe(

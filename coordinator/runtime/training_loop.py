@@ -20,7 +20,7 @@ from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import CLASSES, RoundReport, Scoring
 from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
-from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
+from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, first_state, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, round_record
 from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_seen
 from coordinator.rounds.update_validation import ZERO_BASE
@@ -102,7 +102,7 @@ class RunTrainer:
             check_sealed(strategy, self.schema, fleet)
             if spare := spare_centers(strategy, len(fleet)):
                 log.warning("%s: %s", run.name, spare)
-            state = strategy.begin(self.initial, self.schema, fleet, round_rng(self.seed, INITIAL_ROUND))
+            state = first_state(strategy, self.initial, self.schema, fleet, self.seed)
             self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)
         number, state = begun

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.rounds.round_record import SCORES, center_sizes, reached_in_words, upgraded_record, versions_in_words
 from coordinator.storage.run_reader import NoRunYet, open_database
 from edge_client import __version__
-from edge_client.errors import ConfigError
+from edge_client.errors import HINT, ConfigError
 from edge_client.printable import counted, printable_line, size_in_words
 from edge_client.transport.blobs import open_beside
 
@@ -193,7 +193,8 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     if found["served"]:
         out.append(f"{found['served']} device{'s' * (found['served'] != 1)} fetched a center")
     if found["error"]:
-        out.append(f"last error: {found['error']}")
+        told, _, hint = found["error"].rpartition(HINT)
+        out += [f"last error: {told}", f"  hint: {hint}"] if told else [f"last error: {hint}"]
     return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]
 
 

@@ -69,6 +69,7 @@ METHODS: dict[str, type[Any]] = {
 }
 for _name, _kind in METHODS.items():
     _kind.__doc__ = method_doc(_name, _kind)
+METHOD_PARTS = ("begin", "round", "predictor")
 Setting = int | float | str
 _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "str": str}
 
@@ -95,6 +96,9 @@ def make_method(name: str, **settings: Setting) -> Strategy:
     method = find_by_name("methods", name, METHODS)
     if not isinstance(method, type) or not is_dataclass(method):
         raise UsageError(f"{name} is no method", hint="a method is a frozen dataclass with begin, round and predictor")
+    if lacking := [part for part in METHOD_PARTS if not callable(getattr(method, part, None))]:
+        hint = "a method has begin, round and predictor; extend fc.LocalSgd, or one of ours, and write `round`"
+        raise UsageError(f"{name} is no method: it has no {' and no '.join(lacking)}", hint=hint)
     types, values = setting_types(method), dict[str, Any]()
     for key, value in settings.items():
         if key not in types:

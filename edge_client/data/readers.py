@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import csv
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,30 @@ from edge_client.toml_files import read_toml
 
 SCHEMA_FILE = "schema.toml"
 FORMAT_HINT = "x is float [n, ...], y is [n] integers or float targets; docs/flash-a-board.md describes the files"
+NUMPY_HINT = "write it again, with numpy.savez(path, x=samples, y=labels)"
 CSV_KEYS = ("features", "label", "targets", "classes", "shape", "mean", "scale")
 MAX_LINE_CHARS = 1 << 20  # characters of a CSV field
 FolderSignature = tuple[tuple[str, int, int], ...]  # name, size, time of every file
+
+
+class NoArrays(ValueError):
+    """A file that is not of numpy, or is damaged, or holds what is no array of numbers."""
+
+
+@contextmanager
+def reading_arrays() -> Iterator[None]:
+    """Raise NoArrays where numpy says so, in words that advise nothing unsafe."""
+    try:
+        yield
+    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as wrong:
+        raise NoArrays(f"it is damaged, or no file of numpy ({wrong})") from wrong
+    except ValueError as wrong:
+        if "pickle" not in str(wrong):
+            raise
+        objects = str(wrong).startswith("Object arrays")
+        raise NoArrays(
+            "an array holds objects, not numbers" if objects else "it is damaged, or no file of numpy"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -96,12 +119,13 @@ def folder_signature(folder: Path) -> FolderSignature:
 def read_inputs_without_labels(path: Path) -> Samples | None:
     """The samples of an .npz file without y, which is zero; None for any other file, which `list_files` is for."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, reading_arrays():
+            arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile) or "y" in arrays:
                 return None
             x, parts = read_arrays(arrays)
             return Samples(to_float(x), np.zeros(len(x), np.int64), parts)
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile):
+    except (KeyError, ValueError, OSError):
         return None
 
 
@@ -144,7 +168,9 @@ def _checked(part: DataFile, other: Samples | None) -> Samples:
             _check_alike(x, y, found.parts, other)
     except KeyError as missing:
         raise ConfigError(f"{part.name} lacks {missing.args[0]}", hint=FORMAT_HINT) from missing
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, csv.Error) as wrong:
+    except NoArrays as wrong:
+        raise ConfigError(f"cannot use {part.name}: {wrong}", hint=f"{NUMPY_HINT}: {FORMAT_HINT}") from wrong
+    except (ValueError, OSError, csv.Error) as wrong:
         raise ConfigError(f"cannot use {part.name}: {wrong}", hint=FORMAT_HINT) from wrong
     return Samples(x, y, found.parts)
 
@@ -162,7 +188,7 @@ def _check_alike(x: Array, y: Array, parts: Parts, other: Samples) -> None:
 
 
 def _npz(path: Path) -> Samples:
-    with path.open("rb") as file:
+    with path.open("rb") as file, reading_arrays():
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError("one array, not an archive of arrays")  # noqa: TRY004 - joins numpy's own
@@ -173,7 +199,7 @@ def _npz(path: Path) -> Samples:
 
 
 def _npy(path: Path) -> Array:
-    with path.open("rb") as file:
+    with path.open("rb") as file, reading_arrays():
         array = np.load(file, allow_pickle=False)
     if not isinstance(array, np.ndarray):
         raise ValueError("an archive of arrays, not one array")  # noqa: TRY004 - joins numpy's own

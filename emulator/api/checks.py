@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 
+from coordinator.strategies.registry import METHOD_PARTS
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS
-
-PARTS = ("begin", "round", "predictor")  # of a method
 
 
 def check_method(method: object) -> None:
     """Raises UsageError for what is no value of a method."""
     if isinstance(method, type):
         raise UsageError(f"{method.__name__} is a class", hint=f"write {method.__name__}()")
-    if not is_dataclass(method) or not all(callable(getattr(method, part, None)) for part in PARTS):
+    if not is_dataclass(method) or not all(callable(getattr(method, part, None)) for part in METHOD_PARTS):
         hint = "give one of ours, as fc.FeSEM(3), or extend one: class Mine(fc.LocalSgd) with `round`"
         raise UsageError(f"{method!r} is no method", hint=hint)
 

@@ -36,6 +36,7 @@ from emulator.run.write import write_run
 from emulator.run_centers import RunCenters
 from emulator.simulation.attacks import honest_accuracy
 from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, load_models, read_checkpoint
+from export.output_paths import check_output_folder, writing_to
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -267,7 +268,7 @@ class Result:
         files on random inputs, and a warning says so. The folder is a bundle, as `fc.read_bundle` reads. Its
         `program/` has the training program for the engines of these formats, and always for torch: the files are made
         from that graph and compared with it, then and by `verify`, and `Bundle.module` is it. Raises UsageError where
-        the folder has something else, ProgramRefused for a module that a format cannot express.
+        the folder has something else or cannot be written, ProgramRefused for a module that a format cannot express.
         """
         from emulator.bundle_source import source_of_centers
         from export.bundle.commands import write_run_bundle
@@ -279,7 +280,8 @@ class Result:
         options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)
         last, name = self.run.records[-1], self.args.method
         engines, compared = engines_of(formats), MAX_COMPARED_SAMPLES if samples else 0
-        with show_work(f"exporting {Path(folder).name}", shown=progress) as busy:
+        check_output_folder(Path(folder))
+        with show_work(f"exporting {Path(folder).name}", shown=progress) as busy, writing_to(Path(folder)):
             if there := check_replaceable(Path(folder)):
                 log.warning("%s", there)
             busy("reading the centers")
@@ -313,7 +315,10 @@ class Result:
         args = replace(self.args, out=path.parent, name=path.name)
         table = resolved_table(args, method_settings(self.method))
         parts = partial(run_parts, self.split.devices, self.run.schema)
-        with open_run_folder(args, table, resume=False, say=partial(say, "%s"), parts=parts) as place:
+        with (
+            open_run_folder(args, table, resume=False, say=partial(say, "%s"), parts=parts) as place,
+            writing_to(place),
+        ):
             self.write(place)
             before = (self.folder or (self.temporary.path if self.temporary else place)) / CHECKPOINT_FOLDER
             if before.is_dir() and before.parent.resolve() != place.resolve():

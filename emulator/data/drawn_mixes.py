@@ -32,7 +32,7 @@ def label_mixes(  # noqa: PLR0913 - a mix has these
 
     Each device has `train` and `test` samples; a small `alpha` gives each few labels. Raises UsageError.
     """
-    if min(devices, train, test, groups) < 1 or alpha <= 0:
+    if min(devices, train, test, groups) < 1 or not 0 < alpha < np.inf:
         raise UsageError(
             f"{devices} devices of {train} and {test} samples, {groups} groups, alpha {alpha:g}",
             hint="pass counts of at least 1 and a positive alpha",

@@ -10,15 +10,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from coordinator.strategies.common.setting_checks import check_choice, check_range
 from edge_client.data.dataset import Dataset
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, I64, Array
 from emulator.data.fleet_split import FleetData, PartitionIndices, make_fleet_data, rotate_images
 from emulator.data.loaders.samples import DataSet, RawSamples, concatenate
+from emulator.data.scheme_checks import check_kinds
 
 SHARE_KINDS = ("10-90", "30-70", "linear", "random")
 HOLDOUT_SAMPLES = 20_000  # drawn of each distribution with classes
 MAX_QUARTER_TURNS = 4
+MAX_SAMPLES = 1_000_000  # of a device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +37,15 @@ class Mixtures:
     least: int = 100  # training samples of a device, uniform from `least` to `most`
     most: int = 200
 
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_choice("shares", self.shares, SHARE_KINDS)
+        check_range("turns", self.turns, low=1, high=MAX_QUARTER_TURNS)
+        check_range("least", self.least, low=1, high=MAX_SAMPLES)
+        check_range("most", self.most, low=self.least, high=MAX_SAMPLES)
+
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         """A fleet of `devices` and the hold-outs "domain 0", "domain 1", ...; a device's group is its largest share."""
-        if not 1 <= self.least <= self.most or not 1 <= self.turns <= MAX_QUARTER_TURNS:
-            raise ConfigError(
-                f"{self.least} to {self.most} samples, {self.turns} turns", hint="use least <= most, and 1 to 4 turns"
-            )
         rng = np.random.Generator(np.random.PCG64(seed))
         data = _with_domains(data, self.turns)
         parts = [part for part in (data.train, data.test) if part is not None]
@@ -59,8 +65,7 @@ class Mixtures:
 
 def mixture_shares(kind: str, devices: int, domains: int, rng: np.random.Generator) -> F64:
     """[devices, domains], rows sum to 1."""
-    if kind not in SHARE_KINDS:
-        raise ConfigError(f"shares is {kind!r}", hint=f"use one of {', '.join(SHARE_KINDS)}")
+    check_choice("shares", kind, SHARE_KINDS)
     if devices < 1 or domains < 2:  # noqa: PLR2004 - a mixture
         raise ConfigError(f"{devices} devices and {domains} domains", hint="mix at least two; turns=2 makes some")
     if kind == "random":

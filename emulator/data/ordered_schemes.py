@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coordinator.strategies.common.setting_checks import check_choice
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, I64
 from emulator.data.fleet_split import FleetData, PartitionIndices, make_fleet_data
 from emulator.data.loaders.samples import DataSet, RawSamples
+from emulator.data.scheme_checks import check_counts, check_devices, check_kinds
 
 SIZE_LAWS: dict[str, Callable[[F64], F64]] = {
     "linear": lambda place: place,
@@ -33,9 +35,13 @@ class SizeSkew:
     law: str = field(default="linear", kw_only=False)
     least: int = 2  # samples of each device before the rest is shared
 
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_choice("law", self.law, tuple(SIZE_LAWS))
+        check_counts(self, least=0)
+
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        if self.law not in SIZE_LAWS:
-            raise ConfigError(f"law is {self.law!r}", hint=f"use one of {', '.join(SIZE_LAWS)}")
+        check_devices(devices)
         rng = np.random.Generator(np.random.PCG64(seed))
         weight = SIZE_LAWS[self.law](np.arange(1.0, devices + 1))
 
@@ -55,11 +61,15 @@ class Shards:
 
     each: int = field(default=2, kw_only=False)
 
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_counts(self, each=1)
+
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        if self.each < 1:
-            raise ConfigError(f"{self.each} shards a device", hint="use at least one")
+        check_devices(devices)
         if not data.classes:
             raise ConfigError("this data set has no classes to cut by", hint="use continuous, iid or mixtures")
+        _enough(len(data.train), devices * self.each, 1)
         rng = np.random.Generator(np.random.PCG64(seed))
         dealt = rng.permutation(devices * self.each).reshape(devices, self.each)
 
@@ -84,9 +94,13 @@ class Continuous:
 
     strictness: float = field(default=1.0, kw_only=False)
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+    def __post_init__(self) -> None:
+        check_kinds(self)
         if not 0 <= self.strictness <= 1:
             raise ConfigError(f"strictness is {self.strictness}", hint="use 0 (random) to 1 (sorted)")
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        check_devices(devices)
         rng = np.random.Generator(np.random.PCG64(seed))
 
         def cut(part: RawSamples, least: int) -> list[I64]:

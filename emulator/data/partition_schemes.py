@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from coordinator.strategies.common.setting_checks import check_range
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import F64, I64
 from emulator.data import share_matrices, wecfl_compat
@@ -27,6 +28,7 @@ from emulator.data.fleet_split import (
 from emulator.data.loaders.samples import DataSet
 from emulator.data.mixtures import MAX_QUARTER_TURNS, Mixtures
 from emulator.data.ordered_schemes import Continuous, Shards, SizeSkew
+from emulator.data.scheme_checks import check_alpha, check_counts, check_devices, check_kinds
 from emulator.data.user_schemes import ByUser
 from export.plugins import find_by_name, nearest_name_hint
 
@@ -54,6 +56,10 @@ class SharesOfClasses(ABC):
     least: int = 10  # training samples that every device must get
     paper_quirks: bool = False
 
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_counts(self, least=0)
+
     @abstractmethod
     def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
         """[devices, classes] shares."""
@@ -65,8 +71,12 @@ class SharesOfClasses(ABC):
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         """Both parts are dealt by the same shares. Device i belongs to group i mod `groups` where there are groups."""
         rng, classes, member = _rng(seed), _classes(data), self.groups_of(devices)
-        if devices < 1:
-            raise ConfigError(f"{devices} devices", hint="use at least one")
+        check_devices(devices)
+        if devices * max(2, self.least) > len(data.train) and not self.paper_quirks:
+            raise ConfigError(
+                f"{devices} devices of {max(2, self.least)} samples each, and the data have {len(data.train)}",
+                hint="use fewer devices, or a smaller `least`",
+            )
         draw = partial(self.draw, devices, classes, rng)
         if self.paper_quirks:
             return make_fleet_data(data, wecfl_compat.cut_like_wecfl(data, draw, member, rng), rng)
@@ -101,6 +111,10 @@ class Dirichlet(SharesOfClasses):
 
     alpha: float = field(default=0.1, kw_only=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_alpha("alpha", self.alpha)
+
     def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
         return share_matrices.dirichlet_shares(devices, classes, self.alpha, rng)
 
@@ -118,9 +132,12 @@ class Shifts(Dirichlet):
     groups: int = 3
     turns: int = 2
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, groups=1)
+        check_range("turns", self.turns, low=1, high=MAX_QUARTER_TURNS)
+
     def groups_of(self, devices: int) -> I64:
-        if not 1 <= self.turns <= MAX_QUARTER_TURNS:
-            raise ConfigError(f"turns is {self.turns}", hint=f"use 1 to {MAX_QUARTER_TURNS} quarters")
         return _members(devices, self.groups)
 
     def seen_by_devices(self, cut: PartitionIndices, classes: int, rng: np.random.Generator) -> PartitionIndices:
@@ -136,6 +153,10 @@ class NClass(SharesOfClasses):
 
     classes: int = field(default=2, kw_only=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, classes=1)
+
     def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
         _within(self.classes, classes, "classes")
         return share_matrices.n_class_shares(devices, range(classes), classes, self.classes, rng)
@@ -148,6 +169,12 @@ class ClusterDirichlet(SharesOfClasses):
     groups: int = 10
     alpha_group: float = 0.1
     alpha: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, groups=1)
+        check_alpha("alpha_group", self.alpha_group)
+        check_alpha("alpha", self.alpha)
 
     def groups_of(self, devices: int) -> I64:
         return _members(devices, self.groups)
@@ -169,6 +196,10 @@ class ClusterNClass(SharesOfClasses):
     classes_group: int = 3
     classes: int = 2
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, groups=1, classes_group=1, classes=1)
+
     def groups_of(self, devices: int) -> I64:
         return _members(devices, self.groups)
 
@@ -189,6 +220,10 @@ class Rotations:
 
     groups: int = field(default=4, kw_only=False)
 
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_counts(self, groups=1)
+
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         if self.groups not in (1, 2, 4):
             raise ConfigError(
@@ -205,6 +240,10 @@ class LabelPermutations:
 
     groups: int = field(default=3, kw_only=False)
     new: int = 3
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_counts(self, groups=1, new=0)
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         _classes(data)
@@ -226,7 +265,13 @@ PARTITION_SCHEMES: dict[str, type[PartitionScheme]] = {
     "shards": Shards,
     "continuous": Continuous,
 }
-_READERS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str": str, "bool": lambda t: bool(int(t))}
+_READERS: dict[str, Callable[[str], object]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": lambda text: bool(("0", "1").index(text)),
+}
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "0 or 1"}
 
 
 def parse_scheme(text: str, **overrides: int | None) -> PartitionScheme:
@@ -248,11 +293,14 @@ def parse_scheme(text: str, **overrides: int | None) -> PartitionScheme:
         key, equals, value = pair.partition("=")
         if not equals or key not in kinds:
             raise UsageError(f"{pair!r} is no setting of partition {name!r}", hint=nearest_name_hint(key, kinds))
+        if kinds[key] not in _READERS:
+            hint = "give it in Python, or declare it as int, float, str or bool"
+            raise UsageError(f"{key} of partition {name!r} is {kinds[key]}, which no text can give", hint=hint)
         try:
             values[key.replace("-", "_")] = _READERS[kinds[key]](value)
         except ValueError:
             raise UsageError(
-                f"{key} of partition {name!r} is {value!r}", hint=f"use a value of type {kinds[key]}"
+                f"{key} of partition {name!r} is {value!r:.80}", hint=f"use {_KINDS[kinds[key]]}"
             ) from None
     given = {key: value for key, value in overrides.items() if value is not None}
     if unused := sorted(given.keys() - kinds.keys()):

@@ -12,9 +12,11 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import I64
 from emulator.data.fleet_split import FleetData, PartitionIndices, make_fleet_data
 from emulator.data.loaders.samples import DataSet
+from emulator.data.scheme_checks import check_counts, check_kinds
 from emulator.data.window_overlap import windows_overlap
 
 log = logging.getLogger(__name__)
+MIN_SAMPLES = 2  # of a user: to train and to test
 OVERLAP_WARNING = (
     "consecutive samples of a user overlap in time, and a random fifth of them tests: test accuracy is too high. "
     "Give the data set a test part that is cut by time, or windows that do not overlap"
@@ -32,24 +34,32 @@ class ByUser:
     least: int = 10  # samples that a user must have
     per_device: int = 1
 
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_counts(self, least=0)
+        if self.per_device < 1:
+            raise ConfigError(f"per-device is {self.per_device}", hint="use at least one user a device")
+
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         if data.train.user is None:
             raise ConfigError("this data set does not say who its samples come from", hint="use another partition")
-        if self.per_device < 1:
-            raise ConfigError(f"per-device is {self.per_device}", hint="use at least one user a device")
         if data.test is None or data.test.user is None or np.setdiff1d(data.test.user, data.train.user).size:
             data = data.joined()
         rng = np.random.Generator(np.random.PCG64(seed))
         train, test = _rows_by_user(data.train.user), None
         if data.test is not None:
             test = _rows_by_user(data.test.user)
-        able = [u for u, rows in train.items() if len(rows) >= max(2, self.least) and (test is None or u in test)]
+        least = max(MIN_SAMPLES, self.least)
+        able = [u for u, rows in train.items() if len(rows) >= least and (test is None or u in test)]
         if len(able) < len(train):
             log.info("%s of %s users have too few samples and are left out", len(train) - len(able), len(train))
         if devices > -(-len(able) // self.per_device):
             raise ConfigError(
                 f"{devices} devices, but only {len(able)} users have {self.least} samples", hint="use fewer devices"
             )
+        if not able:
+            hint = "use a smaller `least`" if self.least > MIN_SAMPLES else "give each two: to train and to test"
+            raise ConfigError(f"no device has enough samples: {least}", hint=hint)
         if test is None and windows_overlap(data.train.x, (train[u] for u in able)):
             log.warning(OVERLAP_WARNING)
         chosen = self._chosen(able, devices, rng)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError
 from emulator.data.registry import find_data_set
 from emulator.experiments import plan as plans
 from emulator.experiments.cells import (
@@ -37,8 +37,7 @@ from emulator.experiments.matrix import render_matrix
 from emulator.experiments.plan import ExperimentPlan, row_label
 from emulator.experiments.progress import ProgressReporter, Report, format_duration
 from emulator.experiments.table import lost_rows, render_table, replace_section
-
-PICTURES = (".png", ".svg")
+from export.output_paths import PICTURES, check_output_file, check_output_folder
 
 
 def say_nothing(_: str) -> None:
@@ -64,6 +63,15 @@ class ExperimentArgs:
     def place(self) -> CellStorage:
         return CellStorage(data=self.data, out=self.out / self.name, workers=self.workers)
 
+    def check_outputs(self) -> None:
+        """Raise UsageError, before anything is run, for a place that cannot be written."""
+        if self.picture is not None:
+            check_output_file(self.picture, endings=PICTURES)
+        if self.write is not None:
+            check_output_file(self.write)
+        if not self.kept:
+            check_output_folder(self.place.out)
+
     def plan_of_kept(self, say: Report) -> ExperimentPlan:
         """The plan for commands that run nothing: without `rounds`, with the rounds of the finished cells."""
         return kept_plan(self.name, self.rounds, self.only, self.place, say)
@@ -75,8 +83,7 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     Raises UsageError, before anything is run, for an unknown experiment or cell, or a picture of another format; after
     it where a figure of the file to write would be lost. Raises ConfigError if no cell could be run.
     """
-    if prepared.picture is not None and prepared.picture.suffix not in PICTURES:
-        raise UsageError(f"{prepared.picture} ends with neither {' nor '.join(PICTURES)}", hint="name it curves.svg")
+    prepared.check_outputs()
     plan = prepared.plan_of_kept(say) if prepared.kept else plans.read_plan(prepared.name, rounds=prepared.rounds)
     seeds = prepared.seeds or plan.seeds
     todo = cell_runs(plan.only(prepared.only), seeds)
@@ -164,6 +171,8 @@ def summarise_experiment(prepared: ExperimentArgs, say: Report = say_nothing) ->
 
     Raises UsageError where the file to write tells of finished cells, and here are none.
     """
+    if prepared.write is not None:
+        check_output_file(prepared.write)
     plan = prepared.plan_of_kept(say)
     place = prepared.place
     results, begun = finished_results(place, prepared.seeds), rounds_under_way(place)

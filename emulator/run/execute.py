@@ -18,7 +18,7 @@ from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import RoundReport, scoring_of
 from coordinator.rounds.over_selection import with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
-from coordinator.rounds.round import INITIAL_ROUND, evaluate_round, round_rng, run_round
+from coordinator.rounds.round import evaluate_round, first_state, round_rng, run_round
 from coordinator.rounds.round_record import RoundRecord, round_record
 from coordinator.rounds.sealed_round import check_sealed, what_is_seen
 from coordinator.strategies.base import Fleet, State, Strategy, drive
@@ -103,7 +103,7 @@ def open_run(
         live.restore(*before)
     else:
         check_label_totals(strategy, devices.program)
-        live.state = strategy.begin(start, schema, fleet, round_rng(settings.seed, INITIAL_ROUND))
+        live.state = first_state(strategy, start, schema, fleet, settings.seed)
     return live
 
 

@@ -62,8 +62,11 @@ def test_a_devices_refusal_reaches_no_terminal_of_the_operator(tmp_path: Path) -
         "asynchronous": None,
         "devices_per_center": None,
     }
-    found = read_status(tmp_path) | {"runs": [{**run, "refused": {"d0": reason}}], "error": EVIL}
-    assert is_harmless("\n".join(status_lines(found)), lines=len(status_lines(found)))
+    for error, lines_of_it in ((EVIL, 1), (f"{EVIL}\n\nhint: {EVIL}", 2)):
+        found = read_status(tmp_path) | {"runs": [{**run, "refused": {"d0": reason}}], "error": error}
+        lines = status_lines(found)
+        assert is_harmless("\n".join(lines), lines=len(lines))
+        assert len([line for line in lines if "owned" in line]) == lines_of_it + 1  # and of the refusal
 
 
 def test_errors_checks_answers_and_progress_are_printed_without_escapes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,6 +146,23 @@ def test_what_is_wrong_is_a_fail_with_a_hint_and_an_exit_code(
     assert all("; " in line for line in failed.values())
 
 
+def test_a_device_without_samples_is_told_that_it_can_only_ask_for_a_center(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = device(tmp_path, "mqtt://127.0.0.1:1")
+    np.savez(tmp_path / "data" / "train.npz", x=np.zeros((0, 1, 8, 8), np.float32), y=np.zeros(0, int))
+    assert main(["doctor", "--config", str(path)]) == doctors.EXIT_CHECK_FAILED
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " data: " in line]
+    assert line.startswith("FAIL data: no samples in ")
+    assert "it can only ask for a center; write train.npz with numpy.savez" in line
+
+
+def test_an_empty_held_out_part_is_none_held_out(tmp_path: Path) -> None:
+    config = load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {})
+    np.savez(tmp_path / "data" / "test.npz", x=np.zeros((0, 5), np.float32), y=np.zeros(0, int))
+    assert doctors._data(config) == "4 samples of [5], none held out"
+
+
 def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     config = load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {})
     wall = (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import pytest
 
-from edge_client.errors import Malformed
+from edge_client.errors import Malformed, describe_error
 
 
 def test_a_refusal_has_one_word_as_its_code_and_its_message_begins_with_it() -> None:
@@ -12,3 +15,19 @@ def test_a_refusal_has_one_word_as_its_code_and_its_message_begins_with_it() -> 
     assert (refused.code, refused.message) == ("bad_field", "bad_field: n is 0")
     with pytest.raises(ValueError, match="'n is 0' is no code"):
         Malformed("n is 0", "bad_field")
+
+
+def test_what_the_operating_system_refuses_has_a_hint_that_fits(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        (tmp_path / "nope" / "x.html").write_text("")
+    assert describe_error(missing.value).endswith("x.html'\n\nhint: make the folder, or correct the path")
+    with pytest.raises(IsADirectoryError) as folder:
+        tmp_path.write_text("")
+    assert describe_error(folder.value).endswith("hint: that is a folder: name a file")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert describe_error(full) == "this machine: [Errno 28] No space left on device\n\nhint: free disk space"
+    assert "hint: free disk space, or check the rights" in describe_error(OSError("of a library"))
+
+
+def test_too_little_memory_is_no_bug() -> None:
+    assert describe_error(MemoryError()).startswith("this machine: too little memory\n\nhint: use fewer")

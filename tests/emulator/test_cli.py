@@ -74,6 +74,36 @@ def test_a_mistake_gets_a_line_a_hint_and_an_exit_code(
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "RUN", "--out", "nope/x.html"], "there is no folder nope\n\nhint: make it with mkdir -p nope"),
+        (["report", "RUN", "--picture", "nope/x.png"], "there is no folder nope"),
+        (["report", "RUN", "--picture", "x.txt"], "x.txt ends with neither"),
+        (["report", "RUN", "--out", "RUN"], "run is a folder\n\nhint: name a file in it"),
+        (["figures", "RUN", "--out", "file/figures"], "file is no folder"),
+        (["choose-k", "--picture", "nope/x.png"], "there is no folder nope"),
+        (["experiment", "ifca-starts", "--write", "nope/x.md"], "there is no folder nope"),
+        (["experiment", "ifca-starts", "--summary", "--write", "nope/x.md"], "there is no folder nope"),
+        (["experiment", "ifca-starts", "--picture", "nope/x.svg"], "there is no folder nope"),
+        (["experiment", "ifca-starts", "--out", "file"], "file is no folder"),
+        (["demo", "--out", "file/runs"], "file is no folder"),
+        (["simulate", "--out", "file/runs"], "cannot write to file/runs"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finished_run.write_demo_run(tmp_path / "run")
+    Path("file").write_text("no folder")
+    done = RUNNER.invoke(app, ["run" if word == "RUN" else word for word in arguments])
+    assert done.exit_code == 2, done.stderr
+    assert f"error: {said}" in done.stderr
+    assert "drawing" not in done.stderr  # nor was anything else begun
+    assert not [line for line in done.stderr.splitlines() if "round" in line]
+
+
 def test_every_row_of_the_table_with_a_flag_is_an_option_of_the_command() -> None:
     command: Any = typer.main.get_command(app)
     shown = {flag: p.help for p in command.commands["simulate"].params for flag in p.opts if flag.startswith("-")}

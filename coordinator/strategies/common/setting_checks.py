@@ -25,7 +25,8 @@ def check_kind(name: str, value: object, kind: str) -> None:
 
 def check_range(name: str, value: float, *, low: float, high: float = math.inf) -> None:
     """Raise ConfigError unless `value` is a finite number in [low, high]; `name` is the setting as users type it."""
-    if not (math.isfinite(value) and low <= value <= high):
+    finite = isinstance(value, Integral) or math.isfinite(value)  # a whole number may be too large for a float
+    if not (finite and low <= value <= high):
         span = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
         raise ConfigError(f"{name} is {value}", hint=f"use a number {span}")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_client.data.readers import reading_arrays
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
 
@@ -119,9 +120,9 @@ class DataFolderReader:
                 size = sum(member.file_size for member in archive.infolist())
             if size > limit:
                 raise ConfigError(f"{self.path / name} unpacks to {size} bytes, over {limit}", hint=self._hint(name))
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            with reading_arrays(), np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 found = dict(arrays)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as wrong:
+        except (ValueError, OSError, zipfile.BadZipFile) as wrong:
             raise self.format_error(name, wrong) from wrong
         if strange := [key for key, value in found.items() if not isinstance(value, np.ndarray)]:
             raise self.format_error(name, f"members {strange} are no arrays")

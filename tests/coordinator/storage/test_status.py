@@ -118,14 +118,19 @@ def test_a_reply_that_came_too_late_is_told_as_late(tmp_path: Path) -> None:
     assert "  late: 1 (d03)" in status_lines(found)
 
 
-def test_the_error_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
+def test_the_last_error_has_its_hint_on_a_line_of_its_own_and_an_earlier_starts_is_not_shown(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=1.0, deadline_s=30.0)
     fed.start_coordinator()
     fed.start_devices(3)
     fed.start_mute_device("d03")
     with pytest.raises(NetworkError, match="3 of 4 devices"):
         fed.finish()
-    assert "last error: only 3 of 4" in "\n".join(status_lines(read_status(fed.config.folder)))
+    error = read_status(fed.config.folder)["error"]
+    what, hint = error.split("\n\nhint: ")
+    lines = status_lines(read_status(fed.config.folder))
+    at = lines.index(f"last error: {what}")
+    assert "only 3 of 4" in what
+    assert lines[at + 1] == f"  hint: {hint}"
     fed.start_coordinator()
     fed.world.run(lambda: fed.live is not None)
     assert read_status(fed.config.folder)["error"] is None

@@ -57,7 +57,7 @@ def test_whole_numbers_become_floating_point_samples_and_labels_64_bits(tmp_path
         ({"x": np.full((2, 2), np.nan), "y": np.zeros(2, int)}, "NaN"),
         ({"x": np.ones((2, 2)), "y": np.array([0, -1])}, "from 0"),
         ({"x": np.ones((2, 2)), "y": np.array(["a", "b"])}, "use integers"),
-        ({"x": np.ones((2, 2)), "y": np.array([{}, {}], dtype=object)}, "allow_pickle"),
+        ({"x": np.ones((2, 2)), "y": np.array([{}, {}], dtype=object)}, "holds objects, not numbers"),
     ],
 )
 def test_a_wrong_folder_is_named_with_a_hint(tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_client.data.dataset import DataFolder, load_folder
+from edge_client.data.readers import read_inputs_without_labels
 from edge_client.errors import ConfigError, RuntimeMissing
 from edge_client.protocol.task import Array
 from tests.support import softmax_program
@@ -189,6 +191,41 @@ def test_pieces_of_different_shapes_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "train" / "a.npz", at=1, x=np.ones((2, 3)), y=np.zeros(2, int))
     write(tmp_path / "train" / "b.npz", at=2, x=np.ones((2, 4)), y=np.zeros(2, int))
     with pytest.raises(ConfigError, match=r"train/a.npz: samples are \[3\], others are \[4\]"):
+        load_folder(tmp_path)
+
+
+def damaged(kind: str) -> bytes:
+    """The bytes of a train.npz that numpy cannot read."""
+    whole, objects = io.BytesIO(), io.BytesIO()
+    np.savez_compressed(whole, x=np.arange(4_000, dtype=np.float32).reshape(-1, 4), y=np.zeros(1_000, int))
+    np.savez(objects, x=np.array([[1.0], None], dtype=object), y=np.zeros(2, int))
+    sound = whole.getvalue()
+    middle = len(sound) // 3
+    return {
+        "text": b"x,y\n1,2\n",
+        "empty": b"",
+        "cut": sound[:middle],
+        "changed": sound[:middle] + bytes(64) + sound[middle + 64 :],
+        "objects": objects.getvalue(),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "cut", "changed", "objects"])
+def test_a_damaged_archive_is_told_as_one_with_how_to_write_it_and_no_unsafe_advice(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "train.npz").write_bytes(damaged(kind))
+    with pytest.raises(ConfigError) as told:
+        load_folder(tmp_path)
+    said = "an array holds objects, not numbers" if kind == "objects" else "it is damaged, or no file of numpy"
+    assert told.value.message.startswith(f"cannot use train.npz: {said}")
+    assert told.value.hint.startswith("write it again, with numpy.savez(path, x=samples, y=labels)")
+    assert "pickle" not in str(told.value)
+    assert read_inputs_without_labels(tmp_path / "train.npz") is None
+
+
+def test_a_damaged_pair_is_told_so_too(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.x.npy").write_bytes(b"half")
+    with pytest.raises(ConfigError, match=r"cannot use train/a.x.npy: it is damaged, or no file of numpy"):
         load_folder(tmp_path)
 
 

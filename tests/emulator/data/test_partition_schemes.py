@@ -329,7 +329,7 @@ def test_what_is_beyond_all_shares_is_dealt_to_nobody() -> None:
     [
         ("size-skew:law=cubic", ConfigError, "linear, square, exponential"),
         ("size-skew:least=200", ConfigError, "fewer devices"),
-        ("shards:each=0", ConfigError, "at least one"),
+        ("shards:each=0", ConfigError, "at least 1"),
         ("shards:each=500", ConfigError, "fewer devices"),
         ("continuous:strictness=2", ConfigError, "0 .random. to 1"),
         ("by-user:per-device=0", ConfigError, "at least one"),
@@ -337,7 +337,7 @@ def test_what_is_beyond_all_shares_is_dealt_to_nobody() -> None:
         ("dirichlets", UsageError, "did you mean 'dirichlet'"),
         ("dirichlet:alfa=1", UsageError, "did you mean 'alpha'"),
         ("dirichlet:alpha", UsageError, "no setting"),
-        ("dirichlet:alpha=x", UsageError, "float"),
+        ("dirichlet:alpha=x", UsageError, "use a number"),
         ("iid:x=1", UsageError, "it has no settings"),
         ("n-class:classes=11", ConfigError, "use 1 to 10"),
         ("cluster-dirichlet:groups=21", ConfigError, "every group needs a device"),

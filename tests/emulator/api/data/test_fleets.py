@@ -71,9 +71,13 @@ def test_nothing_is_read_before_it_is_needed_and_a_missing_file_is_named(tmp_pat
         ({"groups": "x"}, "groups is 'x'.*give a whole number"),
         ({"seed": "x"}, "seed is 'x'.*give a whole number"),
         ({"data": 3}, "data is 3.*give the folder of data sets"),
-        ({"partition": Dirichlet("a")}, "alpha is 'a'.*use a number"),  # type: ignore[arg-type]
     ],
 )
 def test_a_setting_of_another_kind_is_told_when_the_fleet_is_made(given: dict[str, Any], said: str) -> None:
     with pytest.raises((UsageError, ConfigError), match=f"(?s){said}"):
         fleets.digits(**given)
+
+
+def test_a_partitions_setting_of_another_kind_is_told_when_the_partition_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)alpha is 'a'.*use a number"):
+        Dirichlet("a")  # type: ignore[arg-type]
