@@ -52,8 +52,8 @@ class Server:
 
     `observe`, where there is one, is called about twice a second with what status.json holds and every device's
     `presence`. `progress` is called with what happens between those events: one more device is here, a part of the
-    program is compiled. `beside`: slow work has a thread of its own, so that devices are answered meanwhile. `session`
-    exists from the moment that the server leads.
+    program is compiled, a round waits for some devices. `beside`: slow work has a thread of its own, so that devices
+    are answered meanwhile. `session` exists from the moment that the server leads.
     """
 
     def __init__(  # noqa: PLR0913 - who is told of what
@@ -162,6 +162,7 @@ class Server:
             dispatcher=dispatcher,
             is_paused=lambda: self._controls.paused,
             observe=self._observe,
+            progress=self._progress,
         )
         return EventLoop(
             transport=sender.open(self._dial),

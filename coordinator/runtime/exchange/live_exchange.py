@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -81,6 +81,11 @@ class LiveExchange:
     @property
     def closed(self) -> bool:
         return self._state.closed
+
+    @property
+    def count_answers(self) -> int:
+        """How many devices have answered, with refusals."""
+        return len(self._state.accepted) + len(self._state.refused)
 
     def takes(self, said: Announcement) -> bool:
         """Whether this announcement is of this exchange."""
@@ -202,7 +207,7 @@ class LiveExchange:
             if not self._synced and isinstance(self._events[0], exchange_rules.Tick | exchange_rules.Refused):
                 self._receiver.sync()
             steps = self._decide()
-            if self._store([command for _, _, commands in steps for command in commands]):
+            if self._store([command for _, _, commands in steps for command in commands], steps[-1][1].refused):
                 for before, self._state, commands in steps:
                     for command in commands:
                         self._carry_out(command, before)
@@ -224,7 +229,7 @@ class LiveExchange:
             steps.append((state, *exchange_rules.advance(state, event, now_s)))
         return steps
 
-    def _store(self, commands: Sequence[exchange_rules.Command]) -> bool:
+    def _store(self, commands: Sequence[exchange_rules.Command], refused: Collection[ClientId]) -> bool:
         """Write what commands promise; -> False when accepted replies have no room and their devices have to retry."""
         accepted = [c.cid for c in commands if isinstance(c, exchange_rules.Ack) and c.status == "ok"]
         try:
@@ -235,7 +240,7 @@ class LiveExchange:
             return False
         for command in commands:
             if isinstance(command, exchange_rules.Close):
-                self._recorder.close(command, self._state.goal)
+                self._recorder.close(command, self._state.goal, refused)
         return True
 
     def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:
