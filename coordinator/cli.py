@@ -241,6 +241,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         "serving": f"all runs were done before; {then}",
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
+        "revoked": "{device} was revoked; the training goes on without it",
         "run-done": "{run} is done after {rounds} rounds",
         "served": "{device} runs center {center} as {format}",
     }

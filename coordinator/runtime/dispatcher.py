@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.catalog_server import CatalogServer
@@ -29,6 +29,7 @@ from edge_client.transport.clock import Clock
 log = logging.getLogger(__name__)
 
 REQUESTS_PER_S, REQUESTS_BURST = 20.0, 40.0
+LOOK_S = 2.0  # from one look at the revoked names to the next
 UNHEARD_S = 5.0  # after the time over which devices spread their announcements to a new connection
 RETRY_MS = {"rate": 2_000, "busy": 5_000}
 
@@ -46,6 +47,7 @@ class Dispatcher:
         fleet: FleetPresence,
         event_log: EventLog,
         newcomers: Callable[[], str] = lambda: "now",
+        revoked: Callable[[], Collection[ClientId]] = tuple,
     ) -> None:
         self.fleet = fleet
         self.exchange = CurrentExchange(store, sender)
@@ -56,6 +58,7 @@ class Dispatcher:
         self._newcomers = newcomers  # when a device takes part that is not enrolled (PROTOCOL.md, `coord`)
         self._leadership = Leadership(sender, store.states.enrolled)
         self._trainers = set(store.states.enrolled())  # devices whose samples the log knows
+        self._revoked, self._look_at_s = revoked, -math.inf
         self._ask_at_s = math.inf  # when to ask devices of which this connection has heard nothing
         self._drop_at_s = math.inf  # when those that did not answer are not online any more
         self._buckets: dict[ClientId, TokenBucket] = {}
@@ -89,6 +92,9 @@ class Dispatcher:
         One that is there answers, also when it heard nothing of the new connection.
         """
         now_s = self._clock.now_s()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            self._turn_away(set(self._revoked()) - self.fleet.revoked)
         if now_s >= self._ask_at_s:
             self._ask_at_s, self._drop_at_s = math.inf, now_s + UNHEARD_S
             for cid in self.fleet.unheard():
@@ -97,10 +103,21 @@ class Dispatcher:
             self._drop_at_s = math.inf
             self.fleet.drop_doubted()
 
+    def _turn_away(self, names: Collection[ClientId]) -> None:
+        """These names are revoked: the training goes on without them."""
+        if not names:
+            return
+        concerned = [cid for cid in sorted(names) if cid in self.fleet.devices or cid in self._trainers]
+        self.fleet.revoke(names)
+        for cid in concerned:
+            self._sender.delete_retained(self._sender.topics.state(cid))
+            self._event_log.write("revoked", device=cid)
+        self.exchange.on_revoked(names)
+
     def _dispatch(self, message: Message) -> None:
         self.bytes_up += len(message.payload)
         route = self._read_topic(message)
-        if route is None:
+        if route is None or self._is_revoked(route, message):
             return
         if route.kind == "coord":
             record = open_envelope(route, message.payload)
@@ -119,6 +136,16 @@ class Dispatcher:
             self.exchange.on_block(route.cid, route.label, route.index, message.payload)
         if route.cid is not None and not message.retained:
             self.fleet.mark_heard(route.cid, self._clock.unix_ms())
+
+    def _is_revoked(self, route: Route, message: Message) -> bool:
+        """Whether the sender is revoked: the broker keeps what it said, or has not read the access list yet."""
+        if route.cid is None or route.cid not in self.fleet.revoked:
+            return False
+        if route.kind == "st" and message.payload and message.retained:
+            self._sender.delete_retained(message.topic)
+        elif route.kind == "rq" and self._strangers.allow(self._clock.now_s()):
+            self._sender.send(route.cid, "err", code="not_member")
+        return True
 
     def _read_topic(self, message: Message) -> Route | None:
         """The route; None for no topic of ours, and for a request or block that its sender had retained.

@@ -60,6 +60,7 @@ class FleetPresence:
     kinds: Counter[tuple[str, bool]] = field(default_factory=Counter)  # who is online with samples: engine, able
     heard: dict[ClientId, int] = field(default_factory=dict)  # unix time in ms of the last message of each device
     looked_ms: int = -LOOK_EVERY_MS  # when no device could make room
+    revoked: frozenset[ClientId] = frozenset()  # turned away for ever
     doubted: set[ClientId] = field(default_factory=set)  # were online before this connection, and silent since
 
     def update(self, cid: ClientId, message: Mapping[str, Any], *, unix_ms: int = 0, retained: bool = False) -> bool:
@@ -94,6 +95,15 @@ class FleetPresence:
             return False
         self._put(cid, known, replace(known, state="on", met=True))
         return True
+
+    def revoke(self, names: Collection[ClientId]) -> None:
+        """Forget these devices; they are not welcome any more."""
+        self.revoked |= set(names)
+        for cid in self.devices.keys() & set(names):
+            self._put(cid, self.devices[cid], replace(self.devices[cid], state="off"))
+            del self.devices[cid]
+            self.heard.pop(cid, None)
+            self.doubted.discard(cid)
 
     def doubt_all(self) -> None:
         """The coordinator's connection is new: devices that were online say so again, or they are not."""

@@ -23,6 +23,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId, Reply
 
 HEARTBEAT_S = 5.0
+NOT_MEMBER, REVOKED = "not_member", "revoked"  # of a device that was turned away: the code, and the reason
 
 
 class LiveExchange:
@@ -54,7 +55,10 @@ class LiveExchange:
             check=lambda _cid, _spec, _reply: None, on_accepted=self._on_accepted, on_refused=self._on_refused
         )
         self._receiver = UploadReceiver(prepared, context, policy)
-        now_s, goal = context.clock.now_s(), len(prepared) if wanted is None else min(wanted, len(prepared))
+        now_s, accepted = context.clock.now_s(), context.store.exchanges.replies(key)
+        gone = (prepared.keys() & context.revoked()) - accepted.keys()
+        goal = min(len(prepared) if wanted is None else wanted, len(prepared) - len(gone))
+        self._quorum = _quorum(tasks, context)  # a share of the goal
         silent = silent_devices(context.misses, prepared)
         self._window = TaskWindow(context.config.transfer.task_window)
         self._order = line_of(key, prepared, silent)
@@ -65,13 +69,16 @@ class LiveExchange:
             asked=prepared.keys(),
             goal=goal,
             silent=silent,
-            quorum=part_of(_quorum(tasks, context), goal),
+            quorum=part_of(self._quorum, goal),
             now_s=now_s,
             deadline_s=context.store.exchanges.begin_try(key, context.config.round.deadline_s),
             credits=context.config.transfer.credits,
             budget=context.config.transfer.in_flight_bytes,
-            accepted={cid: reply.sha256 for cid, reply in context.store.exchanges.replies(key).items()},
+            accepted={cid: reply.sha256 for cid, reply in accepted.items()},
+            refused=dict.fromkeys(gone, NOT_MEMBER),
         )
+        for cid in gone:
+            context.store.exchanges.put_refusal(key, cid, REVOKED)
         self._beat_s = now_s
         self._sent: dict[ClientId, str] = {}  # id of the last task message
         self._excused: set[tuple[ClientId, str]] = set()  # failures that a device may have once
@@ -149,6 +156,19 @@ class LiveExchange:
         """Close now instead of at the deadline, by the same rules of the quorum."""
         self._state = replace(self._state, closes_at_s=self._context.clock.now_s())
         self.tick()
+
+    def on_revoked(self, names: Collection[ClientId]) -> None:
+        """These devices are not asked any more: neither the goal nor the quorum waits for them."""
+        gone = [cid for cid in sorted(names) if self.wants(cid)]
+        for cid in gone:
+            self._note_refusal(cid, REVOKED)
+            self._window.leave(cid)
+            self._receiver.uploads.end(cid)
+        revoked = self._context.revoked()
+        left = self._state.asked - (revoked - self._state.accepted.keys())
+        goal = min(self._state.goal, len(left))
+        self._state = replace(self._state, goal=goal, quorum=min(self._state.quorum, part_of(self._quorum, goal)))
+        self._apply(*(exchange_rules.Refused(cid, NOT_MEMBER) for cid in gone))
 
     def on_ready(self, said: Announcement) -> None:
         """A device announces an update of this exchange. Raises Malformed with the code of the error answer."""
