@@ -16,6 +16,7 @@ import pytest
 
 from coordinator.config_sections import RunConfig
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
+from coordinator.identity.revoked_list import REVOKED_FILE
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.server import Server
 from coordinator.storage.store import Store
@@ -117,9 +118,11 @@ def revoke(broker: Guarded, *names: str) -> None:
         pass
 
 
+@pytest.mark.parametrize("knows", [True, False])
 def test_a_revoked_device_joins_no_new_run_though_the_broker_keeps_its_presence(
-    broker: Guarded, tmp_path: Path
+    broker: Guarded, tmp_path: Path, *, knows: bool
 ) -> None:
+    """Also where the list was not brought to the coordinator, which then `knows` nothing of it."""
     with device(broker, tmp_path, GONE):
         witness = broker.client(COORDINATOR_CLIENT_ID)
         witness.subscribe(TOPICS.state(GONE))
@@ -128,6 +131,8 @@ def test_a_revoked_device_joins_no_new_run_though_the_broker_keeps_its_presence(
     witness.subscribe(TOPICS.state(GONE))
     assert b'"s":"on"' in next_message(witness).payload  # its last word was refused
     broker.leave()
+    if not knows:
+        (broker.work.folder / "coordinator" / REVOKED_FILE).unlink()
     with device(broker, tmp_path, HERE[0]), device(broker, tmp_path, HERE[1]):
         coordinator = Coordinator(broker, tmp_path / "run", devices=2, deadline_s=20.0)
         with closing(coordinator.store):
@@ -147,12 +152,16 @@ def test_a_training_goes_on_at_once_without_a_device_that_is_revoked_while_it_is
     with closing(coordinator.store), device(broker, tmp_path, HERE[0]), device(broker, tmp_path, HERE[1]):
         thread = threading.Thread(target=coordinator.server.run)
         thread.start()
-        while not asked(heard := next_message(mute)):
-            if heard.topic == TOPICS.coord():
-                mute.publish(TOPICS.state(GONE), here, retain=True)
-        revoke(broker, GONE)
-        thread.join(4 * PATIENCE_S)
-        assert not thread.is_alive()
+        try:
+            while not asked(heard := next_message(mute)):
+                if heard.topic == TOPICS.coord():
+                    mute.publish(TOPICS.state(GONE), here, retain=True)
+            revoke(broker, GONE)
+            thread.join(4 * PATIENCE_S)
+            assert not thread.is_alive()
+        finally:
+            coordinator.server.stop()
+            thread.join(PATIENCE_S)
     rounds = [event for event in coordinator.events if event["event"] == "round"]
     assert [record["refused"] for record in rounds] == [{GONE: "revoked"}] * RUN.rounds
     assert coordinator.devices("revoked") == {GONE}
