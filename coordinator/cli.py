@@ -21,6 +21,7 @@ except ImportError as missing:  # a device's installation has no typer
 
 from coordinator.identity import cli as provision_cli
 from edge_client.errors import FedcentersError, handle_errors
+from edge_client.printable import first_of
 from export.command_line import GroupedCommand, make_app
 from export.silence import write_stderr
 
@@ -196,11 +197,17 @@ def _tell(event: Mapping[str, Any]) -> None:
         write_stderr(format_event(event))
 
 
+MOST_NAMES = 5  # of devices, in a line
 TAKES_PART = {
     "next-round": "; it takes part from the next round",
     "next-run": "; it takes part from the next run, because this one's method keeps its fleet",
     "no": "; training is over, and it can ask for a center",
 }
+
+
+def _waited_for(event: Mapping[str, Any]) -> str:
+    away = set(event["away"])
+    return first_of([f"{cid} (not connected)" if cid in away else cid for cid in event["devices"]], MOST_NAMES)
 
 
 def format_event(event: Mapping[str, Any]) -> str:
@@ -226,6 +233,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     words = {
         "start": "leading {federation}, epoch {epoch}",
         "waiting": "waiting: {here} of {needed} devices",
+        "waits-for": "{run} round {round}: {answered} of {wanted} answers, {left_s:.0f} s left; waiting for {who}",
         "compiling": "compiling the training program: {part}",
         "joined": "{device} joined: {engine}, {n} samples",
         "offers": "{device} offers {n} samples for training",
@@ -233,6 +241,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         "serving": f"all runs were done before; {then}",
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
+        "revoked": "{device} was revoked; the training goes on without it",
         "run-done": "{run} is done after {rounds} rounds",
         "served": "{device} runs center {center} as {format}",
     }
@@ -240,7 +249,8 @@ def format_event(event: Mapping[str, Any]) -> str:
         return str(dict(event))
     if kind == "joined" and not event["n"]:
         return f"{event['device']} is connected: {event['engine']}; it is not in the training"
-    return words[kind].format(**event) + TAKES_PART.get(event.get("takes_part", ""), "")
+    who = {"who": _waited_for(event)} if kind == "waits-for" else {}
+    return words[kind].format(**event, **who) + TAKES_PART.get(event.get("takes_part", ""), "")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 
 LINES = "\n\t"
 
@@ -38,6 +39,12 @@ def size_in_words(count: int) -> str:
 def counted(count: int, what: str) -> str:
     """1 device, 2 devices; the word's plural ends in s."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """The first `most` of these names with commas, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(map(str, names[:most]))}{more}"
 
 
 def write_line(text: str) -> None:

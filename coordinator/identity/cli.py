@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 WEB_PORT = 8_884
 FEDERATION, FLEET, PHONES, KEYS = "The federation", "Devices", "Phones", "Certificates and keys"  # in --help
 RELOAD_HINT = (
-    "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
+    "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too; "
+    "a coordinator elsewhere needs coordinator/revoked beside its signing key, and reads it by itself"
 )
 MOST_NAMES = 5  # in a warning
 OWNER_HINT = (

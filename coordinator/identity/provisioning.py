@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from coordinator.identity import broker_acl, revocation, signing_key
 from coordinator.identity.certificate_authority import open_authority, subject_alternative_name
 from coordinator.identity.release_signature import sign_release
+from coordinator.identity.revoked_list import REVOKED_FILE
 from coordinator.identity.tokens import TokenStore
 from coordinator.identity.web_passwords import WebDevices
 from edge_client.errors import ConfigError, Malformed
@@ -316,6 +317,9 @@ class Provisioner:
             self.written += self.web.write_passwords()
         for name, data in revocation.broker_files(self.authority, self.revoked_names()).items():
             self._put(folder / name, data, private=name in PRIVATE_FILES)
+        told = self.folder / "coordinator" / REVOKED_FILE
+        if (revoked := self.revoked_names()) or told.exists():
+            self._put(told, "".join(f"{name}\n" for name in sorted(revoked)).encode())
 
     def _pins(self) -> list[str]:
         return signing_key.trusted_keys(self.folder / "coordinator")

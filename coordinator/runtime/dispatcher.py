@@ -7,14 +7,15 @@ changes nothing. A device that never announced itself costs no memory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.catalog_server import CatalogServer
 from coordinator.runtime.envelope import Envelope, open_envelope
 from coordinator.runtime.exchange.current_exchange import CurrentExchange
 from coordinator.runtime.leadership import Leadership
-from coordinator.runtime.presence import FleetPresence, TokenBucket
+from coordinator.runtime.presence import DevicePresence, FleetPresence, TokenBucket
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.store import Store
@@ -28,6 +29,8 @@ from edge_client.transport.clock import Clock
 log = logging.getLogger(__name__)
 
 REQUESTS_PER_S, REQUESTS_BURST = 20.0, 40.0
+LOOK_S = 2.0  # from one look at the revoked names to the next
+UNHEARD_S = 5.0  # after the time over which devices spread their announcements to a new connection
 RETRY_MS = {"rate": 2_000, "busy": 5_000}
 
 
@@ -44,6 +47,7 @@ class Dispatcher:
         fleet: FleetPresence,
         event_log: EventLog,
         newcomers: Callable[[], str] = lambda: "now",
+        revoked: Callable[[], Collection[ClientId]] = tuple,
     ) -> None:
         self.fleet = fleet
         self.exchange = CurrentExchange(store, sender)
@@ -54,6 +58,9 @@ class Dispatcher:
         self._newcomers = newcomers  # when a device takes part that is not enrolled (PROTOCOL.md, `coord`)
         self._leadership = Leadership(sender, store.states.enrolled)
         self._trainers = set(store.states.enrolled())  # devices whose samples the log knows
+        self._revoked, self._look_at_s = revoked, -math.inf
+        self._ask_at_s = math.inf  # when to ask devices of which this connection has heard nothing
+        self._drop_at_s = math.inf  # when those that did not answer are not online any more
         self._buckets: dict[ClientId, TokenBucket] = {}
         self._strangers = TokenBucket(REQUESTS_PER_S, REQUESTS_BURST)  # one bucket for all unknown devices
         self._handlers: Mapping[str, Callable[[Envelope], None]] = {
@@ -73,10 +80,44 @@ class Dispatcher:
         if not more:
             self.exchange.sync()
 
+    def begin_link(self) -> None:
+        """The connection to the broker is new: devices announce themselves to it."""
+        self.fleet.doubt_all()
+        self._ask_at_s = self._clock.now_s() + self._sender.spread_ms / 1000 + UNHEARD_S
+        self._drop_at_s = math.inf
+
+    def tick(self) -> None:
+        """Ask, once for each connection, the devices that should have announced themselves to it.
+
+        One that is there answers, also when it heard nothing of the new connection.
+        """
+        now_s = self._clock.now_s()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            self._turn_away(set(self._revoked()) - self.fleet.revoked)
+        if now_s >= self._ask_at_s:
+            self._ask_at_s, self._drop_at_s = math.inf, now_s + UNHEARD_S
+            for cid in self.fleet.unheard():
+                self._sender.send(cid, "rebirth")
+        if now_s >= self._drop_at_s:
+            self._drop_at_s = math.inf
+            self.fleet.drop_doubted()
+
+    def _turn_away(self, names: Collection[ClientId]) -> None:
+        """These names are revoked: the training goes on without them."""
+        if not names:
+            return
+        concerned = [cid for cid in sorted(names) if cid in self.fleet.devices or cid in self._trainers]
+        self.fleet.revoke(names)
+        for cid in concerned:
+            self._sender.delete_retained(self._sender.topics.state(cid))
+            self._event_log.write("revoked", device=cid)
+        self.exchange.on_revoked(names)
+
     def _dispatch(self, message: Message) -> None:
         self.bytes_up += len(message.payload)
         route = self._read_topic(message)
-        if route is None:
+        if route is None or self._is_revoked(route, message):
             return
         if route.kind == "coord":
             record = open_envelope(route, message.payload)
@@ -88,13 +129,23 @@ class Dispatcher:
             self.unreadable += 1
         elif route.kind == "st":
             if message.payload:  # an empty one is a retained presence that was deleted
-                self._on_presence(open_envelope(route, message.payload), message.topic)
+                self._on_presence(open_envelope(route, message.payload), message)
         elif route.kind == "rq":
             self._on_request(route.cid, route, message.payload)
         elif route.kind == "in" and route.index is not None:
             self.exchange.on_block(route.cid, route.label, route.index, message.payload)
         if route.cid is not None and not message.retained:
             self.fleet.mark_heard(route.cid, self._clock.unix_ms())
+
+    def _is_revoked(self, route: Route, message: Message) -> bool:
+        """Whether the sender is revoked: the broker keeps what it said, or has not read the access list yet."""
+        if route.cid is None or route.cid not in self.fleet.revoked:
+            return False
+        if route.kind == "st" and message.payload and message.retained:
+            self._sender.delete_retained(message.topic)
+        elif route.kind == "rq" and self._strangers.allow(self._clock.now_s()):
+            self._sender.send(route.cid, "err", code="not_member")
+        return True
 
     def _read_topic(self, message: Message) -> Route | None:
         """The route; None for no topic of ours, and for a request or block that its sender had retained.
@@ -112,20 +163,25 @@ class Dispatcher:
             self._sender.delete_retained(message.topic)
         return None
 
-    def _on_presence(self, said: Envelope, topic: str) -> None:
+    def _on_presence(self, said: Envelope, message: Message) -> None:
         cid = said.cid
         if said.error is not None:
             self.unreadable += 1
             if said.error.code != "bad_version":
-                self._sender.delete_retained(topic)
+                self._sender.delete_retained(message.topic)
             elif self._strangers.allow(self._clock.now_s()):
                 self._on_another_version(said, said.error)
             return
-        known = cid in self.fleet.devices
-        if not self.fleet.update(cid, said.fields, unix_ms=self._clock.unix_ms()):
+        before = self.fleet.devices.get(cid)
+        if self.fleet.update(cid, said.fields, unix_ms=self._clock.unix_ms(), retained=message.retained):
+            self._on_change(cid, before)
+
+    def _on_change(self, cid: ClientId, before: DevicePresence | None) -> None:
+        """The presence of a device is another; one that only the broker calls online is not here yet."""
+        if not self.fleet.devices[cid].is_online:
             return
-        self._log_device(cid, known=known)
-        if self.fleet.devices[cid].is_online and self._bucket(cid).allow(self._clock.now_s()):  # its task is sent again
+        self._log_device(cid, known=before is not None and before.met)
+        if self._bucket(cid).allow(self._clock.now_s()):  # its task is sent again
             self.exchange.on_connected(cid)
 
     def _log_device(self, cid: ClientId, *, known: bool) -> None:
@@ -141,8 +197,10 @@ class Dispatcher:
 
     def _on_request(self, cid: ClientId, route: Route, payload: bytes) -> None:
         """Decode a request only if its sender's rate allows an answer."""
-        now_s = self._clock.now_s()
-        if cid not in self.fleet.devices:
+        now_s, before = self._clock.now_s(), self.fleet.devices.get(cid)
+        if self.fleet.confirm(cid):
+            self._on_change(cid, before)
+        if before is None:
             if self._strangers.allow(now_s):
                 self._answer_stranger(open_envelope(route, payload))
             return

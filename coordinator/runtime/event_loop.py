@@ -96,6 +96,7 @@ class EventLoop:
                 raise ServerStopped
             live, now_s = self.dispatcher.exchange.live, self.clock.now_s()
             self.status.tick(now_s)
+            self.dispatcher.tick()
             if now_s >= until_s:
                 return False
             if live is not None and live.key == self.controls.closing:
@@ -165,6 +166,9 @@ class EventLoop:
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""
+        if self.sender.link:
+            log.warning("the broker is back")
+        self.dispatcher.begin_link()
         self.sender.subscribe()
         self.sender.link += 1  # devices that came meanwhile announce themselves again
         self.sender.publish_record(online=True)

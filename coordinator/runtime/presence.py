@@ -1,6 +1,10 @@
 """Which devices exist, what they can do, whether they are online, and how fast they may send requests.
 
 Presence is a hint only: deadlines decide whether an exchange waits for a device. Times are arguments, in seconds.
+
+A broker keeps the announcement of a device that died without its will, or whose will it refused: the word of the broker
+alone counts no device as online. Each device announces itself to a new connection of the coordinator (PROTOCOL.md 11);
+one that was online before and does not is not online any more.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from edge_client.protocol.task import ClientId
 
 PLACE_KEPT_MS = 24 * 3_600_000  # of a device that is away: strangers who come and go take no place of others
 LOOK_EVERY_MS = 60_000  # for a device that makes room, which goes over the whole fleet
+UNHEARD = "unheard"  # the state of a device that the broker calls online, and that has not said so itself
 MAX_REPORTED_REFUSALS = 256  # devices; the file that `status` reads stays small
 
 
@@ -22,12 +27,13 @@ class DevicePresence:
     """One device as it last announced itself. `birth` grows by one per connection; `n` counts its training samples."""
 
     birth: int
-    state: str  # on, off, sleep, lost
+    state: str  # on, off, sleep, lost, unheard
     engine: str = ""
     n: int = 0
     codecs: tuple[str, ...] = ()
     runtime: str = ""  # name and version
     refused: tuple[tuple[str, str, float], ...] = ()  # engines that fail the golden run: name, runtime, difference
+    met: bool = field(default=True, compare=False)  # whether it has announced itself to this process
 
     @property
     def able(self) -> bool:
@@ -36,7 +42,7 @@ class DevicePresence:
 
     @property
     def is_online(self) -> bool:
-        """Whether its last announcement says that it is connected."""
+        """Whether it has said itself that it is connected, the last time that it said anything."""
         return self.state == "on"
 
 
@@ -54,22 +60,67 @@ class FleetPresence:
     kinds: Counter[tuple[str, bool]] = field(default_factory=Counter)  # who is online with samples: engine, able
     heard: dict[ClientId, int] = field(default_factory=dict)  # unix time in ms of the last message of each device
     looked_ms: int = -LOOK_EVERY_MS  # when no device could make room
+    revoked: frozenset[ClientId] = frozenset()  # turned away for ever
+    doubted: set[ClientId] = field(default_factory=set)  # were online before this connection, and silent since
 
-    def update(self, cid: ClientId, message: Mapping[str, Any], *, unix_ms: int = 0) -> bool:
+    def update(self, cid: ClientId, message: Mapping[str, Any], *, unix_ms: int = 0, retained: bool = False) -> bool:
         """Apply one `st` that arrived at `unix_ms`; -> whether it changed anything.
 
-        The will of an earlier connection changes nothing.
+        The will of an earlier connection changes nothing. A `retained` one is what the broker has kept.
         """
         known = self.devices.get(cid)
         if message["s"] == "on":
+            if not retained:
+                self.doubted.discard(cid)
             if known is None and not self._has_room(unix_ms):
                 self.rejected += 1
                 return False
+            if retained and known is not None and known.is_online:
+                return False
             heard = _born(message)
+            if retained:
+                heard = replace(heard, state=UNHEARD, met=known is not None and known.met)
         elif known is None or message["bd"] != known.birth:
             return False
         else:
             heard = replace(known, state=message["s"])
+        self._put(cid, known, heard)
+        return heard != known
+
+    def confirm(self, cid: ClientId) -> bool:
+        """A device has sent a message; -> whether only the broker had called it online before."""
+        self.doubted.discard(cid)
+        known = self.devices.get(cid)
+        if known is None or known.state != UNHEARD:
+            return False
+        self._put(cid, known, replace(known, state="on", met=True))
+        return True
+
+    def revoke(self, names: Collection[ClientId]) -> None:
+        """Forget these devices; they are not welcome any more."""
+        self.revoked |= set(names)
+        for cid in self.devices.keys() & set(names):
+            self._put(cid, self.devices[cid], replace(self.devices[cid], state="off"))
+            del self.devices[cid]
+            self.heard.pop(cid, None)
+            self.doubted.discard(cid)
+
+    def doubt_all(self) -> None:
+        """The coordinator's connection is new: devices that were online say so again, or they are not."""
+        self.doubted = set(self.online())
+
+    def unheard(self) -> list[ClientId]:
+        """The devices of which this connection has heard nothing, sorted. It goes over the fleet."""
+        return sorted(self.doubted | {cid for cid, device in self.devices.items() if device.state == UNHEARD})
+
+    def drop_doubted(self) -> None:
+        """The devices that had time to say that they are online, and did not, are not."""
+        for cid in self.doubted & self.devices.keys():
+            if self.devices[cid].is_online:
+                self._put(cid, self.devices[cid], replace(self.devices[cid], state=UNHEARD))
+        self.doubted.clear()
+
+    def _put(self, cid: ClientId, known: DevicePresence | None, heard: DevicePresence) -> None:
         self.devices[cid] = heard
         for device, change in ((known, -1), (heard, 1)):
             if device is not None and device.is_online and device.n > 0:
@@ -77,14 +128,13 @@ class FleetPresence:
                 self.kinds[kind] += change
                 if not self.kinds[kind]:
                     del self.kinds[kind]  # names are the device's own
-        return heard != known
 
     def _has_room(self, unix_ms: int) -> bool:
         if len(self.devices) < self.limit:
             return True
         if unix_ms - self.looked_ms < LOOK_EVERY_MS:
             return False
-        away = (cid for cid, device in self.devices.items() if not device.is_online)
+        away = (cid for cid, device in self.devices.items() if device.state not in ("on", UNHEARD))
         longest = min(away, key=lambda cid: self.heard.get(cid, 0), default=None)
         if longest is None or unix_ms - self.heard.get(longest, 0) < PLACE_KEPT_MS:
             self.looked_ms = unix_ms

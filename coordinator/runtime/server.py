@@ -15,6 +15,7 @@ from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.publish import publish_centers
 from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram
 from coordinator.config import CoordinatorConfig, changed_settings
+from coordinator.identity.revoked_list import RevokedList
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.asynchronous.options import check_asynchronous
@@ -52,8 +53,8 @@ class Server:
 
     `observe`, where there is one, is called about twice a second with what status.json holds and every device's
     `presence`. `progress` is called with what happens between those events: one more device is here, a part of the
-    program is compiled. `beside`: slow work has a thread of its own, so that devices are answered meanwhile. `session`
-    exists from the moment that the server leads.
+    program is compiled, a round waits for some devices. `beside`: slow work has a thread of its own, so that devices
+    are answered meanwhile. `session` exists from the moment that the server leads.
     """
 
     def __init__(  # noqa: PLR0913 - who is told of what
@@ -153,6 +154,7 @@ class Server:
             fleet=fleet,
             event_log=self._event_log,
             newcomers=lambda: announcer.state.get("newcomers", "now"),
+            revoked=RevokedList(config.signing_key_folder).names,
         )
         status = StatusReporter(
             StatusWriter(config.folder),
@@ -162,6 +164,7 @@ class Server:
             dispatcher=dispatcher,
             is_paused=lambda: self._controls.paused,
             observe=self._observe,
+            progress=self._progress,
         )
         return EventLoop(
             transport=sender.open(self._dial),
@@ -296,6 +299,7 @@ class Server:
             prepared=program.ensure(()),
             members=devices.members,
             misses=misses,
+            revoked=lambda: session.dispatcher.fleet.revoked,
         )
 
     def _without_rounds(
@@ -329,7 +333,8 @@ class Server:
 
     def _wait_for_connected(self, session: EventLoop, key: ExchangeKey) -> None:
         """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum."""
-        config, fleet, here = self._config, self._store.states.enrolled(), session.dispatcher.fleet
+        config, here = self._config, session.dispatcher.fleet
+        fleet = self._store.states.enrolled().keys() - here.revoked
         needed = part_of(config.round.fraction_connected, len(fleet))
         until_s = self._clock.now_s() + config.round.deadline_s
         if session.run_until(lambda: here.count(fleet) >= needed, until_s) or config.round.below_quorum == "continue":

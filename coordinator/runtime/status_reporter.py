@@ -8,12 +8,15 @@ from typing import Any
 
 from coordinator.runtime.announcer import StateAnnouncer
 from coordinator.runtime.dispatcher import Dispatcher
+from coordinator.runtime.exchange.live_exchange import LiveExchange
+from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.status import StatusWriter
 from coordinator.storage.store import Store
 
 OBSERVE_INTERVAL_S = 0.5  # the shortest time between two regular calls of an observer
 
+WAITS_S, MAX_WAITS_S = 30.0, 480.0  # until it is told whom an open exchange waits for; twice as long each time
 PAUSE, MAX_PAUSE_S = 9, 8.0  # after a report: as many times as it took, at most so long
 
 EventWatcher = Callable[[Mapping[str, Any]], None]
@@ -36,6 +39,7 @@ class StatusReporter:
         dispatcher: Dispatcher,
         is_paused: Callable[[], bool],
         observe: EventWatcher | None,
+        progress: EventWatcher = lambda _: None,
     ) -> None:
         self._writer, self._phase, self.announcer = writer, "starting", announcer
         self.working_on = ""  # the part of the program that is compiled now
@@ -44,9 +48,13 @@ class StatusReporter:
         self._since_ms = sender.clock.unix_ms()  # the traffic is counted from here on
         self._observe_at_s = math.inf if observe is None else 0.0
         self._quiet_until_s = 0.0
+        self._progress = progress
+        self._waits_for: tuple[object, int] = (None, 0)  # the open exchange, and how many have answered
+        self._tell_at_s, self._tell_again_s = math.inf, WAITS_S
 
     def tick(self, now_s: float) -> None:
         self.announcer.tick()
+        self._tell_of_waiting(now_s)
         if now_s < self._quiet_until_s:
             return
         if now_s >= self._writer.due_s:
@@ -57,6 +65,30 @@ class StatusReporter:
             return
         end_s = self._clock.now_s()
         self._quiet_until_s = end_s + min(MAX_PAUSE_S, PAUSE * (end_s - now_s))
+
+    def _tell_of_waiting(self, now_s: float) -> None:
+        """Say whom an open exchange waits for, when nothing has come for a while; the next time after twice as long."""
+        live = self._dispatcher.exchange.live
+        if live is None or isinstance(live, UpdatesAndTest):  # a run without rounds waits for no device
+            self._waits_for = (None, 0)
+            return
+        now = (live.key, live.count_answers)
+        if now != self._waits_for:
+            self._waits_for, self._tell_again_s = now, WAITS_S
+            self._tell_at_s = now_s + WAITS_S
+        elif now_s >= self._tell_at_s:
+            self._tell_again_s = min(2 * self._tell_again_s, MAX_WAITS_S)
+            self._tell_at_s = now_s + self._tell_again_s
+            self._progress(self._waiting(live))
+
+    def _waiting(self, live: LiveExchange) -> dict[str, Any]:
+        """Which devices an exchange waits for; those that are not connected are called so."""
+        found, here = live.progress(), self._dispatcher.fleet.devices
+        left = sorted(cid for group in ("open", "unasked", "uploading", "waiting") for cid in found[group])
+        away = [cid for cid in left if cid not in here or not here[cid].is_online]
+        run = self._store.states.run_names().get(found["run"], found["run"])
+        numbers = {"answered": len(found["answered"]), "wanted": found["wanted"], "left_s": found["left_s"]}
+        return {"event": "waits-for", "run": run, "round": found["round"], **numbers, "devices": left, "away": away}
 
     def write(self, phase: str = "") -> None:
         """Report now; an empty `phase` is the one before."""

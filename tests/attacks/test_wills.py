@@ -9,7 +9,7 @@ import pytest
 from edge_client.protocol import messages
 from edge_client.protocol.blocks import manifest_of
 from edge_client.transport.base import Will
-from tests.support.virtual_federation import FEDERATION, TOPICS, Federation, Outcome, Spy
+from tests.support.virtual_federation import FEDERATION, TOPICS, Federation, Outcome, Spy, stay_announced
 from tests.support.virtual_time import Participant, VirtualTransport
 
 LIAR, HONEST = "d03", 3
@@ -45,9 +45,7 @@ def play(folder: Path, will: tuple[str, bytes] | None) -> Outcome:
         name = f"{FEDERATION}.{LIAR}"
         transport = VirtualTransport(me, fed.world.broker, name, None if will is None else Will(*will))
         transport.connect()
-        transport.publish(STATE, said("st", s="on", bd=1, caps=CAPS), retain=True)
-        while True:
-            transport.receive(60.0)
+        stay_announced(transport, LIAR, said("st", s="on", bd=1, caps=CAPS))
 
     spy = Spy(fed.world.broker)
     fed.start_coordinator()

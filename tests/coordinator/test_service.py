@@ -22,6 +22,7 @@ from coordinator.storage.store import Store
 from edge_client.errors import UsageError
 from edge_client.protocol.messages import write_message
 from edge_client.protocol.topics import Topics
+from edge_client.transport.base import Message
 from edge_client.transport.mqtt import MqttTransport
 from tests.support.virtual_federation import seed_program
 
@@ -108,6 +109,9 @@ def test_while_it_compiles_what_its_first_device_asks_for_it_says_so_status_know
     with started("serve", str(tmp_path / "home.toml")) as process, closing(device):
         heard(process, "waiting: 0 of 1 devices")
         device.connect()
+        device.subscribe(Topics("home").coord())
+        while not isinstance(device.receive(PATIENCE_S), Message):  # what is said before its record counts later
+            pass
         born = write_message("st", ident="1", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": 5})
         device.publish(Topics("home").state("dev-1"), born, retain=True)
         while not device.drain(0, RESEND_S):  # a connection that is lost takes with it what it has not delivered

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -48,6 +48,20 @@ FEDERATION = "test"
 TOPICS = Topics(FEDERATION)
 BALLAST = 4_096  # values that are not trained; they make an update too big to travel inline
 BLOCK = 4_096
+
+
+def stay_announced(transport: Transport, cid: str, payload: bytes) -> NoReturn:
+    """Say that this device is here, and again to each new connection of the coordinator, as the protocol wants it."""
+    transport.subscribe(TOPICS.coord())
+    transport.publish(TOPICS.state(cid), payload, retain=True)
+    link = None
+    while True:
+        event = transport.receive(60.0)
+        if isinstance(event, Message):
+            told = messages.read_message(event.payload, "coord")
+            before, link = link, (told["boot"], told.get("link", 0))
+            if told["online"] and not event.retained and link != before:
+                transport.publish(TOPICS.state(cid), payload, retain=True)
 
 
 class DoomedDatabase(Database):
@@ -247,7 +261,10 @@ class Federation:
         return self.world.begin(cid, life)
 
     def start_mute_device(self, cid: str, *, n: int = 40, **more: Any) -> Participant:  # noqa: ANN401 - of caps
-        """A device that announces itself and then never sends; `more` are capabilities in its announcement."""
+        """A device that announces itself, again to each new connection of the coordinator, and sends nothing else.
+
+        `more` are capabilities in its announcement.
+        """
 
         def life(me: Participant) -> None:
             transport = VirtualTransport(me, self.world.broker, f"{FEDERATION}.{cid}", None)
@@ -255,9 +272,7 @@ class Federation:
             payload = messages.write_message(
                 "st", ident="mute", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": n, **more}
             )
-            transport.publish(TOPICS.state(cid), payload, retain=True)
-            while True:
-                transport.receive(60.0)
+            stay_announced(transport, cid, payload)
 
         return self.world.begin(cid, life)
 

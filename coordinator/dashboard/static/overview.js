@@ -211,6 +211,7 @@ const EVENT_TEXTS = {
   offers: (e) => `${e.device} offers ${e.n} samples for training`,
   "let-in": (e) => `${e.device} takes part ${withoutRounds(e.run) ? "from now on in" : `from round ${e.round} of`} ${e.run}`,
   "left-out": (e) => `${e.device} is left out: ${e.why}`,
+  revoked: (e) => `${e.device} was revoked; the training goes on without it`,
   "run-done": (e) => `${e.run} is done${withoutRounds(e.run) ? ` after ${runNamed(e.run).updates} updates` : ` after ${e.rounds} rounds`}`,
   bundle: () => "the centers are published",
   served: (e) => `${e.device} took center ${e.center} as ${e.format}`,
@@ -218,7 +219,7 @@ const EVENT_TEXTS = {
   refused: (e) => `${e.run}${withoutRounds(e.run) ? "" : `, round ${e.round}`}: ${e.count > 1 ? `${e.count} answers` : `the answer of ${e.device}`} did not count (${e.reason})`,
   error: (e) => e.message,
 };
-const SEVERITY = { error: "error", refused: "warning", "left-out": "warning" };
+const SEVERITY = { error: "error", refused: "warning", "left-out": "warning", revoked: "warning" };
 
 export function eventList() {
   const node = byId("events");

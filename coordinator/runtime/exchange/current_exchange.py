@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
@@ -60,6 +61,11 @@ class CurrentExchange:
     def on_connected(self, cid: ClientId) -> None:
         if self._live is not None:
             self._live.resend_task(cid)
+
+    def on_revoked(self, names: Collection[ClientId]) -> None:
+        """These devices are not waited for."""
+        if self._live is not None:
+            self._live.on_revoked(names)
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         taker = self._late if self._late is not None and self._late.expects(cid) else self._live

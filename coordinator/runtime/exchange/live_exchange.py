@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId, Reply
 
 HEARTBEAT_S = 5.0
+NOT_MEMBER, REVOKED = "not_member", "revoked"  # of a device that was turned away: the code, and the reason
 
 
 class LiveExchange:
@@ -54,7 +55,10 @@ class LiveExchange:
             check=lambda _cid, _spec, _reply: None, on_accepted=self._on_accepted, on_refused=self._on_refused
         )
         self._receiver = UploadReceiver(prepared, context, policy)
-        now_s, goal = context.clock.now_s(), len(prepared) if wanted is None else min(wanted, len(prepared))
+        now_s, accepted = context.clock.now_s(), context.store.exchanges.replies(key)
+        gone = (prepared.keys() & context.revoked()) - accepted.keys()
+        goal = min(len(prepared) if wanted is None else wanted, len(prepared) - len(gone))
+        self._quorum = _quorum(tasks, context)  # a share of the goal
         silent = silent_devices(context.misses, prepared)
         self._window = TaskWindow(context.config.transfer.task_window)
         self._order = line_of(key, prepared, silent)
@@ -65,13 +69,16 @@ class LiveExchange:
             asked=prepared.keys(),
             goal=goal,
             silent=silent,
-            quorum=part_of(_quorum(tasks, context), goal),
+            quorum=part_of(self._quorum, goal),
             now_s=now_s,
             deadline_s=context.store.exchanges.begin_try(key, context.config.round.deadline_s),
             credits=context.config.transfer.credits,
             budget=context.config.transfer.in_flight_bytes,
-            accepted={cid: reply.sha256 for cid, reply in context.store.exchanges.replies(key).items()},
+            accepted={cid: reply.sha256 for cid, reply in accepted.items()},
+            refused=dict.fromkeys(gone, NOT_MEMBER),
         )
+        for cid in gone:
+            context.store.exchanges.put_refusal(key, cid, REVOKED)
         self._beat_s = now_s
         self._sent: dict[ClientId, str] = {}  # id of the last task message
         self._excused: set[tuple[ClientId, str]] = set()  # failures that a device may have once
@@ -81,6 +88,11 @@ class LiveExchange:
     @property
     def closed(self) -> bool:
         return self._state.closed
+
+    @property
+    def count_answers(self) -> int:
+        """How many devices have answered, with refusals."""
+        return len(self._state.accepted) + len(self._state.refused)
 
     def takes(self, said: Announcement) -> bool:
         """Whether this announcement is of this exchange."""
@@ -145,6 +157,19 @@ class LiveExchange:
         self._state = replace(self._state, closes_at_s=self._context.clock.now_s())
         self.tick()
 
+    def on_revoked(self, names: Collection[ClientId]) -> None:
+        """These devices are not asked any more: neither the goal nor the quorum waits for them."""
+        gone = [cid for cid in sorted(names) if self.wants(cid)]
+        for cid in gone:
+            self._note_refusal(cid, REVOKED)
+            self._window.leave(cid)
+            self._receiver.uploads.end(cid)
+        revoked = self._context.revoked()
+        left = self._state.asked - (revoked - self._state.accepted.keys())
+        goal = min(self._state.goal, len(left))
+        self._state = replace(self._state, goal=goal, quorum=min(self._state.quorum, part_of(self._quorum, goal)))
+        self._apply(*(exchange_rules.Refused(cid, NOT_MEMBER) for cid in gone))
+
     def on_ready(self, said: Announcement) -> None:
         """A device announces an update of this exchange. Raises Malformed with the code of the error answer."""
         asked, update = self._prepared.get(said.cid), said.update
@@ -202,7 +227,7 @@ class LiveExchange:
             if not self._synced and isinstance(self._events[0], exchange_rules.Tick | exchange_rules.Refused):
                 self._receiver.sync()
             steps = self._decide()
-            if self._store([command for _, _, commands in steps for command in commands]):
+            if self._store([command for _, _, commands in steps for command in commands], steps[-1][1].refused):
                 for before, self._state, commands in steps:
                     for command in commands:
                         self._carry_out(command, before)
@@ -224,7 +249,7 @@ class LiveExchange:
             steps.append((state, *exchange_rules.advance(state, event, now_s)))
         return steps
 
-    def _store(self, commands: Sequence[exchange_rules.Command]) -> bool:
+    def _store(self, commands: Sequence[exchange_rules.Command], refused: Collection[ClientId]) -> bool:
         """Write what commands promise; -> False when accepted replies have no room and their devices have to retry."""
         accepted = [c.cid for c in commands if isinstance(c, exchange_rules.Ack) and c.status == "ok"]
         try:
@@ -235,7 +260,7 @@ class LiveExchange:
             return False
         for command in commands:
             if isinstance(command, exchange_rules.Close):
-                self._recorder.close(command, self._state.goal)
+                self._recorder.close(command, self._state.goal, refused)
         return True
 
     def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:

@@ -11,7 +11,10 @@ from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
 from coordinator.strategies.base import notify_reply
 from edge_client.errors import NetworkError
+from edge_client.printable import first_of
 from edge_client.protocol.task import ClientId, Reply
+
+MOST_NAMES = 5  # of devices, in an error
 
 
 def read_reply(prepared: PreparedTask, stored: StoredReply, store: Store) -> Reply:
@@ -54,16 +57,25 @@ class ReplyRecorder:
             if not spec.vector:
                 self.replies[cid] = reply
 
-    def close(self, command: Close, goal: int) -> None:
+    def close(self, command: Close, goal: int, refused: Collection[ClientId]) -> None:
         """Store the closing. Raises NetworkError below the quorum if the configuration stops there."""
         if not command.enough and self._config.round.below_quorum == "stop":
             self._store.exchanges.expire(self._key)
             raise NetworkError(
-                f"only {len(command.keys)} of {goal} devices gave an answer that counts in round {self._key.round}",
-                hint="`fedcenters-coordinator status` says who refused and why; start again to repeat the exchange,"
-                ' lower `quorum`, or set below-quorum = "continue"',
+                f"only {len(command.keys)} of {goal} devices gave an answer that counts in round {self._key.round}"
+                f"{self._missing_in_words(command.keys, refused)}",
+                hint="look at those devices, then start again to repeat the exchange; or lower `quorum`, or set"
+                ' below-quorum = "continue"',
             )
         self._close_without_outliers(command.keys)
+
+    def _missing_in_words(self, counted: Collection[ClientId], refused: Collection[ClientId]) -> str:
+        """Which devices gave no answer, and which gave one that does not count, with the reason."""
+        silent = sorted(self._prepared.keys() - set(counted) - set(refused))
+        reasons = self._store.exchanges.refusals(self._key.run, self._key.round)
+        told = [f"{cid} did not count ({reasons.get(cid, 'refused')})" for cid in sorted(refused)]
+        words = [f"no answer from {first_of(silent, MOST_NAMES)}"] if silent else []
+        return "".join(f"; {each}" for each in (*words, *([first_of(told, MOST_NAMES)] if told else [])))
 
     def _close_without_outliers(self, keys: Collection[ClientId]) -> None:
         """Store which replies count, which are outliers, and the scales of the next closing, in one transaction."""

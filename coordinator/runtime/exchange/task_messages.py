@@ -43,6 +43,7 @@ class ExchangeContext:
     """The parts that an exchange uses. `members` is the enrolled fleet: (training samples, engine) per device.
 
     `misses` counts the exchanges in a row that a device has not answered (silence.py), since this process began.
+    `revoked` tells the devices that are turned away.
     """
 
     config: CoordinatorConfig
@@ -53,6 +54,7 @@ class ExchangeContext:
     prepared: CompiledProgram
     members: Mapping[ClientId, tuple[int, str]]
     misses: dict[ClientId, int]
+    revoked: Callable[[], frozenset[ClientId]] = frozenset
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ others train meanwhile. A test has its own exchange (live_exchange.py), and may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from coordinator.runtime.envelope import Envelope
@@ -128,6 +128,11 @@ class UpdatesAndTest:
         else:
             self.updates.on_block(cid, label, index, message)
         self._go_on()
+
+    def on_revoked(self, names: Collection[ClientId]) -> None:
+        """The test does not wait for these devices; a task of theirs ends at its deadline, for which no other waits."""
+        for test in self._open_tests():
+            test.on_revoked(names)
 
     def on_nack(self, message: Envelope) -> None:
         """A refusal of one of both; each knows its own messages."""

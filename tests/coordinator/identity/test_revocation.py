@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 
 from coordinator.identity.revocation import CRL_FILE, _locked, revoked_serials
+from coordinator.identity.revoked_list import REVOKED_FILE, RevokedList
 from edge_client.errors import ConfigError
 from edge_client.transport.tls import read_certificate
 from tests.coordinator.identity.test_provisioning import invoke, snapshot
@@ -106,3 +107,19 @@ def test_the_access_list_of_emqx_says_the_same(tmp_path: Path) -> None:
         '{allow, all, subscribe, ["fc/v1/demo/dn/${username}/#", "fc/v1/demo/bc/+", "fc/v1/demo/bb/+/+"]}.',
         "{deny, all}.",
     ]
+
+
+def test_the_coordinator_reads_who_is_revoked_beside_its_key_and_keeps_it_when_the_file_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = provision_federation(tmp_path / "keys", "d1", "d2")
+    told = RevokedList(work.folder / "coordinator")
+    assert told.names() == set()
+    work.revoke("d1")
+    assert told.names() == {"d1"}
+    work.revoke("d2")
+    assert told.names() == {"d1", "d2"}
+    (work.folder / "coordinator" / REVOKED_FILE).write_bytes(b"\xff")
+    assert [told.names(), told.names()] == [{"d1", "d2"}] * 2
+    assert len(caplog.records) == 1
+    assert "make it readable" in caplog.text

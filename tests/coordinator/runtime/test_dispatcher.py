@@ -280,3 +280,23 @@ def test_a_device_that_announces_itself_without_end_is_sent_its_task_at_the_pace
     presence = fed.server.session.dispatcher.fleet
     assert presence.devices["d01"].birth == 509
     assert len(presence.kinds) <= 2
+
+
+def test_a_device_that_only_the_broker_calls_online_is_asked_once_and_counts_when_it_answers(tmp_path: Path) -> None:
+    """A client of another maker may not know that a new connection wants its announcement."""
+    fed = Federation.of(tmp_path, devices=1)
+    spy = Spy(fed.world.broker)
+    here = messages.write_message("st", ident="x", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": 40})
+    fed.world.broker.client("d00").connect()
+    kept = fed.world.broker.client("dead")
+    kept.connect()
+    for cid in ("d00", "dead"):
+        kept.publish(TOPICS.state(cid), here, retain=True)
+    fed.start_coordinator()
+    asked = answers(fed, spy, "rebirth", "d00")
+    assert (len(asked), len(spy.said("rebirth", cid="dead"))) == (1, 1)
+    assert not fed.happened("joined")
+    spy.publish(TOPICS.state("d00"), here)
+    fed.world.run(lambda: bool(spy.said("task", cid="d00")))
+    assert [e["device"] for e in fed.events if e["event"] == "joined"] == ["d00"]
+    assert len(spy.said("rebirth")) == 2

@@ -11,6 +11,7 @@ from coordinator.runtime.event_loop import lost_broker
 from edge_client.transport.base import Disconnected
 from edge_client.transport.mqtt import MqttTransport
 from tests.support.guarded_broker import run_mosquitto
+from tests.support.virtual_federation import FEDERATION, Federation
 
 PATIENCE_S = 60
 
@@ -35,3 +36,19 @@ def test_a_broker_that_takes_no_block_is_told_with_the_packet_that_it_must_take(
 
 def test_another_loss_is_told_by_its_reason() -> None:
     assert lost_broker("Connection reset", 65_536) == "the broker is gone (Connection reset); connecting again"
+
+
+def test_a_broker_that_is_back_is_told_and_the_first_connection_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed = Federation.of(tmp_path, devices=1)
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.happened("start"))
+    fed.start_mute_device("d00")
+    fed.world.run(lambda: fed.happened("joined"))
+    assert not [said for said in caplog.messages if "broker" in said]
+    fed.world.broker.drop_connection(f"{FEDERATION}.coordinator.0")
+    fed.world.run(lambda: "the broker is back" in caplog.messages)
+    fed.world.end()
+    gone, back = (said for said in caplog.messages if "broker" in said)
+    assert (gone.startswith("the broker is gone"), back) == (True, "the broker is back")

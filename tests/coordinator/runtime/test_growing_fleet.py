@@ -133,6 +133,11 @@ def test_a_round_that_is_replayed_lets_no_device_in(tmp_path: Path) -> None:
     fed.world.kill("coordinator.0")
     start_late(fed)
     fed.start_coordinator()
+    fed.world.run(lambda: fed.live is not None)
+    assert fed.server is not None
+    fed.server.pause()  # the rounds take no time, and a device needs some to announce itself to the new process
+    fed.world.run(lambda: any(e["event"] == "joined" and e["device"] == LATE for e in fed.events))
+    fed.server.resume()
     fed.finish()
     fed.world.end()
     assert [(e["device"], e["round"]) for e in fed.events if e["event"] == "let-in"] == [(LATE, 3)]

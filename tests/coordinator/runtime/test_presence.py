@@ -123,3 +123,37 @@ def test_ready_devices_are_counted_without_going_over_the_fleet(
     others = sum(d.is_online and d.n > 0 and d.engine != "onnx" for d in fleet.devices.values())
     fleet.devices = Unlooked(fleet.devices)
     assert fleet.count_ready(["onnx"]) == (ready, others)
+
+
+def test_what_a_broker_kept_counts_no_device_before_it_has_said_so_itself() -> None:
+    fleet = FleetPresence(limit=10)
+    for cid in "abc":
+        assert fleet.update(cid, born(1), retained=True)
+    assert (fleet.online(), fleet.count_ready(["onnx"]), fleet.unheard()) == ([], (0, 0), ["a", "b", "c"])
+    assert fleet.update("a", born(1))
+    assert fleet.confirm("b")  # another message of the device
+    assert not fleet.confirm("b")
+    assert not fleet.update("a", born(1), retained=True)  # a copy of the broker's that comes late
+    assert (fleet.online(), fleet.count_ready(["onnx"]), fleet.unheard()) == (["a", "b"], (2, 0), ["c"])
+
+
+def test_a_device_that_is_silent_on_a_new_connection_is_not_online_any_more() -> None:
+    fleet = FleetPresence(limit=10)
+    for cid in "abc":
+        fleet.update(cid, born(1))
+    fleet.doubt_all()
+    assert fleet.online() == ["a", "b", "c"]  # until they had time to say it
+    assert not fleet.update("a", born(1))
+    fleet.update("b", born(1), retained=True)
+    fleet.update("c", {"s": "lost", "bd": 1})
+    fleet.drop_doubted()
+    assert (fleet.online(), fleet.count_ready(["onnx"]), fleet.unheard()) == (["a"], (1, 0), ["b"])
+    assert fleet.update("b", born(1))
+    assert fleet.online() == ["a", "b"]
+
+
+def test_a_revoked_device_is_forgotten_and_counts_nowhere() -> None:
+    fleet = FleetPresence(limit=10)
+    fleet.update("a", born(1))
+    fleet.revoke(["a", "stranger"])
+    assert (len(fleet.devices), fleet.count_ready(["onnx"]), sorted(fleet.revoked)) == (0, (0, 0), ["a", "stranger"])

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from coordinator.cli import format_event
 from coordinator.runtime.announcer import StateAnnouncer
 from coordinator.runtime.status_reporter import MAX_PAUSE_S, PAUSE, StatusReporter
+from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.status import SILENT_AFTER_S, STATUS_FILE, StatusWriter
 from tests.support.virtual_time import VirtualClock
-from tests.support.wired_coordinator import WiredCoordinator
+from tests.support.wired_coordinator import DEVICES, WiredCoordinator
 
+KEY = ExchangeKey("run1", 1, 0)
 STEP_S, LONG_S = 0.01, 600.0
 
 
@@ -48,4 +51,31 @@ def test_however_long_reports_take_they_take_a_tenth_of_the_time_or_come_every_e
     assert min(between) >= min(MAX_PAUSE_S, PAUSE * took_s) - STEP_S
     assert max(between) + took_s < SILENT_AFTER_S  # `status` does not take it for dead
     assert json.loads((tmp_path / STATUS_FILE).read_text())["connected"] == len(coordinator.dispatcher.fleet.devices)
+    coordinator.store.close()
+
+
+def test_a_round_says_whom_it_waits_for_while_nothing_comes_and_ever_more_rarely(tmp_path: Path) -> None:
+    clock, told = VirtualClock(), list[tuple[float, str]]()
+    coordinator = WiredCoordinator(tmp_path, clock, 0, len(DEVICES))
+    coordinator.hear("d2", "st", s="off", bd=1)
+    reporter = StatusReporter(
+        StatusWriter(tmp_path),
+        announcer=StateAnnouncer(coordinator.sender),
+        store=coordinator.store,
+        sender=coordinator.sender,
+        dispatcher=coordinator.dispatcher,
+        is_paused=lambda: False,
+        observe=None,
+        progress=lambda event: told.append((clock.time_s - began_s, format_event(event))),
+    )
+    coordinator.ask(KEY, None)
+    began_s = clock.time_s
+    while clock.time_s <= began_s + 150.0:
+        reporter.tick(clock.now_s())
+        clock.time_s += 1.0
+        if clock.time_s == began_s + 10.0:
+            tasks = {cid: task for cid, task in coordinator.said() if task["k"] == "task"}
+            coordinator.hear("d1", "nack", re=tasks["d1"]["id"], code="no_data", **KEY._asdict())
+    words = "run1 round 1: 0 of 4 answers, {left} s left; waiting for d0, d2 (not connected), d3"
+    assert told == [(40.0, words.format(left=260)), (100.0, words.format(left=200))]
     coordinator.store.close()

@@ -75,3 +75,21 @@ def test_an_exchange_that_failed_below_the_quorum_has_a_whole_deadline_when_it_i
     fed.start_coordinator()
     fed.world.run(lambda: len(spy.said("task", cid="d01")) > before)
     assert spy.said("task", cid="d01")[-1]["left_ms"] > 60_000
+
+
+def test_an_error_below_the_quorum_names_the_silent_devices_and_the_reasons_of_the_others(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=8, quorum=1.0, deadline_s=60.0)
+    spy = Spy(fed.world.broker)
+    fed.start(1)
+    for number in range(1, 8):
+        fed.start_mute_device(f"d{number:02d}")
+    fed.world.run(lambda: bool(spy.said("task", cid="d01")))
+    task = spy.said("task", cid="d01")[0]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    spy.say("d01", "nack", re=task["id"], code="no_data", detail="the folder is empty", **key)
+    with pytest.raises(NetworkError) as failed:
+        fed.finish()
+    assert failed.value.message == (
+        "only 1 of 8 devices gave an answer that counts in round 1; no answer from d02, d03, d04, d05, d06 and 1 more; "
+        "d01 did not count (no_data: the folder is empty)"
+    )
