@@ -82,7 +82,7 @@ def device(broker: Guarded, folder: Path, cid: str) -> Iterator[threading.Event]
         thread.join(PATIENCE_S)
 
 
-class Coordinator:
+class ThreadedCoordinator:
     """A coordinator over this broker in a thread, with its events."""
 
     def __init__(self, broker: Guarded, folder: Path, **changes: Any) -> None:  # noqa: ANN401 - keys of the file
@@ -139,7 +139,7 @@ def test_a_revoked_device_joins_no_new_run_though_the_broker_keeps_its_presence(
     if not knows:
         (broker.work.folder / "coordinator" / REVOKED_FILE).unlink()
     with device(broker, tmp_path, HERE[0]), device(broker, tmp_path, HERE[1]):
-        coordinator = Coordinator(broker, tmp_path / "run", devices=2, deadline_s=20.0)
+        coordinator = ThreadedCoordinator(broker, tmp_path / "run", devices=2, deadline_s=20.0)
         with closing(coordinator.store):
             coordinator.server.run()
     assert coordinator.devices("joined") == set(HERE)
@@ -150,7 +150,7 @@ def test_a_training_goes_on_at_once_without_a_device_that_is_revoked_while_it_is
     broker: Guarded, tmp_path: Path
 ) -> None:
     """The device holds its task and says nothing; neither the goal nor the quorum of all devices waits for it."""
-    coordinator = Coordinator(broker, tmp_path / "run", devices=3, deadline_s=600.0)
+    coordinator = ThreadedCoordinator(broker, tmp_path / "run", devices=3, deadline_s=600.0)
     mute = broker.client(GONE)
     mute.subscribe(*TOPICS.device_filters(GONE))
     here = write_message("st", ident="1", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": 40})
