@@ -43,6 +43,13 @@ class PlayedDevice:
         self._offered: dict[str, tuple[Manifest, bytes]] = {}
         self.told: list[tuple[str, str]] = []
         self.aside: deque[dict[str, Any]] = deque()
+        self._there = b""
+        self._known_to: tuple[str, int] | None = None  # the coordinator's process and connection
+
+    def announce_itself(self, presence: bytes) -> None:
+        """Say that it is here; `hear` says it again to each new connection of the coordinator."""
+        self._there = presence
+        self.link.transport.publish(TOPICS.state(self.name), presence, retain=True)
 
     def say(self, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
         """Send a request; -> its id."""
@@ -56,6 +63,8 @@ class PlayedDevice:
     def hear(self) -> dict[str, Any] | None:
         """The coordinator's next message to this device, or None when none came for a while."""
         event = self.link.transport.receive(LISTEN_S)
+        if isinstance(event, Message) and event.topic == TOPICS.coord() and not event.retained:
+            self._on_record(messages.read_message(event.payload, "coord"))
         if not isinstance(event, Message) or event.topic != TOPICS.down(self.name):
             self.blocks += isinstance(event, Message) and event.topic.startswith(TOPICS.down(self.name)[:-1] + "b/")
             return None
@@ -65,6 +74,12 @@ class PlayedDevice:
         elif said["k"] == "err" and said["code"] != "not_yours":  # the answer to `settle`
             self.told.append((said["code"], said.get("detail", "")))
         return said
+
+    def _on_record(self, told: Mapping[str, Any]) -> None:
+        link = (told["boot"], told.get("link", 0))
+        if self._there and told["online"] and link != self._known_to:
+            self.announce_itself(self._there)
+        self._known_to = link
 
     def wait(self, *kinds: str) -> dict[str, Any]:
         """The next message of one of these kinds. Raises NetworkError."""

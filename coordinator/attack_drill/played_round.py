@@ -25,7 +25,6 @@ from coordinator.attack_drill.loopback_copy import (
     HOSTILE,
     PATIENCE_S,
     SHA256,
-    TOPICS,
     Installation,
     presence,
 )
@@ -248,7 +247,7 @@ class RoundsCopy:
             for device in fleet:
                 samples = n if device.name == HOSTILE else HONEST_SAMPLES
                 there = presence(samples, config.model.engines[0])
-                device.link.transport.publish(TOPICS.state(device.name), there, retain=True)
+                device.announce_itself(there)
                 device.link.transport.drain(0, PATIENCE_S)
             clock = ForwardClock()
             server = Server(config, store, dial=lambda will: self._dial(config, will), clock=clock)
