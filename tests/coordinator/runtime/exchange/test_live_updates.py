@@ -156,7 +156,7 @@ def test_a_device_without_a_credit_is_told_to_come_again_in_two_seconds(begun: B
     now = run.live.progress()
     assert (now["uploading"], now["open"]) == ([first], [second])
     run.clock.time_s += 29.0
-    run.coordinator.send(ExchangeKey("run1", ROUND, 0), first, 0, [0])  # it keeps its credit for 30 s from here
+    run.coordinator.send(ExchangeKey("run1", ROUND, 0), first, 0, [0, 1])  # enough to keep its credit for 30 s
     run.clock.time_s += 29.0
     run.offer(other, second, updates[second])
     assert run.told() == [(second, "err", "busy")]
