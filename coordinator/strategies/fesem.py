@@ -17,7 +17,7 @@ representation.py says which parameters are compared: the public code takes the 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -28,9 +28,9 @@ from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
-from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, StreamingExchange
+from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import most_points, recall_points, remember_points
-from coordinator.strategies.common.assignment import centers_of_newcomers, choose_by_loss
+from coordinator.strategies.common.assignment import centers_of_newcomers, choose_by_loss, newcomers
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import ClearStarts
 from coordinator.strategies.common.representation import check_representation, represent
@@ -125,29 +125,31 @@ class FeSEM(LocalSgd):
         )
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """One exchange, then E and M; before it one more for devices without a center, where others have one.
+        """One exchange, then E and M. A device without a center tells its losses in it, where others have one.
 
         In the first round all train from the common start, without a pull.
         """
         if self.start == "loss" and int(state.extra.get(BY_LOSS_KEY, ROUNDS_BY_LOSS)):
             return (yield from self._round_by_loss(state, schema, fleet, rng))
-        cohort, before = sample_cohort(fleet, self.fraction_train, rng), state
-        if state.assignment:
-            state, cohort = yield from self._placed(state, fleet, cohort)
-            if not cohort:
-                return before
-        mus = self._pulls(fleet, cohort)
-        seeds, watch = TaskSeeds.from_rng(rng), self._watch(state, schema, fleet, cohort)
+        cohort = sample_cohort(fleet, self.fraction_train, rng)
+        if state.assignment and self.clusters == 1:
+            state = replace(state, assignment=reassigned(fleet, state.assignment, dict.fromkeys(cohort, 0)))
+        new = newcomers(cohort, state)
+        trains = [c for c in cohort if c not in new]
+        mus = self._pulls(fleet, trains)
+        seeds, watch = TaskSeeds.from_rng(rng), self._watch(state, schema, fleet, trains)
+        fits = {c: self._task(state, c, mus[c], seeds.of(c)) for c in trains}
         replies = yield StreamingExchange(
-            {c: self._task(state, c, mus[c], seeds.of(c)) for c in cohort}, watch.add_reply
+            {**fits, **{c: self.probe_centers(state, "loss") for c in new}}, watch.add_reply
         )
+        chosen = centers_of_newcomers(new, replies)
         updates = ClientUpdates.from_replies(replies, schema.size)
         if not updates.clients:
-            return state
+            return replace(state, assignment=reassigned(fleet, state.assignment, chosen)) if chosen else state
         labels, counts = self._e_step(state, updates, replies, watch, fleet, rng)
         R = one_hot(labels, self.clusters) * counts[:, None]
         centers = self._m_step(state.centers, updates, R, self._weights(updates.n), schema)
-        chosen = {c: int(k) for c, k in zip(updates.clients, labels, strict=True)}
+        chosen |= {c: int(k) for c, k in zip(updates.clients, labels, strict=True)}
         extra = state.extra
         if self.e_step == "k-means" and self.fraction_train < 1:
             point = partial(self._point, state, schema)
@@ -155,19 +157,6 @@ class FeSEM(LocalSgd):
             points = {c: point(row).copy() for c, row in zip(updates.clients[:most], updates.rows, strict=False)}
             extra = remember_points(extra, points, max_age=self.max_age)
         return State(centers=centers, assignment=reassigned(fleet, state.assignment, chosen), extra=extra)
-
-    def _placed(
-        self, state: State, fleet: Fleet, cohort: Sequence[ClientId]
-    ) -> Generator[Exchange, Replies, tuple[State, list[ClientId]]]:
-        """The state with centers for the newcomers that told their losses, and the cohort without the others."""
-        new = [c for c in cohort if c not in state.assignment]
-        placed = yield from centers_of_newcomers(
-            new, self.clusters, lambda among: self.probe_centers(state, "loss", among=among)
-        )
-        if placed:
-            state = replace(state, assignment=reassigned(fleet, state.assignment, placed))
-        silent = set(new) - placed.keys()
-        return state, [c for c in cohort if c not in silent]
 
     def _round_by_loss(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """A round in which devices choose the center of least loss; the first one begins with the centers' start."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
+from coordinator.strategies.base import Fleet, Replies, State, Strategy
 from coordinator.strategies.numbered_fleet import all_of_one_center, members_of_centers
-from edge_client.protocol.task import F64, MAX_MODELS, ClientId, OwnModel, Probe
+from edge_client.protocol.task import F64, MAX_MODELS, ClientId, OwnModel
 
 
 def told_losses(replies: Replies) -> dict[ClientId, F64]:
@@ -25,27 +25,21 @@ def choose_by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId,
     return {c: int(ks[0] if len(ks) == 1 else rng.choice(ks)) for c, ks in best.items()}
 
 
-def centers_of_newcomers(
-    new: Collection[ClientId], centers: int, probe: Callable[[slice], Probe]
-) -> Generator[Exchange, Replies, dict[ClientId, int]]:
-    """The center of least loss for each of the `new` devices that told its losses; a single center needs no exchange.
+def newcomers(cohort: Collection[ClientId], state: State) -> list[ClientId]:
+    """Devices without a center where others have one of several: they tell their losses beside the others' fits.
 
-    A newcomer that trained from the common start would be younger than the others' models, and its distances to the
-    centers would tell its age as well as its data. `probe` asks for the losses at the centers of a slice: one exchange
-    for each MAX_MODELS of them.
+    They train when they are asked again, from the center of least loss (`centers_of_newcomers`). A model from the
+    common start would be younger than the others, and its distances to the centers would tell its age as well as its
+    data. None above MAX_MODELS centers, for which a probe has no room.
     """
-    if not new:
-        return {}
-    if centers == 1:
-        return dict.fromkeys(new, 0)
-    told = dict.fromkeys(new, np.zeros(0))
-    for first in range(0, centers, MAX_MODELS):
-        part = probe(slice(first, first + MAX_MODELS))
-        losses = told_losses((yield dict.fromkeys(told, part)))
-        told = {c: np.concatenate([before, losses[c]]) for c, before in told.items() if c in losses}
-        if not told:
-            break
-    return {c: int(losses.argmin()) for c, losses in told.items()}
+    if not state.assignment or not 1 < len(state.centers) <= MAX_MODELS:
+        return []
+    return [c for c in cohort if c not in state.assignment]
+
+
+def centers_of_newcomers(new: Collection[ClientId], replies: Replies) -> dict[ClientId, int]:
+    """The center of least loss of each newcomer that told its losses."""
+    return {c: int(losses.argmin()) for c, losses in told_losses(replies).items() if c in new}
 
 
 def serving_center(assignment: Mapping[ClientId, int], who: ClientId | None) -> int:

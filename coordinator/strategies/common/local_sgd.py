@@ -188,16 +188,9 @@ class LocalSgd(MethodValue):
             center=center,
         )
 
-    def probe_centers(
-        self,
-        state: State,
-        *want: str,
-        prior: Sequence[float] | None = None,
-        seed: int = 0,
-        among: slice = slice(None),
-    ) -> Probe:
-        """A task: the quantities `want` of all centers, or those `among`, on the device's training samples."""
-        models = list(state.centers[among])
+    def probe_centers(self, state: State, *want: str, prior: Sequence[float] | None = None, seed: int = 0) -> Probe:
+        """A task: the quantities `want` of all centers on the device's training samples; as `Probe` says."""
+        models = list(state.centers)
         return Probe(
             models=models,
             want=frozenset(want),

@@ -21,7 +21,7 @@ a center takes the one with the least loss on its training samples (IFCA).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,7 +32,7 @@ from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import canonical_labels
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
-from coordinator.strategies.common.assignment import centers_of_newcomers, serving_center, told_losses
+from coordinator.strategies.common.assignment import centers_of_newcomers, newcomers, serving_center, told_losses
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
@@ -161,11 +161,13 @@ class FedCenters(LocalSgd):
         number = int(state.extra.get("round", np.array(0))) + 1
         cohort, trial = sample_cohort(fleet, self.fraction_train, rng), number <= self.trial_rounds
         held = {c: fleet[c] // HELD_OUT if trial else 0 for c in cohort}
-        state = yield from self._placed(state, cohort)
-        seeds, mine, begun = TaskSeeds.from_rng(rng), {c: state.assignment[c] for c in cohort}, state.centers
-        replies = yield {
-            c: self.fit(start=begun[k], seed=seeds.of(c), center=k, rows=_rows(held[c])) for c, k in mine.items()
-        }
+        new, usual = newcomers(cohort, state), serving_center(state.assignment, None)
+        mine = {c: state.assignment.get(c, usual) for c in cohort if c not in new}
+        seeds, begun = TaskSeeds.from_rng(rng), state.centers
+        fits = {c: self.fit(start=begun[k], seed=seeds.of(c), center=k, rows=_rows(held[c])) for c, k in mine.items()}
+        replies = yield {**fits, **{c: self.probe_centers(state, "loss") for c in new}}
+        placed = {**state.assignment, **mine, **centers_of_newcomers(new, replies)}
+        state = replace(state, assignment=placed) if placed != state.assignment else state
         updates = ClientUpdates.from_replies(replies, schema.size)
         if not updates.clients:
             return state
@@ -214,15 +216,6 @@ class FedCenters(LocalSgd):
             upload=False,
             seed=seed,
         )
-
-    def _placed(self, state: State, cohort: Iterable[ClientId]) -> Round:
-        """A center for each device of the cohort: by its losses, or the one with most devices if it tells none."""
-        new = [c for c in cohort if c not in state.assignment]
-        chosen = dict.fromkeys(new, serving_center(state.assignment, None))
-        chosen |= yield from centers_of_newcomers(
-            new, len(state.centers), lambda among: self.probe_centers(state, "loss", among=among)
-        )
-        return replace(state, assignment={**state.assignment, **chosen}) if new else state
 
     def _probe(
         self,

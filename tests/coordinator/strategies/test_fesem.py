@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.metrics import ari
-from coordinator.strategies.base import State, drive
+from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.protocol.task import Fit, Flat, Probe, Reply, Schema, TensorSpec
@@ -96,31 +96,38 @@ def test_the_first_clustering_is_numbered_by_the_devices_order() -> None:
     assert [play(METHOD, LOCAL, rounds=1).assignment[f"d{i:02d}"] for i in range(3)] == [0, 1, 2]
 
 
-def test_a_device_that_appears_later_begins_at_the_center_of_its_least_loss_as_the_others_of_that_center() -> None:
+def test_a_device_that_appears_later_tells_its_losses_beside_the_others_fits_then_begins_at_the_best_center() -> None:
     state = play(METHOD, LOCAL, rounds=2, silent=["d08"])
     assert "d08" not in state.assignment
     round_ = METHOD.round(state, schema(), FLEET, np.random.default_rng(0))
-    asked_first = next(round_)
-    assert list(asked_first) == ["d08"]
-    probe = asked_first["d08"]
+    exchange = next(round_)
+    probe = exchange["d08"]
     assert isinstance(probe, Probe)
     assert (probe.want, probe.split) == (frozenset({"loss"}), "train")
     np.testing.assert_array_equal(np.stack([np.asarray(model) for model in probe.models]), state.centers)
-    task = round_.send({"d08": Reply(n=40, losses=np.array([2.0, np.nan, 1.0]))})["d08"]
-    assert isinstance(task, Fit)
-    np.testing.assert_array_equal(task.start, state.centers[2])
-    np.testing.assert_array_equal(task.anchor, state.centers[2])
+    assert [c for c, task in exchange.items() if isinstance(task, Fit)] == sorted(set(FLEET) - {"d08"})
+    told = {f"d{i:02}": Reply(n=40, update=state.centers[i]) for i in range(3)}
+    with pytest.raises(StopIteration) as ended:
+        round_.send({**told, "d08": Reply(n=40, losses=np.array([2.0, np.nan, 1.0]))})
+    after = ended.value.value
+    assert after.assignment == {**state.assignment, "d08": 2}
+    task = asked(after)["d08"]
+    np.testing.assert_array_equal(task.start, after.centers[2])
+    np.testing.assert_array_equal(task.anchor, after.centers[2])
     assert task.mu > 0
     assert task.center == 2
 
 
-def test_a_newcomer_that_tells_no_losses_is_asked_again_in_a_later_round() -> None:
+def test_a_newcomer_that_tells_no_losses_is_asked_again_and_nothing_waits_for_it_alone() -> None:
     state = play(METHOD, LOCAL, rounds=2, silent=["d08"])
-    round_ = METHOD.round(state, schema(), FLEET, np.random.default_rng(0))
-    next(round_)
-    assert sorted(round_.send({})) == sorted(set(FLEET) - {"d08"})
-    alone = METHOD.round(state, schema(), {"d08": 40}, np.random.default_rng(0))
-    assert drive(alone, lambda _: {}) is state
+    exchanges = []
+
+    def answer(exchange: Exchange) -> Replies:
+        exchanges.append(sorted(exchange))
+        return {}
+
+    assert drive(METHOD.round(state, schema(), FLEET, np.random.default_rng(0)), answer) is state
+    assert exchanges == [sorted(FLEET)]
 
 
 def test_with_one_center_a_newcomer_begins_there_and_is_asked_nothing_else() -> None:
@@ -138,8 +145,9 @@ def test_devices_whose_first_round_is_a_late_one_find_their_group(e_step: str) -
     late = ["d06", "d07", "d08"]
     devices = devices_of(LOCAL)
     state = play(method, {c: local for c, local in LOCAL.items() if c not in late}, rounds=20)
-    round_ = method.round(state, schema(), FLEET, np.random.default_rng(0))
-    state = drive(round_, lambda exchange: {c: devices.answer(c, task) for c, task in exchange.items()})
+    for _ in range(2):
+        round_ = method.round(state, schema(), FLEET, np.random.default_rng(0))
+        state = drive(round_, lambda exchange: {c: devices.answer(c, task) for c, task in exchange.items()})
     assert ari(TRUTH, [state.assignment[c] for c in sorted(LOCAL)]) == 1.0
 
 
