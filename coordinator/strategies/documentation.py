@@ -98,12 +98,12 @@ class RoundCost:
 
 
 ONE = RoundCost("1", "1", "1")
-_NEWCOMERS = RoundCost("1; 2 for a newcomer", "1; K for a newcomer", "1")
+_NEWCOMERS = RoundCost("1", "1; K for a newcomer", "1")
 _BY_LOSS = RoundCost("2; 3 in the first round", "K", "1")
 _ENSEMBLE = RoundCost("K", "K", "K")
 COSTS: Mapping[str, RoundCost] = {
     "cam": RoundCost("3; 4 in the first round", "K + 1; sums of two", "2; sums of two"),
-    "cam-wecfl": RoundCost("2; 3 for a newcomer", "2; K + 1 for a newcomer; sums of two", "2; sums of two"),
+    "cam-wecfl": RoundCost("2", "2; K + 1 for a newcomer; sums of two", "2; sums of two"),
     "fesem": _NEWCOMERS,
     "fesem-ma": _NEWCOMERS,
     "wecfl": _NEWCOMERS,
