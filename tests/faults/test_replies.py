@@ -161,7 +161,8 @@ def test_a_device_that_is_killed_at_any_moment_continues_with_what_it_kept(tmp_p
         if fed is rough:
             fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
             fed.world.kill("d02")
-            fed.world.run(lambda: fed.live_since(1.0))  # noqa: B023 - used at once
+            until_s = fed.world.clock.time_s + 60.0  # killed before it was heard, it is waited for
+            fed.world.run(lambda: fed.live_since(1.0) or fed.world.clock.time_s > until_s)  # noqa: B023 - used at once
             fed.start_device("d02", softmax_program.grouped_fleet(4, 2)["d02"])
         fed.complete()
     assert calm.final_states() == rough.final_states()

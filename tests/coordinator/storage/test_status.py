@@ -231,10 +231,12 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     tmp_path: Path,
 ) -> None:
     fed = Federation.of(tmp_path, quorum=0.5)
-    fed.start(4)
+    fed.start_coordinator()
     wrong = {"engine": "onnx", "runtime": "onnxruntime 1.23.2", "difference": 0.5}
     fed.start_mute_device("d04", runtime="onnxruntime 1.23.2", refused=[wrong])
     fed.start_mute_device("d05", n=0, engine="litert", runtime="ai-edge-litert 2.3.0", refused=[wrong])
+    fed.world.run(lambda: fed.world.clock.time_s > 10.0)  # they have announced themselves to the coordinator
+    fed.start_devices(4)
     fed.world.run(lambda: fed.happened("round"))
     found = read_status(fed.config.folder)
     said = "onnxruntime 1.23.2 computes wrongly (off by 5.0e-01)"

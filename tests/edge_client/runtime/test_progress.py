@@ -58,7 +58,8 @@ def test_a_device_that_joins_late_says_when_it_takes_part(tmp_path: Path) -> Non
     told = lines(fed, "a04")
     assert told[1].startswith("waiting: fesem is in round ")
     assert told[1].endswith(" of 4; a new device takes part from the next round")
-    assert told[2].startswith("round 3 of 4: trains on ")
+    assert told[2].startswith("round 3 of 4: measured models on its samples")  # to begin at the best center
+    assert told[4].startswith("round 4 of 4: trains on ")
 
 
 def test_a_coordinator_that_goes_away_is_told_and_a_new_one_says_what_it_does(tmp_path: Path) -> None:
