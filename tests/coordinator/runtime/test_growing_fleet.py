@@ -223,7 +223,7 @@ def test_over_mosquitto_a_late_device_trains_and_both_sides_say_so(tmp_path: Pat
         rounds = [e["round"] for e in events if e["event"] == "let-in"]
         if event["event"] == "round" and event["round"] == 1:
             start("d02")
-        elif event["event"] == "round" and rounds and event["round"] > rounds[0]:
+        elif event["event"] == "round" and rounds and event["round"] > rounds[0] + 1:
             server.stop()
 
     with closing(Store(made.folder / "store")) as store:
@@ -243,4 +243,5 @@ def test_over_mosquitto_a_late_device_trains_and_both_sides_say_so(tmp_path: Pat
     assert joined["takes_part"] == "next-round"
     tested = {e["round"]: sorted(e["per_device"]) for e in events if e["event"] == "round"}
     assert (tested[first - 1], tested[first]) == (["d00", "d01"], ["d00", "d01", "d02"])
-    assert f"d02: round {first} of 1000: trains on {len(locals_['d02'].train)} samples" in told
+    assert any(line.startswith(f"d02: round {first} of 1000: measured models on its samples") for line in told)
+    assert f"d02: round {first + 1} of 1000: trains on {len(locals_['d02'].train)} samples" in told
