@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_client.errors import ConfigError, handle_errors
-from edge_client.printable import printable_line
+from edge_client.printable import first_of, printable_line
 
 if TYPE_CHECKING:
     from coordinator.identity.provisioning import Provisioner
@@ -203,10 +203,7 @@ def _stranded(work: Provisioner) -> list[str]:
     if not (others := work.other_addresses()):
         return []
     names, hosts, old = list(others), work.plan.hosts, sorted(set(others.values()))
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    told = (
-        f"warning: the broker's certificate is for {', '.join(hosts)}, and {', '.join(names[:MOST_NAMES])}{more} dial"
-    )
+    told = f"warning: the broker's certificate is for {', '.join(hosts)}, and {first_of(names, MOST_NAMES)} dial"
     both = " ".join(f"--host {host}" for host in (*hosts, *old))
     ways = f"Keep both with {both}, or name these devices with --device and carry their files out again"
     return [f"{told} {', '.join(old)}: they will refuse it. {ways}"]

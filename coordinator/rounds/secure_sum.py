@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.rounds.secure_recovery import Secrets, checked_reveal, missing_shares, recover_secrets
 from edge_client.errors import Malformed
+from edge_client.printable import first_of
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.graph import Graph, neighbour_graph
 from edge_client.protocol.secure.masks import Words, add_masks_into, pair_sign
@@ -30,6 +31,7 @@ from edge_client.protocol.secure.sum_messages import (
     roster_digest,
 )
 
+MOST_NAMES = 5  # of devices, in a message
 STAGES = ("shares", "uploads", "unmask", "done", "failed")
 
 
@@ -323,6 +325,4 @@ def _failed(state: SecureSum, reason: str) -> tuple[SecureSum, list[SecureComman
 
 
 def _names(cids: frozenset[str] | tuple[str, ...]) -> str:
-    """At most five ids, for a message."""
-    listed = sorted(cids)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")  # noqa: PLR2004
+    return first_of(sorted(cids), MOST_NAMES)

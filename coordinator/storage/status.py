@@ -21,7 +21,7 @@ from coordinator.rounds.round_record import SCORES, center_sizes, reached_in_wor
 from coordinator.storage.run_reader import NoRunYet, open_database
 from edge_client import __version__
 from edge_client.errors import HINT, ConfigError
-from edge_client.printable import counted, printable_line, size_in_words
+from edge_client.printable import counted, first_of, printable_line, size_in_words
 from edge_client.transport.blobs import open_beside
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _lone_in_words(sizes: Sequence[int] | None) -> list[str]:
     lone = [k for k, size in enumerate(sizes or ()) if size == 1]
     if not lone or max(sizes or ()) == 1:
         return []
-    few = f"center {lone[0]} has" if len(lone) == 1 else f"{len(lone)} centers ({_listed(lone)}) have"
+    few = f"center {lone[0]} has" if len(lone) == 1 else f"{len(lone)} centers ({first_of(lone, MAX_NAMES)}) have"
     return [f"  {few} one device: a center learns from its own devices only"]
 
 
@@ -368,12 +368,7 @@ def _since(found: Mapping[str, Any]) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    return f"{len(names)} ({_listed(names)})"
-
-
-def _listed(names: Sequence[object]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(map(str, names[:MAX_NAMES]))}{more}"
+    return f"{len(names)} ({first_of(names, MAX_NAMES)})"
 
 
 def _first_rows(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

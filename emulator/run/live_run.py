@@ -11,7 +11,7 @@ import numpy as np
 from coordinator.strategies.base import Fleet, State, Strategy
 from edge_client.errors import ConfigError
 from emulator.reports.pictures.recorder import RunRecorder
-from emulator.run.run_parts import number_of_samples
+from emulator.run.run_parts import samples_checksum
 from emulator.simulation import checkpoint
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
@@ -39,7 +39,7 @@ class LiveRun:
 
     @cached_property
     def _samples(self) -> int:
-        return number_of_samples(self.devices.local)
+        return samples_checksum(self.devices.local)
 
     def save(self, checkpoints: Checkpoints, number: int) -> None:
         """Write the checkpoint after round `number`."""

@@ -23,11 +23,11 @@ RunParts = Mapping[str, int]  # "samples", "numbers" of a model, "tensors"; what
 def run_parts(devices: Mapping[ClientId, DeviceData], schema: Schema) -> RunParts:
     """The parts of a run on these samples with a model of these tensors."""
     told = json.dumps([[t.name, t.role, list(t.shape)] for t in schema.tensors])
-    return {"samples": number_of_samples(devices), "numbers": schema.size, "tensors": zlib.crc32(told.encode())}
+    return {"samples": samples_checksum(devices), "numbers": schema.size, "tensors": zlib.crc32(told.encode())}
 
 
-def number_of_samples(devices: Mapping[ClientId, DeviceData]) -> int:
-    """A number that is another one for other devices, numbers of samples, labels or first samples."""
+def samples_checksum(devices: Mapping[ClientId, DeviceData]) -> int:
+    """Another one for other devices, counts of samples, labels or first samples."""
     if isinstance(devices, DrawnDevices):
         return zlib.crc32(devices.fleet.samples.tobytes())
     found = 0

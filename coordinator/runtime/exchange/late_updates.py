@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from coordinator.rounds.exchange_rules import LEAST_PACE
 from coordinator.rounds.update_validation import ReplySpec, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
@@ -41,9 +40,7 @@ class LateUpdates:
         }
         policy = UploadPolicy(check=self._check_move, on_accepted=self._keep, on_refused=lambda _cid, _wrong: None)
         self._receiver = UploadReceiver(self._prepared, context, policy)
-        limits = context.config.transfer
-        turn_s = context.config.round.deadline_s / LEAST_PACE
-        self._credits = UploadCredits(self._receiver.uploads, limits.credits, limits.in_flight_bytes, turn_s)
+        self._credits = UploadCredits.of(self._receiver.uploads, context.config)
         for said in announced:
             self.on_ready(said)
 

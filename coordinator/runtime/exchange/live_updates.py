@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.rounds.asynchronous.training import Rules, Training
-from coordinator.rounds.exchange_rules import LEAST_PACE
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.journalled_training import EXPIRED, JournalledTraining, Orders
 from coordinator.runtime.exchange.task_messages import ExchangeContext
@@ -68,9 +67,7 @@ class LiveUpdates:
             check=lambda _cid, _spec, _reply: None, on_accepted=self._on_accepted, on_refused=self._on_refused
         )
         self._receiver = UploadReceiver(self.journalled.prepared, context, policy)
-        limits = context.config.transfer
-        turn_s = context.config.round.deadline_s / LEAST_PACE
-        self._credits = UploadCredits(self._receiver.uploads, limits.credits, limits.in_flight_bytes, turn_s)
+        self._credits = UploadCredits.of(self._receiver.uploads, context.config)
         self._events: deque[Callable[[], None]] = deque()
 
     def open_round(self, number: int, training: Training, rules: Rules, rounds: Mapping[ClientId, int]) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from coordinator.rounds.exchange_rules import Ready, UploadCredit
+from coordinator.config import CoordinatorConfig
+from coordinator.rounds.exchange_rules import LEAST_PACE, Ready, UploadCredit
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import MAX_BITMAP_BYTES, Bitmap, Manifest, unpack_block
@@ -124,6 +125,12 @@ class UploadCredits:
     budget: int
     turn_s: float
     _given: dict[ClientId, UploadCredit] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, uploads: OpenUploads, config: CoordinatorConfig) -> UploadCredits:
+        """Within the limits of the configuration."""
+        limits = config.transfer
+        return cls(uploads, limits.credits, limits.in_flight_bytes, config.round.deadline_s / LEAST_PACE)
 
     def give(self, cid: ClientId, update: Manifest, now_s: float) -> None:
         """A credit for what is announced; of an open upload it is the old one, which no announcement prolongs."""

@@ -3,8 +3,9 @@
 In its first `trial_rounds` rounds each device trains on four fifths of its training samples, and two questions are
 decided by the loss on the rest:
 
-    how many centers   k-means on the models of a center's devices (WeCFL, Ma 2022) proposes 2 to 12 parts. The center
-                       is split into the parts whose means have the least loss, if that is clearly below the one mean's
+    how many centers   k-means on the models of a center's devices (WeCFL, Ma 2022) proposes 2 to 12 parts. A device
+                       compares means of others (`Split`). The center is split into the parts with the least loss, if
+                       that is clearly below the loss without a split
     what is served     p(y | x) = s_1 p(y | x; c) + s_2 p(y | x; w) + s_3 p(y | x; v)
 
 c is the device's center, w the model that it trained from there last (fine-tuning), and v its personal model, pulled to
@@ -16,7 +17,7 @@ samples, drawn to the fleet's since few samples say little:
 
 After the trial devices train on all samples. Members and shares stay, a share below 5 % is left out, and a device that
 has none in v does not train it: with one center and no other share the method is FedAvg from then on. A device without
-a center takes the one with the least loss on its training samples (IFCA).
+a center takes the one with the least loss on its training samples (IFCA) and trains when it is asked again.
 """
 
 from __future__ import annotations

@@ -222,10 +222,9 @@ def _given(
 
 def _without_groups(data: Any, x: Any, groups: Any, *others: Any) -> Any:  # noqa: ANN401 - see `fleet`
     """A data frame without its column of true groups, which is no input unless `x` names it."""
-    unused = (
-        x is None and isinstance(groups, str) and not any(isinstance(name, str) and name == groups for name in others)
-    )
-    return data.drop(columns=[groups]) if unused and is_frame(data) and groups in data.columns else data
+    if x is not None or not isinstance(groups, str) or any(isinstance(one, str) and one == groups for one in others):
+        return data
+    return data.drop(columns=[groups]) if is_frame(data) and groups in data.columns else data
 
 
 def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any]) -> I64:  # noqa: ANN401 - see `fleet`

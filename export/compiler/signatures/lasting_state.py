@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from edge_client.errors import ProgramRefused
+from edge_client.printable import first_of
 
 PASSES = 4  # a number that still moves after the second one counts the passes; a cache is filled by then
 NAMED = 3  # of many layers
@@ -54,10 +55,9 @@ def warn_of_evaluation_mode(name: str, module: nn.Module, trained: nn.Module) ->
         if isinstance(layer, MODAL) and not layer.training and now[place].training
     ]
     if moved:
-        told = ", ".join(moved[:NAMED]) + (f" and {len(moved) - NAMED} more" if len(moved) > NAMED else "")
         warnings.warn(
-            f"model {name!r} has layers in evaluation mode ({told}): a step puts all layers into training mode; "
-            "where they must stay, give the model a method `train` that says so",
+            f"model {name!r} has layers in evaluation mode ({first_of(moved, NAMED)}): a step puts all layers into "
+            "training mode; where they must stay, give the model a method `train` that says so",
             stacklevel=4,
         )
 

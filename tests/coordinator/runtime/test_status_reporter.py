@@ -22,6 +22,18 @@ KEY = ExchangeKey("run1", 1, 0)
 STEP_S, LONG_S = 0.01, 600.0
 
 
+def reporter_of(coordinator: WiredCoordinator, folder: Path, **watchers: Any) -> StatusReporter:  # noqa: ANN401
+    return StatusReporter(
+        StatusWriter(folder),
+        announcer=StateAnnouncer(coordinator.sender),
+        store=coordinator.store,
+        sender=coordinator.sender,
+        dispatcher=coordinator.dispatcher,
+        is_paused=lambda: False,
+        **watchers,
+    )
+
+
 @pytest.mark.parametrize("took_s", [0.0, 0.05, 0.6, 3.0])
 def test_however_long_reports_take_they_take_a_tenth_of_the_time_or_come_every_eight_seconds(
     tmp_path: Path, took_s: float
@@ -34,15 +46,7 @@ def test_however_long_reports_take_they_take_a_tenth_of_the_time_or_come_every_e
         clock.time_s += took_s
         ends.append(clock.time_s)
 
-    reporter = StatusReporter(
-        StatusWriter(tmp_path),
-        announcer=StateAnnouncer(coordinator.sender),
-        store=coordinator.store,
-        sender=coordinator.sender,
-        dispatcher=coordinator.dispatcher,
-        is_paused=lambda: False,
-        observe=observe,
-    )
+    reporter = reporter_of(coordinator, tmp_path, observe=observe)
     reporter.write("asking")
     while clock.time_s < LONG_S:
         reporter.tick(clock.now_s())
@@ -58,18 +62,14 @@ def test_a_round_says_whom_it_waits_for_while_nothing_comes_and_ever_more_rarely
     clock, told = VirtualClock(), list[tuple[float, str]]()
     coordinator = WiredCoordinator(tmp_path, clock, 0, len(DEVICES))
     coordinator.hear("d2", "st", s="off", bd=1)
-    reporter = StatusReporter(
-        StatusWriter(tmp_path),
-        announcer=StateAnnouncer(coordinator.sender),
-        store=coordinator.store,
-        sender=coordinator.sender,
-        dispatcher=coordinator.dispatcher,
-        is_paused=lambda: False,
+    began_s = clock.time_s
+    reporter = reporter_of(
+        coordinator,
+        tmp_path,
         observe=None,
         progress=lambda event: told.append((clock.time_s - began_s, format_event(event))),
     )
     coordinator.ask(KEY, None)
-    began_s = clock.time_s
     while clock.time_s <= began_s + 150.0:
         reporter.tick(clock.now_s())
         clock.time_s += 1.0
