@@ -35,6 +35,8 @@ type client struct {
 	passed string // sha256 of the program whose golden run passed
 
 	boot          string
+	coordLink     string    // the process and connection of the coordinator that this device is known to
+	presentAt     time.Time // when `st on` is sent again
 	block         int64
 	task          object
 	taskID        any
@@ -75,13 +77,17 @@ func (c *client) serve(stop chan os.Signal) bool {
 	for {
 		select {
 		case m := <-c.inbox:
-			c.receive(m.Topic(), m.Payload())
+			c.receive(m.Topic(), m.Payload(), m.Retained())
 			c.goOn()
 		case f := <-c.done:
 			c.finish(f)
 		case <-tick.C:
 			if !c.announce.IsZero() && time.Now().After(c.announce) {
 				c.sendReady()
+			}
+			if !c.presentAt.IsZero() && time.Now().After(c.presentAt) {
+				c.presentAt = time.Time{}
+				c.present("on")
 			}
 			c.goOn()
 		case err := <-c.lost:
@@ -118,7 +124,7 @@ func (c *client) goOn() {
 
 func leftOf(m object) time.Duration { return time.Duration(m["left_ms"].(int64)) * time.Millisecond }
 
-func (c *client) receive(topic string, payload []byte) {
+func (c *client) receive(topic string, payload []byte, retained bool) {
 	if len(payload) == 0 || attempt(func() { checkTopic(topic) }) != nil {
 		return
 	}
@@ -126,7 +132,7 @@ func (c *client) receive(topic string, payload []byte) {
 	switch parts := strings.Split(rest, "/"); {
 	case rest == "bc/coord":
 		if m, r := readAs(payload, "coord"); r == nil {
-			c.onCoord(m)
+			c.onCoord(m, retained)
 		}
 	case len(parts) == 3 && parts[2] == "t":
 		m, r := readAs(payload, "task", "go", "ack", "near", "stop", "rebirth", "err")
@@ -175,7 +181,7 @@ func (c *client) nack(m object, r refusal) {
 	c.send("rq", "nack", c.newID(), fields)
 }
 
-func (c *client) onCoord(m object) {
+func (c *client) onCoord(m object, retained bool) {
 	epoch := m["epoch"].(int64)
 	if !c.ring.knows(c.federation, m) || epoch > c.disk.Epoch+1000000 || epoch < c.disk.Epoch {
 		return
@@ -186,6 +192,7 @@ func (c *client) onCoord(m object) {
 		c.save()
 	}
 	c.lock.Unlock()
+	c.noteLink(m, retained)
 	c.block = m["block"].(int64)
 	if string(writeJSON(m["proto"])) != "[1]" && !strings.Contains(string(writeJSON(m["proto"])), "1") {
 		c.say(object{"event": "stopped", "why": "the coordinator speaks other versions of the protocol"})
@@ -194,9 +201,22 @@ func (c *client) onCoord(m object) {
 	if boot := m["boot"].(string); boot != c.boot {
 		c.boot = boot
 		if r := c.disk.Result; r != nil && !r.Freed {
-			c.announce = time.Now().Add(time.Duration(rand.Int63n(m["spread_ms"].(int64)+1)) * time.Millisecond)
+			c.announce = time.Now().Add(spread(m))
 		}
 	}
+}
+
+func spread(coord object) time.Duration {
+	return time.Duration(rand.Int63n(coord["spread_ms"].(int64)+1)) * time.Millisecond
+}
+
+// noteLink has this device announced to a connection of the coordinator that is newer than the device's own and may lack its `st`.
+func (c *client) noteLink(coord object, retained bool) {
+	link := fmt.Sprint(coord["boot"], coord["link"])
+	if !retained && coord["online"] == true && link != c.coordLink {
+		c.presentAt = time.Now().Add(spread(coord))
+	}
+	c.coordLink = link
 }
 
 func sameKey(m object, run any, round, exchange any) bool {

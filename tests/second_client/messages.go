@@ -10,7 +10,7 @@ import (
 )
 
 var fieldsOf = map[string]string{
-	"coord":   "boot:key online:bool proto:list spread_ms:int block:4096..1048576 window:1..16 src:list key?:key sig?:sig",
+	"coord":   "boot:key online:bool proto:list spread_ms:int block:4096..1048576 window:1..16 src:list key?:key sig?:sig link?:int",
 	"cat":     "ver:int catalog:manifest=catalog",
 	"task":    "run:run round:u32 exchange:u32 left_ms:int job:fit|probe|sum center?:0..1023 program:manifest=program container:manifest=container schema:sha reply:object",
 	"go":      "re:id sha256:sha shard:0..65535 window:1..16 have?:text",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_client.protocol import messages, signing
+from edge_client.protocol.topics import Topics
+from edge_client.transport.base import Connected, Message
+from edge_client.transport.mqtt import MqttTransport
 from tests.support.mixed_cohort import PATIENCE_S, SOURCE, GuardedCohort, MixedCohort, build
 
 GOLDEN = SOURCE.parent / "golden"
@@ -26,6 +31,43 @@ def test_the_golden_vectors_hold_in_go(program: Path) -> None:
     done = subprocess.run([program, "golden", GOLDEN], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "golden vectors hold" in done.stdout
+
+
+def record(link: int) -> bytes:
+    """What a coordinator's connection says of itself."""
+    boot, private = "0123456789abcdef", bytes(range(32))
+    facts = {"boot": boot, "online": True, "proto": [1], "spread_ms": 0, "block": 4_096, "window": 1, "src": ["mqtt"]}
+    signature = signing.sign_record(boot, 1, private, "home")
+    return messages.write_message("coord", ident=f"c1-{link}", t_ms=0, epoch=1, link=link, **facts, **signature)
+
+
+@pytest.mark.broker
+def test_a_second_client_is_announced_to_each_connection_of_the_coordinator_that_is_newer_than_its_own(
+    program: Path, tmp_path: Path
+) -> None:
+    """Else a coordinator that comes later counts it only when it answers a `rebirth`, five seconds on."""
+    topics, heard = Topics("home"), 0
+    home = MixedCohort(tmp_path, program, key=signing.public_key(bytes(range(32))).hex())
+    (tmp_path / "dev-0").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "dev-0" / f"{name}.csv").write_text("0,1,0\n")
+    with home.broker() as home.url, closing(MqttTransport(home.url, "home.coordinator.0")) as coordinator:
+        coordinator.connect()
+        second: subprocess.Popen[bytes] | None = None
+        while heard < 3:  # its own birth, then one for each of two connections
+            event = coordinator.receive(PATIENCE_S)
+            if isinstance(event, Connected):
+                coordinator.subscribe(topics.state("dev-0"))
+                second = second or home.second()
+            elif isinstance(event, Message) and not event.retained:
+                assert messages.read_message(event.payload, "st")["s"] == "on"
+                heard += 1
+                coordinator.publish(topics.coord(), record(heard), retain=True)
+            else:
+                assert event is not None, home.log("second")
+        assert second is not None
+        second.terminate()
+        assert second.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.broker
