@@ -22,9 +22,11 @@ export async function fetchJoin(url, kept) {
   } catch (wrong) {
     throw new Unreachable(`the coordinator cannot be reached: ${wrong.message}`);
   }
-  if (answer.status >= 500) throw new Unreachable(`the coordinator answers ${answer.status}`);
+  if (answer.status >= 500 || answer.status === 429) throw new Unreachable(`the coordinator answers ${answer.status}`);
   if (!answer.ok) throw new Error(`the coordinator answers ${answer.status}`);
-  const raw = await answer.json();
+  const raw = await answer.json().catch(() => {
+    throw new Unreachable("what answers there is not the coordinator");
+  });
   if (raw.page !== VERSION) throw new Error("this page is older than its coordinator; load it again");
   const join = readFacts(raw);
   await kept.write({ [LAST_FACTS]: raw }).catch((wrong) => console.warn("an offline start has the facts of an earlier visit:", wrong.message)); // a full disk

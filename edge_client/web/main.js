@@ -2,6 +2,7 @@
 
 import { Client } from "./runtime/client.js";
 import { fetchJoin, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
+import { ScreenLock } from "./screen_lock.js";
 import { View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
 import { canVerify } from "./protocol/signing.js";
@@ -32,7 +33,7 @@ async function main() {
   const [ort, mqtt] = await Promise.all([loadRuntime(), import(`${VENDORED}mqtt.esm.js`)]);
   const store = await Store.open(`fedcenters/${join.federation}/${device.id}`);
   navigator.storage?.persist?.().catch(() => {}); // not awaited: Firefox asks its user, who may leave the question open
-  const awake = new ScreenLock();
+  const awake = new ScreenLock({ page: document, request: () => navigator.wakeLock?.request("screen"), show: (on) => view.showAwake(on) });
   const samples = new Samples(store);
   const client = await Client.open({
     join, device, store, ort, mqtt: mqtt.default ?? mqtt, local: () => samples.local(),
@@ -46,7 +47,7 @@ async function main() {
     view.showSamples(await samples.overview(), model);
     await client.announceSamples();
   };
-  let model = join.model ?? (await store.get("model")) ?? null;
+  let model = join.model ?? (offline ? await store.get("model") : null) ?? null; // a coordinator that prepares a model may prepare another
   view.showRounds(client.state);
   view.showRole(client);
   connectControls(client, samples, () => model);
@@ -61,7 +62,13 @@ async function main() {
     await showCenter(client);
   })();
   if (!offline) keepForLater();
-  await Promise.race([confirmed.then(() => client.run()), modelKnown.then(() => new Promise(() => {}))]);
+  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && client.transport.hurry());
+  try {
+    await Promise.race([confirmed.then(() => client.run()), modelKnown.then(() => new Promise(() => {})), store.gone]);
+  } finally {
+    client.stop();
+    awake.on({ what: "ended" });
+  }
 }
 
 /** From the next start on the page opens without its coordinator. A browser that cannot keep it goes on as before. */
@@ -137,17 +144,19 @@ async function guess(client, pad, model) {
   view.showGuess(x === null || !home?.classify ? null : await rankClasses(home.classify, x));
 }
 
-/** One tab at a time: two would share one name at the broker and throw each other out. */
+/** One tab at a time: two would share one name at the broker and throw each other out. A second one begins anew when it is alone. */
 async function requireSingleTab(name) {
   if (!navigator.locks) return;
-  await new Promise((resolve, reject) => {
-    navigator.locks.request(`fedcenters/${name}`, { ifAvailable: true }, (lock) => {
-      if (lock === null) {
-        reject(new Error("this phone takes part already, in another tab; close one of the two"));
-        return undefined;
+  const lock = `fedcenters/${name}`;
+  await new Promise((resolve) => {
+    navigator.locks.request(lock, { ifAvailable: true }, (held) => {
+      if (held !== null) {
+        resolve();
+        return new Promise(() => {});
       }
-      resolve();
-      return new Promise(() => {});
+      view.end("this phone takes part already, in another tab. Close that one, and this one goes on");
+      navigator.locks.request(lock, () => location.reload());
+      return undefined;
     });
   });
 }
@@ -160,39 +169,6 @@ async function loadRuntime() {
   ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? asked || spare : 1;
   ort.env.wasm.wasmPaths = VENDORED;
   return ort;
-}
-
-/** Keeps the screen on while there is work: a phone that sleeps stops the page. */
-class ScreenLock {
-  constructor() {
-    this.lock = null;
-    this.wanted = false;
-    document.addEventListener("visibilitychange", () => this.renew());
-  }
-
-  on({ what, owes }) {
-    if (what === "task") this.wanted = true;
-    else if (what === "answered" || what === "refused" || what === "full" || (what === "rest" && !owes)) this.wanted = false;
-    else return;
-    this.renew();
-  }
-
-  async renew() {
-    try {
-      if (this.wanted && this.lock === null && document.visibilityState === "visible") {
-        this.lock = (await navigator.wakeLock?.request("screen")) ?? null;
-        this.lock?.addEventListener("release", () => {
-          this.lock = null;
-          view.showAwake(false);
-        });
-      } else if (!this.wanted && this.lock !== null) {
-        await this.lock.release();
-      }
-    } catch {
-      this.lock = null; // a phone low on power may say no
-    }
-    view.showAwake(this.lock !== null);
-  }
 }
 
 async function reportErrors(action) {
@@ -208,6 +184,5 @@ view.guard = reportErrors;
 view.drawable = isPicture;
 main().catch((wrong) => {
   console.warn(wrong);
-  view.showError(wrong.message);
-  view.tell({ what: "ended" });
+  view.end(wrong.message);
 });

@@ -6,6 +6,7 @@ import { sizeOf } from "./protocol/tensors.js";
 const ENOUGH = 25; // samples: every fifth is held out, and 20 are about as good at finding the center as 100 (RESULTS.md)
 const AFTER_TRAINING = ["export", "serve"];
 const FULL = "This phone has no room left for this page: it takes no more samples and cannot train. What is here is safe. Free some room: it then goes on by itself.";
+const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const SENT = { delta: "the change of the model", stats: "some statistics", masked: "a part of a masked sum" };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
@@ -29,6 +30,8 @@ export class View {
     this.linked = false;
     this.published = false; // whether there are centers to find
     this.searching = false;
+    this.named = false; // whether the federation is known
+    this.ended = ""; // why the page takes no further part
     this.over = false; // whether training is, as the coordinator said last
     this.role = { participates: false, paused: true };
     this.guard = (action) => action();
@@ -54,17 +57,34 @@ export class View {
   }
 
   showError(text) {
-    this.part("trouble").textContent = text;
-    this.part("trouble").hidden = !text;
+    const words = text || this.ended;
+    this.part("trouble").textContent = words;
+    this.part("trouble").hidden = !words;
+  }
+
+  /** What was wrong is no longer; what else is wrong stays. */
+  clearError(text) {
+    if (this.part("trouble").textContent === text) this.showError("");
+  }
+
+  /** The page takes no further part: the reason stays, and nothing says that more is to come. */
+  end(why) {
+    this.ended = why;
+    this.showError(why);
+    this.showOffline("");
+    this.part("waiting").hidden = true;
+    if (!this.named) this.part("where").textContent = "";
+    this.showLink("stopped", false);
   }
 
   /** Whether there is no room to train; what else is wrong stays. */
   showFull(full) {
     if (full) this.showError(FULL);
-    else if (this.part("trouble").textContent === FULL) this.showError("");
+    else this.clearError(FULL);
   }
 
   showIdentity(federation, id) {
+    this.named = true;
     this.part("where").textContent = `federation ${federation}`;
     this.part("name").textContent = id;
   }
@@ -75,13 +95,13 @@ export class View {
       connected: () => {
         this.showLink("connected", true);
         this.showOffline("");
+        this.clearError(TURNED_AWAY);
       },
       lost: () => {
         this.showLink("offline", false);
         this.showOffline(event.refused ? "" : "Cannot reach the coordinator. Your samples are safe on this phone. Retrying…");
-        if (event.refused) this.showError("the broker does not let this phone in; ask for a new link");
+        if (event.refused) this.showError(TURNED_AWAY);
       },
-      ended: () => this.showLink("stopped", false),
       coordinator: () => {
         this.showLink(event.online ? "connected" : "coordinator away", event.online);
         this.showOffline(event.online ? "" : "The coordinator is away. Your samples are safe on this phone. Training goes on when it is back.");
@@ -225,13 +245,13 @@ export class View {
   /** Taking part and finding a center need samples and a connection; a phone that takes part may pause until training is over. */
   showButtons() {
     const { participates, paused } = this.role;
-    const missing = participates ? "" : !this.samples ? "Add samples first." : this.linked ? "" : "Waiting for a connection.";
+    const missing = this.ended || participates ? "" : !this.samples ? "Add samples first." : this.linked ? "" : "Waiting for a connection.";
     const button = this.part("pause");
     button.textContent = participates ? (paused ? "Go on" : "Pause") : "Take part";
     button.classList.toggle("main", paused);
-    button.disabled = Boolean(missing);
+    button.disabled = Boolean(this.ended || missing);
     button.hidden = participates && this.over; // there is nothing left to pause; one that takes part later waits for a next run
-    const late = !participates && this.over ? "Training is over; taking part waits for a next run. Finding a center needs no part in it." : "";
+    const late = !this.ended && !participates && this.over ? "Training is over; taking part waits for a next run. Finding a center needs no part in it." : "";
     this.part("why").textContent = missing || late;
     this.part("nearest").disabled = this.searching || !this.published || !this.samples || !this.linked;
   }

@@ -234,6 +234,24 @@ test("what a phone has done is known after the page is loaded again", async () =
   again.stop();
 });
 
+test("a result that is done while the connection is lost is not called sent, and goes out on the next connection", async () => {
+  const [world, store, told] = [new World(), new MemoryStore(), []];
+  const { client, leave } = await phone(world, store, {
+    tell: ({ what }) => {
+      told.push(what);
+      if (what === "training" && client.connected) world.link.end();
+    },
+  });
+  const from = world.said.length;
+  world.say("task", await world.task());
+  while (!told.includes("rest")) await new Promise(setImmediate);
+  assert.deepEqual([told.includes("lost"), told.includes("delivering")], [true, false]);
+  client.transport.hurry();
+  await world.heard((m) => m.k === "rdy", from);
+  assert.equal(told.at(-1), "delivering");
+  await leave();
+});
+
 test("a task that is stopped or replaced is dropped, and the next one is done", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   const { leave } = await phone(world, store);

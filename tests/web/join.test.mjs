@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { loadIdentity } from "../../edge_client/web/join.js";
+import { findJoin, loadIdentity } from "../../edge_client/web/join.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 
 const OPEN = { federation: "home", open: true };
@@ -67,4 +67,25 @@ test("what the store has goes before what an earlier version left in localStorag
   const store = new MemoryStore();
   const { id } = await loadIdentity(OPEN, PLAIN, store, null);
   assert.deepEqual(await loadIdentity(OPEN, PLAIN, store, earlier("home", { id: "phone-old", secret: "" })), { id });
+});
+
+const FACTS = { page: "web", federation: "home", broker: "wss://b:1", signing_keys: ["00".repeat(32)], open: true, model: null };
+
+test("what stands before the coordinator, or holds it up, is no coordinator: the page opens with the facts of the last visit", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const [store, retries] = [new MemoryStore(), []];
+  const answers = (...given) => t.mock.method(globalThis, "fetch", async () => new Response(...given));
+  answers(JSON.stringify(FACTS));
+  assert.equal((await findJoin("join.json", store)).offline, false);
+  for (const given of [["<!doctype html>", { status: 200 }], ["{}", { status: 429 }], ["", { status: 502 }]]) {
+    answers(...given);
+    const { join, offline, confirmed } = await findJoin("join.json", store);
+    assert.deepEqual([join.federation, offline], ["home", true]);
+    retries.push(confirmed);
+  }
+  answers(JSON.stringify(FACTS));
+  t.mock.timers.tick(5_000);
+  await Promise.all(retries);
+  answers("{}", { status: 404 });
+  await assert.rejects(findJoin("join.json", store), /answers 404/);
 });

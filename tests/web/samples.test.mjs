@@ -15,6 +15,12 @@ test("a table with a head names its label column, one without has it last", () =
   assert.deepEqual(readCsv("a,b,label\n1,2,0\n", PLANE).map(({ label, x }) => [label, ...x]), [[0, 1, 2]]);
 });
 
+test("quotes, large letters and the line ends of old files do not change which column is the label", () => {
+  const read = (text) => readCsv(text, PLANE).map(({ label, x }) => [label, ...x]);
+  assert.deepEqual(read('"label","a","b"\n"2","4","8"\n0,0,1\n'), [[2, 4, 8], [0, 0, 1]]); // as R writes it; the last column could be a label, too
+  assert.deepEqual(read("Label;a;b\r1;0;2\r"), [[1, 0, 2]]);
+});
+
 test("numbers to predict are read as they are", () => {
   const [{ x, target }] = readCsv("1,2,0.5,-1", { input: [2], target: [2], loss: "squared-error" });
   assert.deepEqual([[...x], [...target]], [[1, 2], [0.5, -1]]);
@@ -28,7 +34,7 @@ test("of several arrays in one row only the floating point numbers are divided, 
 });
 
 test("a table that does not fit is refused with the number of the line", () => {
-  const wrong = [["", /empty/], ["1,2\n", /line 1 has 2 columns/], ["a,b,label\n1,2,0\n1,x,0\n", /line 3/], ["1,2,3\n", /label 3/], ["1,2,0.5\n", /label 0.5/], ["1,2,-1", /label -1/]];
+  const wrong = [["", /empty/], ["a,b,label\n", /no samples/], ["1,2\n", /line 1 has 2 columns/], ["a,b,label\n1,2,0\n1,x,0\n", /line 3/], ["1,2,3\n", /label 3/], ["1,2,0.5\n", /label 0.5/], ["1,2,-1", /label -1/]];
   for (const [text, words] of wrong) assert.throws(() => readCsv(text, PLANE), words);
   assert.throws(() => readCsv("1,2,0", PLANE, 0), /above 0/);
 });
@@ -73,6 +79,18 @@ test("every fifth sample is held out, the last one can be removed, and there is 
   await samples.remove({ all: true });
   assert.equal(await samples.count(), 0);
   assert.equal(changes, 4);
+});
+
+test("samples of another model are not mixed with those that are there", async () => {
+  const samples = new Samples(new MemoryStore());
+  await samples.add([{ x: Float32Array.of(1, 2), label: 0 }]);
+  for (const other of [{ x: Float32Array.of(1), label: 0 }, { x: Float32Array.of(1, 2), target: Float32Array.of(1) }]) {
+    await assert.rejects(samples.add([other]), /another model; remove them all/);
+  }
+  assert.deepEqual([(await samples.local()).train.n, await samples.count()], [1, 1]);
+  await samples.remove({ all: true });
+  await samples.add([{ x: Float32Array.of(1, 2), target: Float32Array.of(1) }]);
+  assert.equal((await samples.local()).train.targets.length, 1);
 });
 
 test("samples added at the same moment are all kept, in their order, also after one that is refused", async () => {

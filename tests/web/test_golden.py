@@ -76,5 +76,13 @@ def test_the_page_tells_the_errors_of_a_regression() -> None:
     assert "# fail 0" in run_node("--test", Path(__file__).with_name("scores.test.mjs"))
 
 
+def test_the_page_dials_again_and_says_when_it_cannot() -> None:
+    assert "# fail 0" in run_node("--test", Path(__file__).with_name("transport.test.mjs"))
+
+
+def test_the_screen_stays_on_for_work_alone() -> None:
+    assert "# fail 0" in run_node("--test", Path(__file__).with_name("screen_lock.test.mjs"))
+
+
 def test_a_phone_keeps_its_name_also_from_an_earlier_version_of_the_page() -> None:
     assert "# fail 0" in run_node("--test", Path(__file__).with_name("join.test.mjs"))

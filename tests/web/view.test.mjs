@@ -50,3 +50,28 @@ test("rounds, loss and bytes of before are shown again", () => {
   new View(page).showRounds({ result: null, done: 5, loss: 0.0123, sent: 35_300 });
   assert.deepEqual(["rounds", "loss", "sent"].map((id) => page.parts[id].textContent), [5, "0.012", "35.3 kB"]);
 });
+
+test("a page that has ended says why, whatever is pressed, and promises nothing", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.showOffline("Your samples are safe. Retrying…");
+  view.end("another tab has this phone");
+  view.showError("pressed in vain");
+  view.showError("");
+  view.showRole({ participates: true, paused: true });
+  assert.equal(page.parts.trouble.textContent, "another tab has this phone");
+  assert.deepEqual([page.parts.offline.hidden, page.parts.waiting.hidden, page.parts.pause.disabled], [true, true, true]);
+  assert.deepEqual([page.parts.link.textContent, page.parts.where.textContent, page.parts.why.textContent], ["stopped", "", ""]);
+});
+
+test("a broker that lets the phone in again takes its own warning back, and no other one", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.tell({ what: "lost", refused: true });
+  assert.match(page.parts.trouble.textContent, /does not let this phone in/);
+  view.tell({ what: "connected" });
+  assert.equal(page.parts.trouble.hidden, true);
+  view.showError("draw something first");
+  view.tell({ what: "connected" });
+  assert.equal(page.parts.trouble.textContent, "draw something first");
+});

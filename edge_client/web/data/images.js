@@ -89,9 +89,11 @@ export class Pad {
   }
 }
 
-/** A photo -> a sample's numbers: the middle square, scaled down. */
+/** A photo -> a sample's numbers: the middle square, upright, scaled down. RangeError names a file that is none. */
 export async function fromPhoto(file, input, { invert }) {
-  const bitmap = await createImageBitmap(file);
+  const bitmap = await createImageBitmap(file).catch(() => {
+    throw new RangeError(`${file.name} is no picture that this browser reads; JPEG and PNG are. No photo was added`);
+  });
   const [, height, width] = input;
   const canvas = new OffscreenCanvas(width, height);
   const pen = canvas.getContext("2d", { willReadFrequently: true });

@@ -39,6 +39,9 @@ export class Samples {
     }
     await this.inTurn(async () => {
       const names = await this.store.names(PREFIX);
+      if (names.length && samples.length && formOf(await this.store.get(names.at(-1))) !== formOf(samples[0])) {
+        throw new RangeError("the samples that are here are of another model; remove them all, then add these");
+      }
       if (names.length + samples.length > MAX_SAMPLES) throw new RangeError(`at most ${MAX_SAMPLES} samples are kept`);
       const first = names.length ? Number(names.at(-1).slice(PREFIX.length)) + 1 : 0;
       const named = samples.map((sample, i) => [PREFIX + String(first + i).padStart(9, "0"), sample]);
@@ -91,6 +94,9 @@ export function rangeWarning({ added, others, scale, whose }) {
     `remove these and load the file again with “Divide values by” ${short((scale * added) / others)}.`;
 }
 
+/** Samples of one model have one form. */
+const formOf = ({ x, target }) => `${x.length} ${target?.length}`;
+
 function concatenate(samples) {
   const flat = (rows) => {
     const out = new Float32Array(rows.reduce((sum, row) => sum + row.length, 0));
@@ -112,16 +118,18 @@ function concatenate(samples) {
  * numbers (`parts`, where a sample is several arrays in one row). RangeError names the line.
  */
 export function readCsv(text, { input, target, loss, parts = [] }, scale = 1) {
-  const lines = text.split(/\r?\n/).filter((line) => line.trim());
+  const lines = text.split(/\r\n?|\n/).filter((line) => line.trim());
   if (!lines.length) throw new RangeError("the file is empty");
   if (!(scale > 0)) throw new RangeError("values are divided by a number above 0");
-  const cells = (line) => line.split(/[,;\t]/).map((cell) => cell.trim());
+  const cells = (line) => line.split(/[,;\t]/).map((cell) => cell.trim().replace(/^"(.*)"$/, "$1").trim());
   const head = cells(lines[0]);
   const named = head.some((cell) => cell !== "" && Number.isNaN(Number(cell)) && !NOTHING.test(cell));
   const width = sizeOf(input);
   const columns = parts.flatMap(([name, kind, shape]) => new Array(sizeOf(shape)).fill({ name, kind }));
   const outputs = loss === "squared-error" ? sizeOf(target) : 1;
-  const place = named && head.includes("label") ? head.indexOf("label") : width;
+  const labelled = named ? head.findIndex((cell) => cell.toLowerCase() === "label") : -1;
+  const place = labelled < 0 ? width : labelled;
+  if (named && lines.length === 1) throw new RangeError("the file has a line of names and no samples");
   return lines.slice(named ? 1 : 0).map((line, i) => {
     const values = cells(line).map((cell) => (cell === "" ? Number.NaN : Number(cell)));
     const number = i + (named ? 2 : 1);

@@ -156,10 +156,12 @@ export class Client {
       await this.announcePresence();
       this.downloader.linkLost();
       this.uploader.linkUp();
+    } else if (event.kind === "failed") {
+      throw event.error;
     } else {
       this.connected = false;
       this.uploader.linkLost();
-      this.tell({ what: "lost", refused: event.refused });
+      this.tell({ what: "lost", refused: event.refused, works: this.task !== null });
     }
   }
 

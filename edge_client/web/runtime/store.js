@@ -8,6 +8,7 @@ import { Malformed } from "../protocol/errors.js";
 const OBJECT_STORE = "kept";
 const BLOB = "blob/";
 const BLOCK = "block/";
+const GONE = "this browser has deleted what this page had kept, as when its site data are cleared. Load the page again";
 
 /** The browser has no room for what was to be written; what is stored is as before. */
 export class NoRoom extends Error {}
@@ -16,12 +17,21 @@ export class NoRoom extends Error {}
 export class Store {
   constructor(database) {
     this.database = database;
+    this.gone = new Promise((_, reject) => { // rejects once the browser has taken the storage away
+      database.onclose = () => reject(new Error(GONE));
+    });
+    this.gone.catch(() => {}); // not every owner waits for it
   }
 
   static async open(name) {
-    const request = indexedDB.open(name, 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(OBJECT_STORE);
-    return new Store(await settled(request));
+    try {
+      const request = indexedDB.open(name, 1);
+      request.onupgradeneeded = () => request.result.createObjectStore(OBJECT_STORE);
+      return new Store(await settled(request));
+    } catch (wrong) {
+      if (isFull(wrong)) throw inWords(wrong);
+      throw new Error(`this browser lends this page no storage (${wrong.message}). A private window or blocked site data may be why: open it in an ordinary window, and allow its data`);
+    }
   }
 
   async get(name) {
@@ -39,7 +49,7 @@ export class Store {
   }
 
   async write(put, remove = []) {
-    const transaction = this.database.transaction(OBJECT_STORE, "readwrite", { durability: "strict" });
+    const transaction = this.transaction("readwrite", { durability: "strict" });
     const objectStore = transaction.objectStore(OBJECT_STORE);
     for (const [name, value] of Object.entries(put)) objectStore.put(value, name);
     for (const name of remove) objectStore.delete(name);
@@ -50,7 +60,15 @@ export class Store {
   }
 
   objectStore(mode) {
-    return this.database.transaction(OBJECT_STORE, mode).objectStore(OBJECT_STORE);
+    return this.transaction(mode).objectStore(OBJECT_STORE);
+  }
+
+  transaction(mode, options) {
+    try {
+      return this.database.transaction(OBJECT_STORE, mode, options);
+    } catch { // it is closed
+      throw new Error(GONE);
+    }
   }
 }
 
@@ -109,8 +127,10 @@ export class Blobs {
 const partial = ({ sha256: hash, block }) => `${BLOCK}${hash}/${block}/`;
 const range = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\uffff`);
 
+const isFull = (wrong) => wrong?.name === "QuotaExceededError";
+
 function inWords(wrong) {
-  if (wrong?.name === "QuotaExceededError") return new NoRoom("this phone has no room left for this page: nothing was added or changed. Free some, then try again");
+  if (isFull(wrong)) return new NoRoom("this phone has no room left for this page: nothing was added or changed. Free some, then try again");
   return new Error(`the browser did not store it: ${wrong?.message || wrong?.name || "it gives no reason"}`);
 }
 

@@ -29,7 +29,7 @@ export class Uploader {
     this.upload = null;
     this.announced = this.sender.send("rdy", { ...key, attempt, n, what, update, seconds, metrics });
     this.announceIn(REPEAT_MS);
-    this.tell({ what: "delivering", size: update.size, done: 0 });
+    if (this.transport.isUp) this.tell({ what: "delivering", size: update.size, done: 0 }); // else nothing went out
   }
 
   /** After a new connection: what is not acknowledged is announced again. */

@@ -1,5 +1,6 @@
 // MQTT over WebSockets: one connection after another, each with a birth of its own in its will. What comes is handed to
-// `onEvent` as {kind: "connected" | "lost" | "message", topic, payload, retained}. The only file that knows MQTT.js.
+// `onEvent` as {kind: "connected" | "lost" | "message" | "failed", topic, payload, retained, error}: "failed" when it cannot dial
+// again. The only file that knows MQTT.js.
 
 const KEEPALIVE_S = 60;
 const CONNECT_MS = 20_000;
@@ -57,14 +58,29 @@ export class Transport {
       this.failures = since !== null && Date.now() - since > STEADY_MS ? 0 : this.failures + 1;
       this.onEvent({ kind: "lost", refused: wrong?.code === 4 || wrong?.code === 5 });
       client.end(true);
-      if (!this.closed) this.timer = setTimeout(() => this.connect(), this.random() * Math.min(MAX_BACKOFF_MS, 1000 * 2 ** this.failures));
+      if (!this.closed) this.timer = setTimeout(() => this.dialAgain(), this.random() * Math.min(MAX_BACKOFF_MS, 1000 * 2 ** this.failures));
     });
+  }
+
+  /** Dial now what waits to be dialled: a person is back at the page. */
+  hurry() {
+    if (this.timer !== null) this.dialAgain();
+  }
+
+  dialAgain() {
+    clearTimeout(this.timer);
+    this.timer = null;
+    this.connect().catch((error) => this.onEvent({ kind: "failed", error }));
+  }
+
+  get isUp() {
+    return this.client !== null && this.client.connected;
   }
 
   /** Send at least once; what is not acknowledged when the link breaks is dropped; the sender repeats it. */
   publish(topic, payload, { retain = false } = {}) {
     const { client } = this;
-    if (client === null || !client.connected) return;
+    if (!this.isUp) return;
     this.unacknowledged += 1;
     client.publish(topic, payload, { qos: 1, retain }, () => {
       if (this.client !== client) return;
@@ -82,6 +98,7 @@ export class Transport {
   async close(topic, payload) {
     this.closed = true;
     clearTimeout(this.timer);
+    this.timer = null;
     const { client } = this;
     if (client === null) return;
     if (client.connected && topic) {
