@@ -114,13 +114,13 @@ class DashboardView:
         known["assignment"] = {c: center for c, center in event["assignment"].items() if c in here}
         known["per_device"] = {c: accuracy for c, accuracy in event["per_device"].items() if c in here}
         line = history.add(known, self.devices)
-        messages.append(("round", {**self._newest(history), "line": line}))
+        messages.append(("round", {**self._newest(history), "line": line, "kept": len(history.lines)}))
         return messages + self._refuse({c: why for c, why in event.get("refused", {}).items() if c in here}, event)
 
     def _newest(self, history: RunHistory) -> dict[str, Any]:
         """What a page knows of a run beside its lines: the newest center, accuracy and loss of each device."""
         about = {"run": history.name, "method": history.method, "of": history.of, "updates": history.updates}
-        return about | history.newest(len(self.devices))
+        return about | {"best": history.best} | history.newest(len(self.devices))
 
     def _refuse(self, refused: Mapping[ClientId, str], event: RoundRecord) -> Messages:
         """Count the replies of a round that did not count, and log them."""

@@ -39,7 +39,8 @@ Centers = NDArray[np.int16]
 class RunHistory:
     """One run. `lines` are its rounds' short records, oldest first; `sent` counts the bytes of all its rounds.
 
-    `updates` counts those of a run without rounds; None for one with rounds.
+    `updates` counts those of a run without rounds; None for one with rounds. `best` is the highest accuracy of all its
+    rounds, `at` its round, or after how many updates it was tested; None before a test.
     """
 
     def __init__(self, name: str, method: str, of: int) -> None:
@@ -47,6 +48,7 @@ class RunHistory:
         self.lines: deque[dict[str, Any]] = deque()
         self.sent = {"down": 0, "up": 0}
         self.updates: int | None = None
+        self.best: dict[str, Any] | None = None
         self._updates_after: dict[int, int] = {}  # a round
         self._centers: deque[Centers] = deque()
         self._accuracies: deque[NDArray[np.float32]] = deque()
@@ -71,6 +73,9 @@ class RunHistory:
         line["moved"] = self._moved(centers)
         line |= self._count(event)
         line["refused"] = len(event.get("refused", {}))
+        accuracy = event["accuracy"]["micro"]
+        if accuracy is not None and (self.best is None or accuracy > self.best["accuracy"]):
+            self.best = {"at": line.get("tested", line["round"]), "accuracy": accuracy}
         self.lines.append(line)
         self.sent = {"down": self.sent["down"] + event["bytes"]["down"], "up": self.sent["up"] + event["bytes"]["up"]}
         self._centers.append(centers)

@@ -1,4 +1,4 @@
-"""What a browser lends the phone's page: storage that it refuses or takes back, one tab's turn, pictures it can read."""
+"""What a browser lends the phone's page: storage that it refuses or takes back, one tab's turn, readable pictures."""
 
 from __future__ import annotations
 

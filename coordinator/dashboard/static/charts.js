@@ -6,10 +6,11 @@ import { centerColour, cssColour, el, svg } from "./dom.js";
 const LEFT = 50, RIGHT = 14, TOP = 12, BOTTOM = 24, MARK_WORDS = 16, MAX_POINTS = 400;
 const cursors = new WeakMap(); // the selected round, kept when the chart is redrawn
 
-function thin(list) {
+function thin(list, marked) { // the marked place stays
   if (list.length <= MAX_POINTS) return list;
   const step = (list.length - 1) / (MAX_POINTS - 1);
-  return Array.from({ length: MAX_POINTS }, (_, i) => list[Math.round(i * step)]);
+  const kept = new Set(Array.from({ length: MAX_POINTS }, (_, i) => Math.round(i * step)));
+  return list.filter(([x], i) => kept.has(i) || x === marked);
 }
 
 function ticks(low, high, count) {
@@ -23,7 +24,7 @@ function ticks(low, high, count) {
 
 // series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; a mark is at the highest value of all; the axis begins at `from` and ends at `to` at the latest; `axis` words a tick's value, given the step from one to the next
 export function lines(node, { series, label, format, axis = format, from = null, to = null, right = 58, empty, unit }) {
-  const drawn = series.map((one) => ({ ...one, values: thin(one.values) }));
+  const drawn = series.map((one) => ({ ...one, values: thin(one.values, one.mark?.[0]) }));
   const points = drawn.flatMap((one) => one.values).filter(([, y]) => y !== null && y !== undefined);
   if (!points.length) { showEmpty(node, empty); return; }
   const rounds = [...new Set(drawn.flatMap((one) => one.values.map(([x]) => x)))].sort((a, b) => a - b);

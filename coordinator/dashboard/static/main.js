@@ -12,6 +12,7 @@ import * as devices from "./devices.js";
 import { applyEvent, endStream, isDone, lastError, place, state } from "./state.js";
 
 const PAINT_MS = 200; // between two paints of what the stream brings; what a user does is painted in the next frame
+const LEGEND = 16, HEAT = 24; // centers with a name beside the map, in the picture of their cosines
 const TICK_MS = 1000; // between two readings of the clock, for elapsed times
 const open = (id) => { location.hash = `#device/${encodeURIComponent(id)}`; };
 const map = new Map2D(byId("map"), open), fleet = new Fleet(byId("fleet"), open);
@@ -82,9 +83,12 @@ function drawMap(run) {
   setText("map-round", `${found.run}, ${spot}`);
   const sizes = found.centers.map(() => 0);
   for (const k of found.assigned) if (k >= 0) sizes[k] += 1;
-  byId("map-legend").replaceChildren(...sizes.slice(0, 16).map((n, k) => el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}: ${n}`)));
+  const keys = sizes.slice(0, LEGEND).map((n, k) => el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}: ${n}`));
+  byId("map-legend").replaceChildren(...keys, sizes.length > LEGEND ? el("span", { class: "quiet" }, `and ${sizes.length - LEGEND} more centers`) : "");
   byId("map").setAttribute("aria-label", `Map of ${found.devices.length} devices, ${spot}: ${sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
-  heat(byId("cosine"), found.cosine.slice(0, 24).map((row) => row.slice(0, 24)), "Cosine of every pair of centers");
+  const pairs = Math.min(HEAT, sizes.length);
+  setText("cosine-more", pairs < sizes.length ? `centers 0 to ${pairs - 1} of ${sizes.length}` : "");
+  heat(byId("cosine"), found.cosine.slice(0, pairs).map((row) => row.slice(0, pairs)), `Cosine of every pair of ${pairs} centers`);
 }
 
 function pictureWords(run, round) { // the round of a map; of a run without rounds how many updates there were

@@ -191,8 +191,9 @@ export function drawCurves(run) {
 }
 
 export function roundTable(run) {
-  const table = byId("rounds");
-  const k = Math.min(lastRound(run)?.per_center.length ?? 0, 12);
+  const table = byId("rounds"), all = lastRound(run)?.per_center.length ?? 0;
+  const k = Math.min(all, 12);
+  setText("rounds-more", k < all ? `centers 0 to ${k - 1} of ${all}` : "");
   const wide = [unit(run) === "round" ? "Round" : "Updates", "Accuracy", ...Array.from({ length: k > 1 ? k : 0 }, (_, i) => `Center ${i}`), "Moved", "Down", "Up", "Time"];
   table.tHead.replaceChildren(el("tr", {}, ...wide.map((word, i) => el("th", { scope: "col", class: i ? "number" : "" }, word))));
   const cell = (value, text) => el("td", { class: "number", "data-value": value ?? "" }, text);

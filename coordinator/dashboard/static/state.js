@@ -27,11 +27,12 @@ const handlers = {
     for (const [code, which] of data.states ?? []) for (const at of which) fleet.state[at] = code;
     for (const key of ["heard", "refusals", "fetched"]) for (const [at, value] of data[key] ?? []) fleet[key][at] = value;
   },
-  round({ line, ...newest }) {
+  round({ line, kept, ...newest }) {
     let run = runNamed(newest.run);
     if (!run) state.runs.push(run = { lines: [] });
     Object.assign(run, newest);
     run.lines.push(line);
+    run.lines.splice(0, run.lines.length - kept); // as many as the server keeps, so that a page that stays open holds no more than a new one
   },
   event(data) {
     if (data.devices > 1 && state.events.at(-1)?.event === "joined") state.events.pop(); // the new line counts the old one's devices too
@@ -77,12 +78,7 @@ export function timing() {
 
 // The run with the highest accuracy so far, and where it has it: the round, or the updates.
 export function bestSoFar() {
-  let best = null;
-  for (const run of state.runs) for (const line of run.lines) {
-    const accuracy = line.accuracy.micro;
-    if (accuracy !== null && (best === null || accuracy > best.accuracy)) best = { run, at: placeTested(run, line), accuracy };
-  }
-  return best;
+  return state.runs.reduce((best, run) => (run.best && !(best?.accuracy >= run.best.accuracy) ? { run, ...run.best } : best), null);
 }
 
 export const countReady = () => // devices that are here with samples
