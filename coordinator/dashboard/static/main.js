@@ -6,7 +6,7 @@ import { heat } from "./charts.js";
 import * as control from "./control.js";
 import { byId, centerColour, el, setText } from "./dom.js";
 import * as overview from "./overview.js";
-import { showDevice, showEnded, showFiles, showJoin } from "./panels.js";
+import { showDevice, showEnded, showFiles, showJoin, shownDevice } from "./panels.js";
 import { fetchJson, Refused, stream } from "./remote.js";
 import * as devices from "./devices.js";
 import { applyEvent, endStream, isDone, lastError, place, state } from "./state.js";
@@ -106,7 +106,7 @@ function drawAssignment(run) {
   byId("assignment").setAttribute("aria-label", `Centers of ${grid.rows.length} devices over ${grid.rows[0].length} ${run.updates == null ? "rounds" : "records"}; in the newest, ${line.sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
 }
 
-// The grid and the map are too large for the stream: they are fetched when they change, one request at a time.
+// The grid, the map and a device's page are too large for the stream: they are fetched when they change, one request at a time.
 let asking = false, again = false;
 async function fetchPictures() {
   const run = overview.chooseRun();
@@ -120,6 +120,7 @@ async function fetchPictures() {
     state.missing[run.run] = found.missing;
     if (found.map && found.map.round !== state.maps[run.run]?.round) state.maps[run.run] = found.map;
     redraw("grid", "map", "head");
+    await refreshDevice();
   } catch (wrong) {
     if (!(wrong instanceof Refused) && !(wrong instanceof TypeError)) throw wrong;
   } finally {
@@ -159,13 +160,19 @@ async function followStream() {
   }
 }
 
+async function refreshDevice() { // the shown one, in its place
+  if (!shownDevice()) return;
+  const focused = byId("device").contains(document.activeElement), back = await showDevice(shownDevice());
+  if (focused) back?.focus({ preventScroll: true });
+}
+
 async function route() {
-  const [, id] = /^#device\/(.+)$/.exec(location.hash) ?? [];
+  const id = shownDevice();
   byId("overview").hidden = Boolean(id);
   byId("device").hidden = !id;
   if (!id) { redraw(...ALL); return; }
   try {
-    (await showDevice(decodeURIComponent(id))).focus();
+    (await showDevice(id))?.focus();
     scrollTo(0, 0);
   } catch (wrong) {
     byId("device").replaceChildren(el("a", { href: "#" }, "← Overview"), el("p", { class: "empty" }, wrong instanceof Refused ? wrong.message : "The coordinator does not answer."));
@@ -191,5 +198,5 @@ setInterval(() => { if (state.alive && !document.hidden) redraw("head", "fleet",
 addEventListener("hashchange", route);
 new ResizeObserver(() => { map.frame(); redraw("fleet", "run", "map", "grid"); }).observe(byId("content"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawnMap = null; redraw(...ALL); });
-if (location.hash.startsWith("#device/")) route();
+if (shownDevice()) route();
 followStream();

@@ -58,9 +58,14 @@ export function showEnded() {
     typed("fedcenters-edge nearest --federation http://HOST:8081 --signing-key signing.pub --data data"));
 }
 
+// The device in the page's address, as it stands there.
+export const shownDevice = () => /^#device\/(.+)$/.exec(location.hash)?.[1];
+
+// -> the link back; null when another device is shown by now
 export async function showDevice(id) {
   const node = byId("device");
-  const about = await fetchJson(`api/device/${encodeURIComponent(id)}`);
+  const about = await fetchJson(`api/device/${encodeURIComponent(decodeURIComponent(id))}`);
+  if (shownDevice() !== id) return null;
   const back = el("a", { href: "#" }, "← Overview");
   const parts = [back, el("div", { class: "device-head" }, el("h1", {}, about.id), el("span", { class: "pill" }, about.state), el("span", { class: "quiet" }, `${about.samples} training samples, ${about.engine || "engine unknown"}${about.fetched === null ? "" : `, fetched center ${about.fetched}`}`))];
   const cards = [], later = [];

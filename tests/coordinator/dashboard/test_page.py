@@ -119,6 +119,17 @@ def test_of_a_run_on_sums_the_page_says_what_the_coordinator_sees_and_which_sums
     opened.shot("secure")
 
 
+def test_a_devices_page_follows_the_run_and_keeps_the_focus(site: DashboardSite, visit: Open) -> None:
+    page = visit(site.link).page
+    page.locator("#devices a", has_text="d2").click()
+    centers = page.locator("#device .strip span")
+    expect(centers).to_have_text(["1", "1"])
+    assert focused(page) == "← Overview"
+    site.hub.event(round_event(3, [0, 0, 0, 1]))
+    expect(centers).to_have_text(["1", "1", "0"])
+    assert focused(page) == "← Overview"
+
+
 def test_every_control_and_picture_has_a_name(site: DashboardSite, visit: Open) -> None:
     page = visit(site.link).page
     expect(page.locator("#devices tbody tr")).to_have_count(4)
