@@ -7,6 +7,7 @@ const ENOUGH = 25; // samples: every fifth is held out, and 20 are about as good
 const AFTER_TRAINING = ["export", "serve"];
 const FULL = "This phone has no room left for this page: it takes no more samples and cannot train. What is here is safe. Free some room: it then goes on by itself.";
 const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
+const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
 const SENT = { delta: "the change of the model", stats: "some statistics", masked: "a part of a masked sum" };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
@@ -109,6 +110,7 @@ export class View {
         if (event.online) this.over = AFTER_TRAINING.includes(event.state?.doing);
         this.showButtons();
       },
+      "unknown-key": () => this.showOffline(`The coordinator's record is not signed by a key that this page trusts. ${OTHER_KEY}`),
       catalog: () => {
         this.published = true;
         this.showButtons();
@@ -142,7 +144,8 @@ export class View {
       },
       refused: () => {
         const paused = event.code === "unavailable";
-        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${event.detail}`);
+        const hint = event.code === "bad_signature" ? `. ${OTHER_KEY}` : "";
+        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${event.detail}${hint}`);
       },
     }[event.what];
     say?.();

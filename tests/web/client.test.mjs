@@ -102,8 +102,8 @@ test("a tab closed during a download asks for the missing blocks only", async ()
 });
 
 test("what is not signed, not listed, or of an old coordinator is refused before a byte of it is fetched", async () => {
-  const world = new World();
-  const { leave } = await phone(world, new MemoryStore());
+  const [world, told] = [new World(), []];
+  const { leave } = await phone(world, new MemoryStore(), { tell: ({ what }) => told.push(what) });
   const good = await world.task();
   const evil = await world.blob(new Uint8Array(5000).fill(1), "container");
   const bare = { ...good.start };
@@ -135,7 +135,9 @@ test("what is not signed, not listed, or of an old coordinator is refused before
       assert.equal(fetched.some((hash) => [evil.sha256, good.start.sha256].includes(hash)), false);
     }
   }
+  assert.equal(told.includes("unknown-key"), false);
   await world.lead(5, { sig: "0".repeat(128) });
+  while (!told.includes("unknown-key")) await new Promise(setImmediate);
   await world.lead(2 ** 53 - 1);
   world.epoch = 2 ** 53 - 1;
   world.say("rebirth", {});

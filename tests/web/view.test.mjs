@@ -75,3 +75,14 @@ test("a broker that lets the phone in again takes its own warning back, and no o
   view.tell({ what: "connected" });
   assert.equal(page.parts.trouble.textContent, "draw something first");
 });
+
+test("a key that the page does not know is told with what to do, until a record of a known one comes", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.tell({ what: "unknown-key" });
+  assert.match(page.parts.offline.textContent, /not signed by a key that this page trusts\. Load this page again/);
+  view.tell({ what: "coordinator", online: true });
+  assert.equal(page.parts.offline.hidden, true);
+  view.tell({ what: "refused", code: "bad_signature", detail: "model 12 was not signed by its key" });
+  assert.match(page.parts.doing.textContent, /by its key\. Load this page again/);
+});

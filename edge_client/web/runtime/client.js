@@ -198,6 +198,7 @@ export class Client {
       await verifyRecord(message, keys, federation, this.state.epoch);
     } catch (wrong) {
       console.warn("ignored a coordinator's record:", wrong.message);
+      if (wrong.code === "bad_signature") this.tell({ what: "unknown-key" });
       return false;
     }
     return this.state.seeEpoch(message.epoch);
