@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from coordinator.local_broker import free_port
-from tests.support.browser import PHONE, Open, Visit
+from tests.support.browser import PHONE, Open, Visit, without_focus_ring
 from tests.support.phone_federation import known_model
 from tests.support.phone_page import ring, served, text
 
@@ -106,6 +106,23 @@ def test_a_photo_is_taken_upright_whatever_way_the_camera_was_held(opened: Visit
     )
     assert min(shown[:24]) > 200
     assert max(shown[40:]) < 50
+
+
+def test_with_a_hundred_classes_the_pad_is_in_sight_and_each_class_can_be_reached_with_keys(
+    visit: Open, tmp_path: Path
+) -> None:
+    with served(known_model(tmp_path, input=(1, 8, 8), target=(100,))) as url:
+        opened = visit(url, size=PHONE, touch=True)
+        page = opened.page
+        expect(page.locator("#labels input")).to_have_count(100)
+        expect(page.locator("#pad")).to_be_in_viewport(ratio=1)
+        opened.shot("a-hundred-classes")
+        page.locator("#labels input").first.focus()
+        page.keyboard.press("ArrowUp")  # from the first to the last
+        expect(page.locator("#labels span").last).to_be_in_viewport(ratio=1)
+        assert without_focus_ring(page) == []
+        page.goto("about:blank")
+    opened.errors.clear()  # a broker that is not there
 
 
 def test_a_coordinator_that_prepares_another_model_is_waited_for(visit: Open, tmp_path: Path) -> None:
