@@ -194,7 +194,7 @@ func (c *client) onCoord(m object, retained bool) {
 	c.lock.Unlock()
 	c.noteLink(m, retained)
 	c.block = m["block"].(int64)
-	if string(writeJSON(m["proto"])) != "[1]" && !strings.Contains(string(writeJSON(m["proto"])), "1") {
+	if !strings.Contains(","+strings.Trim(string(writeJSON(m["proto"])), "[]")+",", ",1,") {
 		c.say(object{"event": "stopped", "why": "the coordinator speaks other versions of the protocol"})
 		os.Exit(1)
 	}

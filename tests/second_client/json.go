@@ -28,8 +28,12 @@ func need(holds bool, code, format string, args ...any) {
 
 func attempt(work func()) (refused *refusal) {
 	defer func() {
-		if r, ok := recover().(refusal); ok {
-			refused = &r
+		switch e := recover().(type) {
+		case nil:
+		case refusal:
+			refused = &e
+		default: // a value that the checks let through: it is refused, and does not end the client
+			refused = &refusal{"internal", fmt.Sprint(e)}
 		}
 	}()
 	work()

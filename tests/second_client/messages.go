@@ -10,7 +10,7 @@ import (
 )
 
 var fieldsOf = map[string]string{
-	"coord":   "boot:key online:bool proto:list spread_ms:int block:4096..1048576 window:1..16 src:list key?:key sig?:sig link?:int",
+	"coord":   "boot:key online:bool proto:list spread_ms:int block:block window:1..16 src:list key?:key sig?:sig link?:int",
 	"cat":     "ver:int catalog:manifest=catalog",
 	"task":    "run:run round:u32 exchange:u32 left_ms:int job:fit|probe|sum center?:0..1023 program:manifest=program container:manifest=container schema:sha reply:object",
 	"go":      "re:id sha256:sha shard:0..65535 window:1..16 have?:text",
@@ -77,6 +77,8 @@ func checkField(name, kind string, value any) {
 		least, _ := strconv.ParseInt(low, 10, 64)
 		most, _ := strconv.ParseInt(high, 10, 64)
 		fits = isInt && whole >= least && whole <= most
+	case kind == "block":
+		fits = isInt && whole >= 4096 && whole <= 1<<20 && whole%4096 == 0
 	case kind == "int":
 		fits = isInt && whole >= 0
 	case kind == "u32":
@@ -138,13 +140,14 @@ func checkProbe(m object) {
 		need(len(want) == 1 || one != "grad" && one != "labels", "bad_field", "%s is wanted alone", one)
 	}
 	for _, one := range models {
-		if own, there := one.(object)["own"]; there {
+		kept, _ := one.(object)
+		if own, there := kept["own"]; there {
 			checkField("own", "slot", own)
-			one = one.(object)["init"]
+			if one = kept["init"]; one == nil {
+				continue
+			}
 		}
-		if one != nil {
-			readManifest(one, "model")
-		}
+		readManifest(one, "model")
 	}
 	prior, sum := numbers(m["prior"]), 0.0
 	for _, p := range prior {
