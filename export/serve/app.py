@@ -55,7 +55,7 @@ def create_serve_app(manager: GenerationManager, access: ServeAccess) -> ASGIApp
         Route("/openapi.json", web.openapi),
         Route("/index.json", web.index),
         Route("/centers", web.centers),
-        Route("/centers/{center:int}/{file}", web.center_file),
+        Route("/centers/{center}/{file}", web.center_file),
         Route("/generations/{generation}/{path:path}", web.file),
         Route("/rollout", web.rollout),
         Route("/nearest", web.nearest, methods=["POST"]),
@@ -113,9 +113,10 @@ class _ServeHandlers:
 
     async def center_file(self, request: Request) -> Response:
         generation, k = self._manager.generation(_device(request)), request.path_params["center"]
-        if not 0 <= k < len(generation.centers):
-            raise HTTPException(404, f"there is no center {k}")
-        files = generation.centers[k]["files"]
+        center = next((one for one in generation.centers if str(one["center"]) == k), None)
+        if center is None:
+            raise HTTPException(404, "there is no such center; read /centers")
+        files = center["files"]
         if request.path_params["file"] not in files:
             raise HTTPException(404, f"center {k} has the files {', '.join(sorted(files))}")
         return RedirectResponse(files[request.path_params["file"]]["url"], headers={"Cache-Control": "no-cache"})

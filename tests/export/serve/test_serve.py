@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
@@ -89,6 +90,8 @@ def test_a_center_has_a_short_address(server: ServerProcess) -> None:
     answer = server.ask("/centers/1/onnx")
     assert (answer.status, answer.headers["location"]) == (307, file_of(server, center=1)["url"])
     assert server.ask("/centers/7/onnx").status == server.ask("/centers/0/coreml").status == 404
+    for number in ("9" * 5_000, "-1", "1.5", "²"):  # Python reads no number of more than 4,300 digits
+        assert server.ask(f"/centers/{quote(number)}/onnx").status == 404
 
 
 @pytest.mark.parametrize(
