@@ -198,6 +198,18 @@ test("who has not said that the phone takes part is asked for nothing, and says 
   assert.equal(world.said.at(-1).s, "off");
 });
 
+test("a browser that does not tell how much it lends is a device without that number", async (t) => {
+  const before = Object.getOwnPropertyDescriptor(globalThis, "navigator");
+  t.after(() => (before ? Object.defineProperty(globalThis, "navigator", before) : delete globalThis.navigator));
+  for (const [estimate, disk] of [[async () => ({ quota: 5000.7 }), 5000], [() => Promise.reject(new TypeError("not here")), undefined]]) {
+    Object.defineProperty(globalThis, "navigator", { configurable: true, value: { storage: { estimate } } });
+    const world = new World();
+    const { leave } = await phone(world, new MemoryStore());
+    assert.equal(world.said.find((m) => m.k === "st").caps.disk, disk);
+    await leave();
+  }
+});
+
 const TRAINING = { doing: "train", newcomers: "next-round", run: "r1", name: "fesem", round: 1, of: 5 };
 
 test("a phone that came before the training is not told to wait for the next round, one that came later is until then", async () => {

@@ -359,7 +359,7 @@ export class Client {
 
   async announcePresence() {
     const { train } = await this.local(null);
-    const disk = (await globalThis.navigator?.storage?.estimate?.())?.quota;
+    const disk = (await globalThis.navigator?.storage?.estimate?.().catch(() => undefined))?.quota; // a browser need not tell
     const caps = { engine: ENGINE, n: this.participates ? train.n : 0, codecs: CODECS, window: MAX_WINDOW, disk: disk && Math.floor(disk) };
     if (caps.disk === undefined) delete caps.disk;
     caps.runtime = this.taskRunner.runtime;
