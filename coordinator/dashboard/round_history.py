@@ -73,9 +73,9 @@ class RunHistory:
         line["moved"] = self._moved(centers)
         line |= self._count(event)
         line["refused"] = len(event.get("refused", {}))
-        accuracy = event["accuracy"]["micro"]
-        if accuracy is not None and (self.best is None or accuracy > self.best["accuracy"]):
-            self.best = {"at": line.get("tested", line["round"]), "accuracy": accuracy}
+        micro = event["accuracy"]["micro"]
+        if micro is not None and (self.best is None or micro > self.best["accuracy"]):
+            self.best = {"at": line.get("tested", line["round"]), "accuracy": micro}
         self.lines.append(line)
         self.sent = {"down": self.sent["down"] + event["bytes"]["down"], "up": self.sent["up"] + event["bytes"]["up"]}
         self._centers.append(centers)
