@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.artifacts.finished_run import make_strategy
 from coordinator.config_sections import RunConfig
+from coordinator.identity.revoked_list import REVOKED_FILE
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import Broker
 from coordinator.rounds.asynchronous import training as machine
@@ -20,6 +21,7 @@ from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.asynchronous.snapshot import Snapshot, pack
 from coordinator.rounds.asynchronous.training import Rules
 from coordinator.rounds.update_validation import ReplySpec, update_moves
+from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.runtime.exchange.without_rounds import oldest_needed
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
@@ -151,7 +153,8 @@ def test_each_task_that_was_answered_is_stored_with_its_device_the_second_one_of
 
 
 @pytest.mark.parametrize(
-    ("method", "fatal", "before"), [("fedavg", 8, True), ("fedavg", 11, False), ("ifca", 14, True)]
+    ("method", "fatal", "before"),
+    [("fedavg", 8, True), ("fedavg", 11, False), ("fedavg", 15, False), ("ifca", 14, True)],
 )
 def test_after_a_kill_at_a_write_the_run_still_is_its_journal(
     tmp_path: Path, method: str, fatal: int, *, before: bool
@@ -180,6 +183,26 @@ def test_a_silent_device_holds_its_place_for_a_deadline_and_nobody_else(tmp_path
     steps = [step for _, step in journal(fed)]
     assert sum(step.what == TAKE for step in steps) == 16
     assert {who for step in steps if step.what == TAKE for who in step.devices} == {"d00", "d01", "d02"}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_revoked_device_holds_its_task_no_longer(tmp_path: Path, *, restart: bool) -> None:
+    """Its update is missing in each buffer, which would wait for its deadline; also after a restart."""
+    fed = federation(tmp_path, rounds=3, concurrency=3, buffer=3, devices=3, deadline_s=50_000.0, quorum=0.5)
+    fed.start_coordinator()
+    fed.start_devices(2)
+    fed.start_mute_device("d02")
+    fed.world.run(lambda: isinstance(fed.live, UpdatesAndTest) and fed.live.updates.has_task("d02"))
+    if restart:
+        fed.world.kill("coordinator.0")
+    (fed.config.folder / REVOKED_FILE).write_text("d02\n")
+    if restart:
+        fed.start_coordinator()
+    fed.complete()
+    assert fed.world.clock.time_s < 50_000.0
+    steps = [step for _, step in journal(fed)]
+    assert [(step.what, step.devices) for step in steps if step.what in (REFUSE, EXPIRE)] == [(REFUSE, ["d02"])]
+    assert fed.rounds()[0]["refused"] == {"d02": "revoked"}
 
 
 def test_a_device_that_is_silent_for_longer_than_the_deadline_is_counted_as_expired(tmp_path: Path) -> None:
