@@ -75,16 +75,12 @@ def journal(fed: Federation) -> list[tuple[int, Step]]:
 
 def first_state(fed: Federation) -> State:
     """The state after the last round that waited for its devices."""
+    begun = min(number for number, _ in journal(fed))
     with closing(Store(fed.config.folder / "store")) as store:
         run = store.states.run_id("run", str)
-        begun = min(number for number, _ in journal_of(store, run))
         query = "select blob from states where run = ? and round = ?"
         ((blob,),) = store.database.rows(query, (run, begun - 1))
         return state_codec.decode_state(store.blobs.read(blob))
-
-
-def journal_of(store: Store, run: str) -> list[tuple[int, Step]]:
-    return [(number, step) for number in range(1, ROUNDS + 1) for step in store.journal.steps(run, number)]
 
 
 def played_in_one_process(fed: Federation) -> State:
@@ -183,6 +179,23 @@ def test_a_silent_device_holds_its_place_for_a_deadline_and_nobody_else(tmp_path
     steps = [step for _, step in journal(fed)]
     assert sum(step.what == TAKE for step in steps) == 16
     assert {who for step in steps if step.what == TAKE for who in step.devices} == {"d00", "d01", "d02"}
+
+
+def test_a_center_whose_other_devices_are_gone_goes_on_and_the_run_still_is_its_journal(tmp_path: Path) -> None:
+    fed = federation(tmp_path, "ifca", rounds=12, devices=5, concurrency=5, buffer=5, max_staleness=1, deadline_s=50.0)
+    fed.start()
+    fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) == 2)
+    serves = fed.rounds()[-1]["assignment"]
+    few = [who for who in serves if serves[who] == serves["d01"]]
+    for who in few[1:]:
+        fed.world.kill(who)
+    before = fed.rounds()[-1]["asynchronous"]["versions"][serves["d01"]]
+    fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) == 9)
+    fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.complete()
+    assert fed.rounds()[-1]["asynchronous"]["versions"][serves["d01"]] > before + 2
+    np.testing.assert_array_equal(fed.final_state("run").centers, played_in_one_process(fed).centers)
 
 
 @pytest.mark.parametrize("restart", [False, True])
