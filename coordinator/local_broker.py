@@ -188,9 +188,13 @@ def _start_mosquitto(program: str, folder: Path, port: int | None, web_port: int
 
 
 def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Broker:
-    check_port_free(port)
-    folder.mkdir(parents=True, exist_ok=True)
     conf, log = folder / f"mosquitto-{port}.conf", folder / f"mosquitto-{port}.log"
+    try:
+        check_port_free(port)
+    except NetworkError:
+        _end_orphan(conf)
+        check_port_free(port)
+    folder.mkdir(parents=True, exist_ok=True)
     web = MOSQUITTO_WEB_LISTENER.format(port=web_port) if web_port else ""
     conf.write_text(MOSQUITTO_CONF.format(port=port, web=web))
     # Its own session: a Ctrl-C in the terminal does not reach the broker, which has to outlive the clients.
@@ -216,6 +220,18 @@ def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Brok
         raise
     url = f"mqtt://127.0.0.1:{port}"
     return Broker(url=url, kind="mosquitto", pid=process.pid, web=_web_url(web_port), _stop=stop)
+
+
+def _end_orphan(conf: Path) -> None:
+    """End the broker that an earlier process started with this file before it was killed. Linux only."""
+    wanted = [b"-c", os.fsencode(conf)]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().split(b"\0")[1:3] == wanted:
+                os.kill(int(path.parent.name), signal.SIGTERM)
+                until_s = time.monotonic() + STOP_TIMEOUT_S
+                while path.read_bytes() and time.monotonic() < until_s:
+                    time.sleep(0.02)
 
 
 def _web_url(port: int) -> str:

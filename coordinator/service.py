@@ -23,7 +23,7 @@ from coordinator.config_sections import RunConfig
 from coordinator.dashboard.endpoint import Endpoint, dashboard_endpoint
 from coordinator.heap import give_back_large_blocks
 from coordinator.identity.signing_key import coordinator_credentials
-from coordinator.runtime.server import Server
+from coordinator.runtime.server import Server, check_fingerprint
 from coordinator.storage import experiment_trackers
 from coordinator.storage.store import Store
 from coordinator.strategies.common.representation import annotate_representations
@@ -262,20 +262,24 @@ def _check_apart(settings: Sequence[CoordinatorConfig]) -> None:
 def open_store(config: CoordinatorConfig) -> Store:
     """Open the store, and write config.toml beside it: the whole configuration, defaults included.
 
-    Raises ConfigError for a setting that no method has.
+    Raises ConfigError for a setting that no method has, and for a folder with a training that has other settings, or
+    that another coordinator uses: their config.toml stays.
     """
     import tomli_w
 
     parts = [tomli_w.dumps(config.to_toml()), *(_every_setting(run, config) for run in config.runs)]
-    try:
-        config.folder.mkdir(parents=True, exist_ok=True)
-        text = "\n".join(parts)
-        write_atomically(config.folder / "config.toml", text.encode())
-    except OSError as wrong:
-        raise ConfigError(
-            f"cannot write to {config.folder}: {wrong.strerror}", hint="choose another `folder`"
-        ) from wrong
-    return Store(config.folder / "store")
+    with ExitStack() as opened:
+        try:
+            config.folder.mkdir(parents=True, exist_ok=True)
+            store = opened.enter_context(closing(Store(config.folder / "store")))
+            check_fingerprint(config, store)
+            write_atomically(config.folder / "config.toml", "\n".join(parts).encode())
+        except OSError as wrong:
+            raise ConfigError(
+                f"cannot write to {config.folder}: {wrong.strerror}", hint="choose another `folder`"
+            ) from wrong
+        opened.pop_all()
+    return store
 
 
 def _every_setting(run: RunConfig, config: CoordinatorConfig) -> str:

@@ -14,6 +14,7 @@ Repeating a command changes nothing. Time is an argument; nothing is sent over a
 from __future__ import annotations
 
 import datetime as dt
+import os
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -85,12 +86,13 @@ class CertificateExpiry:
 
 @dataclass
 class Provisioner:
-    """One provisioned folder; `written` collects the files that were written."""
+    """One provisioned folder; `written` collects the files that were written, `kept` copies of what they replaced."""
 
     folder: Path
     plan: ProvisionPlan
     now: dt.datetime
     written: list[Path] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +168,10 @@ class Provisioner:
         """
         folder, stem = self._place(name)
         if not self.authority.certificates_of(name):
-            raise ConfigError(f"{name} has no certificate", hint="`provision --check` lists the names")
+            hint = (
+                f"use a device's name or {broker_acl.COORDINATOR_CLIENT_ID}; `provision --check --json` lists the names"
+            )
+            raise ConfigError(f"{name} has no certificate", hint=hint)
         if name == WEB_NAME and not self._web_is_ours():
             raise ConfigError(f"{folder / 'web.crt'} is not of this authority", hint="renew it where it came from")
         if not (folder / f"{stem}.key").exists():
@@ -311,8 +316,12 @@ class Provisioner:
     def _broker_files(self) -> None:
         folder = self.folder / "broker"
         there = PurePosixPath(self.plan.broker_folder or str(folder.resolve()))
-        conf = broker_acl.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port)
-        self._put(folder / "mosquitto.conf", conf.encode())
+        conf = broker_acl.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port).encode()
+        path, old = folder / "mosquitto.conf", folder / "mosquitto.conf.old"
+        if path.exists() and path.read_bytes() != conf:  # it may have lines of the operator's
+            path.replace(old)
+            self.kept.append(old)
+        self._put(path, conf)
         if self.plan.web_port:
             self.written += self.web.write_passwords()
         for name, data in revocation.broker_files(self.authority, self.revoked_names()).items():
@@ -328,11 +337,20 @@ class Provisioner:
         return [(self.folder / "release" / signing_key.PUBLIC_KEY_FILE).read_text(encoding="ascii").strip()]
 
     def _put(self, path: Path, data: bytes, *, private: bool = False) -> None:
-        """Write a file unless it has this content already, and no other user can read it where it is `private`."""
+        """Write a file unless it has this content already, and no other user can read it where it is `private`.
+
+        Any user can read the others, whatever the umask: a broker has a user of its own. What root writes belongs to
+        the owner of the file before, or of the folder, as in `write_private_file`.
+        """
         wide = private and path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077
         if path.exists() and path.read_bytes() == data and not wide:
             return
+        there = (path if path.exists() else path.parent).stat()
         (write_private_file if private else write_atomically)(path, data)
+        if not private and os.name == "posix":
+            path.chmod(0o644)
+            if os.geteuid() == 0:
+                os.chown(path, there.st_uid, there.st_gid)
         self.written.append(path)
 
 

@@ -245,21 +245,26 @@ class _SealedRound:
     def _moved(
         self, parts: list[tuple[tuple[int, ...], Words]], chosen: Mapping[ClientId, int], scale: SumScale, fewest: int
     ) -> State:
-        """The state with the centers that the sums of `fewest` devices or more give."""
+        """The state with the centers that the sums of `fewest` devices or more give.
+
+        A sum that was seen costs epsilon, also where it is not used.
+        """
+        state = self.state
+        if scale.noise and fewest:
+            spent = sum_cost(scale, fewest, state.centers.shape[1])
+            sums = state.extra.get(SPENT_KEY, 0.0) + np.stack([spent, np.ones_like(spent)])
+            state = replace(state, extra={**state.extra, SPENT_KEY: sums})
         if not parts:
-            return self.state
-        centers, total = self.state.centers, np.zeros(len(self.state.centers), dtype=np.int64)
+            return state
+        centers, total = state.centers, np.zeros(len(state.centers), dtype=np.int64)
         for blocks, words in parts:
             centers, counts = centers_of_sums(centers, words, scale, blocks, step=self.plan.step)
             total += counts
-        extra = {**self.state.extra, COUNTS_KEY: total, "age": np.array(1 if self.refresh else self._age + 1)}
-        if self.plan.by_loss and COUNTS_KEY in self.state.extra:
+        extra = {**state.extra, COUNTS_KEY: total, "age": np.array(1 if self.refresh else self._age + 1)}
+        if self.plan.by_loss and COUNTS_KEY in state.extra:
             extra[BY_LOSS_KEY] = np.array(max(0, self._by_loss - 1))
-        if scale.noise:
-            spent = sum_cost(scale, fewest, centers.shape[1])
-            extra[SPENT_KEY] = extra.get(SPENT_KEY, 0.0) + np.stack([spent, np.ones_like(spent)])
         one = dict.fromkeys(sorted(self.fleet), 0) if len(centers) == 1 else {}
-        return State(centers=centers, assignment={**self.state.assignment, **chosen, **one}, extra=extra)
+        return State(centers=centers, assignment={**state.assignment, **chosen, **one}, extra=extra)
 
     def _is_new(self, who: ClientId) -> bool:
         """Whether the device has no center and others have: its model from the common start would be too young.

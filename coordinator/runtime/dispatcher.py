@@ -56,7 +56,7 @@ class Dispatcher:
         self.unreadable = 0  # messages
         self._clock, self._sender, self._downloads, self._event_log = clock, sender, downloads, event_log
         self._newcomers = newcomers  # when a device takes part that is not enrolled (PROTOCOL.md, `coord`)
-        self._leadership = Leadership(sender, store.states.enrolled)
+        self._leadership = Leadership(sender, store)
         self._trainers = set(store.states.enrolled())  # devices whose samples the log knows
         self._revoked, self._look_at_s = revoked, -math.inf
         self._ask_at_s = math.inf  # when to ask devices of which this connection has heard nothing

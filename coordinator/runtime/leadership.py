@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.artifacts.client_release import offer_release
 from coordinator.config import CoordinatorConfig
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 CORRECTIONS_PER_S, CORRECTIONS_BURST = 1.0, 3.0  # records of ours in answer to those of a stranger
 DISOWNED_S = 600.0  # how long a device's word that a later coordinator leads counts
 MIN_DISOWNING = 2  # devices
+EPOCH_LEAP = 10_000  # starts of a coordinator; a device takes a signed epoch up to 1,000,000 above the one it knows
 SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
 RECORD_WAIT_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
 
@@ -43,10 +44,10 @@ class Superseded(ProtocolError):
 
 
 class Leadership:
-    """Raises Superseded when another coordinator leads. `enrolled` returns the devices whose word counts."""
+    """Raises Superseded when another coordinator leads, by its record or by the word of the enrolled devices."""
 
-    def __init__(self, sender: CoordinatorSender, enrolled: Callable[[], Collection[ClientId]]) -> None:
-        self._sender, self._enrolled = sender, enrolled
+    def __init__(self, sender: CoordinatorSender, store: Store) -> None:
+        self._sender, self._store = sender, store
         self._disowned_by: dict[ClientId, float] = {}  # when each device last said so, in seconds
         self._corrections = TokenBucket(CORRECTIONS_PER_S, CORRECTIONS_BURST)
 
@@ -74,13 +75,15 @@ class Leadership:
     def on_old_epoch(self, nack: Envelope) -> None:
         """A device has heard a later coordinator. One device could lie, so two and half of the enrolled are believed.
 
-        What a device said counts for DISOWNED_S.
+        What a device said counts for DISOWNED_S. No record at the broker tells how far the later one had come, as after
+        its loss and a restored backup: the next start is far above.
         """
-        enrolled, now_s = self._enrolled(), self._sender.clock.now_s()
+        enrolled, now_s = self._store.states.enrolled(), self._sender.clock.now_s()
         if self._sender.has_sent(nack.fields["re"]) and nack.cid in enrolled:
             self._disowned_by[nack.cid] = now_s
         self._disowned_by = {cid: at_s for cid, at_s in self._disowned_by.items() if now_s < at_s + DISOWNED_S}
         if len(self._disowned_by) >= max(MIN_DISOWNING, len(enrolled) / 2):
+            self._store.facts.next_epoch(self._sender.epoch + EPOCH_LEAP)
             raise Superseded(self._sender.epoch)
 
 

@@ -73,7 +73,7 @@ class Server:
             strategy = make_strategy(run, config)  # raises for a wrong method or setting before anything is done
             if config.round.asynchronous is not None:
                 check_asynchronous(strategy, {})
-        _check_fingerprint(config, store)
+        check_fingerprint(config, store)
         self.session: EventLoop | None = None
         self._config, self._store, self._clock, self._dial, self._observe = (
             config,
@@ -373,7 +373,7 @@ class Server:
         session.transport.close()
 
 
-def _check_fingerprint(config: CoordinatorConfig, store: Store) -> None:
+def check_fingerprint(config: CoordinatorConfig, store: Store) -> None:
     """Refuse a folder that holds a training with other settings."""
     stored = store.facts.get("lesson")
     if stored not in (None, _fingerprint(config)):

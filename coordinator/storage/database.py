@@ -68,7 +68,7 @@ class Database:
     """`folder`/coordinator.sqlite, locked against a second coordinator while it is open.
 
     Only its owner may read the folder: it holds the devices' updates. Raises ConfigError when the folder is in use, its
-    database is damaged or lost, or holds an unknown schema; then the folder is left unchanged.
+    database is damaged or lost, or holds an unknown schema; then the folder is left unchanged. OSError: a full disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Database:
     def _open(self) -> None:
         """Check the file, and make or upgrade its tables."""
         try:
-            with refuse_damage(self._folder / DATABASE_FILE):
+            with refuse_damage(self._folder / DATABASE_FILE), _tell_full_disk(self._folder):
                 self.execute("pragma journal_mode = wal")
                 self.execute("pragma synchronous = full")
                 check_pages(self._connection)
@@ -121,7 +121,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all statements of the block, durably, or none. Raises OSError when the disk refuses the commit."""
-        with self._one_at_a_time:
+        with self._one_at_a_time, _tell_full_disk(self._folder):
             yield from self._commit()
 
     def _commit(self) -> Iterator[None]:
@@ -129,11 +129,9 @@ class Database:
             self.execute("begin immediate")
             yield
             self.execute("commit")
-        except BaseException as wrong:
+        except BaseException:
             if self._connection.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self.execute("rollback")
-            if isinstance(wrong, sqlite3.OperationalError) and any(word in str(wrong) for word in _DISK_ERRORS):
-                raise OSError(errno.ENOSPC, f"{self._folder}: {wrong}") from wrong
             raise
 
     def execute(self, query: str, values: Iterable[Any] = ()) -> None:
@@ -158,6 +156,17 @@ class Database:
     def put_meta(self, key: str, value: str) -> None:
         """Insert or replace one value of the table of facts, within a `transaction`."""
         self.execute("insert or replace into meta values (?, ?)", (key, value))
+
+
+@contextmanager
+def _tell_full_disk(folder: Path) -> Iterator[None]:
+    """Raise OSError for what SQLite says of a disk without room."""
+    try:
+        yield
+    except sqlite3.OperationalError as wrong:
+        if any(word in str(wrong) for word in _DISK_ERRORS):
+            raise OSError(errno.ENOSPC, f"{folder}: {wrong}") from wrong
+        raise
 
 
 @contextmanager

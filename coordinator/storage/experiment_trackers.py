@@ -135,7 +135,10 @@ class MLflowTracker:
 
 
 class PrometheusTracker:
-    """GET /metrics on this machine's port, 9464 or as in prometheus:PORT: the last round of each run."""
+    """GET /metrics on this machine's port, 9464 or as in prometheus:PORT: the last round of each run.
+
+    A score of a round without a test is that of the last test. Of a center that is no more there is none.
+    """
 
     def __init__(self, _folder: Path, option: str, _config: Mapping[str, Any]) -> None:
         try:
@@ -147,6 +150,7 @@ class PrometheusTracker:
         registry, port = CollectorRegistry(), int(option or PROMETHEUS_PORT)
         self._value = Gauge("fedcenters_round_value", "Of the last round.", ["run", "name"], registry=registry)
         self._round = Gauge("fedcenters_round", "The last round.", ["run"], registry=registry)
+        self._told: dict[str, set[str]] = {}  # names by run
         try:
             self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
         except OSError as taken:
@@ -157,6 +161,11 @@ class PrometheusTracker:
         self._round.labels(run).set(step)
         for name, value in numbers.items():
             self._value.labels(run, name).set(value)
+        known, kinds = self._told.get(run, set()), {_kind(name) for name in numbers}
+        gone = {name for name in known - numbers.keys() if _kind(name) in kinds}
+        for name in gone:
+            self._value.remove(run, name)
+        self._told[run] = known.union(numbers) - gone
 
     def close(self) -> None:
         self._server.shutdown()
@@ -169,6 +178,11 @@ TRACKERS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
     "mlflow": MLflowTracker,
     "prometheus": PrometheusTracker,
 }
+
+
+def _kind(name: str) -> str:
+    """center_accuracy of center_accuracy/3."""
+    return name.partition("/")[0]
 
 
 def _missing(extra: str, wrong: ImportError) -> NoReturn:

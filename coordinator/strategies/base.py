@@ -124,11 +124,14 @@ class SealedSums(dict[ClientId, Reply]):
         self.sums = {group: _sum(replies[c].words for c in who) for group, who in self.members.items()}
 
     @classmethod
-    def unmasked(cls, sums: Mapping[int, tuple[list[ClientId], Words]]) -> SealedSums:
-        """The sums that were made under masks: which devices are in the sum of each group, and its words."""
+    def unmasked(cls, sums: Mapping[int, tuple[list[ClientId], Words | None]]) -> SealedSums:
+        """The sums that were made under masks: which devices are in the sum of each group, and its words.
+
+        None for a sum that the server has seen and does not use.
+        """
         made = cls(SumByCenter({}, least=0), {})
         made.members = {group: who for group, (who, _) in sums.items()}
-        made.sums = {group: words for group, (_, words) in sums.items()}
+        made.sums = {group: words for group, (_, words) in sums.items() if words is not None}
         return made
 
 

@@ -25,6 +25,7 @@ CHUNK_BYTES = 1 << 20
 OWN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # flags of POSIX, of Windows
 QUARANTINE = "quarantine"  # the folder of damaged blobs
 ForEach = Callable[[Callable[[Any], None], Sequence[Any]], Iterable[None]]
+MOST_KEPT = 1_000  # blobs, where the least recently used make room
 MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
 
 
@@ -104,7 +105,10 @@ def publish_blobs(staged: Sequence[StagedBlob], each: ForEach = map) -> None:
 
 
 class BlobFolder:
-    """Whole blobs up to `budget_bytes`. With `evict` the least recently used make room, else a full folder refuses."""
+    """Whole blobs up to `budget_bytes`. With `evict` the least recently used make room, else a full folder refuses.
+
+    Such a folder keeps MOST_KEPT blobs: a run of small models brings thousands, and each new one looks at all of them.
+    """
 
     def __init__(self, path: Path, budget_bytes: int | None = None, *, evict: bool = False) -> None:
         self._path, self._budget, self._evict = path, budget_bytes, evict
@@ -234,13 +238,13 @@ class BlobFolder:
         if self._budget is None:
             return
         stats = sorted((file.stat().st_mtime_ns, file.stat().st_size, file) for file in self._blobs())
-        total = sum(length for _, length, _ in stats) + size
+        total, kept = sum(length for _, length, _ in stats) + size, len(stats) + 1
         for _, length, file in stats if self._evict else ():
-            if total <= self._budget:
+            if total <= self._budget and kept <= MOST_KEPT:
                 break
             if file.name not in self._pinned:
                 file.unlink(missing_ok=True)
-                total -= length
+                total, kept = total - length, kept - 1
         if total > self._budget:
             raise Malformed("no_space", f"{size} bytes do not fit into the folder's {self._budget}")
 

@@ -226,8 +226,9 @@ class AsynchronousNetwork:
             return
         found: dict[tuple[ClientId, str], Flat] = {}
         checkpoint.load_models(folder, set(facts["at_work"]).union(*facts["buffers"]), found)
+        older = {"since": facts["handed"]}  # an older version did not count how long an update waits
         buffers = [
-            {who: Buffered(row=found[who, f"row-{k}"], **entry) for who, entry in buffer.items()}
+            {who: Buffered(row=found[who, f"row-{k}"], **older | entry) for who, entry in buffer.items()}
             for k, buffer in enumerate(facts["buffers"])
         ]
         at_work = {who: Handed(start=found.get((who, "start")), **handed) for who, handed in facts["at_work"].items()}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -78,6 +80,22 @@ def test_a_stopped_mosquitto_leaves_no_process_and_no_file(mosquitto: Broker, tm
     assert not psutil.pid_exists(mosquitto.pid)
     assert not listens(mosquitto.url)
     assert list((tmp_path / "mosquitto").iterdir()) == []
+
+
+@pytest.mark.broker
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs Linux")
+def test_the_mosquitto_of_a_process_that_was_killed_is_replaced(tmp_path: Path, free_port: int) -> None:
+    start = f"start_broker(Path({str(tmp_path)!r}), 'mosquitto', port={free_port})"
+    code = f"from coordinator.local_broker import *\nprint({start}.pid, flush=True)\ninput()"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as earlier:
+        orphan = int(earlier.stdout.readline()) if earlier.stdout is not None else 0
+        earlier.kill()
+    assert psutil.pid_exists(orphan)
+    with start_broker(tmp_path, "mosquitto", port=free_port) as found:
+        assert found.pid != orphan
+        assert answer_to_connect(found.url) == b"\x20\x02\x00\x00"
+        assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_stopped_amqtt_leaves_no_thread(amqtt_broker: Broker) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,21 @@ def test_a_link_in_the_place_of_the_settings_is_replaced_and_not_followed(config
     assert not (run / "config.toml").is_symlink()
 
 
+def test_a_start_that_is_refused_leaves_the_settings_of_the_folder_as_they_are(config: Path) -> None:
+    """They are what `fedcenters-export bundle` reads of the run."""
+    settings = read_config(config, environ={})
+    other = replace(settings, seed=1)
+    with closing(open_store(settings)) as store:
+        kept = (settings.folder / "config.toml").read_bytes()
+        with pytest.raises(ConfigError, match="in use by another coordinator"):
+            open_store(other)
+        store.facts.put("lesson", json.dumps(settings.fingerprint(), sort_keys=True))
+    with pytest.raises(ConfigError, match="other settings: seed = 0, now 1"):
+        open_store(other)
+    assert (settings.folder / "config.toml").read_bytes() == kept
+    open_store(settings).close()  # it is not locked
+
+
 def test_a_link_in_the_place_of_the_log_is_refused_and_not_followed(config: Path) -> None:
     run = config.parent / "run"
     (run / "metrics.jsonl").symlink_to(config.parent / "precious")
@@ -64,7 +82,7 @@ def test_a_link_in_the_place_of_the_log_is_refused_and_not_followed(config: Path
     ("mount", "said"),
     [
         ("mount -t tmpfs -o ro none run", "Read-only file system"),
-        ("mount -t tmpfs -o size=8k none run && head -c 8192 /dev/zero > run/filler", "No space left on device"),
+        ("mount -t tmpfs -o size=8k none run && head -c 8192 /dev/zero > run/filler", "disk is full"),
         ("rmdir run && touch run", "File exists"),
     ],
 )

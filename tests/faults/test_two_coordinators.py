@@ -75,8 +75,8 @@ def test_the_second_coordinator_leads_and_the_first_ends(tmp_path: Path) -> None
     first.world.end()
 
 
-def test_a_coordinator_that_the_devices_call_old_ends(tmp_path: Path) -> None:
-    """The broker has forgotten the record of a later coordinator, but the devices have not."""
+def test_a_coordinator_that_the_devices_call_old_ends_and_leads_when_it_is_started_again(tmp_path: Path) -> None:
+    """The broker has forgotten the record of a later coordinator, but the devices have not: a backup was restored."""
     fed = Federation.of(tmp_path, quorum=0.5)
     for _ in range(3):
         fed.start(2)
@@ -91,6 +91,8 @@ def test_a_coordinator_that_the_devices_call_old_ends(tmp_path: Path) -> None:
     fed.start_devices(2)
     with pytest.raises(Superseded):
         fed.world.run(lambda: False)
+    old.start_coordinator(name="coordinator.1")
+    fed.world.run(lambda: old.catalog is not None)
     fed.world.end()
 
 

@@ -36,7 +36,12 @@ def pack(snapshot: Snapshot) -> State:
     buffers: list[dict[ClientId, dict[str, Any]]] = []
     for k, buffer in enumerate(training.buffers):
         arrays |= {f"{PREFIX}row-{k}-{who}": entry.row for who, entry in buffer.items()}
-        buffers.append({w: {"n": e.n, "staleness": e.staleness, "moves": dict(e.moves)} for w, e in buffer.items()})
+        buffers.append(
+            {
+                who: {"n": entry.n, "staleness": entry.staleness, "moves": dict(entry.moves), "since": entry.since}
+                for who, entry in buffer.items()
+            }
+        )
     at_work = {}
     for who, handed in training.at_work.items():
         if handed.start is not None and handed.center is not None:
@@ -67,8 +72,9 @@ def unpack(packed: State) -> Snapshot | None:
         return None
     facts = json.loads(packed.extra[_FACTS].tobytes())
     own = {name: array for name, array in packed.extra.items() if not name.startswith(PREFIX)}
+    older = {"since": facts["handed"]}  # an older version did not count how long an update waits
     buffers = tuple(
-        {who: Buffered(row=packed.extra[f"{PREFIX}row-{k}-{who}"], **entry) for who, entry in buffer.items()}
+        {who: Buffered(row=packed.extra[f"{PREFIX}row-{k}-{who}"], **older | entry) for who, entry in buffer.items()}
         for k, buffer in enumerate(facts["buffers"])
     )
     at_work, rounds = {}, {}

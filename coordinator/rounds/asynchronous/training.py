@@ -78,12 +78,16 @@ class Handed:
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered:
-    """An update that waits in a buffer, as it moves the center; `staleness` is that of its start."""
+    """An update that waits in a buffer, as it moves the center; `staleness` is that of its start.
+
+    `since` counts the run's tasks when it came.
+    """
 
     row: Flat
     n: int
     staleness: int
     moves: Mapping[str, float]
+    since: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +142,15 @@ def hand_out(
 ) -> tuple[Training, dict[ClientId, Task], list[Taken]]:
     """Give free devices that are `present` a task, by lot; -> also the tasks, and the versions that this made.
 
-    Where no device is at work and none may be given a task, the buffers are emptied as they are: nobody else comes.
+    Where no device is at work and none may be given a task, the buffers are emptied as they are: nobody else comes. So
+    is one that has waited for too long: the other devices of its center are gone.
     """
+    training, made = _emptied(training, rules, since=training.handed - patience(rules))
     training, tasks = _filled(training, rules, round, present)
-    if training.at_work or not training.buffered:
-        return training, tasks, []
-    made = []
-    for k, buffer in enumerate(training.buffers):
-        if buffer:
-            training, taken = _new_version(training, rules, k)
-            made.append(taken)
-    training, tasks = _filled(training, rules, round, present)
+    if not training.at_work and training.buffered:
+        training, more = _emptied(training, rules, since=training.handed)
+        training, tasks = _filled(training, rules, round, present)
+        made += more
     return training, tasks, made
 
 
@@ -169,7 +171,7 @@ def take(
     same = k == handed.center
     start = handed.start if same else None
     row = moved_row(training.state.centers[k], reply.update, start, staleness, n_params=rules.schema.n_params)
-    entry = Buffered(row=row, n=reply.n, staleness=staleness, moves=moves)
+    entry = Buffered(row=row, n=reply.n, staleness=staleness, moves=moves, since=training.handed)
     buffers = tuple({**b, who: entry} if j == k else b for j, b in enumerate(training.buffers))
     state = replace(training.state, assignment={**training.state.assignment, who: k})
     training = replace(training, buffers=buffers, state=state)
@@ -214,6 +216,11 @@ def buffer_size(training: Training, rules: Rules, k: int) -> int:
     devices = Counter(j for who, j in training.state.assignment.items() if who in rules.fleet)
     mine, buffer = devices[k], round_target(rules)
     return max(1, min(mine, LEAST_UPDATES), -(-buffer * mine // max(1, devices.total())))
+
+
+def patience(rules: Rules) -> int:
+    """While the run gives so many tasks, an update waits in a buffer: about as long as a task may take."""
+    return (rules.options.max_staleness + 1) * round_target(rules)
 
 
 def moved_row(center: Flat, model: Flat, start: Flat | None, staleness: int, *, n_params: int) -> Flat:
@@ -310,6 +317,16 @@ def _center(training: Training, rules: Rules, who: ClientId, handed: Handed, mod
     d2 = measure(training.state, rules.schema, model)
     before = np.array([training.state.assignment.get(who, -1)])
     return int(apply_hysteresis(d2[None].argmin(axis=1), d2[None], before, rules.plan.hysteresis)[0])
+
+
+def _emptied(training: Training, rules: Rules, *, since: int) -> tuple[Training, list[Taken]]:
+    """Empty the buffers with an update that came when the run had given `since` tasks or fewer."""
+    made = []
+    for k, buffer in enumerate(training.buffers):
+        if any(entry.since <= since for entry in buffer.values()):
+            training, taken = _new_version(training, rules, k)
+            made.append(taken)
+    return training, made
 
 
 def _new_version(training: Training, rules: Rules, k: int) -> tuple[Training, Taken]:

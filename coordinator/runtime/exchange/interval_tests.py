@@ -78,14 +78,17 @@ class IntervalTests:
     def begin(
         self, place: RoundPlace, strategy: Strategy, before: Snapshot, live: UpdatesAndTest, context: ExchangeContext
     ) -> None:
-        """Go on with the test that an earlier process began, or begin the one that is due with this round."""
-        if place.run in self.under_way:
+        """Go on with the test that an earlier process began, or begin the one that is due with this round.
+
+        Before there is a new version, the exchange 0 is that of the first task.
+        """
+        if place.run in self.under_way or not (before.test or self._is_due(place, before)):
             return
         begun = before.test or place.number
         key = ExchangeKey(place.run, begun, 0)
         tested = before if begun == place.number else self._before(place.run, begun)
         known = self.store.exchanges.task_hashes(key)
-        if tested is None or not (known or self._is_due(place, before)):
+        if tested is None:
             return
         cohort = sorted(known) or self._cohort(place)
         if not cohort:

@@ -19,6 +19,7 @@ from typing import Any
 from coordinator.rounds.asynchronous.training import Rules, Training
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.journalled_training import EXPIRED, JournalledTraining, Orders
+from coordinator.runtime.exchange.live_exchange import REVOKED
 from coordinator.runtime.exchange.task_messages import ExchangeContext
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.runtime.exchange.uploads import UploadCredits
@@ -154,11 +155,15 @@ class LiveUpdates:
         sent.ident = self._context.sender.send(cid, "task", left_ms=left_ms, **fields)
 
     def tick(self) -> None:
-        """Let time pass: tasks without an answer are taken back."""
+        """Let time pass: tasks without an answer, and those of revoked devices, are taken back."""
         self._receiver.sync()
         now_s, self._again_s = self._context.clock.now_s(), math.inf
         self._failed = {who: until_s for who, until_s in self._failed.items() if until_s > now_s}
-        for who in [who for who, sent in self._sent.items() if sent.until_s <= now_s and who not in self._arrived]:
+        waited = {who: sent.until_s for who, sent in self._sent.items() if who not in self._arrived}
+        for who in sorted(waited.keys() & self._context.revoked()):
+            self._end(REFUSE, who, REVOKED)
+            del waited[who]
+        for who in [who for who, until_s in waited.items() if until_s <= now_s]:
             self._end(EXPIRE, who, EXPIRED)
         self.step()
 

@@ -193,10 +193,10 @@ class MaskedSums:
 
     def _unmasked(
         self, first: ExchangeKey, states: Mapping[int, SecureSum], commands: list[SecureCommand], work: Work
-    ) -> dict[int, tuple[list[ClientId], Words]]:
+    ) -> dict[int, tuple[list[ClientId], Words | None]]:
         """The sums of those groups that can be unmasked: one vector of each group in memory, and one upload.
 
-        A sum that no devices can give which keep to the task is left out.
+        A sum that no devices can give which keep to the task is None.
         """
         sums, key = {}, _at(first, 2)
         ready = [command for command in commands if isinstance(command, SumReady)]
@@ -209,10 +209,9 @@ class MaskedSums:
                 packed = read_upload(data, roster=state.roster, words=form.words, bits=form.bits)
                 add_packed_into(total, packed, form.bits)
             unmask_into(state, one, total)
-            if reason := why_impossible(work, total, len(one.survivors)):
-                self.failures.append(reason)
-            else:
-                sums[group] = (list(one.survivors), total)
+            reason = why_impossible(work, total, len(one.survivors))
+            self.failures += [] if reason is None else [reason]
+            sums[group] = (list(one.survivors), total if reason is None else None)
         return sums
 
 

@@ -130,9 +130,10 @@ class UpdatesAndTest:
         self._go_on()
 
     def on_revoked(self, names: Collection[ClientId]) -> None:
-        """The test does not wait for these devices; a task of theirs ends at its deadline, for which no other waits."""
+        """The test does not wait for these devices, and their tasks end."""
         for test in self._open_tests():
             test.on_revoked(names)
+        self.tick()
 
     def on_nack(self, message: Envelope) -> None:
         """A refusal of one of both; each knows its own messages."""

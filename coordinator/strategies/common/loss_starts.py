@@ -65,7 +65,7 @@ def starts_by_loss(  # noqa: PLR0913 - a start has these
     deal = dict(zip(every, (rng.permutation(len(every)) % count).tolist(), strict=True))
     wide = yield from devices.groups(replace(state, centers=np.tile(common, (max(count, k), 1))), deal, seeds)
     if COUNTS_KEY not in wide.extra:
-        return state
+        return replace(state, extra=wide.extra)
     if count <= k:
         return wide
     for number in range(1, sorts + 1):
@@ -103,8 +103,8 @@ class ClearStarts:
         least, n_params = self.method.server.least_members, self.schema.n_params
         sorts = 0 if self.method.server.privacy_noise else sorts
         after = yield from starts_by_loss(self, state, self.fleet, rng, least=least, sorts=sorts, n_params=n_params)
-        if after is state:
-            return state
+        if COUNTS_KEY not in after.extra:
+            return after
         return replace(after, assignment={}, extra={k: v for k, v in after.extra.items() if k != COUNTS_KEY})
 
     def groups(self, wide: State, deal: Mapping[ClientId, int], seeds: TaskSeeds) -> Round:

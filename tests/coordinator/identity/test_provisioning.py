@@ -109,13 +109,42 @@ def test_mosquittos_access_list_is_for_its_owner_alone_also_where_it_was_not(tmp
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file to another user")
 def test_what_root_writes_again_stays_the_brokers(tmp_path: Path) -> None:
+    """Also a new certificate, in whose place none is. A mosquitto that cannot read crl.pem goes on without one."""
     work = provision_federation(tmp_path / "keys", "d1")
-    acl, user = work.folder / "broker" / "mosquitto.acl", 54_321
-    for path in (acl.parent, *acl.parent.iterdir()):
+    broker, user = work.folder / "broker", 54_321
+    for path in (broker, *broker.iterdir()):
         os.chown(path, user, user)
     work.revoke("d1")
-    assert "user d1" in acl.read_text()
-    assert (acl.stat().st_uid, acl.stat().st_gid) == (user, user)
+    work.renew("server.broker")
+    assert "user d1" in (broker / "mosquitto.acl").read_text()
+    assert {path.name: (path.stat().st_uid, path.stat().st_gid) for path in broker.iterdir()} == dict.fromkeys(
+        (path.name for path in broker.iterdir()), (user, user)
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have other rights there")
+def test_what_is_no_secret_can_be_read_by_the_brokers_user_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        work = provision_federation(tmp_path / "keys", "d1")
+        work.revoke("d1")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (work.folder / "broker").iterdir()}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {"server.key", "mosquitto.acl"}
+    assert set(modes.values()) == {0o600, 0o644}
+
+
+def test_lines_that_were_added_to_the_brokers_configuration_are_kept_beside_it_and_that_is_told(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    made = invoke(str(keys), "--federation", "demo", "--host", "h", "--device", "d1")
+    conf = keys / "broker" / "mosquitto.conf"
+    written = conf.read_text()
+    conf.write_text(f"{written}log_dest syslog\n")
+    revoked = invoke(str(keys), "--revoke", "d1")
+    assert (conf.read_text(), conf.with_suffix(".conf.old").read_text()) == (written, f"{written}log_dest syslog\n")
+    assert "the one before is" not in made.stderr
+    assert f"{conf} is another one now; the one before is {conf}.old" in revoked.stderr
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file to another user")

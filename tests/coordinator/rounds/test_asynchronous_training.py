@@ -20,6 +20,7 @@ from coordinator.rounds.asynchronous.training import (
     buffer_size,
     hand_out,
     moved_row,
+    patience,
     release,
     round_target,
     served_state,
@@ -225,6 +226,26 @@ def test_the_buffers_are_emptied_where_nobody_else_can_come() -> None:
     training, tasks, made = hand_out(training, by, 1, there.__contains__)
     assert [taken.made for taken in made] == [(0,)]
     assert sorted(tasks) == sorted(there)
+
+
+def test_a_center_whose_other_devices_are_gone_moves_by_those_that_are_left() -> None:
+    """Two of the second center's three devices never come; the others go on without an end, and so does d0."""
+    by = rules("fesem", concurrency=4, buffer=8, max_staleness=1)
+    training = first(2, {who: int(who in ("d0", "d1", "d2")) for who in FLEET})
+    assert buffer_size(training, by, 1) == 3
+    waits, made_at = None, []
+    for i in range(400):
+        training, _, made = hand_out(training, by, 1, lambda who: who not in ("d1", "d2"))
+        waits = training.handed if waits is None and "d0" in training.buffered else waits
+        made_at += [training.handed for taken in made if taken.made == (1,)]
+        who = sorted(training.at_work)[i % len(training.at_work)]
+        near = training.at_work[who].start
+        assert near is not None
+        training, _ = take(training, by, who, Reply(n=FLEET[who], update=near + 1e-3), {"delta": 0.1})
+    assert waits is not None
+    assert training.versions[1] == len(made_at) > 2
+    assert made_at[0] >= waits + patience(by) - by.options.concurrency
+    assert training.versions[0] > training.versions[1]
 
 
 def test_a_center_is_full_at_its_devices_share_of_the_buffer() -> None:

@@ -197,6 +197,27 @@ def test_devices_that_drop_out_take_their_noise_with_them() -> None:
     assert spent[0] < spent[1]
 
 
+@pytest.mark.parametrize("case", ["fedavg", "ifca"])  # IFCA's are of its random groups
+def test_a_sum_that_was_seen_and_is_not_used_costs_epsilon(case: str) -> None:
+    """Else a device could have sums taken without an end, by words that no device may add."""
+
+    class Refusing(Watched):
+        def ask(self, exchange: Exchange) -> Replies:
+            found = super().ask(exchange)
+            if not isinstance(found, SealedSums):
+                return found
+            return SealedSums.unmasked({group: (who, None) for group, who in found.members.items()})
+
+    used, made = (trained(case, "updates", rounds=0, **{"privacy-noise": 1.0}) for _ in range(2))
+    after = one_round(made, Refusing(made))
+    np.testing.assert_array_equal(after.centers, made.state.centers)
+    record, expected = privacy_spent(made.strategy, after), privacy_spent(made.strategy, one_round(used, Watched(used)))
+    assert record is not None
+    assert expected is not None
+    assert record["releases"] == 1
+    assert record["epsilon"] == expected["epsilon"] if case == "fedavg" else 0 < record["epsilon"] < expected["epsilon"]
+
+
 def test_an_evaluation_is_one_sum() -> None:
     clear, sealed = world(build("ifca", SMALL), LOCAL), world(build("ifca", {**SMALL, "secure": "updates"}), LOCAL)
     one, other = clear.round(), sealed.round()
@@ -331,7 +352,9 @@ def test_a_fleet_too_small_for_a_group_of_each_center_begins_with_fewer_groups(c
 def test_a_first_round_that_too_few_devices_answer_changes_nothing(case: str) -> None:
     """Not the number of centers either: the start has more groups than the run has centers."""
     made = world(build(case, {**SMALL, "secure": "updates", "secure-start": "loss"}), grouped_fleet(30, 2))
-    assert one_round(made, Watched(made, {"add": set(made.fleet)})) is made.state
+    after = one_round(made, Watched(made, {"add": set(made.fleet)}))
+    assert after.centers is made.state.centers
+    assert after.extra is made.state.extra
 
 
 def test_fesem_begins_with_random_groups_and_three_rounds_by_loss_and_goes_on_by_distance() -> None:

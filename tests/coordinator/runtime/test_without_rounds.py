@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.artifacts.finished_run import make_strategy
 from coordinator.config_sections import RunConfig
+from coordinator.identity.revoked_list import REVOKED_FILE
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import Broker
 from coordinator.rounds.asynchronous import training as machine
@@ -20,6 +21,7 @@ from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.asynchronous.snapshot import Snapshot, pack
 from coordinator.rounds.asynchronous.training import Rules
 from coordinator.rounds.update_validation import ReplySpec, update_moves
+from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.runtime.exchange.without_rounds import oldest_needed
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
@@ -73,16 +75,12 @@ def journal(fed: Federation) -> list[tuple[int, Step]]:
 
 def first_state(fed: Federation) -> State:
     """The state after the last round that waited for its devices."""
+    begun = min(number for number, _ in journal(fed))
     with closing(Store(fed.config.folder / "store")) as store:
         run = store.states.run_id("run", str)
-        begun = min(number for number, _ in journal_of(store, run))
         query = "select blob from states where run = ? and round = ?"
         ((blob,),) = store.database.rows(query, (run, begun - 1))
         return state_codec.decode_state(store.blobs.read(blob))
-
-
-def journal_of(store: Store, run: str) -> list[tuple[int, Step]]:
-    return [(number, step) for number in range(1, ROUNDS + 1) for step in store.journal.steps(run, number)]
 
 
 def played_in_one_process(fed: Federation) -> State:
@@ -151,7 +149,8 @@ def test_each_task_that_was_answered_is_stored_with_its_device_the_second_one_of
 
 
 @pytest.mark.parametrize(
-    ("method", "fatal", "before"), [("fedavg", 8, True), ("fedavg", 11, False), ("ifca", 14, True)]
+    ("method", "fatal", "before"),
+    [("fedavg", 8, True), ("fedavg", 11, False), ("fedavg", 15, False), ("ifca", 14, True)],
 )
 def test_after_a_kill_at_a_write_the_run_still_is_its_journal(
     tmp_path: Path, method: str, fatal: int, *, before: bool
@@ -180,6 +179,43 @@ def test_a_silent_device_holds_its_place_for_a_deadline_and_nobody_else(tmp_path
     steps = [step for _, step in journal(fed)]
     assert sum(step.what == TAKE for step in steps) == 16
     assert {who for step in steps if step.what == TAKE for who in step.devices} == {"d00", "d01", "d02"}
+
+
+def test_a_center_whose_other_devices_are_gone_goes_on_and_the_run_still_is_its_journal(tmp_path: Path) -> None:
+    fed = federation(tmp_path, "ifca", rounds=12, devices=5, concurrency=5, buffer=5, max_staleness=1, deadline_s=50.0)
+    fed.start()
+    fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) == 2)
+    serves = fed.rounds()[-1]["assignment"]
+    few = [who for who in serves if serves[who] == serves["d01"]]
+    for who in few[1:]:
+        fed.world.kill(who)
+    before = fed.rounds()[-1]["asynchronous"]["versions"][serves["d01"]]
+    fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) == 9)
+    fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.complete()
+    assert fed.rounds()[-1]["asynchronous"]["versions"][serves["d01"]] > before + 2
+    np.testing.assert_array_equal(fed.final_state("run").centers, played_in_one_process(fed).centers)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_revoked_device_holds_its_task_no_longer(tmp_path: Path, *, restart: bool) -> None:
+    """Its update is missing in each buffer, which would wait for its deadline; also after a restart."""
+    fed = federation(tmp_path, rounds=3, concurrency=3, buffer=3, devices=3, deadline_s=50_000.0, quorum=0.5)
+    fed.start_coordinator()
+    fed.start_devices(2)
+    fed.start_mute_device("d02")
+    fed.world.run(lambda: isinstance(fed.live, UpdatesAndTest) and fed.live.updates.has_task("d02"))
+    if restart:
+        fed.world.kill("coordinator.0")
+    (fed.config.folder / REVOKED_FILE).write_text("d02\n")
+    if restart:
+        fed.start_coordinator()
+    fed.complete()
+    assert fed.world.clock.time_s < 50_000.0
+    steps = [step for _, step in journal(fed)]
+    assert [(step.what, step.devices) for step in steps if step.what in (REFUSE, EXPIRE)] == [(REFUSE, ["d02"])]
+    assert fed.rounds()[0]["refused"] == {"d02": "revoked"}
 
 
 def test_a_device_that_is_silent_for_longer_than_the_deadline_is_counted_as_expired(tmp_path: Path) -> None:

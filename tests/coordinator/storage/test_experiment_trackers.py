@@ -93,6 +93,32 @@ def test_prometheus_reads_the_last_round_until_the_run_ends(tmp_path: Path) -> N
         urllib.request.urlopen(url, timeout=10)
 
 
+def test_prometheus_forgets_centers_that_are_no_more_and_keeps_the_scores_of_the_last_test(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    port = free_port()
+    with open_trackers(f"prometheus:{port}", tmp_path, {}) as tell:
+        tell({**round_event(1, 0.25), "per_center": [0.1, 0.2, 0.3]})
+        tell({**round_event(2, 0.5), "per_center": [0.4, 0.6]})
+        tell(
+            {
+                "event": "round",
+                "run": "fesem",
+                "round": 3,
+                "accuracy": {"micro": None},
+                "per_center": [],
+                "seconds": 1.5,
+            }
+        )
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    found = {line.split('"')[1]: float(line.split()[-1]) for line in text.splitlines() if "round_value{" in line}
+    assert {name: found.get(name) for name in ("accuracy/micro", "seconds", "center_accuracy/1")} == {
+        "accuracy/micro": 0.5,
+        "seconds": 1.5,
+        "center_accuracy/1": 0.6,
+    }
+    assert "center_accuracy/2" not in found
+
+
 def test_a_tracker_that_fails_is_dropped_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from coordinator.storage import experiment_trackers
 

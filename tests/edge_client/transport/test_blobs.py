@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -156,6 +157,25 @@ def test_the_least_recently_used_makes_room_but_never_what_is_pinned(tmp_path: P
     folder.pin({blobs_[1]})
     folder.put(b"x" * 300)
     assert [folder.has(sha256) for sha256 in blobs_] == [True, True, False]
+
+
+def test_a_folder_that_evicts_keeps_a_thousand_blobs_however_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_client.transport.blobs.MOST_KEPT", 3)
+    evicts, keeps = BlobFolder(tmp_path / "cache", 1 << 30, evict=True), BlobFolder(tmp_path / "store", 1 << 30)
+    for age in range(5):
+        sha256 = evicts.put(bytes([age]))
+        os.utime(tmp_path / "cache" / sha256, (age, age))
+        keeps.put(bytes([age]))
+    assert [evicts.has(hashlib.sha256(bytes([age])).hexdigest()) for age in range(5)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert all(keeps.has(hashlib.sha256(bytes([age])).hexdigest()) for age in range(5))
 
 
 def test_a_blob_above_the_budget_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_another_process_takes_the_steps_of_the_journal_and_is_where_this_one_wa
     assert theirs.rounds == dict.fromkeys(mine.tasks, ROUND)
     assert theirs.counts == mine.counts
     assert theirs.refused == mine.refused
-    assert (mine.refused[second], third in mine.refused) == (EXPIRED, False)
+    assert (mine.refused[second], mine.refused[third]) == (EXPIRED, "no_data")
     assert (theirs.closed, theirs.wanted, theirs.round) == (False, 2, ROUND)
     assert theirs.training.versions == mine.training.versions
     assert theirs.training.buffered == mine.training.buffered == {first}

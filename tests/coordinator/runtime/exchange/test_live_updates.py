@@ -361,3 +361,14 @@ def test_a_task_keeps_its_deadline_in_the_next_round(begun: Begun) -> None:
     run.next_round()
     left = {cid: task["left_ms"] for cid, task in run.tasks().items()}
     assert left == {"d0": 300_000, "d1": 300_000, "d2": 300_000, "d3": 250_000}
+
+
+def test_a_refusal_is_told_in_the_round_in_which_it_came(begun: Begun) -> None:
+    """Its task may be of an earlier one, whose record is written."""
+    run = begun(concurrency=4, buffer=3)
+    tasks = run.tasks()
+    for cid in ("d0", "d1", "d2"):
+        run.announce(tasks[cid], cid)
+    run.next_round()
+    run.refuse("d3", run.tasks()["d3"]["id"], "no_data")
+    assert run.live.updates.journalled.refused == {"d3": "no_data"}

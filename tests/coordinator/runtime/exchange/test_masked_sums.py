@@ -191,7 +191,7 @@ def test_a_sum_that_shows_a_device_that_did_not_keep_to_its_task_is_left_out(sto
         return words_of(cid, one) + np.uint32(cid == "dev-003") * np.array([0, 0, 0, 1], np.uint32)
 
     found, failures = summed(Cohort(store, lying), cids(6))
-    assert (found.members, found.sums) == ({}, {})
+    assert (found.members, found.sums) == ({0: cids(6)}, {})  # it was seen
     assert failures == ["7 devices are counted: at least one of 6 devices did not keep to its task"]
 
 
