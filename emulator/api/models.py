@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from math import prod
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
 
 HIDDEN = 64
+TRIED = 8  # samples of which a loss of the user's own is known again
 
 
 def own_model(
@@ -117,6 +119,23 @@ class Perceptron(nn.Sequential):
         out = [nn.Linear(HIDDEN, prod(target))]
         shaped = [nn.Unflatten(1, target)] if len(target) > 1 else []
         super().__init__(nn.Flatten(), nn.Linear(prod(sample), HIDDEN), nn.ReLU(), *out, *shaped)
+
+
+def try_loss(model: Model, split: FleetData) -> list[float]:
+    """What the user's own loss gives for labels or targets of the first device, by which it is known again.
+
+    The outputs are drawn: shares, as a loss of probabilities takes, then larger numbers, as logits. A loss that takes
+    one kind only fails for the other, which tells nothing.
+    """
+    if model.own_loss is None:
+        return []
+    y = torch.from_numpy(np.array(next(iter(split.devices.values())).train.y[:TRIED]))
+    shape, rng, found = (len(y), *model.output), np.random.default_rng(0), list[float]()
+    for drawn in (rng.uniform(0.05, 0.95, shape), rng.normal(0, 3, shape)):
+        with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found += model.own_loss(torch.from_numpy(drawn).float(), y).double().flatten().tolist()
+    return found
 
 
 def make_module(make: object, seed: int) -> nn.Module:
