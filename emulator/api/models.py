@@ -19,6 +19,7 @@ from edge_client.errors import UsageError
 from edge_client.protocol.program import IGNORED, class_axis
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from edge_client.protocol.task import Flat, Schema
+from edge_client.training.scores import MAX_COUNTED_CLASSES
 from export.compiler.losses.choose_loss import layout_of
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
@@ -65,6 +66,9 @@ def _own_model(
                 "these samples have a label per token or pixel, and no model of ours gives so many",
                 hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes",
             )
+        if labels and used[-1] >= MAX_COUNTED_CLASSES:
+            told = f"y has the class {used[-1]}, of {len(used)} classes; accuracy is counted for {MAX_COUNTED_CLASSES}"
+            raise UsageError(told, hint="number the classes from 0: y = np.unique(y, return_inverse=True)[1]")
         model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
     model, packed = make_module(model, seed), _parts(split)
     if packed:

@@ -161,6 +161,7 @@ def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
         groups=groups,
         classes=tuple(told.get("classes", ())),
         columns=tuple(told.get("columns", ())),
+        pixels=bool(told.get("pixels")),
         called={who: facts["called"] for who, facts in told["devices"].items() if "called" in facts},
         kept=told["devices"],
     )

@@ -58,7 +58,7 @@ def describe_fleet(split: FleetData, schema: Schema, loss: LossMark | None) -> R
         devices[who] = {"group": split.groups.get(who), "samples": len(local.train), "labels": labels}
         if isinstance(called := split.called.get(who), (str, int, float)):
             devices[who]["called"] = called
-    names = {"classes": list(split.classes), "columns": list(split.columns)}
+    names = {"classes": list(split.classes), "columns": list(split.columns), "pixels": split.pixels}
     return {
         "classifier": list(schema.classifier),
         "devices": devices,
