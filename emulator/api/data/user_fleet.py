@@ -89,6 +89,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
+        data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing
         columns, parts = _of_each({who: _without_groups(one, x, groups, y) for who, one in data.items()}, x=x, y=y)
     else:
         columns = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by)
