@@ -361,4 +361,11 @@ def device_folders(folder: Path) -> dict[str, DeviceData]:
     homes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not homes:
         raise ConfigError(f"{folder} has no subfolders", hint="one for each device, with train.npz or train/ in it")
-    return {home.name: load_folder(home) for home in homes}
+    return {home.name: _load_device(home) for home in homes}
+
+
+def _load_device(home: Path) -> DeviceData:
+    try:
+        return load_folder(home)
+    except ConfigError as wrong:
+        raise ConfigError(f"{home.name}: {wrong.message}", hint=wrong.hint) from None

@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
-from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from edge_client.protocol.task import I64
 from emulator.api.data.kinds import check_kinds, checked_inputs, checked_labels
+from emulator.api.data.of_devices import columns_of_each, joined_with
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import (
     Columns,
     as_array,
     device_folders,
-    frame_columns,
     is_frame,
     is_missing,
     read_columns,
@@ -90,7 +88,9 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
         data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing
-        columns, parts = _of_each({who: _without_groups(one, x, groups, y) for who, one in data.items()}, x=x, y=y)
+        columns, parts = columns_of_each(
+            {who: _without_groups(one, x, groups, y) for who, one in data.items()}, x=x, y=y
+        )
     else:
         columns = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by)
     held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
@@ -165,54 +165,7 @@ def _test_columns(
             f"test samples are {list(held.x.shape[1:])}, training samples {list(train.x.shape[1:])}",
             hint="use one shape",
         )
-    return replace(held, parts=_joined("test samples", train.parts, held.parts))
-
-
-def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[Columns, GivenParts]:  # noqa: ANN401
-    """The columns of all devices after each other, and whose each sample is."""
-    held: list[tuple[str, Columns]] = []
-    parts: list[Any] = []
-    end = 0
-    for who, mine in data.items():
-        both = [mine.train, mine.test] if isinstance(mine, DeviceData) else [mine]
-        of = list(held[0][1].names) or x if held else x  # in the order of the first device
-        try:
-            columns = [_of_device(d, x=of, y=y) for d in both if d is not None]
-        except (UsageError, ConfigError) as wrong:
-            raise type(wrong)(f"{who}: {wrong.message}", hint=wrong.hint) from None
-        if held and x is None and is_frame(mine) and (more := sorted({*frame_columns(mine, y)} - {*of})):
-            told = f"{who} has a column {more[0]!r} of numbers, which {held[0][0]} has not"
-            raise ConfigError(told, hint="give all devices the same columns, or name what x is: x=[...]")
-        held += [(str(who), part) for part in columns]
-        rows = [np.arange(end, end := end + len(part.x)) for part in columns]
-        parts.append(rows[0] if len(rows) == 1 else tuple(rows))
-    if not held:
-        raise ConfigError("there are no devices", hint="give at least one")
-    first, one = held[0]
-    packed = one.parts
-    for who, part in held:
-        packed = _joined(who, packed, part.parts)
-        check_kinds(who, part, first, one)
-        if part.x.shape[1:] != one.x.shape[1:]:
-            told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
-            raise ConfigError(told, hint="use one shape")
-    x_all, y_all = (np.concatenate([getattr(part, name) for _, part in held]) for name in ("x", "y"))
-    whole = replace(one, x=x_all, y=y_all, kind=f"{one.kind} of each device", parts=packed)
-    return whole, GivenParts(parts, names=device_names(list(data)))
-
-
-def _of_device(data: Any, *, x: Any, y: str | int | None) -> Columns:  # noqa: ANN401 - see `fleet`
-    if not isinstance(data, Dataset):
-        return read_columns(data, x=x, y=y)
-    return replace(read_columns((data.x, data.y), x=x, y=y), parts=data.parts)
-
-
-def _joined(who: str, one: Parts, other: Parts) -> Parts:
-    """The parts of both. Raises ConfigError for others than the first samples have."""
-    try:
-        return joined_parts(one, other)
-    except ValueError as wrong:
-        raise ConfigError(f"{who}: {wrong}", hint="give all samples the same arrays") from None
+    return replace(held, parts=joined_with("test samples", train.parts, held.parts))
 
 
 def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataSet, Sequence[str | bool]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -229,6 +230,11 @@ def test_a_method_of_the_users_own_that_ends_a_round_with_no_state_of_this_model
     assert wrong.value.hint
 
 
+def _note(asked: list[Exchange], tasks: Exchange) -> Replies:
+    asked.append(tasks)
+    return {}
+
+
 @pytest.mark.parametrize(
     "task",
     [
@@ -245,10 +251,10 @@ def test_a_task_with_a_model_of_another_shape_is_refused_before_a_device_is_aske
             yield {"d00": task}
             return self.end  # type: ignore[return-value]
 
-    method, asked = Asks(State(centers=start_of()[None])), []
+    method, asked = Asks(State(centers=start_of()[None])), list[Exchange]()
     exchanges = run_round(method, method.begin(start_of()), SCHEMA, FLEET, round_rng(0, 1), batch=8)
     with pytest.raises(UsageError, match=r"test_round.py, line \d+, in _ended: Asks.round gives d00 a model of shape"):
-        drive(exchanges, lambda tasks: asked.append(tasks) or {})
+        drive(exchanges, partial(_note, asked))
     assert not asked
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import fedcenters as fc
-from edge_client.errors import FedcentersError
+from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.task import Array
 
 N = 60
@@ -135,6 +135,38 @@ def test_devices_without_test_samples_are_told_when_they_are_left_out(caplog: py
     assert sorted(fleet) == ["ben", "cleo"]
     told = "1 of 3 devices have no test samples, or a single training sample, and are left out: anna"
     assert caplog.messages == [told]
+
+
+def tables(folder: Path, classes: dict[str, str], *, test: str = "") -> Path:
+    """A folder of devices with a table each; `test` names one that has test samples too."""
+    for who, order in classes.items():
+        rows = [f"{x:.3f},{'on' if x > 0 else 'off'}" for x in X[who == WHO, 0]]
+        for part in ("train", "test") if who == test else ("train",):
+            (folder / who / part).mkdir(parents=True)
+            (folder / who / part / "log.csv").write_text("\n".join(["p,state", *rows]))
+        told = f'[csv]\nfeatures = ["p"]\nlabel = "state"\nclasses = [{order}]\n'
+        (folder / who / "schema.toml").write_text(told)
+    return folder
+
+
+def test_the_classes_of_folders_have_their_names_and_one_order(tmp_path: Path) -> None:
+    """A device whose schema.toml names them in another order had the other labels, without a word."""
+    fleet = fc.fleet(tables(tmp_path / "same", dict.fromkeys(("anna", "ben"), '"off", "on"')))
+    assert fleet.classes == ("off", "on")
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=1)
+    assert set(result.predict(np.ones((2, 1)), center=0)) <= {"off", "on"}
+    other = tables(tmp_path / "other", {"anna": '"off", "on"', "ben": '"on", "off"'})
+    with pytest.raises(ConfigError, match=r"ben has the classes on, off, anna off, on\n\nhint: name the same classes"):
+        fc.fleet(other)
+
+
+def test_what_is_wrong_in_a_folder_of_devices_names_the_device(tmp_path: Path) -> None:
+    home = tables(tmp_path, dict.fromkeys(("anna", "ben", "cleo"), '"off", "on"'), test="ben")
+    with pytest.raises(ConfigError, match=r"anna, cleo without test samples, beside devices that have some"):
+        fc.fleet(home)
+    (home / "cleo" / "train" / "log.csv").write_text("p,state\n,on\n")
+    with pytest.raises(ConfigError, match=r"cleo: cannot use train/log.csv"):
+        fc.fleet(home)
 
 
 def test_a_share_that_tests_leaves_each_device_a_sample_to_train_on() -> None:

@@ -292,7 +292,7 @@ def test_the_order_of_a_dict_of_devices_does_not_matter() -> None:
     one, other = fc.fleet(given, groups=WHO), fc.fleet(dict(reversed(given.items())), groups=WHO)
     assert list(one) == list(other)
     for who, local in one.items():
-        np.testing.assert_array_equal(local.test.x, other[who].test.x)
+        np.testing.assert_array_equal(held(local).x, held(other[who]).x)
     assert one.name(7) == other.name(7)
 
 
