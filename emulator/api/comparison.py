@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.metrics import last_rounds
@@ -168,9 +169,9 @@ def compare(
     if not named or len({name for name, _ in named}) < len(named):
         told = f"methods {', '.join(name for name, _ in named) or '(none)'}"
         raise UsageError(told, hint="give methods with different settings, or a dict that names each")
-    if not isinstance(seeds, (int, Iterable)) or isinstance(seeds, (bool, str)):
+    if not isinstance(seeds, (Integral, Iterable)) or isinstance(seeds, (bool, str)):
         raise UsageError(f"seeds is {seeds!r}", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    chosen = list(range(int(seeds))) if isinstance(seeds, Integral) else list(seeds)
     if not chosen:
         raise UsageError("no seeds", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}

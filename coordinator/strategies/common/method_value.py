@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
-from coordinator.strategies.common.setting_checks import check_kind
+from coordinator.strategies.common.setting_checks import check_kind, plain_number
 from export.plugins import nearest_name_hint
 
 
-class MethodValue:
+class _PlainNumbers(type):
+    """Makes numbers of numpy those of Python: tasks and files of settings take no others."""
+
+    def __call__(cls, *args: object, **given: object) -> Any:  # noqa: ANN401 - an object of the class
+        return super().__call__(*map(plain_number, args), **{name: plain_number(v) for name, v in given.items()})
+
+
+class MethodValue(metaclass=_PlainNumbers):
     """Base of the frozen dataclasses of settings.
 
     >>> from coordinator.strategies.fesem import FeSEM
