@@ -81,7 +81,9 @@ class Comparison:
         runs = [run for each in self.results.values() for run in each.values()]
         if any(run.accuracy is not None for run in runs):
             return "accuracy"
-        return "squared_error" if any("squared_error" in row for run in runs for row in run.rows()) else "loss"
+        own_loss = any(run.own_model is not None and run.own_model.own_loss is not None for run in runs)
+        known = any("squared_error" in row for run in runs for row in run.rows())
+        return "squared_error" if known and not own_loss else "loss"
 
     def _rows(self) -> list[dict[str, Any]]:
         rows, first, measure = [], None, self._measure

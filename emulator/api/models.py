@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -69,6 +70,10 @@ def _own_model(
         if labels and used[-1] >= MAX_COUNTED_CLASSES:
             told = f"y has the class {used[-1]}, of {len(used)} classes; accuracy is counted for {MAX_COUNTED_CLASSES}"
             raise UsageError(told, hint="number the classes from 0: y = np.unique(y, return_inverse=True)[1]")
+        if packed := _parts(split):
+            named = ", ".join(part.name for part in packed)
+            hint = f"give model=, a torch module whose forward takes {named}"
+            raise UsageError("these samples are several arrays, and no model of ours takes them", hint=hint)
         model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
     model, packed = make_module(model, seed), _parts(split)
     if packed:
@@ -139,6 +144,15 @@ def try_loss(model: Model, split: FleetData) -> list[float]:
         with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             found += model.own_loss(torch.from_numpy(drawn).float(), y).double().flatten().tolist()
+    return found
+
+
+def frozen_checksum(module: nn.Module) -> int:
+    """Another number for other values of the parameters that are not trained; 0 where there are none."""
+    found = 0
+    for _, value in sorted(module.named_parameters()):
+        if not value.requires_grad:
+            found = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy(), found)
     return found
 
 

@@ -30,7 +30,7 @@ from emulator.reports.pictures import records as pictures
 from emulator.run.execute import SimulationResult
 from emulator.run.load import load_fleet
 from emulator.run.resolve import ResolvedRun, resolve_run
-from emulator.run.run_parts import kept_parts
+from emulator.run.run_parts import MARKED, kept_parts
 from emulator.simulation.checkpoint import read_checkpoint
 from export.compiler.losses.sample_losses import loss_name
 
@@ -93,7 +93,7 @@ def load(
         seconds=sum(found.real_seconds),
         folder=place,
         taught=read_guide(place, traced=traced) if fleet is None else None,
-        loss=kept_parts(place).get("loss"),
+        marks={key: value for key, value in kept_parts(place).items() if key in MARKED},
     )
 
 

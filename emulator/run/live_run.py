@@ -58,7 +58,7 @@ class LiveRun:
             real_seconds=self.real_seconds,
             network=network,
             lesson=checkpoints.lesson,
-            loss=checkpoints.loss,
+            marks=checkpoints.marks,
         )
         checkpoint.finish_checkpoint(lost.parent, done, self.records)
 

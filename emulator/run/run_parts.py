@@ -17,17 +17,19 @@ from emulator.simulation.checkpoint import read_checkpoint
 from emulator.simulation.drawn_devices import DrawnDevices
 
 FLEET_FILE, KEY = "fleet.json", "parts"  # where a run's folder has them
-RunParts = Mapping[str, Any]  # "samples", "numbers" of a model, "tensors", "loss"; what is not known is missing
+RunParts = Mapping[str, Any]  # "samples", "numbers" of a model, "tensors", and `Marks`; what is not known is missing
+Marks = Mapping[str, Any]  # "loss": a `LossMark`; "frozen": a checksum of the values that a model does not train
+MARKED = ("loss", "frozen")
 LossMark = tuple[str, list[float]]  # the name of the user's own, and what it gives for some outputs
 USUAL_LOSS: LossMark = ("", [])
 SAME_LOSS = 1e-3  # relative: the same function on another machine
 
 
-def run_parts(devices: Mapping[ClientId, DeviceData], schema: Schema, loss: LossMark | None) -> RunParts:
-    """The parts of a run on these samples with a model of these tensors; a `loss` of None is not known."""
+def run_parts(devices: Mapping[ClientId, DeviceData], schema: Schema, marks: Marks) -> RunParts:
+    """The parts of a run on these samples with a model of these tensors; `marks` are what else is known of it."""
     told = json.dumps([[t.name, t.role, list(t.shape)] for t in schema.tensors])
     parts = {"samples": samples_checksum(devices), "numbers": schema.size, "tensors": zlib.crc32(told.encode())}
-    return parts if loss is None else {**parts, "loss": loss}
+    return {**parts, **marks}
 
 
 def samples_checksum(devices: Mapping[ClientId, DeviceData]) -> int:
@@ -55,6 +57,8 @@ def other_parts(folder: Path, mine: RunParts) -> str:
         return f"a run of a model with {theirs['numbers']} numbers, not {mine['numbers']}"
     if "tensors" in other:
         return "a run of a model with other tensors"
+    if "frozen" in other:
+        return "a run of a model with other frozen values"
     return _other_loss(mine["loss"], theirs["loss"]) if "loss" in other else ""
 
 
@@ -85,5 +89,4 @@ def kept_parts(folder: Path) -> RunParts:
     if before is None:
         return {}
     samples = {"samples": before[1].network["samples"]} if "samples" in before[1].network else {}
-    loss = {} if before[1].loss is None else {"loss": before[1].loss}
-    return {**samples, **loss, "numbers": before[1].state.centers.shape[1]}
+    return {**samples, **before[1].marks, "numbers": before[1].state.centers.shape[1]}

@@ -133,10 +133,19 @@ def layers(*before: nn.Module, width: int = 4) -> nn.Module:
     return nn.Sequential(*before, nn.Linear(4, width), nn.Linear(width, 3))
 
 
+def frozen(value: float) -> nn.Module:
+    """A layer that no run trains."""
+    module = nn.Linear(4, 4).requires_grad_(requires_grad=False)
+    nn.init.constant_(module.weight, value)
+    nn.init.zeros_(module.bias)
+    return module
+
+
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "samples": ({"fleet": hand_written(1)}, "a run of devices with other samples"),
     "width": ({"model": layers(width=9)}, "a run of a model with 35 numbers, not 75"),
     "tensors": ({"model": layers(nn.Identity())}, "a run of a model with other tensors"),
+    "frozen": ({"model": layers(frozen(2.0))}, "a run of a model with other frozen values"),
     "loss": ({"loss": nn.CrossEntropyLoss()}, "a run with the usual loss, not the loss CrossEntropyLoss"),
 }
 
@@ -157,7 +166,7 @@ def test_a_run_of_other_samples_or_another_module_replaces_none(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     asked: dict[str, Any] = {"method": fc.FedAvg(local_steps=1), "rounds": 1, "out": tmp_path}
-    mine: dict[str, Any] = {"fleet": hand_written(0), "model": layers()}
+    mine: dict[str, Any] = {"fleet": hand_written(0), "model": layers(*[frozen(1.0)] * (other == "frozen"))}
     theirs = mine | OTHERS[other][0]
     for name in ("mine", ""):
         fc.simulate(**asked, **mine, name=name)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import fedcenters as fc
 from coordinator.strategies.base import Strategy
@@ -74,6 +75,17 @@ def test_targets_that_are_no_classes_are_compared_by_their_squared_error() -> No
     drawn = np.array([line.get_ydata() for line in axes.lines])
     assert drawn.shape == (2, 2)
     assert axes.get_ylim()[1] > drawn.max()
+
+
+def test_a_loss_of_ones_own_is_what_is_compared() -> None:
+    """Outputs of such a loss may be logits, whose error to targets of 0 and 1 says nothing."""
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    fleet = fc.fleet((x, (x > 0).astype(float)), by=np.arange(40) // 20)
+    found = fc.compare(
+        [fc.FedAvg(local_steps=1)], fleet=fleet, seeds=1, rounds=1, model=nn.Linear(3, 3), loss=nn.BCEWithLogitsLoss()
+    )
+    run = found.results["FedAvg(local_steps=1)"][0].run
+    assert found.table()["loss"][0] == run.records[-1]["loss"]["micro"]
 
 
 @pytest.mark.parametrize("seeds", [None, 2.5, "3", True])

@@ -72,6 +72,10 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: fc.fleet(of_each({}, {"q": "u"})), "ben: column 'q' of x is text"),
     (lambda: fc.fleet(of_each({"q": "u"}, {})), "ben has a column 'q' of numbers, which anna has not"),
     (
+        lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet(({"ids": X, "meta": X}, Y), by=WHO), rounds=1),
+        "several arrays, and no model of ours takes them.*whose forward takes ids, meta",
+    ),
+    (
         lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet((X, Y * 10**9), by=WHO), rounds=1),
         "y has the class 2000000000, of 3 classes.*number the classes from 0",
     ),
