@@ -10,7 +10,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
 from coordinator.rounds.round_record import RoundRecord
 from edge_client.protocol.task import ClientId
@@ -53,14 +52,8 @@ def draw_comparison(found: Mapping[str, Sequence[Sequence[float | None]]], measu
             if len(runs) > 1:
                 look: dict[str, Any] = {"color": plots.curve_colour(i), "alpha": 0.15, "lw": 0}
                 axes.fill_between([t for t, _, _ in seen], [v for _, v, _ in seen], [v for _, _, v in seen], **look)
-        plots.draw_curves(
-            axes, means, title=f"{measure.capitalize().replace('_', ' ')} on held-out samples, mean of the seeds"
-        )
-        if measure != "accuracy":
-            axes.set_ylim(auto=True)
-            axes.relim()
-            axes.autoscale_view()
-            axes.yaxis.set_major_formatter(ScalarFormatter())
+        title = f"{measure.capitalize().replace('_', ' ')} on held-out samples, mean of the seeds"
+        plots.draw_curves(axes, means, title=title, shares=measure == "accuracy")
 
     figure = plots.make_figure(7.0, 3.8, draw)
     _show_in_notebooks(figure)
