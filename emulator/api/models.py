@@ -152,7 +152,7 @@ def frozen_checksum(module: nn.Module) -> int:
     found = 0
     for _, value in sorted(module.named_parameters()):
         if not value.requires_grad:
-            found = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy(), found)
+            found = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, found)
     return found
 
 

@@ -189,7 +189,8 @@ def test_runs_on_targets_that_are_no_classes_are_ranked_by_their_squared_error(t
     assert "squared_error" in head
     assert "F1, pooled" not in head
     assert [row[head.index("devices")] for row in rows[:2]] == ["6", "6"]
-    assert [row[head.index("squared_error")] for row in rows[:2]] == errors[::-1] if lines[0] is most else errors
+    shown = [row[head.index("squared_error")] for row in rows[:2]]
+    assert shown == (errors[::-1] if lines[0] is most else errors)
     alone = comparison.comparison_page(lines[:1])
     assert f"{lines[0].method} ends with a squared error of " in alone
     assert "<svg" in alone
