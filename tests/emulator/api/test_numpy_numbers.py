@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +34,11 @@ def test_seeds_and_numbers_of_centers_may_be_those_of_numpy() -> None:
     for seeds in (np.arange(2), np.int64(2)):
         found = fc.compare([fc.FedAvg(local_steps=1)], fleet=fleet, seeds=seeds, rounds=1)  # type: ignore[arg-type]
         assert sorted(found.results["FedAvg(local_steps=1)"]) == [0, 1]
+
+
+def test_a_method_shows_its_own_settings_and_may_have_other_bases() -> None:
+    class Plain(fc.FedAvg, ABC):
+        pass
+
+    assert {"clusters", "lam", "local_steps"} <= signature(fc.FeSEM).parameters.keys()
+    assert Plain(local_steps=np.int64(3)) == Plain(local_steps=3)  # type: ignore[arg-type]
