@@ -38,7 +38,12 @@ from emulator.simulation.emulated_devices import EmulatedDevices
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
 
-CRITERIA = ("accuracy", "silhouette", "distance")
+TITLES = {
+    "accuracy": "Accuracy on held-out training samples",
+    "silhouette": "Silhouette of the first models",
+    "distance": "Mean squared distance within clusters",
+}
+CRITERIA = tuple(TITLES)
 HELD_OUT_SHARE = 0.2  # of a device's training samples
 MIN_SAMPLES = 2  # training samples: one to train, one held out
 
@@ -47,9 +52,11 @@ MIN_SAMPLES = 2  # training samples: one to train, one held out
 class ClusterCountTrial:
     """The result with K centers: held-out accuracy of each device, and the distances of the devices' first models.
 
-    `distance` is the mean squared distance to the own cluster's mean, `used` the number of centers with devices.
+    `distance` is the mean squared distance to the own cluster's mean, `used` the number of centers with devices, and
+    `devices` the number of those that trained. `per_device` is empty for targets that are no classes.
     """
 
+    devices: int
     clusters: int
     used: int
     per_device: Mapping[ClientId, float]
@@ -57,8 +64,8 @@ class ClusterCountTrial:
     silhouette: float
 
     @property
-    def accuracy(self) -> float:
-        return float(np.mean(list(self.per_device.values())))
+    def accuracy(self) -> float | None:
+        return float(np.mean(list(self.per_device.values()))) if self.per_device else None
 
 
 def choose_k(  # noqa: PLR0913 - the parts of a trial
@@ -66,6 +73,7 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
     ks: Sequence[int],
     *,
     sample: int = 100,
+    by: str = CRITERIA[0],
     progress: Callable[[ClusterCountTrial], None] = lambda _: None,
     busy: Callable[[str], None] = lambda _: None,
     methods: Sequence[Strategy] = (),
@@ -74,8 +82,9 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
 ) -> list[ClusterCountTrial]:
     """One trial for each K on the same devices, the same held-out samples and the same first model.
 
-    `methods` (one for each K), `fleet` and `model` replace those that the options name. `progress` is told of each
-    trial, `busy` what is prepared and which round runs.
+    Raises UsageError where K is asked for `by` "accuracy" and the targets are no classes. `methods` (one for each K),
+    `fleet` and `model` replace those that the options name. `progress` is told of each trial, `busy` what is prepared
+    and which round runs.
     """
     if not ks or min(ks) < 1 or sample < 1:
         told = f"clusters {', '.join(map(str, ks)) or '(none)'} on a sample of {sample} devices"
@@ -89,6 +98,9 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
     with open_devices(
         model or args.model, replace(split, devices=local), seed=args.seed, batch=batch, engine=args.engine
     ) as (devices, start):
+        if by == "accuracy" and not devices.program.has_classes:
+            told = f"the targets of {args.data_set} are no classes, and have no accuracy"
+            raise UsageError(told, hint='take by="silhouette" or by="distance" (--by on the command line)')
         settings = RunSettings(rounds=args.rounds, seed=args.seed, batch=batch)
         return run_trials(methods, start, devices, settings, progress=progress, busy=busy)
 
@@ -135,7 +147,7 @@ def recommend_k(trials: Iterable[ClusterCountTrial], by: str) -> int:
         ks, within = [[float(getattr(trial, name)) for trial in in_order] for name in ("clusters", "distance")]
         line = np.interp(ks, [ks[0], ks[-1]], [within[0], within[-1]])
         return in_order[int(np.argmax(np.round(line - within, 12)))].clusters
-    best = max(in_order, key=lambda trial: trial.accuracy)
+    best = max(in_order, key=lambda trial: trial.accuracy or 0.0)
     return next(trial.clusters for trial in in_order if not _worse(trial, best))
 
 
@@ -150,14 +162,15 @@ def choose_k_json(
 ) -> dict[str, Any]:
     """Every trial and the K to take by each criterion: the JSON object that the command prints."""
     check_choice("by", by, CRITERIA)
-    trials = choose_k(args, ks, sample=sample, progress=progress, **own)
+    trials = choose_k(args, ks, sample=sample, by=by, progress=progress, **own)
     shown = ("clusters", "used", "accuracy", "distance", "silhouette")
-    choices = {criterion: recommend_k(trials, criterion) for criterion in CRITERIA}
+    known = [criterion for criterion in CRITERIA if criterion != "accuracy" or trials[0].per_device]
+    choices = {criterion: recommend_k(trials, criterion) for criterion in known}
     return {
         "method": args.method,
         "data_set": own["fleet"].options["data_set"] if "fleet" in own else args.data_set,
         "rounds": args.rounds,
-        "devices": len(trials[0].per_device),
+        "devices": trials[0].devices,
         "trials": [{name: getattr(trial, name) for name in shown} for trial in trials],
         "recommended": choices,
         "by": by,
@@ -167,7 +180,8 @@ def choose_k_json(
 
 def format_trial(trial: ClusterCountTrial) -> str:
     """One line about a trial."""
-    return f"{trial.clusters} centers: accuracy {trial.accuracy:.1%}, silhouette {trial.silhouette:.3f}"
+    accuracy = "" if trial.accuracy is None else f"accuracy {trial.accuracy:.1%}, "
+    return f"{trial.clusters} centers: {accuracy}silhouette {trial.silhouette:.3f}"
 
 
 def draw_trials(result: Mapping[str, Any], out: Path) -> None:
@@ -197,9 +211,7 @@ def draw_trials(result: Mapping[str, Any], out: Path) -> None:
     plots.make_figure(
         12,
         3.6,
-        panel("accuracy", "Accuracy on held-out training samples", chosen["accuracy"]),
-        panel("silhouette", "Silhouette of the first models", chosen["silhouette"]),
-        panel("distance", "Mean squared distance within clusters", chosen["distance"]),
+        *(panel(key, TITLES[key], mark) for key, mark in chosen.items()),
     ).savefig(out, dpi=110)
 
 
@@ -263,6 +275,7 @@ def _trial(
     apart = np.sqrt(squared_distances(matrix, every, every))
     np.fill_diagonal(apart, 0.0)
     return ClusterCountTrial(
+        devices=len(who),
         clusters=len(state.centers),
         used=len(np.unique(labels)),
         per_device=per_device,

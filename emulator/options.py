@@ -12,12 +12,14 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.strategies.common.setting_checks import plain_number
 from edge_client.errors import UsageError
 
 if TYPE_CHECKING:
     from coordinator.strategies.registry import Setting
 
 RUN, PLACE, DEVICES, RESULT = "What is trained", "Where it runs", "Devices and their network", "Tests and results"
+MAX_SEED = 2**63 - 1  # that torch takes
 KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "Path": Path}
 
 
@@ -103,11 +105,21 @@ class SimulateArgs:
     )
     rounds: int = field(default=10, metadata=_row("Training rounds.", panel=RUN, key="num-rounds", low=1))
     seed: int = field(
-        default=0, metadata=_row("Cuts the data and draws every random number.", panel=RUN, low=0, fingerprint=True)
+        default=0,
+        metadata=_row(
+            "Cuts the data and draws every random number.", panel=RUN, low=0, high=MAX_SEED, fingerprint=True
+        ),
     )
     data_seed: int | None = field(
         default=None,
-        metadata=_row("Cuts the data. Default: the seed of the run.", panel=RUN, low=0, flag=False, fingerprint=True),
+        metadata=_row(
+            "Cuts the data. Default: the seed of the run.",
+            panel=RUN,
+            low=0,
+            high=MAX_SEED,
+            flag=False,
+            fingerprint=True,
+        ),
     )
     engine: str = field(
         default="auto",
@@ -200,6 +212,10 @@ class SimulateArgs:
         default="",
         metadata=_row("The name of the run's folder. Default: made from the method and the seed.", panel=RESULT),
     )
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, plain_number(getattr(self, f.name)))
 
     @property
     def folder(self) -> Path:

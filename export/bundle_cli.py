@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from edge_client.errors import FedcentersError, UsageError, handle_errors
+from edge_client.printable import first_of
 from export.command_line import GroupedCommand, difference_in_words
 from export.output_paths import check_output_folder
 from export.silence import show_progress, write_stderr
@@ -144,8 +145,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
         print(json.dumps({"bundle": str(bundle), "ok": all(r["ok"] for r in rows), "files": finite}))
     else:
         _print_rows(rows)
-    if not all(r["ok"] for r in rows):
-        raise FedcentersError("a file is too far from torch", hint="export the bundle again; report the model")
+    _refuse_failed([r for r in rows if not r["ok"]], loss)
 
 
 @handle_errors
@@ -311,6 +311,7 @@ def _print_written(out: Path, manifest: Mapping[str, Any]) -> None:
     print(json.dumps({**written, "bytes": sum(file["size"] for file in files)}))
 
 
+SHOWN_FILES = 3  # that an error names
 COLUMNS = (
     "ms: the time of one sample; difference: the largest between an output (logit) of the file and torch's, of so many "
     "values"
@@ -321,6 +322,18 @@ NO_SAMPLES = (
     "--samples FILE.npz (x, and labels y) measures it; `reference` in coordinator.toml puts such a file's samples into "
     "later bundles"
 )
+
+
+def _refuse_failed(failed: Sequence[Mapping[str, Any]], loss: float) -> None:
+    """Raise FedcentersError for files that are beyond the limits; what to do differs for quantized ones."""
+    if not failed:
+        return
+    named = first_of([f"{r['format']} of center {r['center']}" for r in failed], SHOWN_FILES)
+    if all("-" in r["format"] for r in failed):
+        told = f"quantized, and more than {loss:g} worse than torch on {failed[0]['samples']} samples: {named}"
+        hint = "measure on more samples (--run or --samples), take another scheme, or allow more with --loss"
+        raise FedcentersError(told, hint=hint)
+    raise FedcentersError(f"too far from torch: {named}", hint="export the bundle again; report the model")
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:

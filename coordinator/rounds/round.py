@@ -159,7 +159,7 @@ def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:
     if not isinstance(exchanges, Generator):
         hint = "yield tasks by device, receive replies by device, and return the next state"
         raise UsageError(f"{name}.round gives {type(exchanges).__name__}, not a generator", hint=hint)
-    after = yield from _checked_exchanges(name, exchanges)
+    after = yield from _checked_exchanges(name, schema, exchanges)
     _check_state(f"{name}.round", after, schema)
     if wrong := [k for k, center in enumerate(after.centers) if not np.isfinite(center).all()]:
         hint = "look at what `round` computes: a mean over no replies, or too high a learning rate, gives NaN"
@@ -179,8 +179,8 @@ def _check_state(made_by: str, after: object, schema: Schema) -> None:
         raise UsageError(f"{made_by} returned centers of shape {list(after.centers.shape)}", hint=hint)
 
 
-def _checked_exchanges(name: str, exchanges: Round) -> Round:
-    """The exchanges as they are. Raises UsageError for what is no dict of tasks by device."""
+def _checked_exchanges(name: str, schema: Schema, exchanges: Round) -> Round:
+    """The exchanges as they are. Raises UsageError for what is no dict of tasks by device, each of this model."""
     try:
         exchange = next(exchanges)
         while True:
@@ -191,6 +191,10 @@ def _checked_exchanges(name: str, exchanges: Round) -> Round:
                 who, task = wrong[0]
                 told = f"{_line(name, exchanges)} yields {type(task).__name__} for {who}"
                 raise UsageError(told, hint=TASKS_HINT)
+            misfits = ((who, v) for who, task in tasks for v in task.vectors if v.shape != (schema.size,))
+            if misfit := next(misfits, None):
+                told = f"{_line(name, exchanges)} gives {misfit[0]} a model of shape {list(misfit[1].shape)}"
+                raise UsageError(told, hint=f"a model is one row of state.centers, of shape [{schema.size}]")
             exchange = exchanges.send((yield exchange))
     except StopIteration as done:
         return cast("State", done.value)

@@ -238,9 +238,19 @@ class Fit:
         if re.fullmatch(ROWS_PATTERN, self.rows) is None:
             raise ValueError(f"rows must have the form {ROWS_PATTERN}, got {self.rows!r:.80}")
         _one_of("buffers", self.buffers, FIT_BUFFERS)
-        vectors = [v for v in (self.start, self.init, self.anchor, self.linear) if isinstance(v, np.ndarray)]
-        if len({v.shape for v in vectors}) > 1:
+        if isinstance(self.start, str):
+            _one_of("start", self.start, frozenset({OWN_MODEL}))
+        elif self.start is None:
+            raise ValueError(f"start must be a model or {OWN_MODEL!r}, got None")
+        _models("start, init, anchor and linear", self.vectors)
+        if len({v.shape for v in self.vectors}) > 1:
             raise ValueError("start, init, anchor and linear must have one shape")
+
+    @property
+    def vectors(self) -> list[Flat]:
+        """The models that it names, apart from the device's own."""
+        named = (self.start, self.init, self.anchor, self.linear)
+        return [v for v in named if v is not None and not isinstance(v, str)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,6 +312,20 @@ class Probe:
             raise ValueError("label_totals needs one entry per model")
         if sum(len(row) for row in totals or () if row is not None) > MAX_LABEL_TOTALS:
             raise ValueError(f"label_totals holds more than {MAX_LABEL_TOTALS} numbers")
+        _models("models", self.vectors)
+
+    @property
+    def vectors(self) -> list[Flat]:
+        """The candidates, apart from the device's own; what stands in for one that it does not keep is among them."""
+        named = [m.init if isinstance(m, OwnModel) else m for m in self.models]
+        return [v for v in named if v is not None]
+
+
+def _models(name: str, vectors: Sequence[object]) -> None:
+    for v in vectors:
+        if not isinstance(v, np.ndarray) or v.dtype.kind != "f":
+            told = v.dtype if isinstance(v, np.ndarray) else type(v).__name__
+            raise ValueError(f"{name} must be arrays of floating point numbers, got {told}")
 
 
 def _counts(batch: int, seed: int) -> None:

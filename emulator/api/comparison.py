@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.metrics import last_rounds
@@ -42,6 +43,8 @@ class Comparison:
         `better_by` the mean over the seeds of the method's accuracy less that of the first method with the same seed,
         and `interval` half of Student's 95 % interval of this mean: a difference that is smaller may be chance. `ari`
         is the adjusted Rand index against the true groups, `bytes` all traffic of a run, `seconds` of this machine.
+        Targets that are no classes have no accuracy: then `squared_error` is in its place, or `loss` with a loss of
+        your own, and less of it is better.
         Printing the comparison itself shows every column; pandas leaves out some of a wide frame.
         """
         return frame(self._rows())
@@ -59,28 +62,43 @@ class Comparison:
         )
 
     def plot(self) -> Figure:
-        """A matplotlib figure: accuracy by round, a line for each method, its mean over the seeds; bands have all."""
+        """A matplotlib figure: accuracy by round, a line for each method, its mean over the seeds; bands have all.
+
+        The squared error or the loss, where there is no accuracy.
+        """
         from emulator.api.pictures import draw_comparison
 
+        measure = self._measure
         found = {
-            name: [[row["accuracy"] for row in run.rows()] for run in runs.values()]
+            name: [[row.get(measure) for row in run.rows()] for run in runs.values()]
             for name, runs in self.results.items()
         }
-        return draw_comparison(found)
+        return draw_comparison(found, measure)
+
+    @property
+    def _measure(self) -> str:
+        """The column of `history` by which methods are compared."""
+        runs = [run for each in self.results.values() for run in each.values()]
+        if any(run.accuracy is not None for run in runs):
+            return "accuracy"
+        own_loss = any(run.own_model is not None and run.own_model.own_loss is not None for run in runs)
+        known = any("squared_error" in row for run in runs for row in run.rows())
+        return "squared_error" if known and not own_loss else "loss"
 
     def _rows(self) -> list[dict[str, Any]]:
-        rows, first = [], None
+        rows, first, measure = [], None, self._measure
         for name, runs in self.results.items():
-            found = {seed: accuracy for seed, run in runs.items() if (accuracy := _accuracy(run)) is not None}
+            found = {seed: value for seed, run in runs.items() if (value := _last(run, measure)) is not None}
             first = found if first is None else first
             mean, deviation = mean_and_deviation(list(found.values())) if found else (None, None)
-            better, half, _ = paired_difference(found, first) if found is not first and found else (None, None, 0)
+            pair = (found, first) if measure == "accuracy" else (first, found)
+            better, half, _ = paired_difference(*pair) if found is not first and found else (None, None, 0)
             scores = [score for run in runs.values() if (score := run.summary()["ari"]) is not None]
             rows.append(
                 {
                     "method": name,
                     "seeds": len(runs),
-                    "accuracy": mean,
+                    measure: mean,
                     "deviation": deviation,
                     "better_by": better,
                     "interval": half,
@@ -100,16 +118,17 @@ class Comparison:
 
     def _shown(self) -> Table:
         """The table as it is read: shares in per cent, differences in points, bytes in megabytes."""
-        rows, found = [], self._rows()
+        rows, found, measure = [], self._rows(), self._measure
+        scale, points, form = (100, ", points", "{:.1%}") if measure == "accuracy" else (1, "", "{:.4g}")
         spread = " ± deviation" if any(row["deviation"] is not None for row in found) else ""
         half = " ± 95 % interval" if any(row["interval"] is not None for row in found) else ""
         for row in found:
-            accuracy, better = row["accuracy"], row["better_by"]
+            value, better = row[measure], row["better_by"]
             shown = {
                 "method": row["method"],
                 "seeds": row["seeds"],
-                f"accuracy{spread}": "" if accuracy is None else f"{accuracy:.1%}{_spread(row['deviation'])}",
-                f"better by{half}, points": "" if better is None else f"{100 * better:+.1f}{_spread(row['interval'])}",
+                f"{measure}{spread}": "" if value is None else form.format(value) + _spread(row["deviation"], scale),
+                f"better by{half}{points}": "" if better is None else _signed(better, row["interval"], scale),
                 "ARI": "" if row["ari"] is None else f"{row['ari']:.3f}",
                 "MB": f"{row['bytes'] / 1e6:.1f}",
                 "seconds": f"{row['seconds']:.1f}",
@@ -152,7 +171,9 @@ def compare(
     if not named or len({name for name, _ in named}) < len(named):
         told = f"methods {', '.join(name for name, _ in named) or '(none)'}"
         raise UsageError(told, hint="give methods with different settings, or a dict that names each")
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not isinstance(seeds, (Integral, Iterable)) or isinstance(seeds, (bool, str)):
+        raise UsageError(f"seeds is {seeds!r}", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
+    chosen = list(range(int(seeds))) if isinstance(seeds, Integral) else list(seeds)
     if not chosen:
         raise UsageError("no seeds", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
@@ -163,12 +184,22 @@ def compare(
     return Comparison(results=found)
 
 
-def _spread(half: float | None) -> str:
-    return "" if half is None else f" ± {100 * half:.1f}"
+def _spread(half: float | None, scale: float) -> str:
+    return "" if half is None else f" ± {_in_digits(scale * half, scale)}"
 
 
-def _accuracy(result: Result) -> float | None:
-    values = last_rounds(result.run.records, "accuracy", "micro")
+def _signed(value: float, half: float | None, scale: float) -> str:
+    return f"{'-' if value < 0 else '+'}{_in_digits(scale * abs(value), scale)}{_spread(half, scale)}"
+
+
+def _in_digits(value: float, scale: float) -> str:
+    """A tenth of a point of a share; a loss has no scale of its own."""
+    return f"{value:.1f}" if scale > 1 else f"{value:.3g}"
+
+
+def _last(result: Result, measure: str) -> float | None:
+    """The mean of the last three tests."""
+    values = last_rounds(list(result.rows()), measure)
     return _mean(values) if values else None
 
 

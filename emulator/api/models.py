@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from math import prod
@@ -18,6 +20,7 @@ from edge_client.errors import UsageError
 from edge_client.protocol.program import IGNORED, class_axis
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from edge_client.protocol.task import Flat, Schema
+from edge_client.training.scores import MAX_COUNTED_CLASSES
 from export.compiler.losses.choose_loss import layout_of
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
 
 HIDDEN = 64
+TRIED = 8  # samples of which a loss of the user's own is known again
 
 
 def own_model(
@@ -63,6 +67,13 @@ def _own_model(
                 "these samples have a label per token or pixel, and no model of ours gives so many",
                 hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes",
             )
+        if labels and used[-1] >= MAX_COUNTED_CLASSES:
+            told = f"y has the class {used[-1]}, of {len(used)} classes; accuracy is counted for {MAX_COUNTED_CLASSES}"
+            raise UsageError(told, hint="number the classes from 0: y = np.unique(y, return_inverse=True)[1]")
+        if packed := _parts(split):
+            named = ", ".join(part.name for part in packed)
+            hint = f"give model=, a torch module whose forward takes {named}"
+            raise UsageError("these samples are several arrays, and no model of ours takes them", hint=hint)
         model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
     model, packed = make_module(model, seed), _parts(split)
     if packed:
@@ -117,6 +128,32 @@ class Perceptron(nn.Sequential):
         out = [nn.Linear(HIDDEN, prod(target))]
         shaped = [nn.Unflatten(1, target)] if len(target) > 1 else []
         super().__init__(nn.Flatten(), nn.Linear(prod(sample), HIDDEN), nn.ReLU(), *out, *shaped)
+
+
+def try_loss(model: Model, split: FleetData) -> list[float]:
+    """What the user's own loss gives for labels or targets of the first device, by which it is known again.
+
+    The outputs are drawn: shares, as a loss of probabilities takes, then larger numbers, as logits. A loss that takes
+    one kind only fails for the other, which tells nothing.
+    """
+    if model.own_loss is None:
+        return []
+    y = torch.from_numpy(np.array(next(iter(split.devices.values())).train.y[:TRIED]))
+    shape, rng, found = (len(y), *model.output), np.random.default_rng(0), list[float]()
+    for drawn in (rng.uniform(0.05, 0.95, shape), rng.normal(0, 3, shape)):
+        with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found += model.own_loss(torch.from_numpy(drawn).float(), y).double().flatten().tolist()
+    return found
+
+
+def frozen_checksum(module: nn.Module) -> int:
+    """Another number for other values of the parameters that are not trained; 0 where there are none."""
+    found = 0
+    for _, value in sorted(module.named_parameters()):
+        if not value.requires_grad:
+            found = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
 
 
 def make_module(make: object, seed: int) -> nn.Module:

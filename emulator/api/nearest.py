@@ -16,6 +16,7 @@ from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
 from edge_client.training.learner import log_softmax
 from emulator.api.data.reading import as_array, frame_inputs, is_frame, read_inputs
+from emulator.data.loaders.samples import to_unit_range
 from emulator.run_centers import RunCenters
 
 
@@ -115,6 +116,8 @@ def _model(source: RunCenters, device: ClientId, model: Flat | OwnModel) -> Flat
 def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401
     program = source.program
     given = _of_frame(x, source.data.columns) if is_frame(x) else read_inputs(x, program.parts)[0]
+    if source.data.pixels and given.dtype == np.uint8:
+        given = to_unit_range(given)
     samples = np.ascontiguousarray(given, dtype=np.float32)
     if samples.shape[1:] != program.input or not len(samples):
         raise UsageError(f"samples of shape {samples.shape}", hint=f"give [n, {', '.join(map(str, program.input))}]")

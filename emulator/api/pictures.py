@@ -40,8 +40,8 @@ def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, in
     return figure
 
 
-def draw_comparison(found: Mapping[str, Sequence[Sequence[float | None]]]) -> Figure:
-    """Accuracy by round of each method's runs: their mean as a line, and all of them in a band."""
+def draw_comparison(found: Mapping[str, Sequence[Sequence[float | None]]], measure: str) -> Figure:
+    """Accuracy, or another measure, by round of each method's runs: their mean as a line, and all of them in a band."""
 
     def draw(axes: Axes) -> None:
         means: dict[str, list[float | None]] = {}
@@ -52,7 +52,8 @@ def draw_comparison(found: Mapping[str, Sequence[Sequence[float | None]]]) -> Fi
             if len(runs) > 1:
                 look: dict[str, Any] = {"color": plots.curve_colour(i), "alpha": 0.15, "lw": 0}
                 axes.fill_between([t for t, _, _ in seen], [v for _, v, _ in seen], [v for _, _, v in seen], **look)
-        plots.draw_curves(axes, means, title="Accuracy on held-out samples, mean of the seeds")
+        title = f"{measure.capitalize().replace('_', ' ')} on held-out samples, mean of the seeds"
+        plots.draw_curves(axes, means, title=title, shares=measure == "accuracy")
 
     figure = plots.make_figure(7.0, 3.8, draw)
     _show_in_notebooks(figure)

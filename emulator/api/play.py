@@ -23,7 +23,7 @@ from emulator.run.execute import live_result, open_run, run_rounds
 from emulator.run.folder import Say, open_run_folder
 from emulator.run.load import check_samples, load_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
-from emulator.run.run_parts import RunParts, run_parts
+from emulator.run.run_parts import USUAL_LOSS, Marks, RunParts, run_parts
 from emulator.simulation.checkpoint import Checkpoints
 
 if TYPE_CHECKING:
@@ -57,10 +57,11 @@ def play(  # noqa: PLR0913 - the parts of a run
     args = loaded.args
     table = resolved_table(args, method_settings(run.strategy))
     settings = replace(run.settings, attack=run.attack.make_attack(loaded.attackers, args.seed))
-    parts = partial(_parts, args, loaded.split, model)
+    marks = _marks(model, loaded.split)
+    parts = partial(_parts, args, loaded.split, model, marks)
     with _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
         every = args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds
-        checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table))
+        checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table), marks=marks)
         if resume:
             _tell_where_it_goes_on(checkpoints, args.rounds, say)
         with (
@@ -90,6 +91,7 @@ def play(  # noqa: PLR0913 - the parts of a run
                     seconds=time.perf_counter() - began,
                     folder=folder if keep else None,
                     temporary=temporary,
+                    marks=marks,
                 )
 
             busy(f"round {len(live.records) + 1}/{args.rounds} is running")
@@ -133,13 +135,24 @@ def _folder(
     yield temporary.path, temporary
 
 
-def _parts(args: SimulateArgs, split: FleetData, model: Model | str | None) -> RunParts:
+def _marks(model: Model | str | None, split: FleetData) -> Marks:
+    """What tells the user's own loss and model from others; those of a model with a name belong to the name."""
+    if model is None or isinstance(model, str):
+        return {"loss": USUAL_LOSS}
+    from emulator.api.models import frozen_checksum, try_loss
+    from export.compiler.losses.sample_losses import loss_name
+
+    loss = USUAL_LOSS if model.own_loss is None else (loss_name(model.own_loss), try_loss(model, split))
+    return {"loss": loss, "frozen": frozen_checksum(model.module)}
+
+
+def _parts(args: SimulateArgs, split: FleetData, model: Model | str | None, marks: Marks) -> RunParts:
     """By what a folder that is there already is known to be of another run."""
     from coordinator.models.registry import build_model
     from emulator.api.models import schema_for
 
     made = build_model(model or args.model, seed=args.seed) if model is None or isinstance(model, str) else model
-    return run_parts(split.devices, schema_for(made))
+    return run_parts(split.devices, schema_for(made), marks)
 
 
 def _tell_where_it_goes_on(checkpoints: Checkpoints, rounds: int, say: Say) -> None:

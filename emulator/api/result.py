@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from emulator.options import SimulateArgs
 from emulator.reports.console_tables import summary_rows
 from emulator.run.execute import SimulationResult
 from emulator.run.folder import open_run_folder
-from emulator.run.run_parts import run_parts
+from emulator.run.run_parts import Marks, run_parts
 from emulator.run.summary import Record, result_summary
 from emulator.run.write import write_run
 from emulator.run_centers import RunCenters
@@ -65,7 +65,7 @@ class Result:
 
     `method` is the value that was run, `args` the run's options with every default filled in, `split` the devices'
     samples, `seconds` those of this machine. `folder` is the run's own folder, if it has one. `taught` is the guide
-    that the folder of a loaded run had.
+    that the folder of a loaded run had. `marks` tell the run's own loss and model from others.
 
     >>> import fedcenters as fc
     >>> result = fc.simulate(fc.FeSEM(3, local_steps=5), fleet=fc.fleets.digits(devices=6), rounds=2)
@@ -86,6 +86,7 @@ class Result:
     folder: Path | None = None
     temporary: TemporaryPlace | None = None
     taught: Router | None = None
+    marks: Marks = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -307,14 +308,15 @@ class Result:
 
         A run goes on from `save("runs/mine")` with `fc.simulate(..., out="runs", name="mine", resume=True)`.
 
-        A run that it replaces, one of the same settings, samples and tensors, is named on stderr. Raises UsageError
-        where the folder has another.
+        A run that it replaces, one of the same settings, samples, model and loss, is named on stderr. Raises
+        UsageError where the folder has another.
         """
+        next(iter(self.split.devices.values()))  # a loaded run may lack the samples; nothing is written then
         path, mine = Path(folder), self.folder
         say = log.warning if mine is None or mine.resolve() != path.resolve() else log.debug
         args = replace(self.args, out=path.parent, name=path.name)
         table = resolved_table(args, method_settings(self.method))
-        parts = partial(run_parts, self.split.devices, self.run.schema)
+        parts = partial(run_parts, self.split.devices, self.run.schema, self.marks)
         with (
             open_run_folder(args, table, resume=False, say=partial(say, "%s"), parts=parts) as place,
             writing_to(place),
@@ -327,7 +329,7 @@ class Result:
 
     def write(self, place: Path) -> None:
         """Write the files of the run's folder, apart from config.toml and the checkpoint."""
-        write_run(place, method_name(self.method), self.run, self.split)
+        write_run(place, method_name(self.method), self.run, self.split, self.marks)
         if self.own_model is None and registry.is_named(self.args.data_set):
             return  # the parts are found by their names, and torch is not needed to write them
         from emulator.api.kept_model import keep_parts

@@ -198,6 +198,9 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     known = {row.name for row in OPTIONS.values()} | {"resume"}
     if wrong := sorted(given.keys() - known):
         raise UsageError(f"a run has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], known))
+    if given.get("name") and given["out"] is None:
+        told = f"name is {given['name']!r}, and there is no folder that has it"
+        raise UsageError(told, hint='give the folder in which it is made: out="runs"')
     values: dict[str, Any] = {key: value for key, value in given.items() if key not in ("out", "resume")}
     values |= {key: Path(given[key]) for key in ("out", "profiles") if given.get(key) is not None}
     settings = method_settings(method)

@@ -30,6 +30,7 @@ from emulator.reports.pictures import records as pictures
 from emulator.run.execute import SimulationResult
 from emulator.run.load import load_fleet
 from emulator.run.resolve import ResolvedRun, resolve_run
+from emulator.run.run_parts import MARKED, kept_parts
 from emulator.simulation.checkpoint import read_checkpoint
 from export.compiler.losses.sample_losses import loss_name
 
@@ -92,6 +93,7 @@ def load(
         seconds=sum(found.real_seconds),
         folder=place,
         taught=read_guide(place, traced=traced) if fleet is None else None,
+        marks={key: value for key, value in kept_parts(place).items() if key in MARKED},
     )
 
 
@@ -159,6 +161,7 @@ def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
         groups=groups,
         classes=tuple(told.get("classes", ())),
         columns=tuple(told.get("columns", ())),
+        pixels=bool(told.get("pixels")),
         called={who: facts["called"] for who, facts in told["devices"].items() if "called" in facts},
         kept=told["devices"],
     )

@@ -54,9 +54,9 @@ class Fleet(Mapping[ClientId, DeviceData]):
     `read` gives the data set for a seed, `scheme` shares it among `count` devices (0: as many as the data name).
     `options` are the options of emulator/options.py by which a run's folder names this fleet; `model` is the model that
     suits the data, if there is one; `classes` are the values of labels that were no numbers, `columns` the names of
-    the inputs where they are a table's. `seed` cuts the data; None takes the seed of the run, as the command line does.
-    `given` has the name of each device by what the user called it, where that is no name that the protocol allows:
-    `fleet[7]` is the device `subject-7`.
+    the inputs where they are a table's; `pixels`: the user's samples were uint8 and became 0 to 1. `seed` cuts the
+    data; None takes the seed of the run, as the command line does. `given` has the name of each device by what the user
+    called it, where that is no name that the protocol allows: `fleet[7]` is the device `subject-7`.
 
     >>> from emulator.data.fleet import named_fleet
     >>> fleet = named_fleet("digits", devices=4)
@@ -76,6 +76,7 @@ class Fleet(Mapping[ClientId, DeviceData]):
     seed: int | None = None
     classes: Sequence[str | bool] = ()
     columns: Sequence[str] = ()
+    pixels: bool = False
     given: Mapping[Any, ClientId] = field(default_factory=dict)
     _cuts: dict[int, FleetData] = field(default_factory=dict, init=False)
 
@@ -88,7 +89,8 @@ class Fleet(Mapping[ClientId, DeviceData]):
                 raise ConfigError("no device has enough samples", hint="give each at least two: to train and to test")
             self._cuts.clear()
             called = {name: value for value, name in self.given.items() if value != name}
-            self._cuts[seed] = replace(found, classes=self.classes, columns=self.columns, called=called)
+            names: dict[str, Any] = {"classes": self.classes, "columns": self.columns, "called": called}
+            self._cuts[seed] = replace(found, **names, pixels=self.pixels)
         return self._cuts[seed]
 
     @property

@@ -35,6 +35,7 @@ class FleetData:
 
     `reference` [r, ...] are samples that no device holds. `holdouts` are test samples of one pure distribution each.
     `classes` are the user's values of classes 0, 1, ..., and `columns` the names of the inputs, where they have some.
+    `pixels`: the user's samples were uint8 and became 0 to 1, as others of theirs do in a prediction.
     `called` has what the user calls a device, where that is not its name. `kept` is fleet.json's entry of each
     device of a run's folder, where `devices` may raise `SamplesMissing` for the samples themselves.
     """
@@ -46,6 +47,7 @@ class FleetData:
     holdouts: Mapping[str, Dataset] = field(default_factory=dict, repr=False)
     classes: Sequence[str | bool] = ()
     columns: Sequence[str] = ()
+    pixels: bool = False
     called: Mapping[ClientId, Any] = field(default_factory=dict, repr=False)
     kept: Mapping[ClientId, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
@@ -174,9 +176,9 @@ def _devices(data: DataSet, cut: PartitionIndices, rng: np.random.Generator) -> 
 
 
 def _dealt(rows: I64, share: float, rng: np.random.Generator) -> tuple[I64, I64]:
-    """`rows` in two random parts, each sorted; the second has at least one."""
+    """`rows` in two random parts, each sorted; each has at least one, if there are two: else the second."""
     shuffled = rng.permutation(rows)
-    at = min(round(share * len(shuffled)), len(shuffled) - 1)
+    at = min(max(round(share * len(shuffled)), 1), len(shuffled) - 1)
     return np.sort(shuffled[:at]), np.sort(shuffled[at:])
 
 

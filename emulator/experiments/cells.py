@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from coordinator.models.members import summed_name
-from coordinator.rounds.round_record import RoundRecord
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings, summed_members
 from edge_client.errors import ConfigError, FedcentersError, UsageError
@@ -29,7 +27,7 @@ from emulator.experiments.plan import TableCell
 from emulator.run.execute import run_simulation
 from emulator.run.load import open_devices
 from emulator.run.settings import RunSettings
-from emulator.run.summary import Record
+from emulator.run.summary import Record, refusal_reasons
 from emulator.simulation.checkpoint import Checkpoints
 
 DEADLINE_S = math.inf  # no device is late: the papers have no deadlines
@@ -183,7 +181,7 @@ def measure_cell(
         },
         "bytes": {way: sum(r["bytes"][way] for r in result.records) for way in ("down", "up")},
         "local_steps": sum(r["local_steps"] for r in result.records),
-        "refused": _reasons(result.records),
+        "refused": refusal_reasons(result.records),
         "seconds": round(sum(result.real_seconds), 1),
         "note": data.note,
     }
@@ -206,12 +204,6 @@ def _checkpoints(job: CellRun, place: CellStorage, strategy: Strategy) -> Checkp
     except ConfigError:
         return replace(checkpoints, resume=False)
     return checkpoints
-
-
-def _reasons(records: Iterable[RoundRecord]) -> dict[str, int]:
-    """How many updates were refused for each reason: for its code, as what follows a colon has numbers of its own."""
-    said = (reason for record in records for reason in record.get("refused", {}).values())
-    return dict(Counter(reason.partition(":")[0] for reason in said))
 
 
 def _keep(path: Path, found: Mapping[str, Any]) -> None:

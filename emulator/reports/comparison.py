@@ -37,6 +37,7 @@ CURVES = {  # quantity and kind of a round's record -> how it is called
     ("f1_of_devices", "unweighted"): "F1 of devices, unweighted",
     ("f1_pooled", ""): "F1, pooled",
 }
+ERRORS = ("squared_error", "loss")  # of runs whose targets are no classes: the first that is known is compared
 DATA_SET = "data-set"  # a setting
 THREE = 3  # figures share a row
 FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
@@ -63,7 +64,7 @@ class RunSummary:
         return display_names.method_label(str(self.rounds[0]["method"]))
 
     def curve(self, quantity: str, kind: str) -> list[float | None]:
-        values = [event.get(quantity) for event in self.rounds]
+        values = [event.get(quantity, event.get("metrics", {}).get(quantity)) for event in self.rounds]
         return [value.get(kind) if isinstance(value, Mapping) else value for value in values]
 
     def result(self, quantity: str, kind: str) -> float | None:
@@ -138,12 +139,15 @@ def comparison_page(lines: Sequence[RunSummary]) -> str:
     """The whole document."""
     shown = [which for which in CURVES if any(v is not None for line in lines for v in line.curve(*which))]
     drawings = [partial(_draw, lines, *which) for which in shown]
+    error = "" if shown else _error(lines)
+    if error:
+        drawings = [partial(_draw_error, lines, error)]
     if spread := {line.name: line.accuracies for line in lines if line.accuracies}:
         drawings.insert(1, partial(plots.draw_spread, accuracies=spread, title="Accuracy of each device, last round"))
     height = max(3.4, 1.0 + 0.5 * len(lines))
     curves = "".join(html_figure(plots.to_svg(plots.make_figure(5.6, height, draw))) for draw in drawings)
     body = f"""{_verdict(lines)}
-{html_table(TABLE_HEAD, [_row(line) for line in lines])}
+{_table(lines)}
 <p class="quiet">Results are those of the last tested round, over the devices' held-out samples: micro
 weighs samples alike, macro and unweighted devices. F1 of devices is the mean of the devices' macro F1; pooled F1 is the
 macro F1 of all samples. "Centers alone" is the accuracy of the centers as they are exported, in the last round; it
@@ -174,6 +178,19 @@ TABLE_HEAD = (
 )
 
 
+def _table(lines: Sequence[RunSummary]) -> str:
+    """The columns that some run has a value for; scores that are no shares stand behind the others."""
+    scores = dict.fromkeys(name for line in lines for event in line.rounds for name in event.get("metrics", {}))
+    head = (*TABLE_HEAD, *scores)
+    rows = [[*_row(line), *(_number(line.result(name, "micro")) for name in scores)] for line in lines]
+    kept = [k for k in range(len(head)) if any(row[k] for row in rows)]
+    return html_table([head[k] for k in kept], [[row[k] for k in kept] for row in rows])
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
 def _row(line: RunSummary) -> list[str]:
     last = line.rounds[-1]
     down, up = (sum(event["bytes"][way] for event in line.rounds if "bytes" in event) for way in ("down", "up"))
@@ -181,7 +198,7 @@ def _row(line: RunSummary) -> list[str]:
         line.name,
         line.method,
         f"{last['round']} of {last['of']}",
-        str(len(last.get("per_device", ())) or ""),
+        str(len(last.get("per_device") or last.get("assignment") or line.fleet) or ""),
         str(len(last.get("per_center", ())) or ""),
         *(format_share(line.result("accuracy", kind)) for kind in ("micro", "macro")),
         format_share(last.get("centers", last)["accuracy"]["micro"]),
@@ -195,6 +212,16 @@ def _row(line: RunSummary) -> list[str]:
 def _draw(lines: Sequence[RunSummary], quantity: str, kind: str, axes: Any) -> None:  # noqa: ANN401 - matplotlib's
     title = f"{CURVES[quantity, kind]}, on held-out samples"
     plots.draw_curves(axes, {line.name: line.curve(quantity, kind) for line in lines}, title=title)
+
+
+def _error(lines: Sequence[RunSummary]) -> str:
+    """What runs without accuracy are compared by; empty where nothing was measured."""
+    return next((name for name in ERRORS if any(line.result(name, "micro") is not None for line in lines)), "")
+
+
+def _draw_error(lines: Sequence[RunSummary], error: str, axes: Any) -> None:  # noqa: ANN401 - matplotlib's
+    title = f"{error.capitalize().replace('_', ' ')}, on held-out samples"
+    plots.draw_curves(axes, {line.name: line.curve(error, "micro") for line in lines}, title=title, shares=False)
 
 
 def _verdict(lines: Sequence[RunSummary]) -> str:
@@ -211,7 +238,7 @@ def _verdict(lines: Sequence[RunSummary]) -> str:
 def _lead(lines: Sequence[RunSummary]) -> str:
     known = [(found, line) for line in lines if (found := line.result("accuracy", "micro")) is not None]
     if not known:
-        return "None of these runs was tested."
+        return _lead_by_error(lines)
     ranked = sorted(known, key=lambda pair: -pair[0])
     (best, line), *others = ranked
     if not others:
@@ -224,6 +251,20 @@ def _lead(lines: Sequence[RunSummary]) -> str:
         lead += f", {100 * (best - second):.1f} points above {next_one.name} ({next_one.method})"
     worst, last = others[-1]
     return f"{lead}." if len(others) == 1 else f"{lead}; lowest {last.name} ({last.method}), at {worst:.1%}."
+
+
+def _lead_by_error(lines: Sequence[RunSummary]) -> str:
+    error = _error(lines)
+    known = [(found, line) for line in lines if (found := line.result(error, "micro")) is not None]
+    if not known:
+        return "None of these runs was tested."
+    words = error.replace("_", " ")
+    (least, line), *others = sorted(known, key=lambda pair: pair[0])
+    if not others:
+        return f"{line.method} ends with a {words} of {least:.4g} on the held-out samples."
+    most, last = others[-1]
+    lead = f"{line.name} ({line.method}) ends with the least {words}, {least:.4g}"
+    return f"{lead}; the greatest has {last.name} ({last.method}), {most:.4g}."
 
 
 def _differences(lines: Sequence[RunSummary]) -> str:

@@ -68,11 +68,21 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("clusters", f"{result['clusters']}{_empty(result['clusters_without_devices'])}{_rand(result['ari'])}"),
         *_scores(result),
+        *([("did not count in the last round", _refused(result["refused"]))] if "refused" in result else []),
         *([("the server sees", result["secure"]["sees"])] if "secure" in result else []),
-        *((name, f"{value:.4g}") for name, value in result.get("metrics", {}).items()),
+        *((name, _number(value)) for name, value in result.get("metrics", {}).items()),
         ("time", f"{result['seconds']:.1f} s{virtual}"),
         *([("run", str(result["run"]))] if result["run"] is not None else []),
     ]
+
+
+def _number(value: float | None) -> str:
+    """A dash where no device has measured it, as where each number is beyond float32."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _refused(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {'answer' if count == 1 else 'answers'} ({why})" for why, count in reasons.items())
 
 
 def _empty(centers: int) -> str:

@@ -230,9 +230,16 @@ def draw_labels(axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping
 
 
 def draw_curves(
-    axes: Axes, curves: Mapping[str, Sequence[float | None]], *, title: str, looks: Sequence[str] = ()
+    axes: Axes,
+    curves: Mapping[str, Sequence[float | None]],
+    *,
+    title: str,
+    looks: Sequence[str] = (),
+    shares: bool = True,
 ) -> None:
     """Shares (0..1) per round, one line each, in the order given; a round without a value is passed over.
+
+    Without `shares` they are numbers of any size.
 
     Three of four lines are dashed, and later ones are thinner: those below are seen between the dashes. Where
     rounds are passed over, those that have a value are marked. `looks` names all lines of several pictures, so
@@ -245,8 +252,10 @@ def draw_curves(
         look: dict[str, Any] = {"ls": LINES[(i + i // len(LINES) + i // len(COLOURS)) % len(LINES)], "marker": marker}
         look |= {"lw": nested(i, len(looks or curves), 3.2, 1.6), "ms": nested(i, len(looks or curves), 7, 4)}
         axes.plot([t for t, _ in seen], [v for _, v in seen], color=curve_colour(i), label=name, **look)
-    axes.set(title=title, ylim=(0, 1.02))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_title(title)
+    if shares:
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     name_rounds(axes, max((len(values) for values in curves.values()), default=1))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
     axes.legend(loc="best", fontsize=SMALL_TEXT)

@@ -36,9 +36,10 @@ def open_run_folder(
     """
     import tomli_w
 
+    text = annotate_representations(tomli_w.dumps(table))
     try:
         folder, is_new = _find(args, table, parts, resume=resume, say=say)
-        (folder / FILE).write_text(annotate_representations(tomli_w.dumps(table)), encoding="utf-8")
+        (folder / FILE).write_text(text, encoding="utf-8")
     except OSError as wrong:
         raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
     try:

@@ -53,7 +53,12 @@ class LiveRun:
         network["samples"] = self._samples
         network["slots"] = {name: sorted(getattr(self.devices, name)) for name in ("trained", "forgotten")}
         done = Checkpoint(
-            round=number, state=self.state, real_seconds=self.real_seconds, network=network, lesson=checkpoints.lesson
+            round=number,
+            state=self.state,
+            real_seconds=self.real_seconds,
+            network=network,
+            lesson=checkpoints.lesson,
+            marks=checkpoints.marks,
         )
         checkpoint.finish_checkpoint(lost.parent, done, self.records)
 

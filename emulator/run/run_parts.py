@@ -1,4 +1,4 @@
-"""What no setting of a run names: the samples of its devices and the tensors of its model, as numbers to compare."""
+"""What no setting of a run names: its devices' samples, its model's tensors and its loss, as numbers to compare."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from emulator.simulation.checkpoint import read_checkpoint
 from emulator.simulation.drawn_devices import DrawnDevices
 
 FLEET_FILE, KEY = "fleet.json", "parts"  # where a run's folder has them
-RunParts = Mapping[str, int]  # "samples", "numbers" of a model, "tensors"; what is not known is missing
+RunParts = Mapping[str, Any]  # "samples", "numbers" of a model, "tensors", and `Marks`; what is not known is missing
+Marks = Mapping[str, Any]  # "loss": a `LossMark`; "frozen": a checksum of the values that a model does not train
+MARKED = ("loss", "frozen")
+LossMark = tuple[str, list[float]]  # the name of the user's own, and what it gives for some outputs
+USUAL_LOSS: LossMark = ("", [])
+SAME_LOSS = 1e-3  # relative: the same function on another machine
 
 
-def run_parts(devices: Mapping[ClientId, DeviceData], schema: Schema) -> RunParts:
-    """The parts of a run on these samples with a model of these tensors."""
+def run_parts(devices: Mapping[ClientId, DeviceData], schema: Schema, marks: Marks) -> RunParts:
+    """The parts of a run on these samples with a model of these tensors; `marks` are what else is known of it."""
     told = json.dumps([[t.name, t.role, list(t.shape)] for t in schema.tensors])
-    return {"samples": samples_checksum(devices), "numbers": schema.size, "tensors": zlib.crc32(told.encode())}
+    parts = {"samples": samples_checksum(devices), "numbers": schema.size, "tensors": zlib.crc32(told.encode())}
+    return {**parts, **marks}
 
 
 def samples_checksum(devices: Mapping[ClientId, DeviceData]) -> int:
@@ -43,16 +49,32 @@ def samples_checksum(devices: Mapping[ClientId, DeviceData]) -> int:
 
 def other_parts(folder: Path, mine: RunParts) -> str:
     """Which run with other parts is in the folder, in words; empty where none is known."""
-    theirs = _kept_parts(folder)
+    theirs = kept_parts(folder)
     other = {key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]}
     if "samples" in other:
         return "a run of devices with other samples"
     if "numbers" in other:
         return f"a run of a model with {theirs['numbers']} numbers, not {mine['numbers']}"
-    return "a run of a model with other tensors" if other else ""
+    if "tensors" in other:
+        return "a run of a model with other tensors"
+    if "frozen" in other:
+        return "a run of a model with other frozen values"
+    return _other_loss(mine["loss"], theirs["loss"]) if "loss" in other else ""
 
 
-def _kept_parts(folder: Path) -> RunParts:
+def _other_loss(mine: LossMark, theirs: LossMark) -> str:
+    (my_name, my_values), (their_name, their_values) = mine, theirs
+    if my_name != their_name:
+        return f"a run with {_loss_in_words(their_name)}, not {_loss_in_words(my_name)}"
+    same = len(my_values) == len(their_values) and np.allclose(my_values, their_values, rtol=SAME_LOSS, equal_nan=True)
+    return "" if same else f"a run with {_loss_in_words(their_name)} that gives other numbers"
+
+
+def _loss_in_words(name: str) -> str:
+    return f"the loss {name}" if name else "the usual loss"
+
+
+def kept_parts(folder: Path) -> RunParts:
     """What the folder tells: that of a run that was interrupted, or of an older version, has a checkpoint alone."""
     try:
         told: dict[str, Any] = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8"))
@@ -67,4 +89,4 @@ def _kept_parts(folder: Path) -> RunParts:
     if before is None:
         return {}
     samples = {"samples": before[1].network["samples"]} if "samples" in before[1].network else {}
-    return {**samples, "numbers": before[1].state.centers.shape[1]}
+    return {**samples, **before[1].marks, "numbers": before[1].state.centers.shape[1]}

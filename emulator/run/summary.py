@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coordinator.rounds.metrics import ari, nmi, purity
@@ -15,7 +16,8 @@ Record = dict[str, Any]
 def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Mapping[str, Any]) -> Record:
     """The options of the run, and the scores of `last`, the record of the last round.
 
-    `accuracy` is that of the models that devices are served, `centers_accuracy` of the centers as they are exported.
+    `accuracy` is that of the models that devices are served, `centers_accuracy` of the centers as they are exported;
+    `refused` counts the answers of devices that did not count, by reason, where there are some.
     """
     return {
         "method": args.method,
@@ -31,7 +33,14 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
         **({"loss": last["loss"]["micro"]} if last["accuracy"]["micro"] is None and "loss" in last else {}),
         "centers_accuracy": last["centers"]["accuracy"] if "centers" in last else last["accuracy"],
         **clustering_scores(groups, last["assignment"]),
+        **({"refused": refusal_reasons([last])} if last.get("refused") else {}),
     }
+
+
+def refusal_reasons(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many answers were refused for each reason: for its code, as what follows a colon has numbers of its own."""
+    said = (reason for record in records for reason in record.get("refused", {}).values())
+    return dict(Counter(reason.partition(":")[0] for reason in said))
 
 
 def clustering_scores(groups: Mapping[ClientId, int], assignment: Mapping[ClientId, int]) -> dict[str, float | None]:

@@ -16,11 +16,11 @@ from emulator.data.fleet_split import FleetData, label_counts
 from emulator.reports.pictures import records as pictures
 from emulator.reports.pictures.image_grid import pick_images
 from emulator.run.execute import SimulationResult
-from emulator.run.run_parts import FLEET_FILE, KEY, run_parts
+from emulator.run.run_parts import FLEET_FILE, KEY, Marks, run_parts
 from emulator.run.summary import Record
 
 
-def write_run(folder: Path, method: str, result: SimulationResult, split: FleetData) -> None:
+def write_run(folder: Path, method: str, result: SimulationResult, split: FleetData, marks: Marks) -> None:
     """metrics.jsonl, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier ones."""
     _write_centers(folder / "centers" / method, result)
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
@@ -28,7 +28,7 @@ def write_run(folder: Path, method: str, result: SimulationResult, split: FleetD
             metrics.write(json.dumps({**record, "real_seconds": real_s}, sort_keys=True) + "\n")
     images = pick_images(split.devices, result.state.assignment)
     pictures.write_picture_data(folder / pictures.PICTURES_FILE, replace(result.kept, images=images))
-    fleet = json.dumps(describe_fleet(split, result.schema), sort_keys=True)
+    fleet = json.dumps(describe_fleet(split, result.schema, marks), sort_keys=True)
     (folder / FLEET_FILE).write_text(fleet, encoding="utf-8")
 
 
@@ -45,7 +45,7 @@ def _write_centers(folder: Path, result: SimulationResult) -> None:
         np.savez(folder / TREE_FILE, edges=tree.edges, models=tree.models.astype(np.float32))
 
 
-def describe_fleet(split: FleetData, schema: Schema) -> Record:
+def describe_fleet(split: FleetData, schema: Schema, marks: Marks) -> Record:
     """Each device's true group and what the user calls it, if any, and training samples of each class.
 
     Then the names of tensors, classes and columns, and the numbers by which `folder.py` knows the run again.
@@ -56,10 +56,10 @@ def describe_fleet(split: FleetData, schema: Schema) -> Record:
         devices[who] = {"group": split.groups.get(who), "samples": len(local.train), "labels": labels}
         if isinstance(called := split.called.get(who), (str, int, float)):
             devices[who]["called"] = called
-    names = {"classes": list(split.classes), "columns": list(split.columns)}
+    names = {"classes": list(split.classes), "columns": list(split.columns), "pixels": split.pixels}
     return {
         "classifier": list(schema.classifier),
         "devices": devices,
-        KEY: run_parts(split.devices, schema),
+        KEY: run_parts(split.devices, schema, marks),
         **{key: value for key, value in names.items() if value},
     }

@@ -11,7 +11,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,13 +31,17 @@ Slot = tuple[ClientId, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A run after round `round`. `network` is the virtual network; `lesson` has the options that decide results."""
+    """A run after round `round`. `network` is the virtual network; `lesson` has the options that decide results.
+
+    `marks` tell the user's own loss and model from others (run_parts.py).
+    """
 
     round: int
     state: State
     real_seconds: list[float]
     network: Mapping[str, Any]
     lesson: Mapping[str, Any]
+    marks: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,7 @@ class Checkpoints:
     every: int | None
     resume: bool
     lesson: Mapping[str, Any]
+    marks: Mapping[str, Any] = field(default_factory=dict)
 
     def due(self, number: int, rounds: int, *, cheap: bool) -> bool:
         """Whether round `number` of `rounds` ends with a checkpoint; `cheap`: it takes at most COST of the time."""
@@ -88,7 +93,7 @@ def begin_checkpoint(folder: Path) -> Path:
 def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[RoundRecord]) -> None:
     """Replace the last checkpoint. A process that ends at any moment leaves a whole checkpoint."""
     (new / "state.safetensors").write_bytes(state_codec.encode_state(checkpoint.state))
-    told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "lesson")}
+    told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "lesson", "marks")}
     (new / "run.json").write_text(json.dumps(told), encoding="utf-8")
     with (new / "records.jsonl").open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(record) + "\n" for record in records)

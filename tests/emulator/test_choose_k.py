@@ -32,7 +32,9 @@ FLEET = grouped_fleet(9, 3, n=60)
 
 def trial(k: int, *accuracies: float, silhouette: float = 0.0, distance: float = 1.0) -> ClusterCountTrial:
     per_device = {f"d{i}": a for i, a in enumerate(accuracies)}
-    return ClusterCountTrial(clusters=k, used=k, per_device=per_device, distance=distance, silhouette=silhouette)
+    return ClusterCountTrial(
+        devices=len(per_device), clusters=k, used=k, per_device=per_device, distance=distance, silhouette=silhouette
+    )
 
 
 def fesem(k: int) -> FeSEM:

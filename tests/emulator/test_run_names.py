@@ -1,4 +1,4 @@
-"""A simulated run never replaces the results of a run with other settings, of other samples or of another module."""
+"""A simulated run never replaces the results of a run with other settings, samples, module or loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from typer.testing import CliRunner
 
@@ -132,16 +133,31 @@ def layers(*before: nn.Module, width: int = 4) -> nn.Module:
     return nn.Sequential(*before, nn.Linear(4, width), nn.Linear(width, 3))
 
 
+def frozen(value: float) -> nn.Module:
+    """A layer that no run trains."""
+    module = nn.Linear(4, 4).requires_grad_(requires_grad=False)
+    nn.init.constant_(module.weight, value)
+    nn.init.zeros_(module.bias)
+    return module
+
+
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "samples": ({"fleet": hand_written(1)}, "a run of devices with other samples"),
     "width": ({"model": layers(width=9)}, "a run of a model with 35 numbers, not 75"),
     "tensors": ({"model": layers(nn.Identity())}, "a run of a model with other tensors"),
+    "frozen": ({"model": layers(frozen(2.0))}, "a run of a model with other frozen values"),
+    "loss": ({"loss": nn.CrossEntropyLoss()}, "a run with the usual loss, not the loss CrossEntropyLoss"),
 }
 
 
 @pytest.mark.parametrize(
     ("other", "interrupted"),
-    [*((other, False) for other in OTHERS), ("samples", True), ("width", True)],  # a checkpoint tells no more
+    [
+        *((other, False) for other in OTHERS),
+        ("samples", True),
+        ("width", True),
+        ("loss", True),
+    ],  # a checkpoint tells no more
 )
 def test_a_run_of_other_samples_or_another_module_replaces_none(
     other: str,
@@ -150,7 +166,7 @@ def test_a_run_of_other_samples_or_another_module_replaces_none(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     asked: dict[str, Any] = {"method": fc.FedAvg(local_steps=1), "rounds": 1, "out": tmp_path}
-    mine: dict[str, Any] = {"fleet": hand_written(0), "model": layers()}
+    mine: dict[str, Any] = {"fleet": hand_written(0), "model": layers(*[frozen(1.0)] * (other == "frozen"))}
     theirs = mine | OTHERS[other][0]
     for name in ("mine", ""):
         fc.simulate(**asked, **mine, name=name)
@@ -170,6 +186,34 @@ def test_a_run_of_other_samples_or_another_module_replaces_none(
         second.save(tmp_path / "mine")
     assert fc.simulate(**asked, **theirs, resume=True).folder == second.folder
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_loss_is_known_by_what_it_gives_and_a_copy_of_the_folder_knows_it_too(tmp_path: Path) -> None:
+    """Two functions may have one name, as two `lambda` have; the name says nothing of a loss's settings."""
+    asked: dict[str, Any] = {"fleet": hand_written(0), "model": layers(), "out": tmp_path, "name": "mine"}
+    method, mine, other = fc.FedAvg(local_steps=1), *(nn.CrossEntropyLoss(label_smoothing=s) for s in (0.2, 0.4))
+    fc.simulate(method, rounds=1, loss=mine, **asked)
+    said = "mine has a run with the loss CrossEntropyLoss that gives other numbers"
+    with pytest.raises(UsageError, match=said):
+        fc.simulate(method, rounds=1, loss=other, **asked)
+    with pytest.raises(ConfigError, match=said):
+        fc.simulate(method, rounds=2, loss=other, resume=True, **asked)
+    fc.load(tmp_path / "mine", fleet=hand_written(0)).save(tmp_path / "copy")  # without the loss, which no folder has
+    with pytest.raises(ConfigError, match="copy has a run with the loss CrossEntropyLoss, not the usual loss"):
+        fc.simulate(method, rounds=2, resume=True, **asked | {"name": "copy"})
+    again = fc.simulate(method, rounds=2, loss=mine, resume=True, **asked | {"name": "copy"})
+    assert len(again.history) == 2
+
+
+def test_a_loss_of_probabilities_is_known_too(tmp_path: Path) -> None:
+    """It fails for outputs that are no shares."""
+    x, y = np.random.default_rng(0).normal(size=(40, 4)), np.random.default_rng(1).integers(2, size=(40, 2))
+    fleet = fc.fleet((x, y.astype(float)), by=np.repeat([0, 1], 20))
+    asked: dict[str, Any] = {"fleet": fleet, "out": tmp_path, "name": "mine", "rounds": 1}
+    asked["model"] = nn.Sequential(nn.Linear(4, 2), nn.Sigmoid())
+    fc.simulate(fc.FedAvg(local_steps=1), loss=nn.BCELoss(), **asked)
+    with pytest.raises(UsageError, match="the loss BCELoss that gives other numbers"):
+        fc.simulate(fc.FedAvg(local_steps=1), loss=nn.BCELoss(weight=torch.tensor([1.0, 3.0])), **asked)
 
 
 def test_the_same_run_of_ones_own_replaces_the_first_and_saving_it_says_so(

@@ -77,6 +77,18 @@ def make():
 
 class Mine(fc.FedAvg):
     pass
+
+@dataclass(frozen=True, kw_only=True)
+class BeginsAnywhere(fc.FedAvg):
+    def round(self, state, schema, fleet, rng):
+        yield {who: self.fit(start="x", seed=0) for who in fleet}
+        return state
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsNothing(fc.FedAvg):
+    def round(self, state, schema, fleet, rng):
+        yield {who: self.fit(start="own", seed=0) for who in fleet}
+        return state
 """
 HELPERS = """
 def tasks(fleet):
@@ -128,6 +140,22 @@ def test_a_mistake_in_a_users_method_is_told_with_its_line_and_not_as_a_bug(meth
     assert hint in told.splitlines()[-1]
     assert "Traceback" not in told
     assert "bug" not in told
+
+
+def test_a_start_that_is_no_model_is_told_with_its_line() -> None:
+    """It ended at chance without a word: each text was taken for the device's own model, which a new device has not."""
+    code, told = said_of("--method", "mymeth:BeginsAnywhere")
+    assert code == 2
+    assert "error: mymeth.py, line 71, in " in told
+    assert ": ValueError: start must be one of ['own'], got 'x'" in told
+
+
+def test_a_run_whose_devices_refuse_their_tasks_says_so_with_its_results() -> None:
+    """A device that keeps no model cannot go on from it; the run ends where it began."""
+    done = CliRunner().invoke(app, [*WORDS, "--method", "mymeth:KeepsNothing"])
+    assert done.exit_code == 0, done.stderr
+    row = next(line for line in done.stdout.splitlines() if "did not count" in line)
+    assert row.split() == ["did", "not", "count", "in", "the", "last", "round", "3", "answers", "(no_own_model)"]
 
 
 def test_where_a_line_of_ours_raised_the_users_line_is_named_and_the_traceback_is_there_to_report() -> None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
-from typing import Any
+from inspect import Signature, signature
+from typing import TYPE_CHECKING, Any
 
-from coordinator.strategies.common.setting_checks import check_kind
+from coordinator.strategies.common.setting_checks import check_kind, plain_number
 from export.plugins import nearest_name_hint
 
 
-class MethodValue:
+class _PlainNumbers(ABCMeta):  # so that a class of the user may be an ABC too
+    """Makes numbers of numpy those of Python: tasks and files of settings take no others."""
+
+    if not TYPE_CHECKING:  # a type checker knows each class by its own arguments
+
+        def __call__(cls, *args: object, **given: object) -> Any:  # noqa: ANN401 - an object of the class
+            return super().__call__(*map(plain_number, args), **{name: plain_number(v) for name, v in given.items()})
+
+    @property
+    def __signature__(cls) -> Signature:
+        """The class's own arguments, which `help` and completion show."""
+        own = signature(cls.__init__)  # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+class MethodValue(metaclass=_PlainNumbers):
     """Base of the frozen dataclasses of settings.
 
     >>> from coordinator.strategies.fesem import FeSEM

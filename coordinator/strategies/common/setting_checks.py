@@ -16,6 +16,15 @@ KINDS: dict[str, tuple[type, str]] = {  # type of a setting -> what it accepts
 }
 
 
+def plain_number(value: object) -> object:
+    """A number of numpy as one of Python, which files of settings take; anything else as it is."""
+    if isinstance(value, (bool, int, float)) and type(value).__module__ == "builtins":
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
 def check_kind(name: str, value: object, kind: str) -> None:
     """Raise ConfigError unless `value` is of the `kind` "int", "float", "str" or "bool"; others have no check."""
     accepted, words = KINDS.get(kind, (object, ""))

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) 
         found = replace(found, by=as_array(by))
         if found.by is not None and found.by.ndim != 1:
             raise ConfigError(f"by is {found.by.dtype} {list(found.by.shape)}", hint="give one value for each sample")
+    found = replace(found, y=_as_numbers(found.y))
     lengths = {"x": len(found.x), "y": len(found.y), **({} if found.by is None else {"by": len(found.by)})}
     if len(set(lengths.values())) != 1:
         told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
@@ -68,7 +71,13 @@ def as_array(value: Any) -> Array:
         return np.asarray(value.detach().cpu().numpy())
     if hasattr(value, "getbands"):
         return channels_first(np.asarray(value))
-    return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
+        raise ConfigError("masked values", hint="fill these values in, or drop the samples")
+    try:
+        return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    except ValueError:
+        hint = "give all samples one shape: resize or pad them"
+        raise ConfigError("a list of values of different shapes", hint=hint) from None
 
 
 def is_missing(label: Any) -> bool:
@@ -87,6 +96,14 @@ def _labels(value: Any) -> Array:
     """Labels as an array. NumPy would make the text 'nan' of NaN in a list of texts."""
     found = as_array(value)
     return np.asarray(value, dtype=object) if found.dtype.kind in "US" and isinstance(value, (list, tuple)) else found
+
+
+def _as_numbers(y: Array) -> Array:
+    """Labels that are all numbers in a column of objects, as an array of numbers; others as they are."""
+    if y.dtype != object or not all(isinstance(value, Number) for value in y.flat):
+        return y
+    found = np.array(y.tolist())
+    return y.astype(np.float64) if found.dtype == object else found  # numbers of decimals and fractions
 
 
 def read_inputs(x: Any, wanted: Parts | None = None) -> tuple[Array, Parts]:
@@ -137,14 +154,14 @@ def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
 
 
 def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
-    names = [str(name) for name in data.columns]
+    data = _by_text(data)
+    names = list(data.columns)
     label = _column("y", y, names, LABEL_COLUMNS)
     mine = None if by is None else _column("by", by, names, ())
     left_out: dict[str, str] = {}
     if x is None:
-        others = [name for name in names if name not in (label, mine)]
-        left_out = {name: _kind(data[name]) for name in others if data[name].dtype.kind not in "biuf"}
-        x = [name for name in others if name not in left_out]
+        x = frame_columns(data, label, mine)
+        left_out = {name: _kind(data[name]) for name in names if name not in {*x, label, mine}}
     listed = [_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x)]
     if not listed:
         raise UsageError("no column of numbers is left for x", hint="name them: x=[...]")
@@ -157,6 +174,13 @@ def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
         names=listed,
         left_out=left_out,
     )
+
+
+def frame_columns(data: Any, y: Column, by: Column = None) -> list[str]:
+    """The columns of numbers of a data frame, apart from those of labels and devices."""
+    data = _by_text(data)
+    label = _column("y", y, list(data.columns), LABEL_COLUMNS)
+    return [name for name in data.columns if name not in (label, by) and data[name].dtype.kind in "biuf"]
 
 
 def _kind(column: Any) -> str:
@@ -174,11 +198,29 @@ def is_frame(data: Any) -> bool:
     return hasattr(data, "iloc") and hasattr(data, "columns")
 
 
+def _by_text(data: Any) -> Any:
+    """The data frame with texts as the names of its columns. Raises UsageError where two have one name."""
+    names = [str(name) for name in data.columns]
+    if twice := sorted(name for name, n in Counter(names).items() if n > 1):
+        raise UsageError(f"{Counter(names)[twice[0]]} columns are called {twice[0]!r}", hint="rename or drop them")
+    return data.set_axis(names, axis=1)
+
+
 def frame_inputs(data: Any, names: Sequence[str]) -> Array:
-    """X [n, columns] of a data frame, or [n, ...] of one column of arrays."""
+    """X [n, columns] of a data frame, or [n, ...] of one column of arrays. Raises ConfigError for no numbers."""
+    data = _by_text(data)
     cells = [data[name] for name in names]
     if len(cells) == 1 and cells[0].dtype == object:
         return np.stack([as_array(cell) for cell in cells[0]])
+    for name, cell in zip(names, cells, strict=True):
+        if cell.dtype.kind not in "biuf":
+            hint = "make it numbers, as with pd.to_numeric, or leave it out: x=[...]"
+            raise ConfigError(f"column {name!r} of x is {_kind(cell)}", hint=hint)
+        if missing := int((cell.isna() | cell.isin([np.inf, -np.inf])).sum()):
+            told = f"column {name!r} of x holds NaN or infinity in {missing} of {len(cell)} samples"
+            raise ConfigError(
+                told, hint="fill these values in, drop the samples, or name what x is without it: x=[...]"
+            )
     return np.stack([as_array(cell) for cell in cells], axis=1)
 
 
@@ -300,11 +342,14 @@ def _filled(rows: Iterable[Array], n: int) -> Array:
 def _column(what: str, asked: Column, names: Sequence[str], usual: Sequence[str]) -> str:
     """The column that was asked for, or the one with a usual name. Raises UsageError."""
     if asked is None:
-        found = [name for name in usual if name in names]
+        axes = {"x", "y", "z"} <= {*names}
+        found = [name for name in usual if name in names and not (axes and name == "y")]
+        if what == "y" and len(found) > 1:
+            raise UsageError(f"{' and '.join(map(repr, found[:2]))} may both be y", hint="name it: y=...")
         if not found:
             raise UsageError(f"no column of {list(names)} is surely {what}", hint=f"name it: {what}=...")
         return found[0]
-    if asked not in names:
+    if str(asked) not in names:
         raise UsageError(f"there is no column {asked!r} for {what}", hint=nearest_name_hint(str(asked), names))
     return str(asked)
 
@@ -316,4 +361,11 @@ def device_folders(folder: Path) -> dict[str, DeviceData]:
     homes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not homes:
         raise ConfigError(f"{folder} has no subfolders", hint="one for each device, with train.npz or train/ in it")
-    return {home.name: load_folder(home) for home in homes}
+    return {home.name: _load_device(home) for home in homes}
+
+
+def _load_device(home: Path) -> DeviceData:
+    try:
+        return load_folder(home)
+    except ConfigError as wrong:
+        raise ConfigError(f"{home.name}: {wrong.message}", hint=wrong.hint) from None

@@ -10,22 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
-from edge_client.protocol.program import IGNORED
-from edge_client.protocol.samples.input_parts import Parts, joined_parts
-from edge_client.protocol.task import I64, Array
+from edge_client.printable import first_of
+from edge_client.protocol.task import I64
+from emulator.api.data.kinds import check_kinds, checked_inputs, checked_labels
+from emulator.api.data.of_devices import columns_of_each, joined_with
 from emulator.api.data.partitions import as_scheme
-from emulator.api.data.reading import Columns, as_array, device_folders, is_frame, is_missing, read_columns
+from emulator.api.data.reading import (
+    Columns,
+    as_array,
+    device_folders,
+    is_frame,
+    is_missing,
+    read_columns,
+)
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
-from emulator.data.given_parts import GivenParts
+from emulator.data.given_parts import GivenParts, PartsOf
 from emulator.data.loaders.samples import TRAIN_SHARE, DataSet, RawSamples, to_float, to_unit_range
-from emulator.data.partition_schemes import Iid, PartitionScheme, describe_scheme
+from emulator.data.partition_schemes import PARTITION_SCHEMES, Iid, PartitionScheme, describe_scheme
 from emulator.data.user_schemes import ByUser
 from emulator.options import OPTIONS
 
 log = logging.getLogger(__name__)
+SHOWN = 5  # devices that a line names
 GROUPS = "give one value for each sample, groups=array, or for each device, groups={device: group}"
 HOW = 'write by="column", or partition=fc.partitions.Dirichlet(0.1) and devices=100'
 
@@ -79,7 +87,10 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
-        columns, parts = _of_each({who: _without_groups(one, x, groups, y) for who, one in data.items()}, x=x, y=y)
+        data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing
+        columns, parts = columns_of_each(
+            {who: _without_groups(one, x, groups, y) for who, one in data.items()}, x=x, y=y
+        )
     else:
         columns = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by)
     held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
@@ -104,6 +115,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         seed=seed,
         classes=classes,
         columns=tuple(columns.names),
+        pixels=columns.x.dtype == np.uint8,
         given=given,
     )
     found.cut()  # so that what is wrong is said here
@@ -116,6 +128,10 @@ def _scheme(by: Any, partition: Any, devices: int | None) -> PartitionScheme:  #
             raise UsageError("nothing says how devices share these samples", hint=HOW)
         return Iid() if by is None else ByUser(least=2)
     scheme = as_scheme(partition)
+    ours = isinstance(scheme, (GivenParts, PartsOf, *PARTITION_SCHEMES.values())) and not isinstance(scheme, ByUser)
+    if by is not None and ours:
+        told = f"{describe_scheme(scheme)} does not look at whose the samples are"
+        raise UsageError(told, hint="leave out by, or take partition=fc.partitions.ByUser()")
     if not devices and not isinstance(scheme, ByUser) and not getattr(scheme, "knows_devices", False):
         raise UsageError(f"{describe_scheme(scheme)} for how many devices?", hint="add devices=100")
     return scheme
@@ -140,6 +156,7 @@ def _test_columns(
             "nothing says whose the test samples are", hint="name a column of both: by='column', or test=0.2"
         )
     held = read_columns(test, x=list(train.names) or x, y=y, by=by)
+    check_kinds("the test data", held, "the training data", train)
     if held.by is not None and train.by is not None and (strange := np.setdiff1d(held.by, train.by)).size:
         told = f"{strange.size} values of {by!r} are only in the test data, as {strange[0]!r}"
         raise ConfigError(told, hint="give these devices training samples, or leave them out")
@@ -148,55 +165,18 @@ def _test_columns(
             f"test samples are {list(held.x.shape[1:])}, training samples {list(train.x.shape[1:])}",
             hint="use one shape",
         )
-    return replace(held, parts=_joined("test samples", train.parts, held.parts))
-
-
-def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[Columns, GivenParts]:  # noqa: ANN401
-    """The columns of all devices after each other, and whose each sample is."""
-    held: list[tuple[str, Columns]] = []
-    parts: list[Any] = []
-    end = 0
-    for who, mine in data.items():
-        both = [mine.train, mine.test] if isinstance(mine, DeviceData) else [mine]
-        of = list(held[0][1].names) or x if held else x  # in the order of the first device
-        columns = [_of_device(d, x=of, y=y) for d in both if d is not None]
-        held += [(str(who), part) for part in columns]
-        rows = [np.arange(end, end := end + len(part.x)) for part in columns]
-        parts.append(rows[0] if len(rows) == 1 else tuple(rows))
-    if not held:
-        raise ConfigError("there are no devices", hint="give at least one")
-    first, one = held[0]
-    packed = one.parts
-    for who, part in held:
-        packed = _joined(who, packed, part.parts)
-        if part.x.shape[1:] != one.x.shape[1:]:
-            told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
-            raise ConfigError(told, hint="use one shape")
-    x_all, y_all = (np.concatenate([getattr(part, name) for _, part in held]) for name in ("x", "y"))
-    whole = replace(one, x=x_all, y=y_all, kind=f"{one.kind} of each device", parts=packed)
-    return whole, GivenParts(parts, names=device_names(list(data)))
-
-
-def _of_device(data: Any, *, x: Any, y: str | int | None) -> Columns:  # noqa: ANN401 - see `fleet`
-    if not isinstance(data, Dataset):
-        return read_columns(data, x=x, y=y)
-    return replace(read_columns((data.x, data.y), x=x, y=y), parts=data.parts)
-
-
-def _joined(who: str, one: Parts, other: Parts) -> Parts:
-    """The parts of both. Raises ConfigError for others than the first samples have."""
-    try:
-        return joined_parts(one, other)
-    except ValueError as wrong:
-        raise ConfigError(f"{who}: {wrong}", hint="give all samples the same arrays") from None
+    return replace(held, parts=joined_with("test samples", train.parts, held.parts))
 
 
 def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataSet, Sequence[str | bool]]:
     """-> the data set, and the names of its classes where they have some."""
     columns = [train] if test is None else [train, test]
-    labels, classes = _labels([part.y for part in columns])
+    labels, classes = checked_labels([part.y for part in columns])
     users, names = _users(train, columns)
-    raw = [RawSamples(x=_inputs(part.x), y=y, user=user) for part, y, user in zip(columns, labels, users, strict=True)]
+    raw = [
+        RawSamples(x=checked_inputs(part.x), y=y, user=user)
+        for part, y, user in zip(columns, labels, users, strict=True)
+    ]
     ready = to_unit_range if train.x.dtype == np.uint8 else to_float
     held = raw[1] if test is not None else None
     data = DataSet(train=raw[0], test=held, ready=ready, train_share=share, names=names)
@@ -246,58 +226,24 @@ def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any
     return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
-def _inputs(x: Array) -> Array:
-    """Samples of a kind that becomes float32. Raises ConfigError."""
-    if x.dtype.kind not in "biuf" or x.ndim < 2:  # noqa: PLR2004 - n and at least one feature
-        told = f"x is {x.dtype} {list(x.shape)}"
-        raise ConfigError(told, hint="give numbers [n, features], or [n, channels, height, width] for images")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        n = int((~np.isfinite(x.reshape(len(x), -1)).all(axis=1)).sum())
-        raise ConfigError(f"{n} samples of x hold NaN or infinity", hint="fill these values in, or drop the samples")
-    return x
-
-
-def _labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | bool]]:
-    """-> classes int64 or targets [n, ...] float32 of each part, and the values of classes that were no numbers."""
-    kinds = {y.dtype.kind for y in parts}
-    if kinds == {"b"} and all(y.squeeze().ndim == 1 for y in parts):
-        return [y.reshape(len(y)).astype(np.int64) for y in parts], (False, True)
-    if kinds <= {"f"}:
-        if not all(np.isfinite(y).all() for y in parts):
-            raise ConfigError("y holds NaN or infinity", hint="drop the samples without a target")
-        return [(y[:, None] if y.ndim == 1 else y).astype(np.float32) for y in parts], ()
-    if kinds <= set("iu") and all(y.squeeze().ndim > 1 for y in parts):
-        if any(((y < 0) & (y != IGNORED)).any() for y in parts):
-            raise ConfigError("y holds classes below 0", hint=f"use numbers from 0, and {IGNORED} to leave one out")
-        return [y.astype(np.int64) for y in parts], ()
-    if any(y.squeeze().ndim > 1 for y in parts):
-        raise ConfigError(
-            f"labels are {list(parts[0].shape)}", hint="give one class for each sample, whole numbers, or float targets"
-        )
-    flat = [y.reshape(len(y)) for y in parts]
-    if kinds <= set("iu"):
-        low = min(int(y.min()) for y in flat)
-        if low < 0:
-            hint = "number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
-            raise ConfigError(f"y holds the class {low}", hint=hint)
-        return [y.astype(np.int64) for y in flat], ()
-    if missing := sum(is_missing(v) for y in flat for v in y):
-        raise ConfigError(f"y holds NaN, None or NA in {missing} samples", hint="drop the samples without a label")
-    texts = [np.array([str(v) for v in y]) for y in flat]
-    names = np.unique(np.concatenate(texts))
-    return [np.searchsorted(names, y).astype(np.int64) for y in texts], tuple(names.tolist())
-
-
 def _users(train: Columns, columns: Sequence[Columns]) -> tuple[list[I64 | None], Sequence[str]]:
     """-> the number of each sample's user in each part, and the users' names as devices."""
     if train.by is None:
         return [None for _ in columns], ()
     if missing := sum(map(is_missing, train.by.tolist())):
         raise ConfigError(f"{missing} samples have no value of by", hint="fill these values in, or drop the samples")
-    values, first = np.unique(train.by, return_inverse=True)
-    few = int((np.bincount(first) < 2).sum())  # noqa: PLR2004 - one to train, one to test
-    if few and len(columns) == 1:
-        log.warning("%s of %s devices have a single sample and are left out", few, len(values))
+    try:
+        values, first = np.unique(train.by, return_inverse=True)
+    except TypeError:
+        kinds = sorted({type(value).__name__ for value in train.by.tolist()})
+        raise ConfigError(f"by holds {' and '.join(kinds)}", hint="make them one kind, as texts: astype(str)") from None
+    few = np.bincount(first) < 2  # noqa: PLR2004 - one to train, one to test
+    if len(columns) > 1 and columns[1].by is not None:
+        few |= ~np.isin(values, columns[1].by)
+    if few.any():
+        why = "have a single sample" if len(columns) == 1 else "have no test samples, or a single training sample,"
+        which = first_of(values[few].tolist(), SHOWN)
+        log.warning("%s of %s devices %s and are left out: %s", few.sum(), len(values), why, which)
     owners = [part.by for part in columns if part.by is not None]
     numbers: list[I64 | None] = [np.searchsorted(values, owner).astype(np.int64) for owner in owners]
     return numbers, device_names(values.tolist(), train.by_name)

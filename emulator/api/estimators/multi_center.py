@@ -107,8 +107,11 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
             found[rows] = self._numbers(x[rows], known.get(value))
         return np.asarray(self.classes_[found])
 
-    def score(self, x: Any, y: Any, sample_weight: Any = None, devices: Any = None) -> float:  # noqa: ANN401
-        """The share of right predictions, as `predict` makes them; `sample_weight` [n] weighs the rows."""
+    def score(self, x: Any, y: Any, *, devices: Any = None, sample_weight: Any = None) -> float:  # noqa: ANN401
+        """The share of right predictions, as `predict` makes them; `sample_weight` [n] weighs the rows.
+
+        Both by name: a third value would be devices in `fit`, and weights in scikit-learn's other estimators.
+        """
         return float(accuracy_score(y, self.predict(x, devices), sample_weight=sample_weight))
 
     def _numbers(self, x: Array, device: ClientId | None) -> Array:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.registry import METHODS
 from edge_client.errors import ConfigError, UsageError
-from edge_client.protocol.task import Flat, OwnModel, Probe
+from edge_client.protocol.task import Fit, Flat, OwnModel, Probe
 from tests.support.methods import build, world
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
@@ -227,6 +228,34 @@ def test_a_method_of_the_users_own_that_ends_a_round_with_no_state_of_this_model
     with pytest.raises(UsageError, match=words) as wrong:
         drive(exchanges, lambda _: {})
     assert wrong.value.hint
+
+
+def _note(asked: list[Exchange], tasks: Exchange) -> Replies:
+    asked.append(tasks)
+    return {}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        Fit(start=np.zeros((1, SCHEMA.size)), steps=1, lr=0.1, batch=8, seed=0),
+        Fit(start="own", init=np.zeros(SCHEMA.size + 1), steps=1, lr=0.1, batch=8, seed=0),
+        Probe(models=[start_of(), np.zeros(3)], want=frozenset({"loss"}), batch=8, seed=0),
+    ],
+)
+def test_a_task_with_a_model_of_another_shape_is_refused_before_a_device_is_asked(task: Fit | Probe) -> None:
+    """Devices refuse it too, one by one: a method that goes on without replies would end where it began."""
+
+    class Asks(Ends):
+        def _ended(self) -> Round:
+            yield {"d00": task}
+            return self.end  # type: ignore[return-value]
+
+    method, asked = Asks(State(centers=start_of()[None])), list[Exchange]()
+    exchanges = run_round(method, method.begin(start_of()), SCHEMA, FLEET, round_rng(0, 1), batch=8)
+    with pytest.raises(UsageError, match=r"test_round.py, line \d+, in _ended: Asks.round gives d00 a model of shape"):
+        drive(exchanges, partial(_note, asked))
+    assert not asked
 
 
 def test_a_mixture_is_asked_for_no_loss_unless_nothing_else_is_known() -> None:

@@ -56,6 +56,11 @@ def test_a_fit_at_its_limits_is_one(changed: dict[str, Any]) -> None:
         ({"buffers": "batch"}, "buffers must be one of"),
         ({"linear": np.ones(5)}, "must have one shape"),
         ({"start": "own", "init": np.ones(4), "anchor": np.ones(5)}, "must have one shape"),
+        ({"start": "mine"}, r"start must be one of \['own'\], got 'mine'"),
+        ({"start": None}, "start must be a model or 'own'"),
+        ({"start": [0.0] * 4}, "must be arrays of floating point numbers, got list"),
+        ({"start": np.zeros(4, np.int64)}, "must be arrays of floating point numbers, got int64"),
+        ({"linear": 3}, "must be arrays of floating point numbers, got int"),
     ],
 )
 def test_a_fit_beyond_a_limit_is_none(changed: dict[str, Any], says: str) -> None:
@@ -94,6 +99,8 @@ def test_a_probe_at_its_limits_is_one(changed: dict[str, Any]) -> None:
         ({"batch": 65_537}, "batch must be 1"),
         ({"seed": -1}, "seed must be 0"),
         ({"seed": 2**53}, "seed must be 0"),
+        ({"models": ["own"]}, "models must be arrays of floating point numbers, got str"),
+        ({"models": [OwnModel(init=np.zeros(4, bool))]}, "models must be arrays of floating point numbers, got bool"),
         ({"models": TWO, "prior": [1.0]}, "prior needs one weight per model"),
         ({"models": TWO, "label_totals": [[1.0]]}, "label_totals needs one entry per model"),
         ({"models": TWO, "label_totals": [[1.0] * 512, [1.0]]}, "more than 512 numbers"),

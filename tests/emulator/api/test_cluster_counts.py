@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -30,6 +31,19 @@ def test_a_module_of_ones_own_is_tried() -> None:
     fleet = fc.fleets.digits(devices=4, groups=2)
     counts = fc.choose_k(fc.FeSEM(local_steps=5), fleet=fleet, ks=[2], rounds=1, model=module)
     assert counts.clusters == 2
+
+
+def test_targets_that_are_no_classes_are_tried_by_the_other_criteria() -> None:
+    """One center was recommended "by accuracy", of which there was none."""
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    fleet = fc.fleet((x, x[:, 0]), by=np.arange(80) // 20, name="sensors")
+    with pytest.raises(UsageError, match=r'(?s)targets of sensors are no classes.*by="silhouette" or by="distance"'):
+        fc.choose_k(fc.FeSEM(local_steps=1), fleet=fleet, ks=[1, 2], rounds=1)
+    counts = fc.choose_k(fc.FeSEM(local_steps=1), fleet=fleet, ks=[1, 2], rounds=1, by="distance")
+    assert list(counts.recommended) == ["silhouette", "distance"]
+    assert counts.found["devices"] == 4
+    assert [row["accuracy"] for row in counts.found["trials"]] == [None, None]
+    assert "data:image/svg+xml" in counts._repr_html_()
 
 
 def test_a_method_without_clusters_is_refused() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 
 import fedcenters as fc
 from coordinator.strategies.base import Strategy
@@ -53,6 +55,43 @@ def test_without_a_terminal_each_run_is_told_on_stderr_when_it_begins_and_ends(
         lines += [f"{run}: begun", f"{run}: done, accuracy {accuracy:.1%}"]
     begun_and_done = [line.partition(" as served")[0] for line in told.splitlines() if "since" not in line]
     assert begun_and_done == ([] if progress is False else lines)
+
+
+def test_targets_that_are_no_classes_are_compared_by_their_squared_error() -> None:
+    """The table had no measure at all, and the picture no line."""
+    x, who = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) // 20
+    fleet = fc.fleet((x, x[:, 0] * np.where(who % 2, 1, -1)), by=who)
+    methods: dict[str, Any] = {"one": fc.FedAvg(local_steps=5), "two": fc.FeSEM(2, local_steps=5)}
+    found = fc.compare(methods, fleet=fleet, seeds=2, rounds=2)
+    table, errors = found.table(), [found.results["two"][s].run.records for s in (0, 1)]
+    mean = [np.mean([record["metrics"]["squared_error"]["micro"] for record in each]) for each in errors]
+    assert table["squared_error"][1] == pytest.approx(np.mean(mean))
+    assert table["better_by"][1] == pytest.approx(table["squared_error"][0] - table["squared_error"][1])
+    assert table["better_by"][1] > 0
+    assert " ".join(repr(found).splitlines()[0].split()) == (
+        "method seeds squared_error ± deviation better by ± 95 % interval MB seconds"
+    )
+    axes = found.plot().axes[0]
+    drawn = np.array([line.get_ydata() for line in axes.lines])
+    assert drawn.shape == (2, 2)
+    assert axes.get_ylim()[1] > drawn.max()
+
+
+def test_a_loss_of_ones_own_is_what_is_compared() -> None:
+    """Outputs of such a loss may be logits, whose error to targets of 0 and 1 says nothing."""
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    fleet = fc.fleet((x, (x > 0).astype(float)), by=np.arange(40) // 20)
+    found = fc.compare(
+        [fc.FedAvg(local_steps=1)], fleet=fleet, seeds=1, rounds=1, model=nn.Linear(3, 3), loss=nn.BCEWithLogitsLoss()
+    )
+    run = found.results["FedAvg(local_steps=1)"][0].run
+    assert found.table()["loss"][0] == run.records[-1]["loss"]["micro"]
+
+
+@pytest.mark.parametrize("seeds", [None, 2.5, "3", True])
+def test_seeds_that_are_no_number_and_no_list_are_named(seeds: Any) -> None:  # noqa: ANN401
+    with pytest.raises(UsageError, match=r"(?s)seeds is .*as seeds=3, or which"):
+        fc.compare([fc.FedAvg()], fleet=fc.fleets.digits(devices=3), seeds=seeds)
 
 
 @pytest.mark.parametrize("wrong", [fc.FedAvg(), [], {}, [fc.FedAvg(), fc.FedAvg()], ["fedavg"], {"one": fc.FedAvg}])

@@ -140,6 +140,12 @@ def test_what_needs_the_samples_says_so(place: Path, tmp_path: Path) -> None:
         fc.load(place).export(tmp_path / "centers", formats=("onnx",), quantize=("int8-static",))
 
 
+def test_a_loaded_run_without_its_samples_is_not_saved_by_halves(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)samples of 'fruit'.*fc.load\(.*fleet="):
+        fc.load(place).save(tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_that_cannot_export_a_run_says_what_python_exports_it(place: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bundle", str(place), "--out", str(tmp_path / "centers")])
     assert done.exit_code == 3

@@ -168,3 +168,29 @@ def test_the_table_has_the_worst_and_the_median_device(two: list[Path], page: st
     assert line.percentile(50) == pytest.approx((last[2] + last[3]) / 2)
     row = next(row for row in page.split("<tr>") if f">{line.name}<" in row)
     assert f"<td>{last[0]:.1%}</td>" in row
+
+
+def test_runs_on_targets_that_are_no_classes_are_ranked_by_their_squared_error(tmp_path: Path) -> None:
+    """The page said that none of them was tested."""
+    asked = SimulateArgs(data_set="regression", devices=6, rounds=2, out=tmp_path)
+    many = replace(asked, method="fesem", settings={"local-steps": 9, "clusters": 2})
+    one = replace(asked, method="fedavg", settings={"local-steps": 1})
+    found = {run["method"]: run for run in (simulate_json(many), simulate_json(one))}
+    folders = [Path(found[name]["run"]) for name in ("fedavg", "fesem")]
+    lines = [line for folder in folders for line in comparison.read_runs(folder)]
+    least, most = sorted(lines, key=lambda line: found[str(line.rounds[0]["method"])]["metrics"]["squared_error"])
+    errors = [f"{found[str(line.rounds[0]['method'])]['metrics']['squared_error']:.4g}" for line in (least, most)]
+    page = comparison.comparison_page(lines)
+    assert f"{least.name} ({least.method}) ends with the least squared error, {errors[0]}" in page
+    assert f"the greatest has {most.name} ({most.method}), {errors[1]}." in page
+    head, *rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL)
+    ]
+    assert "squared_error" in head
+    assert "F1, pooled" not in head
+    assert [row[head.index("devices")] for row in rows[:2]] == ["6", "6"]
+    shown = [row[head.index("squared_error")] for row in rows[:2]]
+    assert shown == (errors[::-1] if lines[0] is most else errors)
+    alone = comparison.comparison_page(lines[:1])
+    assert f"{lines[0].method} ends with a squared error of " in alone
+    assert "<svg" in alone

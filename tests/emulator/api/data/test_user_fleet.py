@@ -286,6 +286,16 @@ def test_data_of_each_device_stay_there(tmp_path: Path) -> None:
         np.testing.assert_array_equal(held(read[who]).y, y[15:])
 
 
+def test_the_order_of_a_dict_of_devices_does_not_matter() -> None:
+    """The samples that test were drawn in the order of the devices."""
+    given = {7: (X[:20], Y[:20]), "ben": (X[20:40], Y[20:40]), 10: (X[40:], Y[40:])}
+    one, other = fc.fleet(given, groups=WHO), fc.fleet(dict(reversed(given.items())), groups=WHO)
+    assert list(one) == list(other)
+    for who, local in one.items():
+        np.testing.assert_array_equal(held(local).x, held(other[who]).x)
+    assert one.name(7) == other.name(7)
+
+
 def test_a_loader_of_a_subset_gives_the_subset() -> None:
     made = fc.fleet(DataLoader(Subset(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), range(20))), devices=2)
     assert sum(len(local.train) + len(held(local)) for local in made.values()) == 20

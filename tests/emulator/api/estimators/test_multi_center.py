@@ -51,6 +51,16 @@ def test_each_device_is_predicted_by_the_center_of_its_group(fitted: Any, sample
     assert (fitted.predict(x[mixed], devices[mixed]) == fitted.predict(x, devices)[mixed]).all()
 
 
+def test_devices_of_a_score_are_named(fitted: Any, samples: tuple[Array, Array, Array]) -> None:  # noqa: ANN401
+    """As a third value they were taken for weights, and each row for one of a new device."""
+    x, y, devices = samples
+    with pytest.raises(TypeError):
+        fitted.score(x, y, devices)
+    right = fitted.predict(x, devices) == y
+    assert fitted.score(x, y, devices=devices) == right.mean()
+    assert fitted.score(x, y, devices=devices, sample_weight=right + 0.0) == 1.0
+
+
 def test_rows_of_a_new_device_get_one_center(samples: tuple[Array, Array, Array]) -> None:
     x, y, _ = samples
     halves = np.repeat([f"{who} {half}" for who in ("anna", "ben", "cleo", "dan") for half in (1, 2)], 30)

@@ -1,0 +1,95 @@
+"""Kinds of samples and labels: which a fleet takes, and what they become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_client.errors import ConfigError
+from edge_client.protocol.program import IGNORED
+from edge_client.protocol.task import Array
+from emulator.api.data.reading import Columns, is_missing
+
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+FEATURES = 2  # dimensions: n, and at least one feature
+NUMBERS = {"i": "whole numbers", "u": "whole numbers", "f": "floating point numbers", "b": "True and False"}
+
+
+def check_kinds(who: str, part: Columns, other: str, of: Columns) -> None:
+    """Raise ConfigError for samples or labels of another kind, which would make others of those of all devices."""
+    for name, hint in (
+        ("x", "make them one kind: uint8 are pixels and become 0 to 1, other numbers stay what they are"),
+        ("y", "make them one kind: whole numbers or texts for classes, floating point numbers for targets"),
+    ):
+        mine, theirs = (_kind_in_words(name, getattr(each, name)) for each in (part, of))
+        if mine != theirs:
+            raise ConfigError(f"{name} of {who} is {mine}, of {other} {theirs}", hint=hint)
+
+
+def _kind_in_words(name: str, values: Array) -> str:
+    if name == "x":
+        return "uint8" if values.dtype == np.uint8 else "other numbers"
+    return NUMBERS.get(values.dtype.kind, "text")
+
+
+def checked_inputs(x: Array) -> Array:
+    """Samples of a kind that becomes float32. Raises ConfigError."""
+    if x.dtype.kind not in "biuf" or x.ndim < FEATURES or 0 in x.shape:
+        told = f"x is {x.dtype} {list(x.shape)}"
+        raise ConfigError(told, hint="give numbers [n, features], or [n, channels, height, width] for images")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        n = int((~np.isfinite(x.reshape(len(x), -1)).all(axis=1)).sum())
+        raise ConfigError(f"{n} samples of x hold NaN or infinity", hint="fill these values in, or drop the samples")
+    _check_range("x", x)
+    return x
+
+
+def _check_range(name: str, values: Array) -> None:
+    """Raise ConfigError for numbers that float32 does not hold."""
+    if values.dtype.kind == "f" and max(abs(float(values.max())), abs(float(values.min()))) > MAX_FLOAT32:
+        raise ConfigError(f"{name} holds numbers beyond float32, above {MAX_FLOAT32:.1e}", hint="scale them")
+
+
+def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | bool]]:
+    """-> classes int64 or targets [n, ...] float32 of each part, and the values of classes that were no numbers."""
+    kinds = {y.dtype.kind for y in parts}
+    if kinds & set("cV"):
+        raise ConfigError(f"y is {parts[0].dtype}", hint="give whole numbers or texts for classes, floats for targets")
+    if kinds <= {"f"}:
+        return [_targets(y) for y in parts], ()
+    several = [y.squeeze().ndim > 1 for y in parts]
+    if kinds <= set("iu") and all(several):
+        if any(((y < 0) & (y != IGNORED)).any() for y in parts):
+            raise ConfigError("y holds classes below 0", hint=f"use numbers from 0, and {IGNORED} to leave one out")
+        return [y.astype(np.int64) for y in parts], ()
+    if any(several):
+        raise ConfigError(
+            f"labels are {list(parts[0].shape)}", hint="give one class for each sample, whole numbers, or float targets"
+        )
+    flat = [y.reshape(len(y)) for y in parts]
+    if kinds <= set("iub"):
+        return [_numbered(y) for y in flat], (False, True) if kinds == {"b"} else ()
+    return _texts(flat)
+
+
+def _targets(y: Array) -> Array:
+    if not np.isfinite(y).all():
+        raise ConfigError("y holds NaN or infinity", hint="drop the samples without a target")
+    _check_range("y", y)
+    return (y[:, None] if y.ndim == 1 else y).astype(np.float32)
+
+
+def _numbered(y: Array) -> Array:
+    if (low := int(y.min())) < 0:
+        hint = "number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
+        raise ConfigError(f"y holds the class {low}", hint=hint)
+    return y.astype(np.int64)
+
+
+def _texts(flat: Sequence[Array]) -> tuple[list[Array], Sequence[str]]:
+    if missing := sum(is_missing(v) for y in flat for v in y):
+        raise ConfigError(f"y holds NaN, None or NA in {missing} samples", hint="drop the samples without a label")
+    texts = [np.array([str(v) for v in y]) for y in flat]
+    names = np.unique(np.concatenate(texts))
+    return [np.searchsorted(names, y).astype(np.int64) for y in texts], tuple(names.tolist())

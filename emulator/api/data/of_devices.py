@@ -1,0 +1,90 @@
+"""Data that are divided among devices already: a dict of them, or a folder with a subfolder for each."""
+
+# ruff: noqa: ANN401 - the objects of other libraries have no types here
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.errors import ConfigError, UsageError
+from edge_client.printable import first_of
+from edge_client.protocol.samples.input_parts import Parts, joined_parts
+from emulator.api.data.kinds import check_kinds
+from emulator.api.data.reading import Columns, frame_columns, is_frame, read_columns
+from emulator.data.fleet_split import device_names
+from emulator.data.given_parts import GivenParts
+
+SHOWN = 5  # devices that an error names
+
+
+def columns_of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[Columns, GivenParts]:
+    """The columns of all devices after each other, and whose each sample is. Raises UsageError, ConfigError."""
+    held: list[tuple[str, Columns]] = []
+    parts: list[Any] = []
+    end = 0
+    for who, mine in data.items():
+        columns = _of_one(str(who), mine, held[:1], x=x, y=y)
+        held += [(str(who), part) for part in columns]
+        rows = [np.arange(end, end := end + len(part.x)) for part in columns]
+        parts.append(rows[0] if len(rows) == 1 else tuple(rows))
+    if not held:
+        raise ConfigError("there are no devices", hint="give at least one")
+    bare = [who for who, rows in zip(data, parts, strict=True) if not isinstance(rows, tuple)]
+    if 0 < len(bare) < len(parts):
+        told = f"{first_of(bare, SHOWN)} without test samples, beside devices that have some"
+        raise ConfigError(told, hint="give each device some, or none of them: `test` is then the share that tests")
+    return _one_after_another(held), GivenParts(parts, names=device_names(list(data)))
+
+
+def _of_one(
+    who: str, mine: Any, before: Sequence[tuple[str, Columns]], *, x: Any, y: str | int | None
+) -> list[Columns]:
+    """A device's samples, and those that test where it has some; `before` is the first device, if another is."""
+    first, of = (before[0][0], list(before[0][1].names)) if before else ("", [])
+    both = [mine.train, mine.test] if isinstance(mine, DeviceData) else [mine]
+    try:
+        columns = [_columns(d, x=of or x, y=y) for d in both if d is not None]  # in the order of the first device
+    except (UsageError, ConfigError) as wrong:
+        raise type(wrong)(f"{who}: {wrong.message}", hint=wrong.hint) from None
+    if before and x is None and is_frame(mine) and (more := sorted({*frame_columns(mine, y)} - {*of})):
+        told = f"{who} has a column {more[0]!r} of numbers, which {first} has not"
+        raise ConfigError(told, hint="give all devices the same columns, or name what x is: x=[...]")
+    return [replace(part, classes=mine.class_names) for part in columns] if isinstance(mine, DeviceData) else columns
+
+
+def _columns(data: Any, *, x: Any, y: str | int | None) -> Columns:
+    if not isinstance(data, Dataset):
+        return read_columns(data, x=x, y=y)
+    return replace(read_columns((data.x, data.y), x=x, y=y), parts=data.parts)
+
+
+def _one_after_another(held: Sequence[tuple[str, Columns]]) -> Columns:
+    """Raises ConfigError for a device whose samples or labels are others than the first one's."""
+    first, one = held[0]
+    packed, called, classes = one.parts, first, one.classes
+    for who, part in held:
+        packed = joined_with(who, packed, part.parts)
+        check_kinds(who, part, first, one)
+        if part.x.shape[1:] != one.x.shape[1:]:
+            told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
+            raise ConfigError(told, hint="use one shape")
+        if not classes:
+            called, classes = who, part.classes
+        if part.classes and part.classes != classes:
+            told = f"{who} has the classes {', '.join(part.classes)}, {called} {', '.join(classes)}"
+            raise ConfigError(told, hint="name the same classes in the same order in each schema.toml")
+    x, y = (np.concatenate([getattr(part, name) for _, part in held]) for name in ("x", "y"))
+    return replace(one, x=x, y=y, kind=f"{one.kind} of each device", parts=packed, classes=classes)
+
+
+def joined_with(who: str, one: Parts, other: Parts) -> Parts:
+    """The parts of both. Raises ConfigError for others than the first samples have."""
+    try:
+        return joined_parts(one, other)
+    except ValueError as wrong:
+        raise ConfigError(f"{who}: {wrong}", hint="give all samples the same arrays") from None

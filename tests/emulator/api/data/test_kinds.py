@@ -1,0 +1,183 @@
+"""Samples and labels of odd kinds: what they become, or what is wrong and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedcenters as fc
+from edge_client.errors import ConfigError, FedcentersError
+from edge_client.protocol.task import Array
+
+N = 60
+RNG = np.random.default_rng(0)
+X, Y, WHO = RNG.normal(size=(N, 4)), np.arange(N) % 3, np.repeat(["anna", "ben", "cleo"], N // 3)
+FIRST, SECOND = slice(0, 20), slice(20, 40)
+
+
+def frame(**columns: object) -> pd.DataFrame:
+    return pd.DataFrame(X, columns=list("pqrs")).assign(label=Y, who=WHO).assign(**columns)
+
+
+def of_each(first: dict[str, object], second: dict[str, object]) -> dict[str, pd.DataFrame]:
+    """Two devices, each with columns of its own beside the common ones."""
+    return {
+        who: frame().drop(columns="who")[rows].assign(**columns)
+        for who, rows, columns in (("anna", FIRST, first), ("ben", SECOND, second))
+    }
+
+
+def pixels(x: Array) -> Array:
+    return (np.abs(x) * 50).astype(np.uint8)
+
+
+def holed(kind: str) -> pd.Series:
+    column = pd.Series((X[:, 0] > 0).astype(int)).astype(kind)
+    column[3] = pd.NA if kind[0].isupper() or kind == "boolean" else np.nan
+    return column
+
+
+WRONG: list[tuple[Callable[[], object], str]] = [
+    *(
+        (lambda kind=kind: fc.fleet(frame(q=holed(kind)), by="who"), "column 'q' of x holds NaN or infinity in 1 of 60")
+        for kind in ("float", "Float64", "Int64", "boolean")
+    ),
+    (lambda: fc.fleet(frame(q="u"), by="who", x=["p", "q"]), "column 'q' of x is text"),
+    (lambda: fc.fleet(pd.concat([frame(), frame()[["p"]]], axis=1), by="who"), "2 columns are called 'p'"),
+    (lambda: fc.fleet((X, Y), by=np.array([1, "1", 2] * 20, dtype=object)), "by holds int and str"),
+    (lambda: fc.fleet(([[1, 2], [3]] * 2, [0, 1] * 2), by=[0, 0, 1, 1]), "values of different shapes"),
+    (lambda: fc.fleet((X * 1e300, Y), by=WHO), "x holds numbers beyond float32.*scale them"),
+    (lambda: fc.fleet((X, X[:, 0] * 1e300), by=WHO), "y holds numbers beyond float32"),
+    (lambda: fc.fleet((X[:, :0], Y), by=WHO), r"x is float64 \[60, 0\]"),
+    (lambda: fc.fleet((np.ma.masked_greater(X, 1), Y), by=WHO), "masked values"),
+    (lambda: fc.fleet((X, X[:, 0].astype(complex)), by=WHO), "y is complex128"),
+    (lambda: fc.fleet((X, np.array([0, None, 1] * 20)), by=WHO), "y holds NaN, None or NA in 20 samples"),
+    (lambda: fc.fleet(frame(y=X[:, 0]), by="who"), "'y' and 'label' may both be y.*name it: y="),
+    (lambda: fc.fleet(frame(x=0.0, y=X[:, 0], z=0.0).drop(columns="label"), by="who"), "is surely y"),
+    (lambda: fc.fleet((X, Y), by=WHO, partition="iid", devices=3), "iid does not look at whose the samples are"),
+    (lambda: fc.fleet({"a": (X, Y), "b": (X, Y * 1.0)}), "y of b is floating point numbers, of a whole numbers"),
+    (lambda: fc.fleet({"a": (X, Y * 1.0), "b": (X, Y)}), "y of b is whole numbers, of a floating point numbers"),
+    (lambda: fc.fleet({"a": (X, Y), "b": (X, WHO)}), "y of b is text, of a whole numbers"),
+    (lambda: fc.fleet({"a": (pixels(X), Y), "b": (X, Y)}), "x of b is other numbers, of a uint8"),
+    (lambda: fc.fleet({"a": (X, Y), "b": (pixels(X), Y)}), "x of b is uint8, of a other numbers"),
+    (lambda: fc.fleet((X, Y), devices=3, test=(pixels(X), Y)), "x of the test data is uint8, of the training data"),
+    (lambda: fc.fleet((X, Y), devices=3, test=(X, Y * 1.0)), "y of the test data is floating point numbers"),
+    (lambda: fc.fleet(of_each({}, {"more": 1.0})), "ben has a column 'more' of numbers, which anna has not"),
+    (lambda: fc.fleet(of_each({"more": 1.0}, {})), "ben: there is no column 'more' for x"),
+    (lambda: fc.fleet(of_each({}, {"q": "u"})), "ben: column 'q' of x is text"),
+    (lambda: fc.fleet(of_each({"q": "u"}, {})), "ben has a column 'q' of numbers, which anna has not"),
+    (
+        lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet(({"ids": X, "meta": X}, Y), by=WHO), rounds=1),
+        "several arrays, and no model of ours takes them.*whose forward takes ids, meta",
+    ),
+    (
+        lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet((X, Y * 10**9), by=WHO), rounds=1),
+        "y has the class 2000000000, of 3 classes.*number the classes from 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), WRONG, ids=[said[:30] for _, said in WRONG])
+def test_what_is_wrong_is_named_with_what_to_write(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(FedcentersError, match=f"(?s){said}"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (Y.astype(object), np.int64),
+        (X[:, 0].astype(object), np.float32),
+        (np.array([Decimal(int(value)) / 4 for value in Y]), np.float32),
+    ],
+)
+def test_numbers_in_a_column_of_objects_are_numbers(labels: Array, kind: type) -> None:
+    """They were texts: each float was a class of its own, and class 10 came before class 2."""
+    fleet = fc.fleet((X, labels), by=WHO)
+    assert fleet["anna"].train.y.dtype == kind
+    assert not fleet.classes
+
+
+def test_columns_may_have_numbers_as_names() -> None:
+    numbered = pd.DataFrame(np.c_[X, Y].astype(np.float32)).assign(who=WHO)
+    fleet = fc.fleet(numbered.astype({4: int}), by="who", y=4)
+    assert fleet.columns == ("0", "1", "2", "3")
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=1)
+    assert result.predict(numbered[:3], center=0).shape == (3,)
+
+
+def test_uint8_is_read_in_the_same_way_in_a_prediction_as_in_training(tmp_path: Path) -> None:
+    """A newcomer with pixels from 0 to 255 was told that no center fits."""
+    x = RNG.integers(0, 256, (N, 4), dtype=np.uint8)
+    fleet = fc.fleet((x, (x[:, 0] > 127).astype(int)), by=WHO)
+    result = fc.simulate(fc.FedAvg(local_steps=5), fleet=fleet, rounds=2)
+    expected = result.predict(x.astype(np.float32) / 255, center=0)
+    assert expected.any()
+    assert not expected.all()
+    np.testing.assert_array_equal(result.predict(x, center=0), expected)
+    loaded = fc.load(result.save(tmp_path / "mine"))
+    np.testing.assert_array_equal(loaded.predict(x, center=0), expected)
+    labels = fleet["anna"].train.y[:9]
+    whole = (fleet["anna"].train.x[:9] * 255).round().astype(np.uint8)
+    assert result.nearest(whole, labels) == result.nearest(fleet["anna"].train.x[:9], labels)
+
+
+def test_uint8_in_a_prediction_of_a_run_on_other_numbers_stays_what_it_is() -> None:
+    x = RNG.integers(0, 9, (N, 4))
+    result = fc.simulate(fc.FedAvg(local_steps=2), fleet=fc.fleet((x, Y), by=WHO), rounds=1)
+    np.testing.assert_array_equal(result.predict(x.astype(np.uint8), center=0), result.predict(x, center=0))
+
+
+def test_devices_without_test_samples_are_told_when_they_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    data = frame()
+    fleet = fc.fleet(data, by="who", test=data[data["who"] != "anna"][::4])
+    assert sorted(fleet) == ["ben", "cleo"]
+    told = "1 of 3 devices have no test samples, or a single training sample, and are left out: anna"
+    assert caplog.messages == [told]
+
+
+def tables(folder: Path, classes: dict[str, str], *, test: str = "") -> Path:
+    """A folder of devices with a table each; `test` names one that has test samples too."""
+    for who, order in classes.items():
+        rows = [f"{x:.3f},{'on' if x > 0 else 'off'}" for x in X[who == WHO, 0]]
+        for part in ("train", "test") if who == test else ("train",):
+            (folder / who / part).mkdir(parents=True)
+            (folder / who / part / "log.csv").write_text("\n".join(["p,state", *rows]))
+        told = f'[csv]\nfeatures = ["p"]\nlabel = "state"\nclasses = [{order}]\n'
+        (folder / who / "schema.toml").write_text(told)
+    return folder
+
+
+def test_the_classes_of_folders_have_their_names_and_one_order(tmp_path: Path) -> None:
+    """A device whose schema.toml names them in another order had the other labels, without a word."""
+    fleet = fc.fleet(tables(tmp_path / "same", dict.fromkeys(("anna", "ben"), '"off", "on"')))
+    assert fleet.classes == ("off", "on")
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=1)
+    assert set(result.predict(np.ones((2, 1)), center=0)) <= {"off", "on"}
+    other = tables(tmp_path / "other", {"anna": '"off", "on"', "ben": '"on", "off"'})
+    with pytest.raises(ConfigError, match=r"ben has the classes on, off, anna off, on\n\nhint: name the same classes"):
+        fc.fleet(other)
+
+
+def test_what_is_wrong_in_a_folder_of_devices_names_the_device(tmp_path: Path) -> None:
+    home = tables(tmp_path, dict.fromkeys(("anna", "ben", "cleo"), '"off", "on"'), test="ben")
+    with pytest.raises(ConfigError, match=r"anna, cleo without test samples, beside devices that have some"):
+        fc.fleet(home)
+    (home / "cleo" / "train" / "log.csv").write_text("p,state\n,on\n")
+    with pytest.raises(ConfigError, match=r"cleo: cannot use train/log.csv"):
+        fc.fleet(home)
+
+
+def test_a_share_that_tests_leaves_each_device_a_sample_to_train_on() -> None:
+    for local in fc.fleet((X, Y), by=WHO, test=0.99).values():
+        assert len(local.train) == 1
+
+
+def test_numbers_beyond_float32_in_an_evaluation_are_no_crash_of_the_table() -> None:
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((X, X[:, 0] * 1e30), by=WHO), rounds=1)
+    assert "squared_error" in repr(result)
