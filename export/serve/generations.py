@@ -100,13 +100,15 @@ class GenerationManager:
     def _load(self) -> None:
         """Remove old generations from the site and open the others, but for those that are damaged there."""
         served = [name for name in (self.rollout.stable, self.rollout.candidate) if name is not None]
-        opened = {}
-        for name in self.site.prune(served):
-            try:
-                opened[name] = self.generations.get(name) or self.site.open(name)
-            except FedcentersError as wrong:
-                log.warning("generation %.16s in %s is not served: %s", name, self.site.root, wrong.message)
-        self.generations = opened
+        found = {name: self.generations.get(name) or self._open(name) for name in self.site.prune(served)}
+        self.generations = {name: generation for name, generation in found.items() if generation is not None}
+
+    def _open(self, name: str) -> Generation | None:
+        try:
+            return self.site.open(name)
+        except FedcentersError as wrong:
+            log.warning("generation %.16s in %s is not served: %s", name, self.site.root, wrong.message)
+            return None
 
     def _read_rollout(self) -> Rollout:
         path = self.site.root / ROLLOUT_FILE
