@@ -35,7 +35,7 @@ def loss_of_output(loss: Loss, name: str, target: tuple[int, ...]) -> Loss:
 
 
 def warn_of_probabilities(name: str, out: Tensor, axis: int) -> None:
-    """Tell of outputs [batch, ...] that a softmax has made: cross-entropy takes logits, and learns slowly from these."""
+    """Tell of outputs [batch, ...] that a softmax has made: cross-entropy takes logits."""
     if bool((out >= 0).all()) and torch.allclose(out.sum(axis), torch.ones(()).to(out.dtype), atol=1e-4):
         warnings.warn(
             f"model {name!r} gives probabilities, and cross-entropy takes logits: leave the softmax out", stacklevel=4
