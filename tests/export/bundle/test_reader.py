@@ -381,11 +381,3 @@ def test_a_foreseen_error_ends_with_its_code_and_no_traceback(
     assert said in told.err
     assert "Traceback" not in told.err
     assert not told.out
-
-
-def test_samples_that_are_no_npz_are_refused_without_advice_of_numpys(tmp_path: Path) -> None:
-    table = tmp_path / "a.csv"
-    table.write_text("1,2\n")
-    with pytest.raises(ConfigError, match=r"a\.csv is no npz file") as refused:
-        LabelledSamples.read(table)
-    assert refused.value.hint == "give an npz file with an array x"
