@@ -103,7 +103,7 @@ class JournalledTraining:
         step = Step(what, [cid], (key.round, key.exchange))
         stored = self._store(lambda: self._journal.end(self._run, self.round, self._place, step, why))
         if stored:
-            self._ended(what, cid)
+            self._ended(what, cid, why)
         return stored
 
     def close(self) -> bool:
@@ -150,7 +150,8 @@ class JournalledTraining:
         elif what == END:
             self.closed = True
         else:
-            self._ended(what, devices[0])
+            told = self._context.store.exchanges.refusals(self._run, task[0])  # of the round that gave the task
+            self._ended(what, devices[0], told.get(devices[0], what))
 
     def _handed(
         self,
@@ -195,12 +196,11 @@ class JournalledTraining:
             with suppress(OSError):  # shown to people; the device is told, or hears "late"
                 self._journal.stop(stopped, STALE)
 
-    def _ended(self, what: str, cid: ClientId) -> None:
+    def _ended(self, what: str, cid: ClientId, why: str) -> None:
         self.tasks.pop(cid, None)
         self.training = machine.release(self.training, cid)
-        if what == EXPIRE:
-            self.counts.expired += 1
-            self.refused[cid] = EXPIRED
+        self.counts.expired += what == EXPIRE
+        self.refused[cid] = why
 
     # -- tasks
 
