@@ -176,9 +176,8 @@ def test_the_server_starts_without_a_generation_that_the_site_has_lost(
     write_bundle(tmp_path / "b", "three")
     with caplog.at_level(logging.WARNING):
         again = GenerationManager(tmp_path / "site", tmp_path / "b", plan)
-    assert {record.getMessage().split(" in ")[0] for record in caplog.records} == {
-        f"generation {names[lost == 'candidate']:.16}"
-    }
+    told = {record.getMessage().split(" in ")[0] for record in caplog.records if record.levelno == logging.WARNING}
+    assert told == {f"generation {names[lost == 'candidate']:.16}"}
     marks = [
         name and again.generations[name].centers[0]["card"]["mark"]
         for name in (again.rollout.stable, again.rollout.candidate)
