@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def test_a_file_without_x_is_told_as_that_and_several_inputs_are_packed(tmp_path
     with pytest.raises(ConfigError, match="lacks the array 'x'"):
         LabelledSamples.read(tmp_path / "a.npz")
     parts: dict[str, Array] = {"ids": np.arange(4)[:, None], "meta": X}
-    np.savez(tmp_path / "b.npz", **{f"x.{name}": value for name, value in parts.items()})
+    named: dict[str, Any] = {f"x.{name}": value for name, value in parts.items()}
+    np.savez(tmp_path / "b.npz", **named)
     np.testing.assert_array_equal(LabelledSamples.read(tmp_path / "b.npz").x, pack_arrays(parts))
 
 
