@@ -91,10 +91,13 @@ def _describe_other_targets(program: Program, y: Array) -> str:
         probabilities = program.loss == "cross-entropy" and not program.own_loss
         if program.has_classes and not probabilities:
             return "y holds floating point numbers, the program reads class labels: save y as integers"
+        if probabilities and y.ndim == 1:
+            return "y holds floating point numbers, one for each sample: save class labels as integers"
         shape = program.target if probabilities else program.truth
         return "" if y.shape[1:] == shape else _misshapen("y", "targets", y, shape)
     if not program.has_classes:
-        return "y holds class labels, the program predicts numbers: save y as floating point targets"
+        told = "y holds class labels, the program predicts numbers: save y as floating point targets"
+        return told + (", or compile its loss with labels as `targets`" if program.own_loss else "")
     if y.shape[1:] != program.truth:
         return _misshapen("y", "labels", y, program.truth)
     most, classes = int(y.max()), program.classes

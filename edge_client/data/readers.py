@@ -13,10 +13,11 @@ and the same for `test`. Files are only read, never changed or removed.
 from __future__ import annotations
 
 import csv
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,14 +107,12 @@ def gather_samples(parts: Sequence[DataFile], limit: int) -> Samples:
 def folder_signature(folder: Path) -> FolderSignature:
     """What changes when a sample is added, changed or removed: names, sizes and times of the files."""
     found: list[tuple[str, int, int]] = []
-    for path in sorted(folder.rglob("*")):
-        try:
-            status = path.stat()
-        except OSError:  # gone in between
-            continue
-        if path.is_file() and not path.name.startswith("."):
-            found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
-    return tuple(found)
+    for root, _, names in os.walk(folder):  # which passes over a folder that is gone in between
+        for path in (Path(root) / name for name in names if not name.startswith(".")):
+            with suppress(OSError):
+                status = path.stat()
+                found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def read_inputs_without_labels(path: Path) -> Samples | None:

@@ -79,6 +79,8 @@ def run_nearest(options: argparse.Namespace) -> int:
     keys = TrustedKeys(trusted=tuple(_key(text) for text in options.signing_key), unsigned=options.unsigned)
     config = _config(options, keys)
     local, labels = load_with_or_without_labels(config.data)
+    if options.personalise and not labels:
+        raise UsageError("--personalise needs labels, which this data has not", hint="leave out --personalise")
     file_format = options.format or FORMAT_BY_ENGINE[config.engine]
     choice = NearestOptions(file_format=file_format, labels=labels, by=options.by, steps=options.personalise)
     signal.signal(signal.SIGTERM, _terminate)

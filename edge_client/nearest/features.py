@@ -68,7 +68,7 @@ def norm_distances(learner: Learner, models: Sequence[Flat], data: Dataset) -> F
     schema, batch = learner.program.schema, learner.fixed_batch or MAX_NORM_SAMPLES
     if not has_batch_norm(schema) or not models:
         return None
-    few, n = _sample_batches(data, batch, batch, seed=0), schema.n_params
+    few, n = sample_batches(data, batch, batch, seed=0), schema.n_params
     found, _ = batch_statistics(learner, models, few, [np.arange(batch)])
     return np.array([_buffer_distance(model[n:], stats, schema) for model, stats in zip(models, found, strict=True)])
 
@@ -95,11 +95,11 @@ def sketch_local_round(learner: Learner, start: Flat, data: Dataset, about: Loca
     """
     batch = learner.fixed_batch or about.batch
     task = Fit(start=start, steps=about.steps, lr=about.lr, momentum=about.momentum, batch=batch, seed=seed)
-    trained = run_fit(learner, task, _sample_batches(data, batch * about.steps, batch, seed=seed)).vector
+    trained = run_fit(learner, task, sample_batches(data, batch * about.steps, batch, seed=seed)).vector
     return sketch.update_direction(trained - start, learner.program.schema, about.representation)
 
 
-def _sample_batches(data: Dataset, most: int, batch: int, *, seed: int) -> Dataset:
+def sample_batches(data: Dataset, most: int, batch: int, *, seed: int) -> Dataset:
     """At most `most` samples in a whole number of batches: in random order, and again where they do not suffice."""
     rng, count = np.random.Generator(np.random.PCG64(seed)), -(-min(most, max(len(data), batch)) // batch) * batch
     passes = [rng.permutation(len(data)) for _ in range(-(-count // len(data)))]

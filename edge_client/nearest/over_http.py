@@ -256,7 +256,7 @@ def find_nearest(
         return answers.no_center_answer(config.device_id, chosen, fetched=site.fetched, **told)
     path, sha256 = offer.file(chosen.center, choice.file_format)
     about = {"file_format": choice.file_format, "sha256": sha256, "labels": choice.labels, "threads": config.threads}
-    about |= {"state": config.state, "fetched": site.fetched}
+    about |= {"program": offer.program, "state": config.state, "fetched": site.fetched}
     answer = answers.evaluate_center(config.device_id, chosen, path, local, **about, **told)  # type: ignore[arg-type]  # each by its name
     if choice.steps and choice.labels:
         kept = personalise_and_score(offer, chosen.center, local, choice.steps, config)

@@ -27,6 +27,7 @@ from edge_client.nearest.result import NearestAnswer
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest.catalog import Catalog
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import MAX_MODELS, Reply
 from edge_client.runtime.downloader import NoBlocks
 from edge_client.runtime.golden_results import FILE, GoldenResults
@@ -107,7 +108,7 @@ class NearestClient:
             self._compare(chosen, source)
         if chosen.center is None:
             return answers.no_center_answer(name, chosen, fetched=self._bytes, signed_by=self.config.federation)
-        answer = self._fetch_center(chosen, source.catalog.centers[chosen.center].files)
+        answer = self._fetch_center(chosen, source.catalog.centers[chosen.center].files, source.program)
         if options.steps and options.labels:
             kept = personalise_and_score(source, chosen.center, self.local, options.steps, self.config)
             answer = replace(answer, personal=kept, fetched=self._bytes)
@@ -132,7 +133,7 @@ class NearestClient:
         if (theirs := self._answer["center"]) != chosen.center:
             log.warning("this device prefers center %s, the coordinator %s", chosen.center, theirs)
 
-    def _fetch_center(self, chosen: Selection, files: Mapping[str, Manifest]) -> NearestAnswer:
+    def _fetch_center(self, chosen: Selection, files: Mapping[str, Manifest], program: Program) -> NearestAnswer:
         """Fetch the center's file, run it, and report its accuracy and loss if there are labels."""
         form, options = self.choice.file_format, self.choice
         if form not in files:
@@ -145,6 +146,7 @@ class NearestClient:
             chosen,
             self._session.cache.path(manifest.sha256),
             self.local,
+            program=program,
             state=self.config.state,
             file_format=form,
             sha256=manifest.sha256,

@@ -20,10 +20,13 @@ def personalise(
 ) -> Flat:
     """A few local steps from a center, held to it: min f(w) + (PULL / 2) |w - center|^2 -> the model [schema.size].
 
-    Learning rate and momentum are the run's, if the router has them.
+    Learning rate and momentum are the run's, if the router has them. Samples that fill no batch of an engine with a
+    fixed one are repeated.
     """
     about = None if source.router is None else source.router.round
     learner = source.learner(training=True)
+    if (fixed := learner.fixed_batch) is not None and len(data) < fixed:
+        data = features.sample_batches(data, fixed, fixed, seed=0)
     task = Fit(
         start=center,
         anchor=center,
@@ -31,7 +34,7 @@ def personalise(
         steps=steps,
         lr=PERSONAL_LEARNING_RATE if about is None else about.lr,
         momentum=0.0 if about is None else about.momentum,
-        batch=learner.fixed_batch or min(batch, max(1, len(data))),
+        batch=fixed or min(batch, max(1, len(data))),
         seed=0,
     )
     return run_fit(learner, task, data).vector.astype(np.float32)

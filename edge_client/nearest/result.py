@@ -16,7 +16,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.center_file import run_file
 from edge_client.engines.targets import accuracy_of, classes_last
 from edge_client.nearest.choose_center import UNSURE, Selection
-from edge_client.protocol.program import IGNORED
+from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.task import Array
 from edge_client.training.learner import log_softmax
 from edge_client.transport.blobs import write_atomically
@@ -34,7 +34,7 @@ class NearestAnswer:
     n: int  # samples that the file was run on, behind `accuracy`, `loss` and `predicted`; 0 where none is taken
     samples: int = 0  # behind the choice
     accuracy: float | None = None
-    loss: float | None = None  # cross-entropy of the file's logits
+    loss: float | None = None  # cross-entropy of the file's logits, or its squared error
     format: str | None = None
     file: str | None = None  # where the center's file is now
     sha256: str | None = None
@@ -119,6 +119,7 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
     path: Path,
     local: DeviceData,
     *,
+    program: Program,
     state: Path,
     file_format: str,
     sha256: str,
@@ -134,7 +135,8 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
     content = path.read_bytes()
     data = (local.test or local.train) if labels else local.train
     logits = run_file(file_format, content, data.x, threads=threads)
-    accuracy, loss = score(logits, data) if labels else (None, None)
+    scored = labels and (program.has_classes or not program.own_loss)  # the file has no loss of the user's own
+    accuracy, loss = score(logits, data) if scored else (None, None)
     kept = state / f"center-{chosen.center}.{file_format}"
     write_atomically(kept, content)
     missing = no_center_answer(device, chosen, fetched=fetched, signed_by=signed_by)
@@ -148,7 +150,7 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
         file=str(kept),
         sha256=sha256,
         bytes=len(content),
-        predicted=_counted(logits, data),
+        predicted=_counted(logits, program),
         class_names=local.class_names,
     )
 
@@ -162,10 +164,10 @@ def score(logits: Array, data: Dataset) -> tuple[float | None, float]:
     return accuracy_of(logits, data.y), float(-scores[np.arange(len(truth)), truth].mean())
 
 
-def _counted(logits: Array, data: Dataset) -> dict[int, int]:
-    if not np.issubdtype(data.y.dtype, np.integer):
+def _counted(logits: Array, program: Program) -> dict[int, int]:
+    if not program.has_classes:
         return {}
-    counts = np.bincount(classes_last(logits, data.y).argmax(axis=-1).ravel())
+    counts = np.bincount(logits.argmax(axis=1 + program.class_axis).ravel())
     return {int(k): int(counts[k]) for k in np.flatnonzero(counts)}
 
 

@@ -81,8 +81,7 @@ def verify_bundle(
     bundle = read_bundle(path)
     held_out = samples or bundle.reference_samples()
     given = held_out or LabelledSamples(x=random_inputs(bundle.program))
-    if given.x.shape[1:] != bundle.program.input:
-        raise ConfigError(f"samples are {given.x.shape[1:]}, the model takes {bundle.program.input}", hint="check them")
+    given.require_fit(bundle.program)
     limits = VerifyLimits(tolerance=tolerance, loss=loss)
     rows = []
     for center in bundle.manifest["centers"]:
@@ -169,6 +168,8 @@ def quantize_bundle(
 ) -> BundleManifest:
     """The same bundle with smaller variants of its files, beside those that it has; `path` is only read."""
     bundle = read_bundle(path)
+    if calibration is not None:
+        replace(calibration, y=None).require_fit(bundle.program)
     first = bundle.manifest["centers"][0]["files"]
     formats = [fmt for fmt in FILE_FORMATS if fmt in first]
     if not formats:

@@ -6,7 +6,7 @@
      "served": the same, or null                             of the models that devices are served, where others
      "labels": {"of", "counts"} or null                      how often each class occurs: `of` says in which samples
      "classes": the user's values of classes 0, 1, ..., where they are no numbers
-     "model", "input", "output", "loss", "parameters"        what the network takes and gives
+     "model", "input", "output", "loss", "parameters"        what the network takes and gives; loss "own": the user's
      "files": {variant: {"path", "sha256", "size", "parity", ...}}}
 
 The reader of a run gives the first eight (`center_facts`), the bundle adds the others. Other keys are kept as they are.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.printable import counted
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import OWN, Program
 from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Array, ClientId
 
@@ -74,7 +74,7 @@ def program_facts(program: Program) -> dict[str, Any]:
         "input": list(program.input),
         **({"parts": [part.to_json() for part in program.parts]} if program.parts else {}),
         "output": list(program.target),
-        "loss": program.loss,
+        "loss": OWN if program.own_loss else program.loss,
         "parameters": program.schema.n_params,
     }
 
@@ -95,10 +95,11 @@ def markdown(card: Mapping[str, Any]) -> str:
 
 def _method_lines(card: Mapping[str, Any]) -> list[str]:
     method = f"{card['method']}, {card['rounds']} rounds" if "rounds" in card else card.get("method", "unknown")
+    loss = "a loss of the user's own" if card["loss"] == OWN else card["loss"]
     return [
         f"* made by {method}",
         f"* cluster: {_count(card, 'device')} with {_count(card, 'training sample', 'samples')}",
-        f"* {card['parameters']:,} parameters, trained for {card['loss']}",
+        f"* {card['parameters']:,} parameters, trained for {loss}",
     ]
 
 

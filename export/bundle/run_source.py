@@ -17,12 +17,15 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from edge_client.data.dataset import Dataset, describe_misfit
+from edge_client.data.readers import reading_arrays
 from edge_client.errors import ConfigError
 from edge_client.protocol import signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import Program
+from edge_client.protocol.samples.input_parts import read_arrays
 from edge_client.protocol.task import Array, Flat
 
 ENTRY_POINT_GROUP = "fedcenters.runs"
@@ -62,6 +65,16 @@ class LabelledSamples:
     def __len__(self) -> int:
         return len(self.x)
 
+    def require_fit(self, program: Program) -> None:
+        """Raise ConfigError, with what to correct, for samples that the program cannot read."""
+        y = np.zeros(len(self), np.int64) if self.y is None else self.y
+        try:
+            misfit = describe_misfit(program, Dataset(self.x, y), labels=self.y is not None)
+        except ValueError as wrong:
+            misfit = str(wrong)
+        if misfit:
+            raise ConfigError(misfit, hint="correct the samples; docs/bring-your-own-data.md describes them")
+
     def rows(self, index: Array) -> LabelledSamples:
         """The samples with these numbers, or where a mask is true."""
         y = None if self.y is None else self.y[index]
@@ -86,13 +99,15 @@ class LabelledSamples:
 
     @staticmethod
     def read(path: Path) -> LabelledSamples:
-        """What `to_npz` wrote, or any npz with an array x. Raises ConfigError."""
+        """What `to_npz` wrote, or any npz with an array x, or with x.NAME for several inputs. Raises ConfigError."""
         if path.is_file() and not zipfile.is_zipfile(path):
             raise ConfigError(f"{path} is no npz file", hint="give an npz file with an array x")
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                known = {name: arrays[name] for name in ("x", "y", "device", "center") if name in arrays}
-                return LabelledSamples(**known)
+            with path.open("rb") as file, reading_arrays(), np.load(file, allow_pickle=False) as arrays:
+                known = {name: arrays[name] for name in ("y", "device", "center") if name in arrays}
+                return LabelledSamples(x=read_arrays(arrays)[0], **known)
+        except KeyError as missing:
+            raise ConfigError(f"{path} lacks {missing.args[0]}", hint="give an npz file with an array x") from None
         except (OSError, ValueError, TypeError) as wrong:
             raise ConfigError(f"{path} cannot be read: {wrong}", hint="give an npz file with an array x") from wrong
 

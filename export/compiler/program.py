@@ -24,12 +24,13 @@ from torch import Tensor, nn
 
 from edge_client.engines.pt2 import files_read_once
 from edge_client.errors import ProgramRefused, UsageError
-from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program
+from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program, class_axis
 from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.adapters.frozen import freeze
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
+from export.compiler.forward_pass import MAX_BATCH
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.losses.choose_loss import (
     Targets,
@@ -37,6 +38,7 @@ from export.compiler.losses.choose_loss import (
     loss_of_output,
     loss_of_targets,
     refuse_trained_loss,
+    warn_of_probabilities,
 )
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.operator_watch import count_random_numbers
@@ -120,7 +122,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         parts=packed or parts,
     )
     _check_own_loss(source)
-    _check_engines(source, engines)
+    _check_engines(source, engines, batch)
     made = make_containers(source, engines, batch, progress)
     blobs = made.files
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
@@ -212,6 +214,9 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         source = replace(source, target=found, loss=word, own_targets=shape)
     else:
         source = replace(source, target=found, loss=loss_of_output(loss, name, found))
+        if source.loss != "squared-error":
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                warn_of_probabilities(name, source.module(samples), 1 + class_axis(source.loss, found))
     _check_constants(source)
     _check_repeats(source)
     noise, shared = count_random_numbers(source)
@@ -329,7 +334,9 @@ def load_vector(module: nn.Module, schema: Schema, flat: Flat) -> None:
             state[name].copy_(torch.from_numpy(np.array(value)))
 
 
-def _check_engines(source: TraceSource, engines: Sequence[str]) -> None:
+def _check_engines(source: TraceSource, engines: Sequence[str], batch: int) -> None:
+    if not 1 <= batch <= MAX_BATCH:
+        raise UsageError(f"batch={batch}", hint=f"give LiteRT's batch size, from 1 to {MAX_BATCH}")
     unknown = sorted(set(engines) - set(ENGINES))
     if unknown or not engines:
         raise UsageError(f"unknown engine {', '.join(unknown) or '(none)'}", hint=f"use some of {', '.join(ENGINES)}")

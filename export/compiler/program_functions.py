@@ -319,4 +319,5 @@ def whole_numbers(source: TraceSource) -> int:
 
 def vocabulary_size(module: nn.Module) -> int:
     """How many tokens every embedding of the module has; 0 without embeddings. Samples are drawn from these."""
-    return min((layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)), default=0)
+    tables = (layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
+    return min((table.num_embeddings for table in tables), default=0)

@@ -18,7 +18,8 @@ the last resort for deep networks: at any inputs some of ResNet-18's millions of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from export.compiler.random_ops import NoiseReader
 from export.containers.write_onnx import run_onnx
 from export.containers.write_pt2 import run_pt2
 from export.containers.write_tflite import open_tflite
+from export.float64_mode import Float64Mode
 
 MAX_RELATIVE_DIFFERENCE = 1e-4  # relative; float32 steps differ by about 1e-6, a wrong graph by about 1
 MAX_INPUT_DRAWS = 4  # inputs to try until torch agrees with itself on some
@@ -167,9 +169,9 @@ def torch_step(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> 
     net = _loaded(source, given, dtype).train()
     moving = {n: p for n, p in net.named_parameters() if f"w/{n}" in given}
     drawn = NoiseReader(given["noise"], source.shared_draws) if "noise" in given else nullcontext()
-    with batch_norm_of_one_value(), drawn:
+    with batch_norm_of_one_value(), drawn, _all_in(dtype):
         out = net(given["x"])
-    loss = (given["q"] * _loss(source, out, given["y"])).sum()
+    loss = (given["q"] * _loss(source, out, given["y"], dtype)).sum()
     grads = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
     stepped = {f"buffers/{n}": b for n, b in net.named_buffers()}
     for (n, p), grad in zip(moving.items(), grads, strict=True):
@@ -181,9 +183,11 @@ def torch_step(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> 
 
 def torch_evaluate(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
     """Logits, and the loss per sample where there are targets; batch norm in inference mode."""
+    net = _loaded(source, given, dtype).eval()
     with torch.no_grad():
-        logits = _loaded(source, given, dtype).eval()(given["x"])
-        return {"logits": logits} | ({"loss": _loss(source, logits, given["y"])} if "y" in given else {})
+        with _all_in(dtype):
+            logits = net(given["x"])
+        return {"logits": logits} | ({"loss": _loss(source, logits, given["y"], dtype)} if "y" in given else {})
 
 
 def _loaded(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> nn.Module:
@@ -196,9 +200,15 @@ def _loaded(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> nn.
     return net
 
 
-def _loss(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
+def _all_in(dtype: str) -> AbstractContextManager[Any]:
+    """Where the user's code runs: what it computes in float32 of its own accord is float64 in a comparison in that."""
+    return Float64Mode() if dtype == "float64" else nullcontext()
+
+
+def _loss(source: TraceSource, out: Tensor, y: Tensor, dtype: str) -> Tensor:
     if source.own_loss is not None:
-        return source.own_loss(out, y.long() if source.has_labels else y)
+        with _all_in(dtype):
+            return source.own_loss(out, y.long() if source.has_labels else y)
     if source.loss in POSITION_LOSSES:
         scores = out if source.loss == "pixel-cross-entropy" else out.movedim(-1, 1)
         each = nn.functional.cross_entropy(scores, y.long(), reduction="none", ignore_index=IGNORED)

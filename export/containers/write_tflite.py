@@ -19,6 +19,7 @@ from edge_client.protocol.task import Array
 from export.containers.expand_nodes import expand_nodes
 from export.containers.flat_graph import FlatGraph, exported_as_it_is
 from export.containers.moved_broadcasts import move_axes_before_broadcasts
+from export.containers.padded_volumes import pad_volumes_first
 from export.containers.quick_lowering import quick_lowering
 from export.silence import suppress_output
 
@@ -55,7 +56,7 @@ def _quick_decompositions() -> Iterator[None]:
 
 
 def _our_exports() -> AbstractContextManager[object]:
-    """Without torch.export's trace of a graph that is one of operators already, and with broadcasts it can convert."""
+    """Without torch.export's trace of a graph that is one of operators already, and with what it can convert."""
     from litert_torch import fx_infra
     from litert_torch._convert import core
 
@@ -70,6 +71,7 @@ def _our_exports() -> AbstractContextManager[object]:
             else fx_infra.safe_run_decompositions(exported, fx_infra.decomp.pre_convert_decomp())
         )
         move_axes_before_broadcasts(made)
+        pad_volumes_first(made)
         return made
 
     return patch.object(core, "export_torch_signature", take)

@@ -1,7 +1,8 @@
 """The generations that are served now, the roll-out between them, and the bundle folder that is watched.
 
 A bundle that appears in the watched folder is copied into the site, and becomes a candidate only when every hash is
-right; until then the served generations stay. The roll-out's state is on disk before a client sees it.
+right; until then the served generations stay. A refused one is looked at again when any of its files has changed, for
+its manifest may have been copied before them. The roll-out's state is on disk before a client sees it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from edge_client.data.readers import FolderSignature, folder_signature
 from edge_client.errors import ConfigError, FedcentersError
 from export.bundle.reader import MANIFEST_FILE
 from export.serve.rollout import Rollout, RolloutPlan
@@ -28,19 +30,29 @@ class GenerationManager:
         self.site, self.plan = SiteFolder(root=root, trusted=trusted), plan
         self._bundle, self._last_stamp = bundle, _stamp(bundle)
         self._failure: tuple[FileStamp | None, str] | None = None  # of which bundle, and why: as it was logged
+        self._refused: FolderSignature | None = None  # the files of the bundle that the last fetch refused
+        self._seen: FolderSignature | None = None  # those at the last look after that
         root.mkdir(parents=True, exist_ok=True)
         self.rollout = self._read_rollout()
         self.generations: dict[str, Generation] = {}
         self._load()
+        self.rollout = self.rollout.keeping(self.generations)
         if (found := self.fetch_generation()) is not None:
             self.accept(found)
         if self.rollout.stable is None:
             raise ConfigError(f"{bundle} cannot be served", hint=f"fedcenters-export verify {bundle}")
 
     def has_changed(self) -> bool:
-        """Whether the watched folder has another manifest than at the last fetch."""
+        """Whether the watched folder has another manifest than at the last fetch.
+
+        Where that fetch refused the bundle, also whether another of its files has changed, and none since the last
+        look: until then it is being copied.
+        """
         now = _stamp(self._bundle)
-        return now is not None and now != self._last_stamp
+        if now is None or now != self._last_stamp or self._refused is None:
+            return now is not None and now != self._last_stamp
+        before, self._seen = self._seen, folder_signature(self._bundle)
+        return self._seen not in {None, self._refused} and self._seen == before
 
     def fetch_generation(self) -> Generation | None:
         """Copy the watched bundle into the site; None when a check fails. `accept` serves it.
@@ -48,11 +60,12 @@ class GenerationManager:
         Copying takes a while; it may run in a thread beside requests, since it changes nothing that they read. Raises
         OSError for a failure that may pass; `look_again` takes it.
         """
-        self._last_stamp = _stamp(self._bundle)
+        self._last_stamp, self._refused, files = _stamp(self._bundle), None, folder_signature(self._bundle)
         try:
             return self.site.open(self.site.add(self._bundle))
         except FedcentersError as wrong:
             log.warning("the bundle in %s is not served: %s", self._bundle, wrong.message)
+            self._refused = files
             return None
 
     def look_again(self, failed: OSError) -> None:
@@ -85,10 +98,17 @@ class GenerationManager:
         return self.generations[str(self.rollout.generation_for(device, self.plan))]
 
     def _load(self) -> None:
-        """Remove old generations from the site and open the others."""
+        """Remove old generations from the site and open the others, but for those that are damaged there."""
         served = [name for name in (self.rollout.stable, self.rollout.candidate) if name is not None]
-        kept = self.site.prune(served)
-        self.generations = {name: self.generations.get(name) or self.site.open(name) for name in kept}
+        found = {name: self.generations.get(name) or self._open(name) for name in self.site.prune(served)}
+        self.generations = {name: generation for name, generation in found.items() if generation is not None}
+
+    def _open(self, name: str) -> Generation | None:
+        try:
+            return self.site.open(name)
+        except FedcentersError as wrong:
+            log.warning("generation %.16s in %s is not served: %s", name, self.site.root, wrong.message)
+            return None
 
     def _read_rollout(self) -> Rollout:
         path = self.site.root / ROLLOUT_FILE

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Container
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -93,6 +94,14 @@ class Rollout:
         if self.stable is None or plan.share >= 1:
             return Rollout(stable=generation, withdrawn=self.withdrawn)
         return Rollout(stable=self.stable, candidate=generation, withdrawn=self.withdrawn)
+
+    def keeping(self, known: Container[str]) -> Rollout:
+        """The state where only the `known` generations can be served: without a stable one, the next is that."""
+        if self.stable is not None and self.stable not in known:
+            return Rollout(withdrawn=self.withdrawn)
+        if self.candidate is not None and self.candidate not in known:
+            return Rollout(stable=self.stable, withdrawn=self.withdrawn)
+        return self
 
     def generation_for(self, device: str | None, plan: RolloutPlan) -> str | None:
         """The generation that a device is served; a device without a name gets the stable one."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_client.errors import ConfigError, Malformed
+from edge_client.errors import ConfigError, FedcentersError, Malformed
 from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE, Bundle, file_entries, read_bundle
 
 VERSION = 1
@@ -70,7 +70,7 @@ class SiteFolder:
     def add(self, bundle: Path) -> str:
         """Copy what a bundle's manifest names, every hash checked on the copy; -> its generation.
 
-        Raises as `read_bundle` does.
+        One that is damaged here is replaced. Raises as `read_bundle` does.
         """
         part = self.root / f".{os.getpid()}.partial"
         shutil.rmtree(part, ignore_errors=True)
@@ -83,10 +83,12 @@ class SiteFolder:
                     shutil.copyfile(bundle / path, part / path)
             (part / MANIFEST_FILE).write_bytes(source.raw)
             name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
-            final = self._folder(name)
-            if not final.exists():
-                final.parent.mkdir(exist_ok=True)
-                part.rename(final)
+            try:
+                self.open(name)
+            except FedcentersError:  # new here, or damaged
+                self.remove(name)
+                self._folder(name).parent.mkdir(exist_ok=True)
+                part.rename(self._folder(name))
         except FileNotFoundError as vanished:
             raise ConfigError(f"{bundle} cannot be copied: {vanished}", hint="is it just being replaced?") from None
         finally:
@@ -123,8 +125,12 @@ class SiteFolder:
         keep = {*served, *self.names()[:MAX_KEPT_GENERATIONS]}
         for name in self.names():
             if name not in keep:
-                shutil.rmtree(self._folder(name), ignore_errors=True)
+                self.remove(name)
         return self.names()
+
+    def remove(self, name: str) -> None:
+        """Remove a generation."""
+        shutil.rmtree(self._folder(name), ignore_errors=True)
 
     def _folder(self, name: str) -> Path:
         return self.root / GENERATIONS_FOLDER / name

@@ -17,9 +17,10 @@ import tomli_w
 
 from coordinator.config import read_config
 from coordinator.local_broker import Broker, broker_url, embedded_broker_warning, local_broker
+from coordinator.service import run_service
 from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.messages import write_message
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Message
@@ -168,6 +169,13 @@ def test_a_folder_says_how_it_was_made_with_every_setting_of_its_method(tmp_path
     assert {"# clusters = 2", "# restarts = 20"} <= set(told.splitlines())
     assert '# representation = "classifier"  # the last layer' in told
     assert read_config(read_config(path).folder / "config.toml").fingerprint() == read_config(path).fingerprint()
+
+
+def test_samples_for_the_bundle_that_cannot_be_read_are_told_before_the_first_round(tmp_path: Path) -> None:
+    (tmp_path / "reference.npz").write_bytes(b"PK\x05\x06" + bytes(18))  # an archive of no files
+    path = written(tmp_path, "home", "embedded", formats=["onnx"], reference="reference.npz")
+    with pytest.raises(ConfigError, match=r"reference\.npz lacks the array 'x'"):
+        run_service([path], broker="", insecure=True, tell=lambda _: None)
 
 
 def test_two_federations_of_one_process_need_a_name_and_a_folder_each(tmp_path: Path) -> None:

@@ -230,6 +230,15 @@ def test_nearest_takes_other_samples_than_the_devices_file_names(
     assert str(tmp_path / "others") in capsys.readouterr().err
 
 
+def test_personal_steps_without_labels_are_refused_before_anything_is_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_device(tmp_path)
+    np.savez(tmp_path / "train.npz", x=np.zeros((4, 5), np.float32))
+    assert main(["nearest", "--config", str(path), "--personalise", "3"]) == 2
+    assert "--personalise needs labels, which this data has not" in capsys.readouterr().err
+
+
 def test_nearest_is_not_told_twice_who_the_device_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_device(tmp_path)
     assert main(["nearest", "--config", str(path), "--device", "dev-2", "--unsigned"]) == 2

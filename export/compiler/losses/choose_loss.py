@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from edge_client.errors import FedcentersError, ProgramRefused
-from edge_client.protocol.program import Loss
+from edge_client.protocol.program import Loss, class_axis
 from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, loss_name, own_losses
 from export.diagnostics import first_sentence
 
@@ -18,13 +19,27 @@ Targets = Tensor | Sequence[int] | None  # a batch of targets, of which shape an
 def loss_of_output(loss: Loss, name: str, target: tuple[int, ...]) -> Loss:
     """The loss of our own for one sample's output: torch's layout has the classes first. Raises ProgramRefused."""
     if loss == "cross-entropy" and len(target) > 1:
-        return "pixel-cross-entropy"
+        loss = "pixel-cross-entropy"
+    if loss != "squared-error" and target[class_axis(loss, target)] == 1:
+        raise ProgramRefused(
+            f"model {name!r} gives {target} for one sample: with one class the cross-entropy is always 0",
+            hint="give two outputs for yes and no; or loss=function with binary_cross_entropy_with_logits, and its "
+            "targets as numbers",
+        )
     if loss in POSITION_LOSSES and len(target) == 1:
         raise ProgramRefused(
             f"model {name!r} gives {target} for one sample, and {loss} needs one row of logits per position",
             hint='use loss="cross-entropy" for one label per sample',
         )
     return loss
+
+
+def warn_of_probabilities(name: str, out: Tensor, axis: int) -> None:
+    """Tell of outputs [batch, ...] that a softmax has made: cross-entropy takes logits."""
+    if bool((out >= 0).all()) and torch.allclose(out.sum(axis), torch.ones(()).to(out.dtype), atol=1e-4):
+        warnings.warn(
+            f"model {name!r} gives probabilities, and cross-entropy takes logits: leave the softmax out", stacklevel=4
+        )
 
 
 def loss_of_targets(name: str, target: tuple[int, ...], targets: Targets) -> tuple[Loss, tuple[int, ...] | None]:

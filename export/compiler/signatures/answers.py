@@ -10,6 +10,10 @@ from export.compiler.signatures.choose_output import refuse_several_outputs
 from export.diagnostics import first_sentence
 
 ONE_SAMPLE = "ask for no batch size in forward (x.shape[0], len(x)), and name the axes of squeeze()"
+INPUTS = (
+    "check the input's shape; samples arrive as floating point numbers: for whole ones write x.long() in forward, or "
+    "give a batch of them by the name of forward's parameter"
+)
 
 
 def check_answers(
@@ -29,14 +33,14 @@ def check_answers(
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
         raise ProgramRefused(
             f"model {name!r} does not take samples of shape {tuple(samples.shape[1:])}: {first_sentence(wrong)}",
-            hint="check the model's input shape",
+            hint=INPUTS,
         ) from wrong
     refuse_several_outputs(name, out)
     if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
         told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ProgramRefused(
-            f"model {name!r} gives {told} for 2 samples, expected one tensor of (2, ...)",
-            hint="a training program needs one row of logits or targets per sample",
+            f"model {name!r} gives {told} for 2 samples, expected one tensor of (2, n) or more axes",
+            hint="a training program needs one row of logits or targets per sample; a single number is [batch, 1]",
         )
     target = tuple(out.shape[1:])
     if expected is not None and target != expected:

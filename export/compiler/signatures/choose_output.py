@@ -47,7 +47,7 @@ def refuse_several_outputs(model: str, out: object) -> None:
     if names := output_names(out):
         raise ProgramRefused(
             f"model {model!r} gives {_listed(out)}, expected one tensor",
-            hint=f"choose one of its outputs: output={names[0]!r}",
+            hint=f"choose one of its outputs: output={names[0]!r}; to train several, join them by torch.cat in forward",
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from edge_client.errors import ProgramRefused
 from edge_client.printable import first_of
@@ -22,8 +23,12 @@ Numbers = Mapping[str, float]
 
 
 def refuse_unheld(name: str, module: nn.Module) -> None:
-    """Raise ProgramRefused for hooks on gradients, complex tensors, and batch norm that counts its batches."""
+    """Raise ProgramRefused for hooks on gradients, complex and lazy tensors, and batch norm that counts its batches."""
     for place, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            raise ProgramRefused(
+                f"model {name!r} has a lazy layer: {place} has no size yet", hint="call the model on a batch once"
+            )
         if value.is_complex():
             raise ProgramRefused(
                 f"model {name!r} has complex numbers in {place}, which no runtime of ours holds",

@@ -264,6 +264,22 @@ def test_personal_steps_gain_and_stay_near(shelf: CenterShelf) -> None:
     assert np.linalg.norm(held - center) < np.linalg.norm(mine - center)  # without a guide the rate is careful
 
 
+class ShelfOfFixedBatches(CenterShelf):
+    """For an engine that takes eight samples at a time."""
+
+    def learner(self, *, training: bool) -> EngineLearner:
+        return EngineLearner(softmax_program.SoftmaxEngine(fixed_batch=8), self.program)
+
+
+def test_personal_steps_need_no_whole_batch_of_samples(shelf: CenterShelf) -> None:
+    fixed = ShelfOfFixedBatches(shelf.vectors, router=shelf.router)
+    for n in (1, 3, 8, 9):
+        few, center = data_of(0, n=n, seed=9), shelf.vectors[1]
+        mine = personalise(fixed, center, few, 20)
+        losses, _ = fixed.learner(training=False).evaluate([center, mine], few, batch=8)
+        assert losses[1].mean() < losses[0].mean()
+
+
 def test_a_few_samples_fill_whatever_batch_an_engine_takes(shelf: CenterShelf) -> None:
     few = data_of(0, n=3)
     learner = EngineLearner(softmax_program.SoftmaxEngine(fixed_batch=8), softmax_program.program())

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.special import log_softmax
+from torch import nn
 
-from edge_client.data.dataset import Dataset
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.targets import accuracy_of
-from edge_client.nearest.result import score
+from edge_client.nearest.choose_center import Selection
+from edge_client.nearest.result import evaluate_center, score
 from edge_client.protocol.program import IGNORED
+from edge_client.protocol.task import Array
+from export.bundle.center_files import export_center
+from export.bundle.verify_centers import torch_logits
+from tests.support import softmax_program
 
 RNG = np.random.default_rng(0)
 
@@ -28,3 +37,39 @@ def test_positions_that_are_not_ignored_score_wherever_the_classes_lie(axis: int
 
 def test_one_label_for_each_sample_scores_the_rows() -> None:
     assert accuracy_of(np.eye(3), np.array([0, 1, 0])) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("own_loss", "y", "labels", "loss"),
+    [
+        (False, np.ones((4, 2), np.float32), True, "squared"),
+        (True, np.ones((4, 2), np.float32), True, None),
+        (True, np.ones((4, 3), np.float32), True, None),  # as for a mean and a spread, or a quantile each
+        (False, np.zeros(4, np.int64), False, None),
+    ],
+    ids=["squared-error", "own-loss", "own-targets", "unlabelled"],
+)
+def test_a_model_of_numbers_names_no_class_and_has_a_loss_only_where_that_is_known(
+    tmp_path: Path, *, own_loss: bool, y: Array, labels: bool, loss: str | None
+) -> None:
+    network = nn.Linear(softmax_program.FEATURES, 2)
+    file = tmp_path / "file"
+    file.write_bytes(export_center(network, (softmax_program.FEATURES,), "onnx"))
+    x = RNG.random((4, softmax_program.FEATURES)).astype(np.float32)
+    answer = evaluate_center(
+        "d",
+        Selection(center=0, best=0, way="loss", samples=4, ranking=(0,)),
+        file,
+        DeviceData(train=Dataset(x, y)),
+        program=replace(softmax_program.program(), loss="squared-error", target=(2,), own_loss=own_loss),
+        state=tmp_path,
+        file_format="onnx",
+        sha256="",
+        labels=labels,
+        threads=1,
+        fetched=0,
+        signed_by=None,
+    )
+    assert (answer.accuracy, answer.predicted) == (None, {})
+    known = None if loss is None else float(np.square(torch_logits(network, x) - y).mean())
+    assert answer.loss == (known if known is None else pytest.approx(known, rel=1e-4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def test_one_stacked_file_answers_for_every_center(bundle: Path, fmt: str) -> No
     for k in (0, 1):
         assert largest_difference(read.module(k), file, fmt, reference(), k) < PARITY
     assert largest_difference(read.module(0), file, fmt, reference(), 1) > PARITY
+
+
+def test_a_card_names_no_loss_of_ours_where_the_users_own_was_trained(tmp_path: Path) -> None:
+    own = replace(compiled("digits-mlp").program, own_loss=True)
+    write_bundle(tmp_path / "b", material(program=own), BundleOptions(formats=()))
+    cards = read_bundle(tmp_path / "b").manifest["centers"][0]["cards"]
+    assert json.loads((tmp_path / "b" / cards["json"]["path"]).read_bytes())["loss"] == "own"
+    assert "trained for a loss of the user's own" in (tmp_path / "b" / cards["md"]["path"]).read_text()
 
 
 def test_a_card_tells_the_same_to_programs_and_people(bundle: Path) -> None:
@@ -384,11 +393,3 @@ def test_a_foreseen_error_ends_with_its_code_and_no_traceback(
     assert said in told.err
     assert "Traceback" not in told.err
     assert not told.out
-
-
-def test_samples_that_are_no_npz_are_refused_without_advice_of_numpys(tmp_path: Path) -> None:
-    table = tmp_path / "a.csv"
-    table.write_text("1,2\n")
-    with pytest.raises(ConfigError, match=r"a\.csv is no npz file") as refused:
-        LabelledSamples.read(table)
-    assert refused.value.hint == "give an npz file with an array x"

@@ -267,6 +267,14 @@ def test_a_loss_that_does_not_fit_is_refused_by_name(loss: Any, targets: Any, to
         compile_program(LINE, (4,), loss=loss, targets=targets, engines=("onnx",))
 
 
+def test_labels_as_fractions_and_labels_for_a_loss_of_numbers_are_told_as_such() -> None:
+    x, y = np.zeros((2, 4), np.float32), np.array([0, 1])
+    labels = compile_program(LINE, (4,), engines=("onnx",)).program
+    assert "save class labels as integers" in describe_misfit(labels, Dataset(x, y.astype(np.float32)))
+    numbers = compile_program(LINE, (4,), loss=nn.CrossEntropyLoss(reduction="none"), engines=("onnx",)).program
+    assert "or compile its loss with labels as `targets`" in describe_misfit(numbers, Dataset(x, y))
+
+
 class WithInput(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -239,6 +239,42 @@ def test_a_wrong_input_shape_is_refused_with_torchs_reason() -> None:
         compile_small(nn.Linear(6, 3), input=(5,))
 
 
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("module", "told", "hint"),
+    [
+        (Words(), "scalar types: Long", r"write x\.long\(\) in forward, or give a batch of them by the name"),
+        (nn.Sequential(nn.LazyLinear(3)), r"has a lazy layer: 0\.weight", "on a batch once"),
+        (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), r"gives \(2,\) for 2 samples", r"is \[batch, 1\]"),
+        (nn.Linear(6, 1), "with one class the cross-entropy is always 0", "two outputs"),
+        (nn.Conv1d(6, 1, 1), "with one class", "two outputs"),
+    ],
+    ids=["whole-numbers", "lazy", "no-axis", "one-logit", "one-class-per-place"],
+)
+def test_a_usual_mistake_is_refused_with_what_to_write(module: nn.Module, told: str, hint: str) -> None:
+    with pytest.raises(ProgramRefused, match=rf"{told}[\s\S]*hint: [\s\S]*{hint}"):
+        compile_small(module, input=(6, 6) if isinstance(module, nn.Conv1d) else (6,))
+
+
+def test_probabilities_in_the_place_of_logits_are_told() -> None:
+    with pytest.warns(UserWarning, match="gives probabilities, and cross-entropy takes logits"):
+        compile_small(nn.Sequential(nn.Linear(6, 3), nn.Softmax(-1)))
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1 << 20])
+def test_a_batch_size_that_cannot_be_is_refused(batch: int) -> None:
+    with pytest.raises(UsageError, match="from 1 to 65536"):
+        compile_small(nn.Linear(6, 3), batch=batch, engines=("litert",))
+
+
 def test_a_wrong_number_of_classes_is_refused_with_both_shapes() -> None:
     with pytest.raises(ProgramRefused, match=r"gives \(2, 3\).*expected \(2, 10\)"):
         compile_small(nn.Linear(6, 3), classes=10)

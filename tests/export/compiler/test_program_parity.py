@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from export.compiler import program_parity
 from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
+from export.float64_mode import Float64Mode
 
 
 class Kinked(nn.Sequential):
@@ -117,3 +119,62 @@ def test_femnists_cnn_is_judged_where_it_can_be() -> None:
     assert max(program_parity.output_differences(*told)) > 10 * program_parity.MAX_RELATIVE_DIFFERENCE
     made = compile_program(known.module, known.input, engines=("onnx",))
     assert made.program.parity["onnx"] < 1e-5
+
+
+class FromZero(nn.Module):
+    """A recurrent layer that begins at zeros of torch's usual width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.recurrent(x, torch.zeros(1, x.shape[0], 4))
+        return self.head(out[:, -1])  # type: ignore[no-any-return]
+
+
+class Narrowed(nn.Module):
+    """Names float32 itself, holds a tensor that is no buffer, and writes into one that it made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.linspace(-1, 1, 6).reshape(2, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.zeros(x.shape[0], 6)
+        seen[:, :3] = x.to(torch.float32) @ self.table
+        seen[:, 3:] += (x > 0).float() @ self.table
+        return self.head(seen)  # type: ignore[no-any-return]
+
+
+RARE_COUNT_MORE = torch.tensor([1.0, 5.0])
+
+
+def weighted(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels, weight=RARE_COUNT_MORE, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "loss"),
+    [
+        (FromZero(), (4, 3), "cross-entropy"),
+        (Narrowed(), (2,), "cross-entropy"),
+        (nn.Linear(2, 2), (2,), weighted),
+        (nn.Linear(2, 2), (2,), nn.CrossEntropyLoss(weight=RARE_COUNT_MORE, reduction="none")),
+    ],
+    ids=["zeros", "narrowed", "weights", "loss-module"],
+)
+def test_what_is_float32_of_its_own_accord_is_compared_in_float64_too(module: nn.Module, shape: Any, loss: Any) -> None:  # noqa: ANN401
+    labels = torch.zeros(2, dtype=torch.int64) if callable(loss) else None
+    found = compile_program(module, shape, loss=loss, targets=labels, engines=("onnx",)).program.parity
+    assert found["onnx"] < 1e-5
+
+
+def test_in_float64_torch_rounds_nothing_to_float32() -> None:
+    x = torch.linspace(0, 1, 7, dtype=torch.float64)
+    with Float64Mode():
+        for kept in (x.float(), x.to(torch.float32), x.to(dtype=torch.float32), x.type(torch.float32)):
+            assert torch.equal(kept, x)
+        made = torch.zeros(7)
+        made += x
+    assert torch.equal(made, x)

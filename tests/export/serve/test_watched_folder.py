@@ -1,4 +1,7 @@
-"""The watched folder of `fedcenters-export serve`: an I/O error is told once, and the next look tries again."""
+"""The watched folder of `fedcenters-export serve`, and the site beside it.
+
+An I/O error is told once, and the next look tries again; what is half copied is taken when it is whole.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from edge_client.protocol.signing import public_key
+from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE
+from export.bundle.run_source import make_signer
 from export.serve import app, generations, site
 from export.serve.access import ServeAccess
 from export.serve.generations import ROLLOUT_FILE, GenerationManager
@@ -124,3 +130,66 @@ def test_a_report_that_cannot_be_stored_does_not_count(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="No space left"):
         manager.store_rollout(after)
     assert manager.rollout is before
+
+
+def test_a_bundle_whose_manifest_was_copied_first_is_served_when_its_files_have_come(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=1.0))
+    write_bundle(tmp_path / "new", "two")
+    shutil.copyfile(tmp_path / "new" / MANIFEST_FILE, tmp_path / "b" / MANIFEST_FILE)
+    assert manager.has_changed()
+    assert manager.fetch_generation() is None
+    assert [manager.has_changed() for _ in range(3)] == [False] * 3  # no file has changed since
+    manifest = shutil.ignore_patterns(MANIFEST_FILE)
+    shutil.copytree(tmp_path / "new", tmp_path / "b", dirs_exist_ok=True, ignore=manifest)
+    assert [manager.has_changed() for _ in range(2)] == [False, True]  # the first look may see half of a copy
+    found = manager.fetch_generation()
+    assert found is not None
+    manager.accept(found)
+    assert manager.generation(None).centers[0]["card"]["mark"] == "two"
+    assert not manager.has_changed()
+
+
+def damage(manager: GenerationManager, name: str | None) -> None:
+    (manager.site.root / "generations" / str(name) / "centers/center-0/model.onnx").write_bytes(b"cut")
+
+
+def test_a_generation_that_is_damaged_on_the_site_is_taken_from_the_bundle_again(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    first = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    damage(first, first.rollout.stable)
+    again = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    assert again.rollout == first.rollout
+    assert again.site.open(again.generation(None).name).centers[0]["card"]["mark"] == "one"
+
+
+@pytest.mark.parametrize("lost", ["stable", "candidate", "kept"])
+def test_the_server_starts_without_a_generation_that_the_site_has_lost(
+    tmp_path: Path, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan, names = RolloutPlan(share=1.0 if lost == "kept" else 0.05), []
+    for mark in ("one", "two"):
+        write_bundle(tmp_path / "b", mark)
+        manager = GenerationManager(tmp_path / "site", tmp_path / "b", plan)
+        names.append(manager.rollout.candidate or manager.rollout.stable)
+    damage(manager, names[lost == "candidate"])
+    write_bundle(tmp_path / "b", "three")
+    with caplog.at_level(logging.WARNING):
+        again = GenerationManager(tmp_path / "site", tmp_path / "b", plan)
+    told = {record.getMessage().split(" in ")[0] for record in caplog.records if record.levelno == logging.WARNING}
+    assert told == {f"generation {names[lost == 'candidate']:.16}"}
+    marks = [
+        name and again.generations[name].centers[0]["card"]["mark"]
+        for name in (again.rollout.stable, again.rollout.candidate)
+    ]
+    assert marks == {"stable": ["three", None], "candidate": ["one", "three"], "kept": ["three", None]}[lost]
+
+
+def test_a_server_that_now_wants_signatures_does_not_stop_at_what_it_served_without(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    key = bytes(32)
+    signature = make_signer(key, "home")((tmp_path / "b" / MANIFEST_FILE).read_bytes())
+    (tmp_path / "b" / SIGNATURE_FILE).write_text(signature)
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(), [public_key(key)])
+    assert SIGNATURE_FILE in manager.generation(None).files

@@ -1,0 +1,29 @@
+"""A user's code in float64, though it names float32, makes such tensors or holds some outside of its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+WIDER_CALLS = {Tensor.float: Tensor.double}
+
+
+class Float64Mode(TorchFunctionMode):
+    """In it `x.float()`, `torch.zeros(n)` and a function's own float32 constants meet torch's calls as float64.
+
+    A module moved by `to(torch.float64)` leaves these as they are, and a product of the two widths is an error.
+    """
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        given, named = tree_map(_widened, (args, kwargs or {}))
+        return tree_map(_widened, WIDER_CALLS.get(func, func)(*given, **named))
+
+
+def _widened(value: Any) -> Any:  # noqa: ANN401 - anything that torch takes and gives
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype == torch.float32 else value
+    return torch.float64 if value is torch.float32 else value
