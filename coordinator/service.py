@@ -34,6 +34,7 @@ from edge_client.transport.base import Transport, Will
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
+from export.bundle.run_source import LabelledSamples
 from export.containers.installed_packages import check_installed
 from export.silence import show_progress, write_stderr
 
@@ -59,6 +60,8 @@ def run_service(
     _check_apart(settings)
     for config in settings:
         check_installed(config.compiled_engines, config.bundle.formats)
+        if config.bundle.reference is not None:  # now, and not after the last round
+            LabelledSamples.read(config.bundle.reference)
     if dashboard and len(settings) > 1:
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
     give_back_large_blocks()

@@ -234,12 +234,15 @@ def _export(
     out = config.folder / "bundle"
     members = _members(served, config, store)
     facts = run_cards(config.folder, served.run.name, [members[k] for k in range(len(cards))])
+    reference = None if config.bundle.reference is None else LabelledSamples.read(config.bundle.reference)
+    if reference is not None:
+        reference.require_fit(prepared.program)
     source = BundleSource(
         program=prepared.program,
         files={blob.sha256: store.blobs.read(blob.sha256) for blob in prepared.blobs()},
         centers=list(served.state.centers),
         cards=[{**more, **card} for more, card in zip(facts, cards, strict=True)],
-        reference=None if config.bundle.reference is None else LabelledSamples.read(config.bundle.reference),
+        reference=reference,
         sign=make_signer(open_signing_key(config.signing_key_folder).private, config.federation),
         newcomers=newcomers,
         names=BundleNames(classes=config.bundle.class_names),

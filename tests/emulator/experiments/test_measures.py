@@ -39,7 +39,7 @@ class Saying:
 def over(centers: Sequence[float], pure: Mapping[str, Any], devices: object = None) -> FinishedRun:
     """A finished run of FedAvg with these centers and pure distributions."""
     holdouts = {name: Dataset(np.zeros((len(y), 1)), np.array(y)) for name, y in pure.items()}
-    result = SimpleNamespace(state=State(centers=np.array(centers)[:, None]))
+    result = SimpleNamespace(state=State(centers=np.array(centers, dtype=float)[:, None]))
     devices = devices or SimpleNamespace(learner=Saying())
     found = {"result": result, "devices": devices, "split": SimpleNamespace(holdouts=holdouts)}
     return FinishedRun(strategy=make_method("fedavg"), **cast("Any", found))
