@@ -23,10 +23,11 @@ from edge_client.protocol.nearest.router import (
     FEATURES,
     FITS,
     MIN_LIMIT_DEVICES,
+    MIXED,
     NEED_LABELS,
     ONLY_TESTED,
     Router,
-    worst_fit,
+    joint_fit,
 )
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
@@ -220,7 +221,7 @@ def _measure_round(source: CenterSource, data: Dataset, *, labels: bool) -> Arra
 def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bool, told_way: bool) -> Selection:
     """Whether the best center fits: by the limits of the run's router, and never with a loss worse than guessing.
 
-    Without labels and limits it is not known whether one fits. Then none is taken unless the caller named the way.
+    Without labels it may not be known whether one fits. Then none is taken unless the caller named the way.
     """
     best, router, found, n = ranked.order[0], source.router, dict(ranked.found), len(data)
     if labels and not np.isfinite(found.get("loss", np.full(best + 1, np.inf))[best]):
@@ -235,11 +236,11 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
         f"{_WORDS[name]} {at_best[name]:.3f} is above {router.limits(name, n)[1]:.3f}, "
         "below which nearly all devices that trained are"
         for name, fit in fits.items()
-        if fit == FITS[-1] and router is not None
+        if fit == FITS[-1] and router is not None and not (name in MIXED and "loss" in fits)
     ]
     if guesses := at_best.get("loss", 0.0) > source.abstain:
         told.append(f"a mean loss above {source.abstain:.3f} is worse than guessing")
-    fit = FITS[-1] if guesses else worst_fit(fits.values())
+    fit = FITS[-1] if guesses else joint_fit(fits)
     taken = labels or told_way if fit is None else fit != FITS[-1]
     if devices is not None:
         told.append(f"the limits rest on {devices} device{'' if devices == 1 else 's'}")
@@ -250,7 +251,12 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
             if devices is None
             else f"limits that rest on fewer than {MIN_LIMIT_DEVICES} devices tell nothing about a fit"
         )
-        told.append(why + ("" if labels else "; give labels, or name a way with --by"))
+        told.append(why + ("" if labels else _HOW_TO_TELL))
+    elif fit is None:
+        told.append(
+            "each sample looks known, the samples together do not: few classes, or classes in other proportions than "
+            f"on the devices that trained, look so, and so do classes that no center knows{_HOW_TO_TELL}"
+        )
     if ranked.probabilities.get(best, 1.0) < UNSURE:
         shares = ", ".join(f"center {k} {p:.0%}" for k, p in ranked.probabilities.items())
         told.append(f"these samples tell the centers apart badly: {shares}")
@@ -284,6 +290,7 @@ def _compared(name: str, distance: float, best: int, router: Router | None, n: i
     return f"{_WORDS[name]} {distance:.3f} at center {best}{beside}"
 
 
+_HOW_TO_TELL = "; give labels, or name a way with --by"
 _WORDS = {
     "loss": "mean loss",
     "votes": "share of samples that another center explains better",
