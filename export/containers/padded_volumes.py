@@ -43,5 +43,6 @@ def _check(node: Node) -> None:
     if node.target == ATEN.convolution.default and node.args[TRANSPOSED]:
         told = "ConvTranspose3d, or Conv3d with strides behind the first trained layer, whose gradient is one"
         raise ValueError(f"its converter takes no transposed convolution of volumes ({told})")
-    if node.args[0].meta["val"].shape[1] != node.args[1].meta["val"].shape[1]:
+    given, weight = node.all_input_nodes[:2]
+    if given.meta["val"].shape[1] != weight.meta["val"].shape[1]:
         raise ValueError("its converter takes no Conv3d with groups")
