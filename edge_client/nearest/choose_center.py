@@ -37,6 +37,7 @@ MAX_CANDIDATES = 3  # models that are fetched and measured
 CANDIDATE_PROBABILITY = 0.99  # fewer candidates, if their probability by `sketch` reaches this
 UNSURE = 0.6  # a probability of the nearest center below which the samples do not tell the centers apart
 MAX_SAMPLES = 256  # samples that are measured
+MAX_PLAIN = 1e6  # a distance from here on is shown as a power of ten
 MEASURED_BESIDE = frozenset({"loss", "answers"})  # of each fetched model, whatever the rule weighs
 AUTO, LABELLED, UNLABELLED, TREE = "auto", "labelled", "unlabelled", "tree"
 RULE_NAMES = (AUTO, LABELLED, UNLABELLED, *(name for name in FEATURES if name not in ONLY_TESTED), TREE)
@@ -233,7 +234,7 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
     devices = _devices_behind_limits(at_best, fits, router, n)
     told = [*ranked.told, *(_compared(name, d, best, router, n) for name, d in at_best.items())]
     told += [
-        f"{_WORDS[name]} {at_best[name]:.3f} is above {router.limits(name, n)[1]:.3f}, "
+        f"{_WORDS[name]} {_shown(at_best[name])} is above {router.limits(name, n)[1]:.3f}, "
         "below which nearly all devices that trained are"
         for name, fit in fits.items()
         if fit == FITS[-1] and router is not None and not (name in MIXED and "loss" in fits)
@@ -287,7 +288,11 @@ def _compared(name: str, distance: float, best: int, router: Router | None, n: i
     """A feature in words, beside what it is on devices that trained."""
     usual = None if router is None else router.typical(name, n)
     beside = "" if usual is None else f"; devices that trained have about {usual:.3f} at theirs"
-    return f"{_WORDS[name]} {distance:.3f} at center {best}{beside}"
+    return f"{_WORDS[name]} {_shown(distance)} at center {best}{beside}"
+
+
+def _shown(distance: float) -> str:
+    return f"{distance:.3f}" if abs(distance) < MAX_PLAIN else f"{distance:.3g}"
 
 
 _HOW_TO_TELL = "; give labels, or name a way with --by"

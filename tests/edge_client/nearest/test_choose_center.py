@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -135,6 +136,14 @@ def test_unseen_inputs_and_unseen_labels_are_answered_none(shelf: CenterShelf) -
     assert chosen(shelf, Dataset(10 - 3 * data.x, data.y))[0].center is None
     assert chosen(shelf, Dataset(data.x, (data.y + 1) % softmax_program.CLASSES))[0].center is None
     assert chosen(shelf, Dataset(10 - 3 * data.x, data.y), labels=False)[0].center is None
+
+
+def test_distances_of_huge_samples_are_told_in_few_digits(shelf: CenterShelf) -> None:
+    data = data_of(0, seed=9)
+    found = chosen(shelf, Dataset(1e30 * data.x, data.y))[0]
+    assert found.center is None
+    assert max(map(len, found.reasons)) < 120
+    assert any(re.search(r"mean loss \d\.\d\de\+\d\d at center", line) for line in found.reasons)
 
 
 def test_votes_are_mixture_weights(shelf: CenterShelf) -> None:
