@@ -23,10 +23,11 @@ from edge_client.protocol.nearest.router import (
     FEATURES,
     FITS,
     MIN_LIMIT_DEVICES,
+    MIXED,
     NEED_LABELS,
     ONLY_TESTED,
     Router,
-    worst_fit,
+    joint_fit,
 )
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
@@ -36,6 +37,7 @@ MAX_CANDIDATES = 3  # models that are fetched and measured
 CANDIDATE_PROBABILITY = 0.99  # fewer candidates, if their probability by `sketch` reaches this
 UNSURE = 0.6  # a probability of the nearest center below which the samples do not tell the centers apart
 MAX_SAMPLES = 256  # samples that are measured
+MAX_PLAIN = 1e6  # a distance from here on is shown as a power of ten
 MEASURED_BESIDE = frozenset({"loss", "answers"})  # of each fetched model, whatever the rule weighs
 AUTO, LABELLED, UNLABELLED, TREE = "auto", "labelled", "unlabelled", "tree"
 RULE_NAMES = (AUTO, LABELLED, UNLABELLED, *(name for name in FEATURES if name not in ONLY_TESTED), TREE)
@@ -220,7 +222,7 @@ def _measure_round(source: CenterSource, data: Dataset, *, labels: bool) -> Arra
 def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bool, told_way: bool) -> Selection:
     """Whether the best center fits: by the limits of the run's router, and never with a loss worse than guessing.
 
-    Without labels and limits it is not known whether one fits. Then none is taken unless the caller named the way.
+    Without labels it may not be known whether one fits. Then none is taken unless the caller named the way.
     """
     best, router, found, n = ranked.order[0], source.router, dict(ranked.found), len(data)
     if labels and not np.isfinite(found.get("loss", np.full(best + 1, np.inf))[best]):
@@ -232,14 +234,14 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
     devices = _devices_behind_limits(at_best, fits, router, n)
     told = [*ranked.told, *(_compared(name, d, best, router, n) for name, d in at_best.items())]
     told += [
-        f"{_WORDS[name]} {at_best[name]:.3f} is above {router.limits(name, n)[1]:.3f}, "
+        f"{_WORDS[name]} {_shown(at_best[name])} is above {router.limits(name, n)[1]:.3f}, "
         "below which nearly all devices that trained are"
         for name, fit in fits.items()
-        if fit == FITS[-1] and router is not None
+        if fit == FITS[-1] and router is not None and not (name in MIXED and "loss" in fits)
     ]
     if guesses := at_best.get("loss", 0.0) > source.abstain:
         told.append(f"a mean loss above {source.abstain:.3f} is worse than guessing")
-    fit = FITS[-1] if guesses else worst_fit(fits.values())
+    fit = FITS[-1] if guesses else joint_fit(fits)
     taken = labels or told_way if fit is None else fit != FITS[-1]
     if devices is not None:
         told.append(f"the limits rest on {devices} device{'' if devices == 1 else 's'}")
@@ -250,7 +252,12 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
             if devices is None
             else f"limits that rest on fewer than {MIN_LIMIT_DEVICES} devices tell nothing about a fit"
         )
-        told.append(why + ("" if labels else "; give labels, or name a way with --by"))
+        told.append(why + ("" if labels else _HOW_TO_TELL))
+    elif fit is None:
+        told.append(
+            "each sample looks known, the samples together do not: few classes, or classes in other proportions than "
+            f"on the devices that trained, look so, and so do classes that no center knows{_HOW_TO_TELL}"
+        )
     if ranked.probabilities.get(best, 1.0) < UNSURE:
         shares = ", ".join(f"center {k} {p:.0%}" for k, p in ranked.probabilities.items())
         told.append(f"these samples tell the centers apart badly: {shares}")
@@ -281,9 +288,14 @@ def _compared(name: str, distance: float, best: int, router: Router | None, n: i
     """A feature in words, beside what it is on devices that trained."""
     usual = None if router is None else router.typical(name, n)
     beside = "" if usual is None else f"; devices that trained have about {usual:.3f} at theirs"
-    return f"{_WORDS[name]} {distance:.3f} at center {best}{beside}"
+    return f"{_WORDS[name]} {_shown(distance)} at center {best}{beside}"
 
 
+def _shown(distance: float) -> str:
+    return f"{distance:.3f}" if abs(distance) < MAX_PLAIN else f"{distance:.3g}"
+
+
+_HOW_TO_TELL = "; give labels, or name a way with --by"
 _WORDS = {
     "loss": "mean loss",
     "votes": "share of samples that another center explains better",

@@ -247,7 +247,8 @@ def batch_statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cu
     ]
     each = np.stack([trained.vector[n:].astype(np.float64) for trained in learner.train(jobs)])
     *zeros, one = each.reshape(len(starts), len(cuts), -1).mean(axis=1)
-    m = 1 - (one - zeros[0])
+    with np.errstate(invalid="ignore"):  # statistics of values near float32's largest are infinite: they are not taken
+        m = 1 - (one - zeros[0])
     moved = m > MIN_STATISTIC_SHARE
     return np.where(moved, np.stack(zeros) / np.where(moved, m, 1.0), 0.0), moved
 

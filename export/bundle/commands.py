@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array
 from export.bundle.center_files import FILE_FORMATS
 from export.bundle.model_cards import quantiles
@@ -76,7 +76,7 @@ def verify_bundle(
     A float32 file is ok when the difference is at most `tolerance` of the logits' scale; a quantized one when its
     devices lose at most `loss` in mean accuracy, or, without labels, when it disagrees in at most that share; where the
     outputs are no classes, when they are off by at most that share of their own variance.
-    Raises Malformed when a hash is wrong.
+    Raises Malformed when a hash is wrong, UsageError where torch answers infinity or NaN.
     """
     bundle = read_bundle(path)
     held_out = samples or bundle.reference_samples()
@@ -90,6 +90,11 @@ def verify_bundle(
         k, module = center["center"], bundle.module(center["center"])
         mine = given.rows(given.center == k) if (given.center == k).any() else given
         expected = torch_logits(module, mine.x)
+        if not np.isfinite(expected).all():
+            most = float(np.abs(mine.x).max())
+            told = f"center {k}: torch's own outputs for these samples are not finite, and nothing compares with them"
+            hint = f"the samples' largest value is {most:g}: give samples of the size that the model was trained on"
+            raise UsageError(told, hint=hint)
         for name, entry in sorted(center["files"].items()):
             runtime = RUNTIME_NAMES[name.partition("-")[0]]
             inputs = f"{len(mine)} {'random inputs' if held_out is None else 'samples'}"

@@ -16,6 +16,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
@@ -90,6 +91,7 @@ class InProcessSource:
     evaluator: Learner
     abstain: float
     tree: CenterTree | None = None
+    begin: Flat | None = None
 
     @property
     def program(self) -> Program:
@@ -110,8 +112,8 @@ class InProcessSource:
         return [self.vectors[k] for k in centers]
 
     def start(self) -> Flat | None:
-        """None: nothing is asked by a local round."""
-        return None
+        """Where a local round begins."""
+        return self.begin
 
     def split(self, number: int) -> Flat:
         """There is no tree."""
@@ -166,8 +168,11 @@ def spoilt(kind: str, data: Dataset, rng: np.random.Generator) -> Dataset:
     return Dataset(x, y)
 
 
-def rows_of(name: str, case: StrangersCase, devices: int, *, seed: int, data: Path | None) -> Iterator[Row]:
-    """The rows of one fleet."""
+@contextmanager
+def finished(
+    case: StrangersCase, devices: int, *, seed: int, data: Path | None
+) -> Iterator[tuple[FinishedTraining, list[DeviceData]]]:
+    """A fleet that has trained, and the devices that never did."""
     fleet, held_out = cut(case, devices, seed=seed, data=data)
     method = WeCFL(
         clusters=CENTERS,
@@ -180,23 +185,29 @@ def rows_of(name: str, case: StrangersCase, devices: int, *, seed: int, data: Pa
     with open_devices(case.model, fleet, seed=seed, batch=BATCH, engine="lean") as (opened, start):
         settings = RunSettings(rounds=ROUNDS, seed=seed, batch=BATCH, evaluation=EvaluationPlan(every=ROUNDS))
         state = run_simulation(method, start, opened, settings).state
-        centers, learner = list(state.centers), opened.learner
         ended = FinishedTraining(
-            learner=learner,
+            learner=opened.learner,
             method=method,
             start=start,
-            centers=centers,
+            centers=list(state.centers),
             assignment=state.assignment,
             devices=fleet.devices,
         )
+        yield ended, held_out
+
+
+def rows_of(name: str, case: StrangersCase, devices: int, *, seed: int, data: Path | None) -> Iterator[Row]:
+    """The rows of one fleet."""
+    with finished(case, devices, seed=seed, data=data) as (ended, held_out):
+        learner, centers = ended.learner, list(ended.centers)
         look = look_of_a_device(learner.program.loss, learner.program.classes)
         asked = Probe(models=centers, want=look, split="test", batch=BATCH, seed=0)
-        replies = {c: run_probe(learner, asked, local) for c, local in fleet.devices.items()}
+        replies = {c: run_probe(learner, asked, local) for c, local in ended.devices.items()}
         guides = {
             "bundle": fit_router(ended, seed=seed, by_round=False),
-            "taught": learn_from_replies(replies, state.assignment, centers=len(centers), round=None),
+            "taught": learn_from_replies(replies, ended.assignment, centers=len(centers), round=None),
             "coordinator": limits_from_tests(
-                {c: float(np.asarray(reply.losses)[state.assignment[c]]) for c, reply in replies.items()},
+                {c: float(np.asarray(reply.losses)[ended.assignment[c]]) for c, reply in replies.items()},
                 samples=int(np.median([reply.n for reply in replies.values()])),
                 centers=len(centers),
             ),

@@ -4,8 +4,8 @@ A rule (`ways` in the file) weighs one or several features. A feature is a dista
 loss; less is better. The probability of center k is softmax_k(-sum_f weight_f distance_fk / spread_f). It compares the
 centers and says nothing about whether any of them fits. That is told by limits of each feature in `TESTED`, at the most
 probable center: one that few devices of the fleet exceed ("well" up to there), and one that hardly any does ("badly" up
-to there, "none" above). All parameters depend on the number of samples: they are learned for a few sizes and
-interpolated in between.
+to there, "none" above); `joint_fit` joins them. All parameters depend on the number of samples: they are learned for a
+few sizes and interpolated in between.
 
 coordinator/nearest/fit_router.py learns a router; devices, the coordinator and HTTP servers read it from its file
 (router_file.py). Pure.
@@ -28,6 +28,7 @@ MIN_LIMIT_DEVICES = 5  # a limit that rests on fewer is no evidence: whether a c
 FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round", "inputs", "answers")
 TESTED = frozenset(FEATURES) - {"votes"}  # some center always has most votes
 ONLY_TESTED = frozenset({"inputs", "answers"})  # they tell whether a center fits, not which is nearest
+MIXED = frozenset({"sketch", "norms", "round"})  # means over a device's samples: they follow how frequent classes are
 FITS = ("well", "badly", "none")  # best first
 NEED_LABELS = frozenset({"loss", "votes", "round"})
 Distances = Mapping[str, Sequence[float] | Array]  # feature -> [centers]
@@ -85,7 +86,7 @@ class LocalRound:
 class RouterPrediction:
     """The probability of each center [K] among them, of sum 1, and how the most probable one fits (`FITS`).
 
-    `fit` is None where nothing was measured that can tell.
+    `fit` is None where what was measured cannot tell (`joint_fit`).
     """
 
     probabilities: F64
@@ -140,7 +141,7 @@ class Router:
         shares /= shares.sum()
         best = int(shares.argmax())
         fits = self.fits({name: float(d[best]) for name, d in checked.items()}, n)
-        return RouterPrediction(probabilities=shares, fit=worst_fit(fits.values()))
+        return RouterPrediction(probabilities=shares, fit=joint_fit(fits))
 
     def fits(self, distances: Mapping[str, float], n: int) -> dict[str, str]:
         """Feature -> how a center fits that is so far; for the features that can tell."""
@@ -197,6 +198,20 @@ class Router:
     def _at(self, values: Array, n: int) -> float:
         """Read between the sizes, on a logarithmic scale; the first and the last go on for ever."""
         return float(np.interp(np.log(max(1, n)), np.log(self.sizes), values))
+
+
+def joint_fit(fits: Mapping[str, str]) -> str | None:
+    """How a center fits by all features together, feature -> its fit; None where that is not known.
+
+    A device with few classes, or with classes in other proportions than on the devices that trained, is far off by the
+    features in `MIXED`, though its center may know each of its samples. So these do not count beside a loss. Without
+    one, such a device cannot be told from a stranger: what they refuse and all others accept is not known.
+    """
+    plain = worst_fit(fit for feature, fit in fits.items() if feature not in MIXED)
+    if plain == FITS[-1] or "loss" in fits:
+        return plain
+    found = worst_fit(fits.values())
+    return None if found == FITS[-1] and plain is not None else found
 
 
 def worst_fit(fits: Iterable[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -137,6 +138,14 @@ def test_unseen_inputs_and_unseen_labels_are_answered_none(shelf: CenterShelf) -
     assert chosen(shelf, Dataset(10 - 3 * data.x, data.y), labels=False)[0].center is None
 
 
+def test_distances_of_huge_samples_are_told_in_few_digits(shelf: CenterShelf) -> None:
+    data = data_of(0, seed=9)
+    found = chosen(shelf, Dataset(1e30 * data.x, data.y))[0]
+    assert found.center is None
+    assert max(map(len, found.reasons)) < 120
+    assert any(re.search(r"mean loss \d\.\d\de\+\d\d at center", line) for line in found.reasons)
+
+
 def test_votes_are_mixture_weights(shelf: CenterShelf) -> None:
     data = data_of(0, seed=9)
     losses, _ = shelf.learner(training=False).evaluate(shelf.vectors, data, batch=N)
@@ -206,6 +215,32 @@ def test_a_known_device_is_told_how_it_fits(shelf: CenterShelf) -> None:
     fits = [chosen(shelf, data_of(g, seed=9), labels=labels)[0].fit for g in range(K) for labels in (True, False)]
     assert set(fits) <= {"well", "badly"}
     assert fits.count("well") >= 0.7 * len(fits)  # 90 % is meant of each feature, three are tested
+
+
+def one_class(group: int, label: int) -> Dataset:
+    data = data_of(group, seed=9, n=10 * N)
+    rows = np.flatnonzero(data.y == label)[:N]
+    return Dataset(data.x[rows], data.y[rows])
+
+
+@pytest.mark.parametrize("by", ["auto", "loss", "sketch"])
+def test_a_device_of_one_class_is_not_refused_for_its_sketch(shelf: CenterShelf, by: str) -> None:
+    for group, label in ((1, 3), (2, 0), (3, 1)):
+        found, _ = chosen(shelf, one_class(group, label), by=by)
+        assert shelf.router is not None
+        if by != "loss":
+            assert shelf.router.fits({"sketch": found.distances["sketch"][group]}, N) == {"sketch": "none"}
+        assert (found.center, found.fit) == (group, "well")
+        assert not any("nearly all devices" in line for line in found.reasons)
+
+
+def test_without_labels_a_device_of_one_class_is_told_that_its_fit_is_not_known(shelf: CenterShelf) -> None:
+    found, _ = chosen(shelf, one_class(3, 1), labels=False)
+    assert (found.center, found.best, found.fit) == (None, 3, None)
+    assert any("few classes" in line and "give labels" in line for line in found.reasons)
+    assert any("nearly all devices" in line for line in found.reasons)
+    named, _ = chosen(shelf, one_class(3, 1), labels=False, by="sketch")
+    assert (named.center, named.fit) == (3, None)
 
 
 @pytest.mark.parametrize("by", ["loss", "votes", "round"])

@@ -7,7 +7,7 @@ import pytest
 
 from edge_client.data.dataset import Dataset, DeviceData, batches
 from edge_client.errors import Malformed
-from edge_client.protocol.task import OWN_MODEL, Array, Fit, Flat, OwnModel, Probe
+from edge_client.protocol.task import OWN_MODEL, Array, Fit, Flat, OwnModel, Probe, Tensors
 from edge_client.training.fit_probe import (
     count_votes,
     recalibrate,
@@ -117,6 +117,20 @@ def test_a_model_takes_the_mean_statistics_of_the_batches_of_the_samples(batch: 
     schema = learner.program.schema
     found = recalibrate(learner, RNG.standard_normal(schema.size), DATA, batch=batch)
     np.testing.assert_allclose(found[schema.slices["mean"]], DATA.x[:used].mean(axis=0), rtol=1e-12)
+
+
+class OverflowingEngine(SoftmaxEngine):
+    """Infinite where numbers overflow, without a warning, as runtimes are."""
+
+    def step(self, feeds: Tensors) -> dict[str, Array]:
+        with np.errstate(all="ignore"):
+            return super().step(feeds)
+
+
+def test_statistics_that_overflow_are_not_taken() -> None:
+    learner = EngineLearner(OverflowingEngine(), program(buffered=True))
+    sent, huge = RNG.standard_normal(learner.program.schema.size), Dataset(np.full_like(DATA.x, 1e308), DATA.y)
+    np.testing.assert_array_equal(recalibrate(learner, sent, huge, batch=8), sent)
 
 
 @pytest.mark.parametrize("buffers", ["own", "batch"])

@@ -339,6 +339,9 @@ def test_verify_takes_other_samples(bundle: Path, tmp_path: Path, capsys: pytest
     assert all(
         line.split()[6:8] == ["20", "2"] and line.endswith("  not measured: samples without labels") for line in lines
     )
+    np.savez(tmp_path / "huge.npz", x=np.full_like(reference()[:2], 3e38))  # infinite in any runtime's first layer
+    assert run_export("verify", str(bundle), "--samples", str(tmp_path / "huge.npz")) != 0
+    assert "torch's own outputs for these samples are not finite" in capsys.readouterr().err
 
 
 def test_verify_names_quantized_files_that_lose_too_much_and_what_to_do(

@@ -39,7 +39,25 @@ def test_a_model_of_strided_volumes_trains_in_litert() -> None:
     assert made.program.parity["litert"] < 1e-5
 
 
-def test_groups_are_refused_and_do_not_end_the_process() -> None:
-    network = nn.Sequential(nn.Conv3d(2, 2, 3, padding=1, groups=2), nn.Flatten(), nn.Linear(16, 2))
-    with pytest.raises(ProgramRefused, match="cannot be written for litert"):
-        compile_program(network, (2, 2, 2, 2), batch=2, engines=("litert",))
+@pytest.mark.parametrize(
+    ("volumes", "said"),
+    [
+        (nn.Conv3d(2, 4, 3, groups=2), "no Conv3d with groups"),
+        (nn.Conv3d(2, 2, 3, padding=1, groups=2), "no Conv3d with groups"),
+        (nn.ConvTranspose3d(2, 2, 2), "ConvTranspose3d"),
+        (nn.ConvTranspose3d(2, 2, 3, stride=2, padding=1), "ConvTranspose3d"),
+        (nn.Sequential(nn.Conv3d(2, 2, 1), nn.Conv3d(2, 2, 3, stride=2)), "Conv3d with strides behind the first"),
+    ],
+)
+def test_what_the_converter_cannot_take_is_refused_by_its_name_and_does_not_end_the_process(
+    volumes: nn.Module, said: str
+) -> None:
+    width = volumes(torch.zeros(1, 2, 4, 4, 4)).numel()
+    network = nn.Sequential(volumes, nn.Flatten(), nn.Linear(width, 2))
+    with pytest.raises(ProgramRefused, match=f"cannot be written for litert: its converter takes .*{said}"):
+        compile_program(network, (2, 4, 4, 4), batch=2, engines=("litert",))
+
+
+def test_a_file_of_a_center_with_transposed_volumes_is_refused_too() -> None:
+    with pytest.raises(ValueError, match="transposed convolution of volumes"):
+        to_named_tflite(PaddedVolume(nn.ConvTranspose3d(2, 2, 2)), {"x": torch.randn(1, 2, 3, 3, 3)})

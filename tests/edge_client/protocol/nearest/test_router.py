@@ -23,6 +23,7 @@ from edge_client.protocol.nearest.router import (
     LocalRound,
     Router,
     RouterPrediction,
+    joint_fit,
     worst_fit,
 )
 from edge_client.protocol.nearest.router_file import read_router, write_router
@@ -83,9 +84,26 @@ def test_a_fit_is_told_by_two_limits(loss: float, fit: str) -> None:
 
 
 def test_one_strange_feature_of_several_is_enough() -> None:
-    fits = {"loss": [0.5, 3, 3], "sketch": [1.0, 2, 2]}
-    assert GUIDE.predict("labelled", fits, 16).center == 0
-    assert GUIDE.predict("labelled", {**fits, "sketch": [9.0, 10, 10]}, 16).center is None
+    assert GUIDE.predict("labelled", {"loss": [0.5, 3, 3], "sketch": [1.0, 2, 2]}, 16).center == 0
+    assert joint_fit({"loss": "well", "entropy": "well", "inputs": "none"}) == "none"
+    assert joint_fit({"loss": "well", "entropy": "badly"}) == "badly"
+
+
+@pytest.mark.parametrize("mixed", ["sketch", "norms", "round"])
+def test_what_follows_the_frequency_of_classes_refuses_nothing_that_all_else_accepts(mixed: str) -> None:
+    far = {mixed: "none"}
+    assert joint_fit({"loss": "well", "inputs": "badly", **far}) == "badly"
+    assert joint_fit({"loss": "none", **far}) == "none"
+    assert joint_fit({"entropy": "well", "inputs": "well", **far}) is None  # few classes, or a stranger: not known
+    assert joint_fit({"entropy": "well", "inputs": "none", **far}) == "none"
+    assert joint_fit({"entropy": "well", mixed: "badly"}) == "badly"
+    assert joint_fit(far) == "none"  # alone it is all that is known
+    assert joint_fit({}) is None
+
+
+def test_a_device_of_few_classes_is_accepted_for_its_loss() -> None:
+    belief = GUIDE.predict("labelled", {"loss": [0.5, 3, 3], "sketch": [9.0, 10, 10]}, 16)
+    assert (belief.center, belief.fit) == (0, "well")
 
 
 def test_between_two_sizes_numbers_are_read_on_a_logarithmic_scale() -> None:
