@@ -71,7 +71,9 @@ class LiveRun:
         if width != size:
             told = f"the checkpoint in {folder.parent} is of a model with {width} numbers, and this one has {size}"
             raise ConfigError(told, hint="give the run's own model, give the run another name, or leave out --resume")
-        if not same_samples(self._samples, before.network.get("samples", self._samples)):  # an older version's says nothing
+        if not same_samples(
+            self._samples, before.network.get("samples", self._samples)
+        ):  # an older version's says nothing
             told = f"the checkpoint in {folder.parent} is of devices with other samples"
             raise ConfigError(told, hint="give the run's own fleet, give the run another name, or leave out --resume")
         for record in checkpoint.checkpoint_records(folder):
