@@ -128,7 +128,7 @@ def run_trials(
             hint = "lower learning-rate, or bring the samples to a usual scale"
             raise UsageError(f"no device's training counted: {', '.join(reasons)}", hint=hint)
         if not heard.models.keys() & result.state.assignment.keys():
-            told = f"{method!r} has given no device a center after {settings.rounds} rounds"
+            told = f"{method!r} has given no device a center by round {settings.rounds}"
             raise UsageError(told, hint="use more --rounds")
         trials.append(_trial(heard, result.state, result.schema, result.records[-1]["per_device"]))
         progress(trials[-1])

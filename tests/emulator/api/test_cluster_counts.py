@@ -64,10 +64,10 @@ def test_trials_in_which_no_training_counts_say_why() -> None:
     """They ended in numpy's ValueError."""
     x = 1e15 * np.random.default_rng(0).normal(size=(80, 3))
     fleet = fc.fleet((x, x[:, :1]), by=np.arange(80) // 20)
-    with pytest.raises(UsageError, match="(?s)no device's training counted: not_finite.*lower `?learning-rate"):
+    with pytest.raises(UsageError, match=r"(?s)no device's training counted: not_finite.*lower `?learning-rate"):
         fc.choose_k(fc.FeSEM(local_steps=20), fleet=fleet, ks=[2], rounds=1, by="distance")
     later = fc.FeMAM(local_steps=1, level_rounds=1)  # its groups come after a level
-    with pytest.raises(UsageError, match="(?s)FeMAM.* has given no device a center after 1 rounds.*more `rounds`"):
+    with pytest.raises(UsageError, match=r"(?s)FeMAM.* has given no device a center by round 1.*more `rounds`"):
         fc.choose_k(later, fleet=fc.fleets.digits(devices=4), ks=[2], rounds=1)
     assert fc.choose_k(later, fleet=fc.fleets.digits(devices=4), ks=[2], rounds=2).clusters == 2
 
