@@ -82,7 +82,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     if isinstance(data, (str, Path)):
         data = device_folders(Path(data))
     OPTIONS["devices"].check(devices)
-    OPTIONS["seed"].check(seed)
+    if seed is not None:
+        OPTIONS["seed"].check(seed)
     parts: GivenParts | None = None
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         if by is not None or partition is not None or devices is not None:
