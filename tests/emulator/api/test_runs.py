@@ -373,3 +373,28 @@ def test_a_run_without_a_folder_leaves_no_file_behind(tmp_path: Path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == [result.temporary.path.name] if result.temporary else False
     del result
     assert list(tmp_path.iterdir()) == []
+
+
+class WordCounts(nn.Module):
+    """Five tokens a sample, of a vocabulary of seven."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(7, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.words(x.long()).mean(1))
+
+
+def test_a_token_beyond_the_embedding_is_told_in_training_and_in_predictions() -> None:
+    """It ended in torch's IndexError."""
+    x = np.random.default_rng(0).integers(0, 7, size=(90, 5))
+    asked: dict[str, Any] = {"model": WordCounts, "rounds": 1}
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15), **asked)
+    x[77, 0] = 7
+    said = r"(?s)WordCounts cannot read these samples: .*below the size of its embedding"
+    for predict in (lambda: result.predict(x, center=0), lambda: result.nearest(x)):
+        with pytest.raises(UsageError, match=said):
+            predict()
+    with pytest.raises(UsageError, match=said):
+        fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15), **asked)
