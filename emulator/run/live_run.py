@@ -62,8 +62,8 @@ class LiveRun:
         )
         checkpoint.finish_checkpoint(lost.parent, done, self.records)
 
-    def restore(self, folder: Path, before: Checkpoint) -> None:
-        """Make every part what it was after the checkpoint's round.
+    def restore(self, folder: Path, before: Checkpoint, *, rounds: int) -> None:
+        """Make every part what it was after the checkpoint's round, of a run with `rounds` rounds.
 
         Raises ConfigError for one of another fleet or model: a user's own have no name that options could differ by.
         """
@@ -77,7 +77,7 @@ class LiveRun:
             told = f"the checkpoint in {folder.parent} is of devices with other samples"
             raise ConfigError(told, hint="give the run's own fleet, give the run another name, or leave out --resume")
         for record in checkpoint.checkpoint_records(folder):
-            self.records.append(record)
+            self.records.append({**record, "of": rounds})
         self.network.recall(before.network, folder / "lost")
         if self.asynchronous:
             self.asynchronous.recall(before.network["asynchronous"], before.state, folder / "under-way")

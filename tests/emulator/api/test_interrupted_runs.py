@@ -34,6 +34,8 @@ def test_on_round_ends_a_run_early_and_its_folder_can_be_resumed(tmp_path: Path)
     again = fc.simulate(method, fleet=digits(), rounds=3, resume=True, **place)
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
     assert list(again.history["accuracy"]) == list(whole.history["accuracy"])
+    more = fc.simulate(method, fleet=digits(), rounds=4, resume=True, **place)
+    assert [record["of"] for record in more.run.records] == [4] * 4
 
 
 def hand_written(seed: int, *, last: float | None = None) -> fc.Fleet:
