@@ -196,8 +196,8 @@ def _check_fleet(mine: FleetData, kept: FleetData, place: Path) -> None:
             raise ConfigError(told, hint=hint)
         if counts != facts["labels"]:
             raise ConfigError(f"{who!r} has other numbers of samples of each class than in the run", hint=hint)
-    theirs = kept_parts(place).get("samples")  # None: of an older version
-    if theirs is not None and not same_samples(samples_checksums(mine.devices), theirs):
+    samples = kept_parts(place).get("samples")  # None: of an older version
+    if samples is not None and not same_samples(samples_checksums(mine.devices), samples):
         raise ConfigError("this fleet has other samples than the run, as many of each class", hint=hint)
 
 

@@ -46,8 +46,8 @@ def samples_checksums(devices: Mapping[ClientId, DeviceData]) -> list[int]:
             told = () if part is None else (part.y, part.x[:1])
             first = zlib.crc32(f"{who}/{[(a.shape, a.dtype.str) for a in told]}".encode(), first)
             for array in told:
-                first = zlib.crc32(np.ascontiguousarray(array), first)
-            whole = whole if part is None else zlib.crc32(np.ascontiguousarray(part.x), whole)
+                first = zlib.crc32(np.ascontiguousarray(array).data, first)
+            whole = whole if part is None else zlib.crc32(np.ascontiguousarray(part.x).data, whole)
     return [first, whole]
 
 
