@@ -31,8 +31,9 @@ from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.data.fleet import Fleet as DeviceFleet
 from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation
-from emulator.run.load import make_fleet, open_devices
+from emulator.run.load import check_samples, make_fleet, open_devices
 from emulator.run.settings import RunSettings
+from emulator.run.summary import refusal_reasons
 from emulator.simulation.emulated_devices import EmulatedDevices
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
     with open_devices(
         model or args.model, replace(split, devices=local), seed=args.seed, batch=batch, engine=args.engine
     ) as (devices, start):
+        check_samples(devices.program, split)
         if by == "accuracy" and not devices.program.has_classes:
             told = f"the targets of {args.data_set} are no classes, and have no accuracy"
             raise UsageError(told, hint='take by="silhouette" or by="distance" (--by on the command line)')
@@ -122,6 +124,12 @@ def run_trials(
         running = partial(_tell_round, busy, f"trial {number}/{len(methods)}", settings.rounds)
         running({"round": 0})
         result = run_simulation(heard, start, fresh, settings, progress=running)
+        if not heard.models and (reasons := refusal_reasons(result.records)):
+            hint = "lower learning-rate, or bring the samples to a usual scale"
+            raise UsageError(f"no device's training counted: {', '.join(reasons)}", hint=hint)
+        if not heard.models.keys() & result.state.assignment.keys():
+            told = f"{method!r} has given no device a center by round {settings.rounds}"
+            raise UsageError(told, hint="use more --rounds")
         trials.append(_trial(heard, result.state, result.schema, result.records[-1]["per_device"]))
         progress(trials[-1])
     return trials

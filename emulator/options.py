@@ -46,7 +46,7 @@ class Option:
 
     def check(self, value: Any) -> None:  # noqa: ANN401 - of the field's type
         """Raise UsageError for a value of another kind, and for a number that is too low or too high."""
-        if value is None:
+        if value is None and self.default is None:
             return
         wrong_kind = {
             int: isinstance(value, bool) or not isinstance(value, Integral),

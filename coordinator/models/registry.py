@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from inspect import signature
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +25,12 @@ from export.compiler.losses.choose_loss import loss_of_output
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.signatures.packed_inputs import pack_module
 from export.plugins import find_by_name
+
+T = TypeVar("T")
+ENTRY_HINT = (
+    "name a function that returns a ModelEntry of coordinator.models.registry, as "
+    "def mine(): return ModelEntry(make=MyModule, input=(1, 28, 28), classes=10)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,19 +132,27 @@ def build_model(name: str, *, seed: int) -> Model:
         return _sum_of(name, [build_model(part, seed=seed + m) for m, part in enumerate(name.split(PLUS))])
     entry = find_by_name("models", name, MODELS)
     if not isinstance(entry, ModelEntry) and callable(entry):
-        entry = entry()
+        entry = _call(name, entry)
     if not isinstance(entry, ModelEntry):
-        raise ConfigError(
-            f"model {name!r} is {type(entry).__name__}",
-            hint="name a function that returns a models.registry.ModelEntry",
-        )
+        raise ConfigError(f"model {name!r} is {type(entry).__name__}", hint=ENTRY_HINT)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = entry.make()
+        module = _call(name, entry.make)
     if entry.parts:
         module = pack_module(module, entry.parts)
     facts = {key.name: getattr(entry, key.name) for key in fields(ModelShape)}
     return Model(name=name, module=module, built_in=entry is MODELS.get(name), **facts)
+
+
+def _call(name: str, make: Callable[[], T]) -> T:
+    """What the user's function gives. Raises ConfigError for one that needs arguments."""
+    try:
+        signature(make).bind()
+    except TypeError as wrong:
+        raise ConfigError(f"model {name!r} is made without arguments: {wrong}", hint=ENTRY_HINT) from None
+    except ValueError:  # it tells no signature
+        pass
+    return make()
 
 
 def summed(model: Model, members: int) -> Model:

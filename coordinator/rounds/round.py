@@ -177,6 +177,9 @@ def _check_state(made_by: str, after: object, schema: Schema) -> None:
         raise UsageError(f"{made_by} returned centers of {type(after.centers).__name__}", hint=hint)
     if after.centers.ndim != 2 or after.centers.shape[1] != schema.size:  # noqa: PLR2004 - [K, size]
         raise UsageError(f"{made_by} returned centers of shape {list(after.centers.shape)}", hint=hint)
+    if strange := {*after.assignment.values()} - {*range(len(after.centers))}:
+        told = f"{made_by} assigns a device to center {next(iter(strange))!r}"
+        raise UsageError(told, hint=f"there are {len(after.centers)}, from 0 on")
 
 
 def _checked_exchanges(name: str, schema: Schema, exchanges: Round) -> Round:

@@ -13,7 +13,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings, summed_members
 from edge_client.errors import UsageError
 from emulator import choose_k as trials
-from emulator.api.checks import check_fleet, check_method, in_words_of_python
+from emulator.api.checks import check_fleet, check_method, check_own, in_words_of_python
 from emulator.api.history import Table, frame
 from emulator.api.progress import show_work
 from emulator.data.fleet import Fleet
@@ -21,6 +21,8 @@ from emulator.options import OPTIONS, SimulateArgs
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from export.compiler.losses.sample_losses import LossFunction
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -72,6 +74,7 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
     fleet: Fleet,
     ks: Iterable[int] = range(1, 7),
     model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    loss: LossFunction | None = None,
     by: str = "accuracy",
     rounds: int = 3,
     sample: int = 100,
@@ -81,8 +84,8 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
 
     A fifth of each device's training samples measures the accuracy; test samples are not looked at. `by`: "accuracy"
     takes the least number that is not clearly worse than the best; "silhouette" the best separated clusters of first
-    models; "distance" the elbow of the distance within clusters. `sample`: devices at most. Raises UsageError for a
-    method without a setting `clusters`.
+    models; "distance" the elbow of the distance within clusters. `sample`: devices at most; `model` and `loss` are as
+    for `fc.simulate`. Raises UsageError for a method without a setting `clusters`.
 
     >>> import fedcenters as fc
     >>> fc.choose_k(fc.FeSEM(local_steps=5), fleet=fc.fleets.digits(devices=6), ks=[1, 3], rounds=1).recommended
@@ -90,6 +93,7 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
     """
     check_method(method)
     check_fleet(fleet)
+    check_own(loss=loss)
     if "clusters" not in {f.name for f in fields(method)}:  # type: ignore[arg-type]  # methods are dataclasses
         raise UsageError(f"{method!r} has no setting `clusters`", hint="try a clustered method, as fc.FeSEM()")
     if isinstance(ks, (int, str)):
@@ -99,12 +103,12 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
     with in_words_of_python():
         OPTIONS["num-rounds"].check(rounds)
         OPTIONS["seed"].check(seed)
-        if model is not None or not fleet.model:
+        if model is not None or loss is not None or not fleet.model:
             from emulator.api.models import own_model
 
-            own["model"] = own_model(
-                model, fleet.cut(seed), loss=None, seed=seed, members=summed_members(method_path(method))
-            )
+            wanted = (fleet.model or None) if model is None else model
+            members = summed_members(method_path(method))
+            own["model"] = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed, members=members)
         args = SimulateArgs(method=method_path(method), settings=method_settings(method), rounds=rounds, seed=seed)
         with show_work("choose_k") as busy:
             return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, busy=busy, **own))

@@ -13,15 +13,14 @@ from edge_client.errors import UsageError
 from emulator.api.checks import check_method
 from emulator.api.history import Table, frame
 from emulator.api.result import Result
-from emulator.api.runs import run_one_of_several
+from emulator.api.runs import SharedOptions, run_one_of_several
 from emulator.data.fleet import Fleet
 from emulator.experiments.table import mean_and_deviation, paired_difference
+from export.plugins import nearest_name_hint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Unpack
-
-    from emulator.api.runs import SharedOptions
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -165,6 +164,11 @@ def compare(
     """
     if not isinstance(methods, (Mapping, Sequence)) or isinstance(methods, str):
         raise UsageError(f"methods is {methods!r}", hint="give several: fc.compare([fc.FedAvg(), fc.FeSEM(3)], ...)")
+    valid = {*SharedOptions.__annotations__, "resume"}
+    if wrong := sorted(options.keys() - valid):
+        raise UsageError(
+            f"a comparison has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], {"fleet", "seeds", *valid})
+        )
     named = list(methods.items()) if isinstance(methods, Mapping) else [(repr(method), method) for method in methods]
     for _, method in named:
         check_method(method)

@@ -180,6 +180,21 @@ def rounds(  # noqa: PLR0913 - the parts of a run
             yield so_far
 
 
+def _check_options(method: Strategy, given: Mapping[str, Any]) -> None:
+    """Raises UsageError for what is no option of a run here; those of its fleet would be left without effect."""
+    known = {*SharedOptions.__annotations__, "name", "resume", "seed"}
+    if not (wrong := sorted(given.keys() - known)):
+        return
+    hint = nearest_name_hint(wrong[0], known)
+    if wrong[0] == "broker":
+        hint = "fc.federation(broker, fleet=...) plays runs over MQTT"
+    elif wrong[0] in {row.name for row in OPTIONS.values()}:
+        hint = "it belongs to the fleet: fc.fleets.digits(...), fc.fleet(...)"
+    elif wrong[0].replace("_", "-") in method_settings(method):
+        hint = f"it belongs to the method: {type(method).__name__}({wrong[0]}=...)"
+    raise UsageError(f"a run has no option {wrong[0]!r}", hint=hint)
+
+
 def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     method: Strategy,
     fleet: Fleet,
@@ -195,9 +210,7 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     check_method(method)
     check_fleet(fleet)
     check_own(loss=loss, metrics=metrics, out=given["out"])
-    known = {row.name for row in OPTIONS.values()} | {"resume"}
-    if wrong := sorted(given.keys() - known):
-        raise UsageError(f"a run has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], known))
+    _check_options(method, given)
     if given.get("name") and given["out"] is None:
         told = f"name is {given['name']!r}, and there is no folder that has it"
         raise UsageError(told, hint='give the folder in which it is made: out="runs"')

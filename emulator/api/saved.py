@@ -30,7 +30,7 @@ from emulator.reports.pictures import records as pictures
 from emulator.run.execute import SimulationResult
 from emulator.run.load import load_fleet
 from emulator.run.resolve import ResolvedRun, resolve_run
-from emulator.run.run_parts import MARKED, kept_parts
+from emulator.run.run_parts import MARKED, kept_parts, same_samples, samples_checksums
 from emulator.simulation.checkpoint import read_checkpoint
 from export.compiler.losses.sample_losses import loss_name
 
@@ -196,6 +196,9 @@ def _check_fleet(mine: FleetData, kept: FleetData, place: Path) -> None:
             raise ConfigError(told, hint=hint)
         if counts != facts["labels"]:
             raise ConfigError(f"{who!r} has other numbers of samples of each class than in the run", hint=hint)
+    samples = kept_parts(place).get("samples")  # None: of an older version
+    if samples is not None and not same_samples(samples_checksums(mine.devices), samples):
+        raise ConfigError("this fleet has other samples than the run, as many of each class", hint=hint)
 
 
 def _model(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.rounds.metrics import ari
+from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError
 from edge_client.toml_files import parse_toml
 from emulator.config import CONFIG_FILE, GROUPS_FILE
@@ -38,6 +40,7 @@ CURVES = {  # quantity and kind of a round's record -> how it is called
     ("f1_pooled", ""): "F1, pooled",
 }
 ERRORS = ("squared_error", "loss")  # of runs whose targets are no classes: the first that is known is compared
+OTHER_LOSSES = "These runs minimised different losses, and no other measure compares them."
 DATA_SET = "data-set"  # a setting
 THREE = 3  # figures share a row
 FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
@@ -48,7 +51,7 @@ class RunSummary:
     """One run of one folder: its rounds in order, the folder's settings in flat keys, and true groups if known.
 
     `fleet` has the training samples of each device: of each class, their sum only, or none where they are unknown.
-    `done`: all runs of a coordinator's folder are.
+    `done`: all runs of a coordinator's folder are. `own_loss` is what a loss of the user's own is called, or empty.
     """
 
     name: str
@@ -58,6 +61,7 @@ class RunSummary:
     groups: Mapping[str, int]
     fleet: Mapping[str, Sequence[int]]
     done: bool = False
+    own_loss: str = ""
 
     @property
     def method(self) -> str:
@@ -112,7 +116,7 @@ def read_runs(folder: Path) -> list[RunSummary]:
     found = {str(e["run"]): str(e["method"]) for e in events}
     if not found:
         raise ConfigError(f"{folder} holds no round yet", hint="wait for its first round")
-    groups = _groups(folder)
+    groups, own_loss = _groups(folder), _own_loss(folder)
     return [
         RunSummary(
             name=folder.name if len(found) == 1 else f"{folder.name}/{run}",
@@ -122,6 +126,7 @@ def read_runs(folder: Path) -> list[RunSummary]:
             groups=groups,
             fleet=_fleet(folder, told, run),
             done=any(e.get("event") == "done" for e in told),
+            own_loss=own_loss,
         )
         for run, method in found.items()
     ]
@@ -139,8 +144,7 @@ def comparison_page(lines: Sequence[RunSummary]) -> str:
     """The whole document."""
     shown = [which for which in CURVES if any(v is not None for line in lines for v in line.curve(*which))]
     drawings = [partial(_draw, lines, *which) for which in shown]
-    error = "" if shown else _error(lines)
-    if error:
+    if error := _error(lines):
         drawings = [partial(_draw_error, lines, error)]
     if spread := {line.name: line.accuracies for line in lines if line.accuracies}:
         drawings.insert(1, partial(plots.draw_spread, accuracies=spread, title="Accuracy of each device, last round"))
@@ -181,6 +185,7 @@ TABLE_HEAD = (
 def _table(lines: Sequence[RunSummary]) -> str:
     """The columns that some run has a value for; scores that are no shares stand behind the others."""
     scores = dict.fromkeys(name for line in lines for event in line.rounds for name in event.get("metrics", {}))
+    scores |= {"loss": None} if _error(lines) == "loss" else {}
     head = (*TABLE_HEAD, *scores)
     rows = [[*_row(line), *(_number(line.result(name, "micro")) for name in scores)] for line in lines]
     kept = [k for k in range(len(head)) if any(row[k] for row in rows)]
@@ -215,8 +220,15 @@ def _draw(lines: Sequence[RunSummary], quantity: str, kind: str, axes: Any) -> N
 
 
 def _error(lines: Sequence[RunSummary]) -> str:
-    """What runs without accuracy are compared by; empty where nothing was measured."""
-    return next((name for name in ERRORS if any(line.result(name, "micro") is not None for line in lines)), "")
+    """What runs without accuracy are compared by; empty where nothing was measured, or where nothing compares them.
+
+    A loss of the user's own that all minimised says more than the squared error, as of outputs that are logits.
+    """
+    if any(line.result("accuracy", "micro") is not None for line in lines):
+        return ""
+    losses = {line.own_loss for line in lines}
+    names = ERRORS if losses == {""} else ERRORS[::-1] if len(losses) == 1 else ERRORS[:1]
+    return next((name for name in names if any(line.result(name, "micro") is not None for line in lines)), "")
 
 
 def _draw_error(lines: Sequence[RunSummary], error: str, axes: Any) -> None:  # noqa: ANN401 - matplotlib's
@@ -257,7 +269,8 @@ def _lead_by_error(lines: Sequence[RunSummary]) -> str:
     error = _error(lines)
     known = [(found, line) for line in lines if (found := line.result(error, "micro")) is not None]
     if not known:
-        return "None of these runs was tested."
+        tested = any(line.result("loss", "micro") is not None for line in lines)
+        return OTHER_LOSSES if tested else "None of these runs was tested."
     words = error.replace("_", " ")
     (least, line), *others = sorted(known, key=lambda pair: pair[0])
     if not others:
@@ -343,6 +356,16 @@ def _groups(folder: Path) -> dict[str, int]:
     else:
         told = {}
     return {who: int(group) for who, group in told.items() if group is not None}
+
+
+def _own_loss(folder: Path) -> str:
+    """What a loss of the user's own is called, which a coordinator's folder does not know; empty for a usual one."""
+    if (folder / FLEET_FILE).is_file():
+        parts = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8")).get("parts", {})
+        return str(parts.get("loss", [""])[0])
+    with suppress(ConfigError):  # no coordinator wrote it
+        return "own" if read_program(folder).own_loss else ""
+    return ""
 
 
 def _command(line: RunSummary) -> str:

@@ -100,7 +100,7 @@ def open_run(
         recorder=RunRecorder(fleet, schema, rounds=settings.rounds, kind=kind),
     )
     if before := checkpoints.latest() if checkpoints else None:
-        live.restore(*before)
+        live.restore(*before, rounds=settings.rounds)
     else:
         check_label_totals(strategy, devices.program)
         live.state = first_state(strategy, start, schema, fleet, settings.seed)

@@ -11,7 +11,7 @@ import numpy as np
 from coordinator.strategies.base import Fleet, State, Strategy
 from edge_client.errors import ConfigError
 from emulator.reports.pictures.recorder import RunRecorder
-from emulator.run.run_parts import samples_checksum
+from emulator.run.run_parts import same_samples, samples_checksums
 from emulator.simulation import checkpoint
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
@@ -38,8 +38,8 @@ class LiveRun:
     real_seconds: list[float] = field(default_factory=list)
 
     @cached_property
-    def _samples(self) -> int:
-        return samples_checksum(self.devices.local)
+    def _samples(self) -> list[int]:
+        return samples_checksums(self.devices.local)
 
     def save(self, checkpoints: Checkpoints, number: int) -> None:
         """Write the checkpoint after round `number`."""
@@ -62,8 +62,8 @@ class LiveRun:
         )
         checkpoint.finish_checkpoint(lost.parent, done, self.records)
 
-    def restore(self, folder: Path, before: Checkpoint) -> None:
-        """Make every part what it was after the checkpoint's round.
+    def restore(self, folder: Path, before: Checkpoint, *, rounds: int) -> None:
+        """Make every part what it was after the checkpoint's round, of a run with `rounds` rounds.
 
         Raises ConfigError for one of another fleet or model: a user's own have no name that options could differ by.
         """
@@ -71,11 +71,13 @@ class LiveRun:
         if width != size:
             told = f"the checkpoint in {folder.parent} is of a model with {width} numbers, and this one has {size}"
             raise ConfigError(told, hint="give the run's own model, give the run another name, or leave out --resume")
-        if before.network.get("samples", self._samples) != self._samples:  # an older version's says nothing
+        if not same_samples(
+            self._samples, before.network.get("samples", self._samples)
+        ):  # an older version's says nothing
             told = f"the checkpoint in {folder.parent} is of devices with other samples"
             raise ConfigError(told, hint="give the run's own fleet, give the run another name, or leave out --resume")
         for record in checkpoint.checkpoint_records(folder):
-            self.records.append(record)
+            self.records.append({**record, "of": rounds})
         self.network.recall(before.network, folder / "lost")
         if self.asynchronous:
             self.asynchronous.recall(before.network["asynchronous"], before.state, folder / "under-way")

@@ -40,11 +40,11 @@ def resolve_run(
 
     `strategy` is the method itself, where the caller has it; `metrics` are the caller's own.
     """
+    for row in OPTIONS.values():
+        row.check(getattr(args, row.name))
     if args.ray and args.workers > 1:
         raise UsageError("--ray and --workers", hint="use one of them: a cluster has its own processes")
     evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)
-    for row in OPTIONS.values():
-        row.check(getattr(args, row.name))
     strategy = make_method(args.method, **args.settings) if strategy is None else strategy
     sealed: bool = is_sealed(strategy)
     if sealed:

@@ -28,30 +28,39 @@ SAME_LOSS = 1e-3  # relative: the same function on another machine
 def run_parts(devices: Mapping[ClientId, DeviceData], schema: Schema, marks: Marks) -> RunParts:
     """The parts of a run on these samples with a model of these tensors; `marks` are what else is known of it."""
     told = json.dumps([[t.name, t.role, list(t.shape)] for t in schema.tensors])
-    parts = {"samples": samples_checksum(devices), "numbers": schema.size, "tensors": zlib.crc32(told.encode())}
+    parts = {"samples": samples_checksums(devices), "numbers": schema.size, "tensors": zlib.crc32(told.encode())}
     return {**parts, **marks}
 
 
-def samples_checksum(devices: Mapping[ClientId, DeviceData]) -> int:
-    """Another one for other devices, counts of samples, labels or first samples."""
+def samples_checksums(devices: Mapping[ClientId, DeviceData]) -> list[int]:
+    """-> that of earlier versions, for devices, counts of samples, labels and first samples; then that of all samples.
+
+    `same_samples` compares them.
+    """
     if isinstance(devices, DrawnDevices):
-        return zlib.crc32(devices.fleet.samples.tobytes())
-    found = 0
+        return [zlib.crc32(devices.fleet.samples.tobytes())] * 2
+    first = whole = 0
     for who in sorted(devices):
         local = devices[who]
         for part in (local.train, local.test):
             told = () if part is None else (part.y, part.x[:1])
-            found = zlib.crc32(f"{who}/{[(a.shape, a.dtype.str) for a in told]}".encode(), found)
+            first = zlib.crc32(f"{who}/{[(a.shape, a.dtype.str) for a in told]}".encode(), first)
             for array in told:
-                found = zlib.crc32(np.ascontiguousarray(array).tobytes(), found)
-    return found
+                first = zlib.crc32(np.ascontiguousarray(array).data, first)
+            whole = whole if part is None else zlib.crc32(np.ascontiguousarray(part.x).data, whole)
+    return [first, whole]
+
+
+def same_samples(mine: list[int], theirs: object) -> bool:
+    """Whether a run that keeps the checksums `theirs` had these samples; an earlier version's has the first alone."""
+    return theirs == (mine[0] if isinstance(theirs, int) else mine)
 
 
 def other_parts(folder: Path, mine: RunParts) -> str:
     """Which run with other parts is in the folder, in words; empty where none is known."""
     theirs = kept_parts(folder)
     other = {key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]}
-    if "samples" in other:
+    if "samples" in other and not same_samples(mine["samples"], theirs["samples"]):
         return "a run of devices with other samples"
     if "numbers" in other:
         return f"a run of a model with {theirs['numbers']} numbers, not {mine['numbers']}"

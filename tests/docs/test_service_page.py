@@ -9,13 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from coordinator.config import read_config
 from coordinator.config_sections import RoundConfig
+from coordinator.rounds.asynchronous.options import check_asynchronous
+from coordinator.strategies.registry import make_method
+from edge_client.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run-as-a-service.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
-CONFIG = next(text for kind, text in BLOCKS if kind == "toml")
+CONFIG, WITHOUT_ROUNDS = (text for kind, text in BLOCKS if kind == "toml")
 COMMANDS = [text.removeprefix("$ ").strip() for kind, text in BLOCKS if kind == "console"]
 PATIENCE_S = 150
 
@@ -49,6 +54,23 @@ def test_the_commands_of_the_page_train_a_fleet_and_tell_of_it(tmp_path: Path, f
     assert told.returncode == 0, said
     assert "federation home, epoch 1: stopped, all runs are done" in out
     assert "fedavg (fedavg): round 2/2, accuracy" in out
+
+
+def test_the_lines_for_a_run_without_rounds_are_accepted_in_the_place_of_those_that_the_page_names(
+    tmp_path: Path,
+) -> None:
+    path, added = tmp_path / "coordinator.toml", CONFIG.replace("[model]", f"{WITHOUT_ROUNDS}\n[model]")
+    path.write_text(added, encoding="utf-8")
+    with pytest.raises(ConfigError, match="concurrency with over-select"):
+        read_config(path)
+    replaced = re.findall(r"in place of `([\w-]+)` and of each run's `([\w-]+)`", PAGE)[0]
+    path.write_text(
+        "".join(line for line in added.splitlines(keepends=True) if not line.startswith(replaced)), encoding="utf-8"
+    )
+    config = read_config(path)
+    assert config.round.asynchronous
+    for run in config.runs:
+        check_asynchronous(make_method(run.method, **run.settings), {})
 
 
 def test_every_setting_of_the_page_is_one(tmp_path: Path) -> None:

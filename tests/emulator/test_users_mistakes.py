@@ -85,6 +85,15 @@ class BeginsAnywhere(fc.FedAvg):
         return state
 
 @dataclass(frozen=True, kw_only=True)
+class AssignsAnywhere(fc.FedAvg):
+    def round(self, state, schema, fleet, rng):
+        yield {}
+        return replace(state, assignment=dict.fromkeys(fleet, 7))
+
+def needs(width):
+    return 3
+
+@dataclass(frozen=True, kw_only=True)
 class KeepsNothing(fc.FedAvg):
     def round(self, state, schema, fleet, rng):
         yield {who: self.fit(start="own", seed=0) for who in fleet}
@@ -129,6 +138,11 @@ def said_of(*options: str) -> tuple[int, str]:
         ("NoRound", "error: mymeth:NoRound is no method: it has no round\n", "write `round`"),
         ("NoBegin", "error: NoBegin.begin returned NoneType\n", "return the next State"),
         ("ListOfCenters", "error: ListOfCenters.round returned centers of list\n", "give an array"),
+        (
+            "AssignsAnywhere",
+            "error: AssignsAnywhere.round assigns a device to center 7\n",
+            "hint: there are 1, from 0 on",
+        ),
         ("BarePredictor", "error: BarePredictor.predictor returned ndarray\n", "pairs of a weight and a model"),
         ("ReadsFile", ", in __post_init__: FileNotFoundError: [Errno 2] No such file or directory", CORRECT),
     ],
@@ -172,6 +186,13 @@ def test_a_mistake_in_a_users_model_is_told_with_its_line() -> None:
     assert code == 2
     assert "error: mymeth.py, line 63, in make: ZeroDivisionError: division by zero\n" in told
     assert "bug" not in told
+
+
+def test_a_function_for_a_model_that_needs_arguments_is_told() -> None:
+    code, told = said_of("--model", "mymeth:needs")
+    assert code == 3
+    assert "error: model 'mymeth:needs' is made without arguments: missing a required argument: 'width'\n" in told
+    assert "ModelEntry(make=MyModule" in told.splitlines()[-1]
 
 
 def test_a_command_in_a_process_of_its_own_tells_it_too(folder: Path) -> None:

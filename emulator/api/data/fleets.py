@@ -40,7 +40,8 @@ def named(
     Fleet(digits, 6 devices, dirichlet:alpha=0.5)
     """
     for key, value in (("devices", devices or None), ("groups", groups), ("seed", seed)):
-        OPTIONS[key].check(value)
+        if value is not None:
+            OPTIONS[key].check(value)
     if data is not None and not isinstance(data, (str, PathLike)):
         raise UsageError(f"data is {data!r}", hint='give the folder of data sets, as data="datasets"')
     folder = None if data is None else Path(data)

@@ -33,6 +33,7 @@ from emulator.data.user_schemes import ByUser
 from emulator.options import OPTIONS
 
 log = logging.getLogger(__name__)
+TEST_SHARE = 0.2
 SHOWN = 5  # devices that a line names
 GROUPS = "give one value for each sample, groups=array, or for each device, groups={device: group}"
 HOW = 'write by="column", or partition=fc.partitions.Dirichlet(0.1) and devices=100'
@@ -44,7 +45,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     by: Any = None,  # noqa: ANN401 - a column's name, or an array
     partition: Any = None,  # noqa: ANN401 - what `as_scheme` takes
     devices: int | None = None,
-    test: Any = 0.2,  # noqa: ANN401 - a share, or data
+    test: Any = TEST_SHARE,  # noqa: ANN401 - a share, or data
     x: Any = None,  # noqa: ANN401 - a column's name, or several
     y: str | int | None = None,
     groups: Any = None,  # noqa: ANN401 - a column's name, or an array
@@ -61,13 +62,13 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     `partition` is what `fc.partitions` says.
 
     Samples x [n, ...] become float32; uint8 are pixels, and become 0 to 1. Whole numbers y [n] are classes from 0;
-    texts, and True and False, are classes in alphabetical order, which the fleet's `classes` names and
-    `Result.predict` returns; floats are targets. `columns` has the names of a table's inputs. `test` is the
-    share of each device's samples that only test, or data of the same kind. `seed` cuts the data; without it the seed
-    of the run does. `groups`, a column, an array [n] of the samples, or a mapping from each device, is the true group:
-    where each device has one, a run says how well a method found them (`ari`). `name` is what reports call the data.
-    Devices are named by the values of `by`, or by the keys of a dict; a number stands behind the column's name, and
-    `fleet[7]` finds it; `frame["subject"].map(fleet.name).map(result.assignments)` is the center of each row.
+    texts, and True and False, are classes in alphabetical order, which the fleet's `classes` names and `Result.predict`
+    returns; floats are targets. `columns` has the names of a table's inputs. `test` is the share of each device's
+    samples that only test, where it brings none that do, or data of the same kind. `seed` cuts the data; without it the
+    seed of the run does. `groups`, a column, an array [n] of the samples, or a mapping from each device, is the true
+    group: where each device has one, a run says how well a method found them (`ari`). `name` is what reports call the
+    data. Devices are named by the values of `by`, or by the keys of a dict; a number stands behind the column's name,
+    and `fleet[7]` finds it; `frame["subject"].map(fleet.name).map(result.assignments)` is the center of each row.
     `without` and `only` leave devices out, which are then `new_devices`. Raises UsageError and ConfigError, which say
     what to write.
 
@@ -82,7 +83,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     if isinstance(data, (str, Path)):
         data = device_folders(Path(data))
     OPTIONS["devices"].check(devices)
-    OPTIONS["seed"].check(seed)
+    if seed is not None:
+        OPTIONS["seed"].check(seed)
     parts: GivenParts | None = None
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         if by is not None or partition is not None or devices is not None:
@@ -91,6 +93,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         columns, parts = columns_of_each(
             {who: _without_groups(one, x, groups, y) for who, one in data.items()}, x=x, y=y
         )
+        if isinstance(test, float) and test != TEST_SHARE and any(isinstance(rows, tuple) for rows in parts.parts):
+            raise UsageError("each device has samples of its own that test", hint="leave out test")
     else:
         columns = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by)
     held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
 from edge_client.engines.malloc import keep_freed_memory
+from edge_client.errors import UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, Fit, Flat
 from edge_client.training.learner import TrainedModel, TrainingJob, weighted_batches
@@ -88,7 +90,9 @@ class CpuLearner:
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         for job in jobs:
-            yield self._trained(job, between)
+            with _told_index(self.program):
+                trained = self._trained(job, between)
+            yield trained
 
     @torch.no_grad()
     def _trained(self, job: TrainingJob, between: Callable[[], None]) -> TrainedModel:
@@ -116,7 +120,8 @@ class CpuLearner:
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:  # noqa: ARG002 - ours suits the cache
         """In batches that fit the cache: in inference no sample depends on the others."""
         held = self._samples.tensors_of(data)
-        logits = self._inference.logits(models, held)
+        with _told_index(self.program):
+            logits = self._inference.logits(models, held)
         with torch.inference_mode():
             losses = torch.stack([sample_losses(self._source, out, held.y) for out in logits])
         return losses.double().numpy(), logits.numpy()
@@ -160,6 +165,16 @@ class CpuLearner:
             return force
         pull = self._model.to_flat_order(task.anchor).mul_(-task.mu)
         return pull if force is None else pull.add_(force)
+
+
+@contextmanager
+def _told_index(program: Program) -> Iterator[None]:
+    """Raise UsageError for a number of the samples that the model looks up and has not, as a token."""
+    try:
+        yield
+    except IndexError as wrong:
+        hint = "whole numbers that it looks up, as tokens, lie from 0 to one below the size of its embedding"
+        raise UsageError(f"model {program.model} cannot read these samples: {wrong}", hint=hint) from wrong
 
 
 def prefers_channels_last(source: TraceSource) -> bool:

@@ -46,6 +46,32 @@ def test_targets_that_are_no_classes_are_tried_by_the_other_criteria() -> None:
     assert "data:image/svg+xml" in counts._repr_html_()
 
 
+def test_a_loss_of_ones_own_is_tried() -> None:
+    """Outputs that the usual loss cannot compare with the targets."""
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    fleet = fc.fleet((x, x[:, :1]), by=np.arange(80) // 20)
+    asked: dict[str, Any] = {"fleet": fleet, "model": lambda: nn.Linear(3, 2), "by": "distance", "rounds": 1, "ks": [2]}
+    method = fc.FeSEM(local_steps=2)
+    with pytest.raises(UsageError, match="device device-0 cannot train Linear: y has targets of shape"):
+        fc.choose_k(method, **asked)
+    with pytest.raises(UsageError, match="loss is 3"):
+        fc.choose_k(method, loss=3, **asked)  # type: ignore[arg-type]
+    counts = fc.choose_k(method, loss=lambda out, y: (out[:, 0] - y[:, 0]) ** 2 * out[:, 1].exp() - out[:, 1], **asked)
+    assert counts.clusters == 2
+
+
+def test_trials_in_which_no_training_counts_say_why() -> None:
+    """They ended in numpy's ValueError."""
+    x = 1e15 * np.random.default_rng(0).normal(size=(80, 3))
+    fleet = fc.fleet((x, x[:, :1]), by=np.arange(80) // 20)
+    with pytest.raises(UsageError, match=r"(?s)no device's training counted: not_finite.*lower `?learning-rate"):
+        fc.choose_k(fc.FeSEM(local_steps=20), fleet=fleet, ks=[2], rounds=1, by="distance")
+    later = fc.FeMAM(local_steps=1, level_rounds=1)  # its groups come after a level
+    with pytest.raises(UsageError, match=r"(?s)FeMAM.* has given no device a center by round 1.*more `rounds`"):
+        fc.choose_k(later, fleet=fc.fleets.digits(devices=4), ks=[2], rounds=1)
+    assert fc.choose_k(later, fleet=fc.fleets.digits(devices=4), ks=[2], rounds=2).clusters == 2
+
+
 def test_a_method_without_clusters_is_refused() -> None:
     with pytest.raises(UsageError, match=r"FedAvg.* has no setting `clusters`"):
         fc.choose_k(fc.FedAvg(), fleet=fc.fleets.digits(devices=4))

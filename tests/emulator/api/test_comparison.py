@@ -88,6 +88,14 @@ def test_a_loss_of_ones_own_is_what_is_compared() -> None:
     assert found.table()["loss"][0] == run.records[-1]["loss"]["micro"]
 
 
+@pytest.mark.parametrize(
+    ("given", "said"), [({"seed": 3}, "no option 'seed'.*did you mean 'seeds'"), ({"name": "x"}, "no option 'name'")]
+)
+def test_what_every_run_of_a_comparison_has_of_its_own_is_no_option(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=f"(?s){said}"):
+        fc.compare([fc.FedAvg()], fleet=fc.fleets.digits(devices=3), **given)
+
+
 @pytest.mark.parametrize("seeds", [None, 2.5, "3", True])
 def test_seeds_that_are_no_number_and_no_list_are_named(seeds: Any) -> None:  # noqa: ANN401
     with pytest.raises(UsageError, match=r"(?s)seeds is .*as seeds=3, or which"):

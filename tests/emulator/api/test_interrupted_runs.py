@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,16 @@ def test_on_round_ends_a_run_early_and_its_folder_can_be_resumed(tmp_path: Path)
     again = fc.simulate(method, fleet=digits(), rounds=3, resume=True, **place)
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
     assert list(again.history["accuracy"]) == list(whole.history["accuracy"])
+    more = fc.simulate(method, fleet=digits(), rounds=4, resume=True, **place)
+    assert [record["of"] for record in more.run.records] == [4] * 4
 
 
-def hand_written(seed: int) -> fc.Fleet:
+def hand_written(seed: int, *, last: float | None = None) -> fc.Fleet:
+    """`last` replaces one number of each device's last sample."""
     rng = np.random.default_rng(seed)
-    return fc.fleet({f"u{i}": (rng.standard_normal((30, 4)).astype(np.float32), np.arange(30) % 3) for i in range(3)})
+    x = rng.standard_normal((3, 30, 4)).astype(np.float32)
+    x[:, -1, 0] = x[:, -1, 0] if last is None else last
+    return fc.fleet({f"u{i}": (x[i], np.arange(30) % 3) for i in range(3)})
 
 
 def two_layers(hidden: int) -> torch.nn.Module:
@@ -57,6 +63,25 @@ def test_a_run_goes_on_with_its_own_samples_and_model_only(tmp_path: Path) -> No
         fc.simulate(method, fleet=hand_written(0), rounds=2, resume=True, **wider)
     again = fc.simulate(method, fleet=hand_written(0), rounds=2, resume=True, **asked)
     np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+
+
+def test_samples_that_differ_only_after_each_devices_first_are_others(tmp_path: Path) -> None:
+    """The checkpoint of an earlier version, which tells of the first ones alone, goes on as it did."""
+    asked: dict[str, Any] = {"out": tmp_path, "name": "mine", "model": lambda: two_layers(2)}
+    method = fc.FedAvg(local_steps=STEPS)
+    fc.simulate(method, fleet=hand_written(0), rounds=1, **asked)
+    with pytest.raises(ConfigError, match="mine has a run of devices with other samples"):
+        fc.simulate(method, fleet=hand_written(0, last=9.0), rounds=2, resume=True, **asked)
+    with pytest.raises(ConfigError, match="this fleet has other samples than the run, as many of each class"):
+        fc.load(tmp_path / "mine", fleet=hand_written(0, last=9.0))
+    kept = tmp_path / "mine" / "checkpoint" / "run.json"
+    told = json.loads(kept.read_text())
+    told["network"]["samples"] = told["network"]["samples"][0]
+    kept.write_text(json.dumps(told))
+    (tmp_path / "mine" / "fleet.json").unlink()
+    with pytest.raises(ConfigError, match="mine has a run of devices with other samples"):
+        fc.simulate(method, fleet=hand_written(1), rounds=2, resume=True, **asked)
+    assert len(fc.simulate(method, fleet=hand_written(0), rounds=2, resume=True, **asked).history) == 2
 
 
 def test_leaving_the_loop_writes_the_folder_of_the_rounds_so_far(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -300,6 +300,10 @@ def test_the_options_are_those_of_the_commands_table() -> None:
         ({"method": "fesem"}, UsageError, r"is no method.*class Mine\(fc.LocalSgd\)"),
         ({"fleet": "digits"}, ConfigError, "fc.fleets.digits"),
         ({"worker": 2}, UsageError, "did you mean 'workers'"),
+        ({"devices": 3}, UsageError, r"a run has no option 'devices'.*fc.fleets.digits\(...\)"),
+        ({"broker": "auto"}, UsageError, r"a run has no option 'broker'.*fc.federation\("),
+        ({"learning_rate": 0.1}, UsageError, r"belongs to the method: FedAvg\(learning_rate=...\)"),
+        ({"rounds": None}, UsageError, "rounds is None.*give a whole number"),
         ({"model": nn.Linear(64, 10)}, Exception, "does not take samples of shape"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, UsageError, "4 outputs.*class 9"),
         ({"rounds": 0}, UsageError, "use at least 1"),
@@ -369,3 +373,28 @@ def test_a_run_without_a_folder_leaves_no_file_behind(tmp_path: Path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == [result.temporary.path.name] if result.temporary else False
     del result
     assert list(tmp_path.iterdir()) == []
+
+
+class WordCounts(nn.Module):
+    """Five tokens a sample, of a vocabulary of seven."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(7, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast("torch.Tensor", self.out(self.words(x.long()).mean(1)))
+
+
+def test_a_token_beyond_the_embedding_is_told_in_training_and_in_predictions() -> None:
+    """It ended in torch's IndexError."""
+    x = np.random.default_rng(0).integers(0, 7, size=(90, 5))
+    asked: dict[str, Any] = {"model": WordCounts, "rounds": 1}
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15), **asked)
+    x[77, 0] = 7
+    said = r"(?s)WordCounts cannot read these samples: .*below the size of its embedding"
+    for predict in (lambda: result.predict(x, center=0), lambda: result.nearest(x)):
+        with pytest.raises(UsageError, match=said):
+            predict()
+    with pytest.raises(UsageError, match=said):
+        fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15), **asked)

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
+import fedcenters as fc
 from edge_client.errors import ConfigError
 from emulator.cli import app
 from emulator.options import SimulateArgs
@@ -194,3 +197,23 @@ def test_runs_on_targets_that_are_no_classes_are_ranked_by_their_squared_error(t
     alone = comparison.comparison_page(lines[:1])
     assert f"{lines[0].method} ends with a squared error of " in alone
     assert "<svg" in alone
+
+
+def test_runs_with_one_loss_of_the_users_own_are_ranked_by_it_and_with_several_by_none(tmp_path: Path) -> None:
+    """Logits have no squared error to targets of 0 and 1 that says anything: it called the worse run better."""
+    x = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
+    data = (x, (x[:, :1] > 0).astype(np.float32))
+    asked: dict[str, Any] = {"fleet": fc.fleet(data, by=np.repeat(["anna", "ben", "cleo"], 30)), "out": tmp_path}
+    asked |= {"model": lambda: nn.Linear(4, 1), "rounds": 2, "progress": False}
+    runs = [
+        fc.simulate(fc.FedAvg(local_steps=steps), loss=loss, **asked)
+        for steps, loss in ((1, nn.BCEWithLogitsLoss()), (30, nn.BCEWithLogitsLoss()), (1, nn.HuberLoss()))
+    ]
+    one, many, other = (comparison.read_runs(run.folder)[0] for run in runs if run.folder)
+    told = [run.run.records[-1]["loss"]["micro"] for run in runs]
+    page = comparison.comparison_page([one, many])
+    assert f"{many.name} ({many.method}) ends with the least loss, {told[1]:.4g}" in page
+    assert re.search(rf"<td>{told[0]:.4g}</td>", page)
+    assert "ends with the least squared error" in comparison.comparison_page([one, other])
+    unknown = [replace(line, rounds=[{**e, "metrics": {}} for e in line.rounds]) for line in (one, other)]
+    assert comparison.OTHER_LOSSES in comparison.comparison_page(unknown)

@@ -284,6 +284,8 @@ def test_data_of_each_device_stay_there(tmp_path: Path) -> None:
     for who, (x, y) in parts.items():
         np.testing.assert_array_equal(read[who].train.x, x[:15])
         np.testing.assert_array_equal(held(read[who]).y, y[15:])
+    with pytest.raises(UsageError, match=r"(?s)each device has samples of its own that test.*leave out test"):
+        fc.fleet(tmp_path, test=0.5)
 
 
 def test_the_order_of_a_dict_of_devices_does_not_matter() -> None:
