@@ -60,7 +60,7 @@ def run_service(
     _check_apart(settings)
     for config in settings:
         check_installed(config.compiled_engines, config.bundle.formats)
-        if config.bundle.reference is not None:  # now, and not after the last round
+        if config.bundle.formats and config.bundle.reference is not None:  # now, and not after the last round
             LabelledSamples.read(config.bundle.reference)
     if dashboard and len(settings) > 1:
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")

@@ -75,8 +75,8 @@ class _DemoSteps:
     show: Show
 
     def play(self) -> None:
-        self._start_coordinator()  # compiles for a while; the rest is prepared meanwhile
         split = self._cut_data()
+        self._start_coordinator()  # compiles for a while; the devices are prepared meanwhile
         self.testbed.progress.say("the devices start; the coordinator compiles the training program for them")
         workers = self.testbed.start_devices(split.devices, stage.engine_for)
         tail = monitor.FileTail(self.testbed.folder / "metrics.jsonl")
@@ -91,7 +91,7 @@ class _DemoSteps:
         demo_result.check_choices(new)
 
     def _cut_data(self) -> FleetData:
-        self.testbed.progress.say("the coordinator starts; reading the digits")
+        self.testbed.progress.say("reading the digits")
         from emulator.data.fleet_split import digits_fleet
 
         s = self.settings

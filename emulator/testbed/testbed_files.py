@@ -93,7 +93,7 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
     dashboard: str = "",
     **more: Any,  # noqa: ANN401 - TOML values
 ) -> None:
-    """The coordinator's configuration at `path`; REFERENCE beside it is looked for when the first run is done.
+    """The coordinator's configuration at `path`; with `formats` it reads REFERENCE_FILE beside it at its start.
 
     `more` are other keys of the file, and values that replace those here.
     """

@@ -148,7 +148,7 @@ def test_it_talks_on_stderr_from_the_first_moment_without_colours(finished: Play
     begins = "0.0 s  12 devices, 3 hidden groups, one coordinator, over MQTT on this machine; times since the command"
     assert lines[0].strip() == begins
     steps = [
-        "coordinator starts",
+        "reading the digits",
         "devices start; the coordinator compiles",
         "exporting",
         "3 new devices start",
