@@ -67,6 +67,10 @@ class ExchangeStore:
     def exists(self, key: ExchangeKey) -> bool:
         return bool(self._database.rows("select 1 from exchanges where run = ? and round = ? and exchange = ?", key))
 
+    def has_round(self, run: str, number: int) -> bool:
+        """Whether any exchange of the round is stored."""
+        return bool(self._database.rows("select 1 from exchanges where run = ? and round = ? limit 1", (run, number)))
+
     def task_hashes(self, key: ExchangeKey) -> dict[ClientId, str]:
         """The hash of each device's task, "" for a task of an older schema; empty for an unknown exchange."""
         query = "select cid, sha256 from tasks where run = ? and round = ? and exchange = ?"
