@@ -214,7 +214,12 @@ def format_event(event: Mapping[str, Any]) -> str:
     """An event of metrics.jsonl as one line of text."""
     kind = event["event"]
     if kind == "round":
-        from coordinator.rounds.round_record import place_in_words, reached_in_words, tested_in_words
+        from coordinator.rounds.round_record import (
+            left_out_in_words,
+            place_in_words,
+            reached_in_words,
+            tested_in_words,
+        )
 
         scores = reached_in_words(event)
         reached = scores + tested_in_words(event) if scores else "not evaluated"
@@ -222,8 +227,8 @@ def format_event(event: Mapping[str, Any]) -> str:
         reached += "".join(f"; no sum: {reason}" for reason in secure.get("failed", ()))
         if secure and event["round"] == 1:
             reached += f"; the coordinator sees {secure['sees']}"
-        where = place_in_words(event)
-        return f"{event['run']} {where}{';' if 'asynchronous' in event else ':'} {reached}, {event['seconds']:.1f} s"
+        where, took = place_in_words(event), f"{event['seconds']:.1f} s{left_out_in_words(event)}"
+        return f"{event['run']} {where}{';' if 'asynchronous' in event else ':'} {reached}, {took}"
     if kind == "program":
         return f"program {event['model']} ready for {', '.join(event['parity'])} ({event['seconds']:.1f} s)"
     if kind == "bundle":

@@ -132,6 +132,15 @@ class ExchangeStore:
         )
         return dict(self._database.rows(query, (run, number)))
 
+    def silent(self, run: str, number: int) -> set[ClientId]:
+        """The devices that an exchange of round `number` closed without, refused ones too."""
+        query = (
+            "select distinct t.cid from tasks t join exchanges e using (run, round, exchange)"
+            " left join closings c using (run, round, exchange, cid)"
+            " where t.run = ? and t.round = ? and e.closed and c.cid is null"
+        )
+        return {cid for (cid,) in self._database.rows(query, (run, number))}
+
     def close(
         self,
         key: ExchangeKey,

@@ -27,6 +27,7 @@ from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 
+WAIT_CODES = ("busy", "rate")  # the device asks again by itself
 Handler = Callable[[Mapping[str, Any]], None]
 ClientLoop = Generator[float, Event | None, None]  # yields seconds; is sent the event that came within them, or None
 
@@ -151,7 +152,8 @@ class Session:
             self._handlers[kind](message)
 
     def _on_error(self, message: Mapping[str, Any]) -> None:
-        log.warning("the coordinator answers %s %s", message["code"], message.get("detail", ""))
+        level = logging.INFO if message["code"] in WAIT_CODES else logging.WARNING
+        log.log(level, "the coordinator answers: %s", message.get("detail") or message["code"])
         if message["code"] == "not_member":
             self.fail("this device is not enrolled here", hint="ask for a new join file")
         wait_s = message.get("retry_ms", self._retry_s * 1000) / 1000
