@@ -21,7 +21,7 @@ except ImportError as missing:  # a device's installation has no typer
 
 from coordinator.identity import cli as provision_cli
 from edge_client.errors import FedcentersError, handle_errors
-from edge_client.printable import first_of
+from edge_client.printable import counted, first_of
 from export.command_line import GroupedCommand, make_app
 from export.silence import write_stderr
 
@@ -247,7 +247,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
         "revoked": "{device} was revoked; the training goes on without it",
-        "run-done": "{run} is done after {rounds} rounds",
+        "run-done": f"{{run}} is done after {counted(event.get('rounds', 0), 'round')}",
         "served": "{device} runs center {center} as {format}",
     }
     if kind not in words:

@@ -61,6 +61,7 @@ class Session:
         self.downloads = Downloader(self.cache, self.sender.request_blocks)
         self.stopping = threading.Event()
         self.failure: ProtocolError | None = None
+        self._ignored_boot = ""  # of the coordinator whose records were ignored last
         self.is_live = False  # whether the message at hand was sent just now; else the broker had it
 
     def close(self) -> None:
@@ -130,7 +131,9 @@ class Session:
             keys, federation = self.config.signing_keys, self.config.federation
             epoch = signing.verify_record(message, keys, federation, known=self.state.epoch)
         except Malformed as wrong:
-            log.warning("ignored a coordinator's record: %s", wrong.message)
+            if message["boot"] != self._ignored_boot:
+                log.warning("ignored a coordinator's record: %s", wrong.message)
+            self._ignored_boot = message["boot"]
             return False
         return self.state.see_epoch(epoch)
 

@@ -173,6 +173,11 @@ def test_a_round_names_the_devices_without_an_answer_that_counts() -> None:
     )
 
 
+@pytest.mark.parametrize(("rounds", "words"), [(1, "1 round"), (20, "20 rounds")])
+def test_a_run_that_is_done_counts_its_rounds(rounds: int, words: str) -> None:
+    assert format_event({"event": "run-done", "run": "fesem", "rounds": rounds}) == f"fesem is done after {words}"
+
+
 def test_a_device_that_does_not_train_is_told_as_no_fault() -> None:
     """A phone before *Take part*, and a device that only asks for its center, may hold many samples."""
     assert format_event({"event": "joined", "device": "web-0000", "engine": "onnx", "n": 0}) == (
