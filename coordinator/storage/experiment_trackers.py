@@ -236,7 +236,7 @@ class PrometheusTracker:
         for name in gone:
             self._value.remove(run, name)
         self._told[run] = known.union(numbers) - gone
-        self._round.labels(run).set(step)  # last, so that who reads it finds the round's values
+        self._round.labels(run).set(step)  # last: a page with this round has its values
 
     def close(self) -> None:
         self._server.shutdown()
