@@ -21,7 +21,7 @@ except ImportError as missing:  # a device's installation has no typer
 
 from coordinator.identity import cli as provision_cli
 from edge_client.errors import FedcentersError, handle_errors
-from edge_client.printable import first_of
+from edge_client.printable import counted, first_of
 from export.command_line import GroupedCommand, make_app
 from export.silence import write_stderr
 
@@ -214,7 +214,12 @@ def format_event(event: Mapping[str, Any]) -> str:
     """An event of metrics.jsonl as one line of text."""
     kind = event["event"]
     if kind == "round":
-        from coordinator.rounds.round_record import place_in_words, reached_in_words, tested_in_words
+        from coordinator.rounds.round_record import (
+            left_out_in_words,
+            place_in_words,
+            reached_in_words,
+            tested_in_words,
+        )
 
         scores = reached_in_words(event)
         reached = scores + tested_in_words(event) if scores else "not evaluated"
@@ -222,8 +227,8 @@ def format_event(event: Mapping[str, Any]) -> str:
         reached += "".join(f"; no sum: {reason}" for reason in secure.get("failed", ()))
         if secure and event["round"] == 1:
             reached += f"; the coordinator sees {secure['sees']}"
-        where = place_in_words(event)
-        return f"{event['run']} {where}{';' if 'asynchronous' in event else ':'} {reached}, {event['seconds']:.1f} s"
+        where, took = place_in_words(event), f"{event['seconds']:.1f} s{left_out_in_words(event)}"
+        return f"{event['run']} {where}{';' if 'asynchronous' in event else ':'} {reached}, {took}"
     if kind == "program":
         return f"program {event['model']} ready for {', '.join(event['parity'])} ({event['seconds']:.1f} s)"
     if kind == "bundle":
@@ -242,7 +247,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
         "revoked": "{device} was revoked; the training goes on without it",
-        "run-done": "{run} is done after {rounds} rounds",
+        "run-done": f"{{run}} is done after {counted(event.get('rounds', 0), 'round')}",
         "served": "{device} runs center {center} as {format}",
     }
     if kind not in words:

@@ -188,9 +188,7 @@ class CoordinatorConfig:
 
 
 def changed_settings(before: Any, now: Any, where: str = "") -> list[str]:  # noqa: ANN401 - JSON values
-    """Each value that differs between two fingerprints, as "runs.0.clusters = 2, now 3"."""
-    if isinstance(before, list) and isinstance(now, list):
-        before, now = (dict(enumerate(values)) for values in (before, now))
+    """Each value that differs between two fingerprints, as "runs.fesem.clusters = 2, now 3"."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [f"{where} = {before}, now {now}"]
     parts = [

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator import local_broker as brokers
 from coordinator.artifacts.finished_run import make_strategy
+from coordinator.artifacts.stored_settings import accept_settings
 from coordinator.config import CoordinatorConfig, read_config
 from coordinator.config_sections import RunConfig
 from coordinator.dashboard.endpoint import Endpoint, dashboard_endpoint
 from coordinator.heap import give_back_large_blocks
 from coordinator.identity.signing_key import coordinator_credentials
-from coordinator.runtime.server import Server, check_fingerprint
+from coordinator.runtime.server import Server
 from coordinator.storage import experiment_trackers
 from coordinator.storage.store import Store
 from coordinator.strategies.common.representation import annotate_representations
@@ -275,7 +276,7 @@ def open_store(config: CoordinatorConfig) -> Store:
         try:
             config.folder.mkdir(parents=True, exist_ok=True)
             store = opened.enter_context(closing(Store(config.folder / "store")))
-            check_fingerprint(config, store)
+            accept_settings(config, store)
             write_atomically(config.folder / "config.toml", "\n".join(parts).encode())
         except OSError as wrong:
             raise ConfigError(

@@ -16,6 +16,7 @@ import numpy as np
 from coordinator.artifacts.bundle_source import last_test, run_cards
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.signed_program import CompiledProgram
+from coordinator.artifacts.stored_settings import CATALOG_FACT
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.nearest.learn_from_replies import MIN_MEASUREMENTS, learn_from_replies, limits_from_tests
@@ -39,7 +40,6 @@ from edge_client.transport.blobs import write_atomically
 if TYPE_CHECKING:
     from export.bundle.run_source import NewcomerData
 
-CATALOG_FACT = "catalog"  # the key of the catalog's hash in the store's facts
 Event = Mapping[str, Any]
 
 

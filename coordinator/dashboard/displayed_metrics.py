@@ -150,6 +150,8 @@ class DashboardView:
         kind = event["event"]
         if kind == "start":
             self.facts |= {"federation": event["federation"], "epoch": event["epoch"]}
+            if event.get("rounds", {}) != self.facts.get("rounds", {}):
+                self.facts["done"] = False  # runs that had ended have more rounds now
             self.facts |= {"rounds": event.get("rounds", {}), "needs": event.get("needs")}
             self.facts |= self._count_start(event.get("unix_ms"))
         elif kind == "program":

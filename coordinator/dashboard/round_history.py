@@ -49,7 +49,6 @@ class RunHistory:
         self.sent = {"down": 0, "up": 0}
         self.updates: int | None = None
         self.best: dict[str, Any] | None = None
-        self._updates_after: dict[int, int] = {}  # a round
         self._centers: deque[Centers] = deque()
         self._accuracies: deque[NDArray[np.float32]] = deque()
         self._tested: dict[str, dict[int, float]] = {"accuracy": {}, "loss": {}}  # by device, of its newest test
@@ -91,8 +90,9 @@ class RunHistory:
             return {}
         told = event["asynchronous"]
         self.updates = (self.updates or 0) + told["counted"]
-        self._updates_after[event["round"]] = self.updates
-        tested = self._updates_after.get(told["tested"]["round"], 0) if "tested" in told else self.updates
+        tested = self.updates
+        if "tested" in told and (began := told["tested"]["round"]) != event["round"]:
+            tested = next((line["updates"] for line in reversed(self.lines) if line["round"] == began), 0)
         return {"updates": self.updates, "tested": tested, "versions": list(told["versions"])}
 
     def _moved(self, centers: Centers) -> int:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from coordinator.rounds.metrics import FleetAverage, RoundReport
+from edge_client.printable import first_of
 from edge_client.protocol.task import ClientId
 
+MOST_SILENT, MOST_REASONS = 5, 2  # devices in a line
 SCORES = ("accuracy", "f1_of_devices", "f1_pooled", "centers")  # the fields of a round that a run is summed up by
 
 
@@ -133,6 +135,7 @@ class RoundRecord(_Measured, total=False):
     local_steps: int  # SGD steps of all devices; a driver that counts them
     answered: float | None  # share of the asked devices that replied in time; an emulated fleet
     refused: Mapping[ClientId, str]  # why a reply did not count
+    silent: Sequence[ClientId]  # gave no answer before the deadline; a coordinator that asks no more than it wants
     privacy: PrivacyRecord  # a method with noise
     secure: SecureRecord  # a method that works on sums of devices
     metrics: Mapping[str, MetricRecord]  # scores beside accuracy (metrics.py) and the user's own, by name
@@ -216,6 +219,15 @@ def reached_in_words(record: Mapping[str, Any]) -> str:
     if not words and (loss := (record.get("loss") or {}).get("micro")) is not None:
         words = [f"loss {loss:.4g}"]
     return ", ".join(words)
+
+
+def left_out_in_words(record: Mapping[str, Any]) -> str:
+    """The devices of a round that gave no answer, or one that did not count; "" without any."""
+    refused, silent = record.get("refused") or {}, record.get("silent") or ()
+    words = f"; no answer from {first_of(list(silent), MOST_SILENT)}" if silent else ""
+    if refused:
+        words += f"; did not count: {first_of([f'{cid} ({why})' for cid, why in refused.items()], MOST_REASONS)}"
+    return words
 
 
 def _centers_apart(record: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ changes nothing. A device that never announced itself costs no memory.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 REQUESTS_PER_S, REQUESTS_BURST = 20.0, 40.0
 LOOK_S = 2.0  # from one look at the revoked names to the next
 UNHEARD_S = 5.0  # after the time over which devices spread their announcements to a new connection
+REVOKED_FACT = "revoked"  # the devices of which the log says so, as JSON
 RETRY_MS = {"rate": 2_000, "busy": 5_000}
 
 
@@ -58,7 +60,7 @@ class Dispatcher:
         self._newcomers = newcomers  # when a device takes part that is not enrolled (PROTOCOL.md, `coord`)
         self._leadership = Leadership(sender, store)
         self._trainers = set(store.states.enrolled())  # devices whose samples the log knows
-        self._revoked, self._look_at_s = revoked, -math.inf
+        self._revoked, self._facts, self._look_at_s = revoked, store.facts, -math.inf
         self._ask_at_s = math.inf  # when to ask devices of which this connection has heard nothing
         self._drop_at_s = math.inf  # when those that did not answer are not online any more
         self._buckets: dict[ClientId, TokenBucket] = {}
@@ -107,11 +109,15 @@ class Dispatcher:
         """These names are revoked: the training goes on without them."""
         if not names:
             return
+        told = set(json.loads(self._facts.get(REVOKED_FACT) or "[]"))
         concerned = [cid for cid in sorted(names) if cid in self.fleet.devices or cid in self._trainers]
         self.fleet.revoke(names)
         for cid in concerned:
             self._sender.delete_retained(self._sender.topics.state(cid))
-            self._event_log.write("revoked", device=cid)
+            if cid not in told:
+                self._event_log.write("revoked", device=cid)
+        if new := set(concerned) - told:
+            self._facts.put(REVOKED_FACT, json.dumps(sorted(told | new)))
         self.exchange.on_revoked(names)
 
     def _dispatch(self, message: Message) -> None:

@@ -6,7 +6,6 @@ server runs over MQTT, and in virtual time over a broker in memory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.publish import publish_centers
 from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram
-from coordinator.config import CoordinatorConfig, changed_settings
+from coordinator.artifacts.stored_settings import DONE_FACT, SETTINGS_FACT, accept_settings, settings_text
+from coordinator.config import CoordinatorConfig
 from coordinator.identity.revoked_list import RevokedList
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.nearest.learn_from_replies import look_of_a_device
@@ -41,7 +41,7 @@ from coordinator.storage.status import StatusWriter
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Replies
 from coordinator.strategies.common.sampling import part_of
-from edge_client.errors import ConfigError, NetworkError, describe_error
+from edge_client.errors import NetworkError, describe_error
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.task import ClientId
@@ -73,7 +73,7 @@ class Server:
             strategy = make_strategy(run, config)  # raises for a wrong method or setting before anything is done
             if config.round.asynchronous is not None:
                 check_asynchronous(strategy, {})
-        check_fingerprint(config, store)
+        accept_settings(config, store)
         self.session: EventLoop | None = None
         self._config, self._store, self._clock, self._dial, self._observe = (
             config,
@@ -190,7 +190,7 @@ class Server:
             clock=self._clock,
             event_log=self._event_log,
             progress=self._progress,
-            on_ready=lambda: self._store.facts.get_or_make("lesson", lambda: _fingerprint(config)),
+            on_ready=lambda: self._store.facts.get_or_make(SETTINGS_FACT, lambda: settings_text(config)),
             beside=self._beside,
         )
         if self._store.facts.get(PROGRAM_FACT) is not None:
@@ -356,10 +356,10 @@ class Server:
         for event in events:
             self._event_log.append_stored(event)
         ends = {"ends": True} if self._config.exit_when_done else {}
-        if self._store.facts.get("done") is None:
+        if self._store.facts.get(DONE_FACT) is None:
             seconds = round(self._clock.now_s() - self._began_s, 3)
             done = {"event": "done", "unix_ms": self._clock.unix_ms(), "seconds": seconds, **ends}
-            self._store.facts.put("done", "yes", [done])
+            self._store.facts.put(DONE_FACT, "yes", [done])
             self._event_log.append_stored(done)
         else:
             self._progress({"event": "serving", **ends})
@@ -371,18 +371,3 @@ class Server:
         if leading:
             session.sender.publish_record(online=False)
         session.transport.close()
-
-
-def check_fingerprint(config: CoordinatorConfig, store: Store) -> None:
-    """Refuse a folder that holds a training with other settings."""
-    stored = store.facts.get("lesson")
-    if stored not in (None, _fingerprint(config)):
-        changed = "; ".join(changed_settings(json.loads(stored), json.loads(_fingerprint(config))))
-        raise ConfigError(
-            f"{config.folder} holds a training with other settings: {changed}",
-            hint="restore them, or choose another `folder` for a training with the new ones",
-        )
-
-
-def _fingerprint(config: CoordinatorConfig) -> str:
-    return json.dumps(config.fingerprint(), sort_keys=True)

@@ -176,6 +176,9 @@ class RunTrainer:
         refused = self.store.exchanges.refusals(run_id, number) | more.get("refused", {})
         if refused:
             record["refused"] = refused
+        silent = self.store.exchanges.silent(run_id, number) - refused.keys()
+        if silent and self.over_select == 1 and "asynchronous" not in more:
+            record["silent"] = sorted(silent)
         if privacy := privacy_spent(strategy, after):
             record["privacy"] = privacy
         if secure := what_is_seen(strategy):

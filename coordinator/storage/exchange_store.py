@@ -67,6 +67,10 @@ class ExchangeStore:
     def exists(self, key: ExchangeKey) -> bool:
         return bool(self._database.rows("select 1 from exchanges where run = ? and round = ? and exchange = ?", key))
 
+    def has_round(self, run: str, number: int) -> bool:
+        """Whether any exchange of the round is stored."""
+        return bool(self._database.rows("select 1 from exchanges where run = ? and round = ? limit 1", (run, number)))
+
     def task_hashes(self, key: ExchangeKey) -> dict[ClientId, str]:
         """The hash of each device's task, "" for a task of an older schema; empty for an unknown exchange."""
         query = "select cid, sha256 from tasks where run = ? and round = ? and exchange = ?"
@@ -127,6 +131,15 @@ class ExchangeStore:
             " where f.run = ? and f.round = ? and closings.cid is null order by f.cid, f.exchange"
         )
         return dict(self._database.rows(query, (run, number)))
+
+    def silent(self, run: str, number: int) -> set[ClientId]:
+        """The devices that an exchange of round `number` closed without, refused ones too."""
+        query = (
+            "select distinct t.cid from tasks t join exchanges e using (run, round, exchange)"
+            " left join closings c using (run, round, exchange, cid)"
+            " where t.run = ? and t.round = ? and e.closed and c.cid is null"
+        )
+        return {cid for (cid,) in self._database.rows(query, (run, number))}
 
     def close(
         self,

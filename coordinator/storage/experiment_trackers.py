@@ -1,25 +1,33 @@
 """Experiment trackers, which receive the numbers of each round: TensorBoard, MLflow, Prometheus.
 
-A tracker is chosen by name, and its package is imported only then. A tracker that fails during a run is logged once
-and receives no further rounds; the run continues, and metrics.jsonl holds the record.
+A tracker is chosen by name, and its package is imported only then. Each is told by a thread of its own, so that no
+round waits for a server. A round that a tracker does not take is lost there; the log says so, the run continues, and
+metrics.jsonl holds the record.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any, NoReturn, Protocol
 
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing, install_hint
+from edge_client.printable import printable_line
 
 log = logging.getLogger(__name__)
 
 Event = Mapping[str, Any]
 EventHandler = Callable[[Event], None]
 PROMETHEUS_PORT = 9464
+MAX_WAITING = 1_000  # rounds that a tracker has not taken yet
+PATIENCE_S = 5.0  # at the end, for a tracker that takes no round meanwhile
+MAX_PARAMS = 100  # MLflow takes no more at once
 
 
 class Tracker(Protocol):
@@ -55,33 +63,83 @@ def open_trackers(names: str, folder: Path, config: Mapping[str, Any]) -> Iterat
     Raises ConfigError for an unknown name, RuntimeMissing where its package is not installed.
     """
     with ExitStack() as stack:
-        sinks: dict[str, Tracker] = {}
+        threads = []
         for text in filter(None, map(str.strip, names.split(","))):
             name, _, option = text.partition(":")
             if name not in TRACKERS:
                 raise ConfigError(f"unknown logger {name!r}", hint=f"use some of {', '.join(TRACKERS)}")
-            sinks[name] = TRACKERS[name](folder, option, config)
-            stack.callback(sinks[name].close)
+            threads.append(_TrackerThread(name, TRACKERS[name](folder, option, config)))
+            stack.callback(threads[-1].close)
 
         def tell(event: Event) -> None:
             if event.get("event") != "round":
                 return
-            numbers = numeric_fields(event)
-            for name, sink in list(sinks.items()):
-                if not _log_event(sink, event, numbers):
-                    log.error("logger %s is told no more", name)
-                    del sinks[name]
+            told = str(event["run"]), int(event["round"]), numeric_fields(event)
+            for thread in threads:
+                thread.tell(told)
 
         yield tell
 
 
-def _log_event(sink: Tracker, event: Event, numbers: Mapping[str, float]) -> bool:
-    try:
-        sink.log_round(str(event["run"]), int(event["round"]), numbers)
-    except Exception:  # a failure of a tracker's server must not end a training
-        log.exception("a logger failed")
-        return False
-    return True
+Told = tuple[str, int, Mapping[str, float]]  # run, round, numbers
+
+
+class _TrackerThread:
+    """One tracker and the thread that tells it, in order, what waits for it."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name, self._tracker = name, tracker
+        self._waiting: SimpleQueue[Told | None] = SimpleQueue()  # None ends it
+        self._counting = Lock()  # of the next two
+        self._taken = self._lost = 0  # the lost ones are those since the last that was taken
+        self._thread = Thread(target=self._run, name=f"logger {name}", daemon=True)
+        self._thread.start()
+
+    def tell(self, told: Told) -> None:
+        if self._waiting.qsize() < MAX_WAITING:
+            self._waiting.put(told)
+        else:
+            self._lose(told, f"{MAX_WAITING} earlier ones wait for its server")
+
+    def close(self) -> None:
+        """Wait as long as it takes rounds; a tracker that does not answer is left."""
+        self._waiting.put(None)
+        before = -1
+        while self._thread.is_alive() and self._taken + self._lost != before:
+            before = self._taken + self._lost
+            self._thread.join(PATIENCE_S)
+        if self._thread.is_alive():
+            log.warning(
+                "logger %s does not answer, so its last rounds are not there; metrics.jsonl has all", self._name
+            )
+
+    def _run(self) -> None:
+        while (told := self._waiting.get()) is not None:
+            self._log(told)
+        try:
+            self._tracker.close()
+        except Exception as wrong:  # noqa: BLE001 - as below
+            log.warning("logger %s did not end in good order: %s", self._name, printable_line(str(wrong)))
+
+    def _log(self, told: Told) -> None:
+        try:
+            self._tracker.log_round(*told)
+        except Exception as wrong:  # noqa: BLE001 - a failure of a tracker's server must not end a training
+            self._lose(told, f"{type(wrong).__name__}: {wrong}")
+            return
+        with self._counting:
+            lost, self._lost, self._taken = self._lost, 0, self._taken + 1
+        if lost:
+            log.warning("logger %s takes rounds again; it lacks %d", self._name, lost)
+
+    def _lose(self, told: Told, why: str) -> None:
+        """Say it of the first round in a row."""
+        with self._counting:
+            self._lost += 1
+            first = self._lost == 1
+        if first:
+            words = "logger %s does not take round %d of %s: %s; the training goes on, and metrics.jsonl has all rounds"
+            log.warning(words, self._name, told[1], told[0], printable_line(why))
 
 
 class TensorBoardTracker:
@@ -117,17 +175,30 @@ class MLflowTracker:
         where = os.environ.get("MLFLOW_TRACKING_URI")
         if not where:
             raise ConfigError("MLFLOW_TRACKING_URI is not set", hint="set it to your server, as http://host:5000")
-        self._client, self._config, self._runs = MlflowClient(where), config, dict[str, str]()
-        known = self._client.get_experiment_by_name(option or "fedcenters")
-        self._experiment = known.experiment_id if known else self._client.create_experiment(option or "fedcenters")
+        self._client, self._runs = MlflowClient(where), dict[str, str]()
+        self._name, self._experiment = option or "fedcenters", ""
+        self._params = {key: str(value)[:500] for key, value in config.items()}
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+        """The first one opens the experiment: a server that is away holds up no start."""
+        from mlflow.entities import Metric
+
         if run not in self._runs:
-            self._runs[run] = self._client.create_run(self._experiment, run_name=run).info.run_id
-            for key, value in self._config.items():
-                self._client.log_param(self._runs[run], key, str(value)[:500])
-        for name, value in numbers.items():
-            self._client.log_metric(self._runs[run], name, value, step=step)
+            self._runs[run] = self._begin(run)
+        now_ms = int(time.time() * 1000)
+        self._client.log_batch(self._runs[run], [Metric(name, value, now_ms, step) for name, value in numbers.items()])
+
+    def _begin(self, run: str) -> str:
+        from mlflow.entities import Param
+
+        if not self._experiment:
+            known = self._client.get_experiment_by_name(self._name)
+            self._experiment = known.experiment_id if known else self._client.create_experiment(self._name)
+        begun = str(self._client.create_run(self._experiment, run_name=run).info.run_id)
+        params = [Param(key, value) for key, value in self._params.items()]
+        for start in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(begun, params=params[start : start + MAX_PARAMS])
+        return begun
 
     def close(self) -> None:
         for run_id in self._runs.values():
@@ -158,7 +229,6 @@ class PrometheusTracker:
             raise NetworkError(f"cannot listen on 127.0.0.1:{port}: {taken.strerror}", hint=hint) from taken
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        self._round.labels(run).set(step)
         for name, value in numbers.items():
             self._value.labels(run, name).set(value)
         known, kinds = self._told.get(run, set()), {_kind(name) for name in numbers}
@@ -166,6 +236,7 @@ class PrometheusTracker:
         for name in gone:
             self._value.remove(run, name)
         self._told[run] = known.union(numbers) - gone
+        self._round.labels(run).set(step)  # last: a page with this round has its values
 
     def close(self) -> None:
         self._server.shutdown()

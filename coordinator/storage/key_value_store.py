@@ -20,10 +20,17 @@ class KeyValueStore:
     def get(self, key: str) -> str | None:
         return self._database.meta(key)
 
-    def put(self, key: str, value: str, events: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Store a fact, replacing an older one, and the events that report it, in one transaction."""
+    def put(
+        self, key: str, value: str, events: Iterable[Mapping[str, Any]] = (), *, forget: Iterable[str] = ()
+    ) -> None:
+        """Store a fact, replacing an older one, and the events that report it, in one transaction.
+
+        The same transaction deletes the facts of `forget`.
+        """
         with self._database.transaction():
             self._database.put_meta(key, value)
+            for old in forget:
+                self._database.execute("delete from meta where key = ?", (old,))
             insert_events(self._database, events)
 
     def get_or_make(self, key: str, make: Callable[[], str]) -> str:

@@ -7,6 +7,11 @@ from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.protocol.task import ClientId
 
 
+def late_fact(run: str, number: int | str) -> str:
+    """The fact that a round was given its late updates; with "" what the facts of all rounds of the run begin with."""
+    return f"late/{run}/{number}"
+
+
 class LateUpdateStore:
     """The late updates of all runs."""
 
@@ -30,7 +35,7 @@ class LateUpdateStore:
 
     def assign(self, run: str, number: int) -> list[StoredReply]:
         """The late updates of round `number`: at the first call all that have no round; a replay gets the same."""
-        assigned = f"late/{run}/{number}"
+        assigned = late_fact(run, number)
         if self._database.meta(assigned) is None:
             with self._database.transaction():
                 self._database.execute("update late set shown = ? where run = ? and shown = 0", (number, run))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from coordinator.storage.late_update_store import late_fact
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 
@@ -20,6 +21,9 @@ _UPDATES = "select cid, sha256 from replies where {0} union select cid, sha256 f
 _BLOBS = (
     "select blob from states where {0} union select sha256 from task_blobs where {0}"
     " union select base from replies where {0} union select base from late where {0}"
+)
+_FORGET_LATE = (
+    "delete from meta where substr(key, 1, length(?1)) = ?1 and cast(substr(key, length(?1) + 1) as integer) <= ?2"
 )
 _OLD, _KEPT = "(run = ?1 and round <= ?2)", "not (run = ?1 and round <= ?2)"
 
@@ -40,6 +44,7 @@ def prune_rounds(store: Store, run: str, last: int) -> None:
     with database.transaction():
         for table in _ROUND_TABLES:
             database.execute(f"delete from {table} where {_OLD}", which)  # noqa: S608
+        database.execute(_FORGET_LATE, (late_fact(run, ""), last))
 
 
 def named_by_facts(store: Store) -> set[str]:

@@ -39,7 +39,6 @@ select sum(json_extract(line, '$.asynchronous.counted')) from events
 where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?"""
 _SERVED = """
 select count(distinct json_extract(line, '$.device')) from events where json_extract(line, '$.event') = 'served'"""
-_DONE = "select exists (select 1 from events where json_extract(line, '$.event') = 'done')"
 _ERROR = """
 select (select json_extract(line, '$.message') from events where json_extract(line, '$.event') = 'error' and id > (
     select coalesce(max(id), 0) from events where json_extract(line, '$.event') = 'start') order by id desc limit 1)"""
@@ -97,7 +96,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
         lesson = json.loads(facts.get("lesson", "{}"))
         newest = {run["name"]: _newest_rounds(db, run["name"]) for run in lesson.get("runs", [])}
-        served, done, error = (db.execute(query).fetchone()[0] for query in (_SERVED, _DONE, _ERROR))
+        served, error = (db.execute(query).fetchone()[0] for query in (_SERVED, _ERROR))
         refused = {name: _refusals(db, run) for name, (run, _) in rounds.items()}
         live = _live(folder)
         exchange = _without_refused(db, live["exchange"])
@@ -126,7 +125,7 @@ def read_status(folder: Path) -> dict[str, Any]:
             for run in lesson.get("runs", [])
         ],
         "served": served,
-        "done": bool(done),
+        "done": "done" in facts,
         "error": error,
     }
 

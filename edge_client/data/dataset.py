@@ -175,7 +175,7 @@ class DataFolder:
                 raise Malformed("no_data", "no samples on this device: its folder has no training data any more")
             return self.load()
         except ConfigError as wrong:  # a file that is still being written, perhaps: what is held goes on
-            log.warning("new samples cannot be used: %s", wrong.message)
+            log.warning("new samples cannot be used, so those before are: %s", wrong.message)
             return None
 
 

@@ -23,6 +23,7 @@ Tell = Callable[[Event], None]
 
 ACCEPTED = ("ok", "dup")
 SENT = {"delta": "weight differences", "stats": "statistics"}
+REFUSAL_HINTS = {"bad_signature": "; if the federation changed its key, this device needs the new `signing-keys` line"}
 TAKES_PART = {
     "now": "",
     "next-round": "; a new device takes part from the next round",
@@ -86,7 +87,7 @@ WORDS: Mapping[str, Callable[[Event], str]] = {
     "task": lambda e: f"{_round(e)}: trains on {e['n']} samples" if e["job"] == "fit" else "",
     "result": _result,
     "answered": _answered,
-    "refused": lambda e: f"{_round(e)}: refused: {e['detail'] or e['code']}",
+    "refused": lambda e: f"{_round(e)}: refused: {e['detail'] or e['code']}{REFUSAL_HINTS.get(e['code'], '')}",
     "dropped": lambda e: f"{_round(e)}: the coordinator does not need it any more",
     "stopping": lambda _: "stopping",
 }

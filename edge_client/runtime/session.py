@@ -27,6 +27,7 @@ from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 
+WAIT_CODES = ("busy", "rate")  # the device asks again by itself
 Handler = Callable[[Mapping[str, Any]], None]
 ClientLoop = Generator[float, Event | None, None]  # yields seconds; is sent the event that came within them, or None
 
@@ -60,6 +61,7 @@ class Session:
         self.downloads = Downloader(self.cache, self.sender.request_blocks)
         self.stopping = threading.Event()
         self.failure: ProtocolError | None = None
+        self._ignored_boot = ""  # of the coordinator whose records were ignored last
         self.is_live = False  # whether the message at hand was sent just now; else the broker had it
 
     def close(self) -> None:
@@ -129,7 +131,9 @@ class Session:
             keys, federation = self.config.signing_keys, self.config.federation
             epoch = signing.verify_record(message, keys, federation, known=self.state.epoch)
         except Malformed as wrong:
-            log.warning("ignored a coordinator's record: %s", wrong.message)
+            if message["boot"] != self._ignored_boot:
+                log.warning("ignored a coordinator's record: %s", wrong.message)
+            self._ignored_boot = message["boot"]
             return False
         return self.state.see_epoch(epoch)
 
@@ -151,7 +155,8 @@ class Session:
             self._handlers[kind](message)
 
     def _on_error(self, message: Mapping[str, Any]) -> None:
-        log.warning("the coordinator answers %s %s", message["code"], message.get("detail", ""))
+        level = logging.INFO if message["code"] in WAIT_CODES else logging.WARNING
+        log.log(level, "the coordinator answers: %s", message.get("detail") or message["code"])
         if message["code"] == "not_member":
             self.fail("this device is not enrolled here", hint="ask for a new join file")
         wait_s = message.get("retry_ms", self._retry_s * 1000) / 1000

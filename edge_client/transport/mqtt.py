@@ -14,6 +14,7 @@ import random
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -47,6 +48,8 @@ FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
 MAX_IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
 VERSION_TIMEOUT_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
 CLOSED = "the connection was closed"
+TAKEN_OVER = "session taken over"  # MQTT 5's reason; many brokers close the connection and say none
+MANY_CLOSINGS, CLOSINGS_WITHIN_S = 3, 600.0  # by the broker, without a reason: a client with the same name is suspected
 TICK_S = 1.0  # how often paho looks after its keepalive
 
 SYSTEM_CREDENTIALS = Credentials()  # the system's authorities, and no certificate
@@ -112,6 +115,7 @@ class MqttTransport:
         self._session: PahoSession | None = None  # None while not connected
         self._open = 0  # published and not yet acknowledged
         self._reason, self._hint = "no answer", ""
+        self._closed_at_s: deque[float] = deque(maxlen=MANY_CLOSINGS)
         self._was_connected, self._closing = threading.Event(), threading.Event()
         self._settled = threading.Event()  # connected once, or told not to wait for it
         self._thread = threading.Thread(target=self._stay_connected, name=f"mqtt {client_id}", daemon=True)
@@ -203,6 +207,23 @@ class MqttTransport:
         self._reason, self._hint = explain_failure(session.reason)
         if not session.accepted:
             _broker_versions.pop(self._url, None)
+        elif not self._hint:
+            self._hint = self._suspect_namesake(session.reason)
+
+    def _suspect_namesake(self, reason: str) -> str:
+        """What to do where another client seems to have this one's name; "" where nothing says so.
+
+        A broker keeps one connection per name, so two such clients end each other's again and again.
+        """
+        stop = "if that is a copy of this one's folder or certificate, stop it and give it a name of its own"
+        if reason.lower() == TAKEN_OVER:
+            return f"another client connects as {self._client_id}; {stop}"
+        if reason != CLOSED or self._closing.is_set():
+            return ""
+        self._closed_at_s.append(time.monotonic())
+        if len(self._closed_at_s) < MANY_CLOSINGS or self._closed_at_s[-1] > self._closed_at_s[0] + CLOSINGS_WITHIN_S:
+            return ""
+        return f"{MANY_CLOSINGS} times within minutes: does another client connect as {self._client_id}? {stop}"
 
     def _ask_version(self) -> MQTTProtocolVersion:
         """Whether the broker takes MQTT 5. Asked apart, without properties and will.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import logging
@@ -309,4 +310,5 @@ class _Writer:
         if out.exists():
             out.rename(older)
         self._part.rename(out)
-        shutil.rmtree(older, ignore_errors=True)
+        for left in out.parent.glob(f".{glob.escape(out.name)}.*.older"):  # a killed process may have left one, too
+            shutil.rmtree(left, ignore_errors=True)

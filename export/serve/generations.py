@@ -77,7 +77,7 @@ class GenerationManager:
 
     def accept(self, generation: Generation) -> None:
         """Make a fetched generation the candidate, or the stable one where there is none. Raises OSError."""
-        self.generations.setdefault(generation.name, generation)
+        self.generations[generation.name] = generation  # its signature may be another one
         self.store_rollout(self.rollout.offer(generation.name, self.plan))
 
     def store_rollout(self, rollout: Rollout) -> None:

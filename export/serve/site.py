@@ -70,7 +70,7 @@ class SiteFolder:
     def add(self, bundle: Path) -> str:
         """Copy what a bundle's manifest names, every hash checked on the copy; -> its generation.
 
-        One that is damaged here is replaced. Raises as `read_bundle` does.
+        One that is damaged here, or has another signature, is replaced. Raises as `read_bundle` does.
         """
         part = self.root / f".{os.getpid()}.partial"
         shutil.rmtree(part, ignore_errors=True)
@@ -83,9 +83,7 @@ class SiteFolder:
                     shutil.copyfile(bundle / path, part / path)
             (part / MANIFEST_FILE).write_bytes(source.raw)
             name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
-            try:
-                self.open(name)
-            except FedcentersError:  # new here, or damaged
+            if not self._has(name, part / SIGNATURE_FILE):
                 self.remove(name)
                 self._folder(name).parent.mkdir(exist_ok=True)
                 part.rename(self._folder(name))
@@ -94,6 +92,15 @@ class SiteFolder:
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return name
+
+    def _has(self, name: str, signature: Path) -> bool:
+        """Whether this generation is here, whole, and with this signature; the key may have changed since."""
+        try:
+            self.open(name)
+        except FedcentersError:
+            return False
+        here = self._folder(name) / SIGNATURE_FILE
+        return not signature.is_file() or (here.is_file() and here.read_bytes() == signature.read_bytes())
 
     def open(self, name: str) -> Generation:
         """A generation of the site, after every hash was checked again."""

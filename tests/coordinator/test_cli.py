@@ -162,6 +162,22 @@ def test_a_round_on_masked_sums_says_what_the_coordinator_sees_and_why_there_was
     )
 
 
+def test_a_round_names_the_devices_without_an_answer_that_counts() -> None:
+    event = {"event": "round", "run": "r", "round": 2, "of": 5, "seconds": 6.3, "accuracy": {"micro": 0.5}}
+    assert format_event(event) == "r round 2/5: accuracy 50.0%, 6.3 s"
+    refused = {f"d{i}": "late" for i in range(4)}
+    said = format_event({**event, "silent": [f"e{i}" for i in range(7)], "refused": refused})
+    assert said == (
+        "r round 2/5: accuracy 50.0%, 6.3 s; no answer from e0, e1, e2, e3, e4 and 2 more; "
+        "did not count: d0 (late), d1 (late) and 2 more"
+    )
+
+
+@pytest.mark.parametrize(("rounds", "words"), [(1, "1 round"), (20, "20 rounds")])
+def test_a_run_that_is_done_counts_its_rounds(rounds: int, words: str) -> None:
+    assert format_event({"event": "run-done", "run": "fesem", "rounds": rounds}) == f"fesem is done after {words}"
+
+
 def test_a_device_that_does_not_train_is_told_as_no_fault() -> None:
     """A phone before *Take part*, and a device that only asks for its center, may hold many samples."""
     assert format_event({"event": "joined", "device": "web-0000", "engine": "onnx", "n": 0}) == (

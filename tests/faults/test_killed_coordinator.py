@@ -194,6 +194,20 @@ def test_a_method_that_asks_something_else_than_before_is_stopped(
     fed.world.end()
 
 
+def test_a_restart_does_not_say_again_who_was_revoked(tmp_path: Path) -> None:
+    fed = federation(tmp_path, quorum=0.5)
+    victim = fed.start()
+    fed.world.run(lambda: fed.happened("round"))
+    (fed.config.folder / "revoked").write_text("d02\n")
+    fed.world.run(lambda: fed.happened("revoked"))
+    victim.vanish()
+    fed.world.run(lambda: victim.ended)
+    fed.start_coordinator()
+    fed.complete()
+    said = [event["device"] for event in fed.events if event["event"] == "revoked"]
+    assert (said, [event["epoch"] for event in fed.events if event["event"] == "start"]) == (["d02"], [1, 2])
+
+
 def test_several_runs_continue_in_the_run_that_was_killed(tmp_path: Path) -> None:
     settings = {"local-steps": 2, "batch-size": 8}
     runs = tuple(RunConfig(method="fedavg", rounds=1, name=name, settings=settings) for name in ("one", "two"))

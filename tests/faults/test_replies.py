@@ -104,6 +104,7 @@ def test_a_silent_device_costs_the_deadline_and_nothing_else(tmp_path: Path) -> 
     waited_s = WAITED_MISSES * 300.0  # in two rounds of two exchanges each; after so many misses it is not waited for
     assert waited_s <= fed.world.clock.time_s < waited_s + 10.0
     assert [sorted(record["per_device"]) for record in fed.rounds()] == [["d00", "d01", "d02"]] * 2
+    assert [record["silent"] for record in fed.rounds()] == [["d03"]] * 2
 
 
 def test_below_the_quorum_the_training_stops_and_a_restart_gives_it_another_deadline(tmp_path: Path) -> None:

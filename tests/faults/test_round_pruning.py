@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import read_config
+from coordinator.config_sections import RunConfig
 from coordinator.dashboard.map_worker import map_of_round
 from coordinator.storage.round_pruning import named_by_facts, prune_rounds
 from coordinator.storage.run_reader import STORE_FOLDER
@@ -49,6 +50,15 @@ def test_the_outcome_is_that_of_a_run_that_keeps_all(long: Federation, tmp_path:
     assert whole.outcome() == long.outcome()
     assert rows(whole, "replies") == set(range(1, 13))
     assert files(whole)["updates"] > files(long)["updates"]
+
+
+def test_a_run_with_late_updates_keeps_no_fact_of_old_rounds(tmp_path: Path) -> None:
+    run = RunConfig(method="fedavg-late", rounds=12, name="late", settings={"local-steps": 2, "batch-size": 8})
+    fed = Federation.of(tmp_path, runs=(run,), keep_rounds=KEPT).play()
+    with closing(Store(fed.config.folder / STORE_FOLDER)) as store:
+        ident = store.states.run_id("late", str)
+        given = [number for number in range(1, 13) if store.facts.get(f"late/{ident}/{number}") is not None]
+    assert given == [10, 11, 12]
 
 
 def test_what_is_published_and_drawn_is_there(long: Federation) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from coordinator.dashboard import displayed_metrics as views
 from coordinator.dashboard import round_history as histories
 from coordinator.dashboard.device_states import DEVICE_STATES
 from coordinator.dashboard.displayed_metrics import DashboardView, replay_events
+from coordinator.rounds.round_record import RoundRecord
 
 COUNT = 6
 Anything = Any  # what a test passes on
@@ -200,3 +201,17 @@ def test_devices_that_join_share_one_line() -> None:
         view.event(joined(number))
     (line,) = view.snapshot()["events"]
     assert (line["devices"], line["device"]) == (500, "d499")
+
+
+def test_a_run_without_rounds_keeps_as_much_as_its_newest_records_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "MAX_ROUNDS", 3)
+    history = histories.RunHistory("r", "fesem", 99)
+    numbers = {f"d{i}": i for i in range(4)}
+    told: dict[str, Any] = {"versions": [1, 1], "counted": 3, "tested": {"round": 0, "versions": [1, 1]}}
+    sizes = []
+    for number in range(1, 21):
+        told["tested"]["round"] = max(0, number - 2)
+        line = history.add(cast("RoundRecord", {**round_event(number, [0, 0, 1, 1]), "asynchronous": told}), numbers)
+        assert (line["updates"], line["tested"]) == (3 * number, 3 * max(0, number - 2))
+        sizes.append(sum(len(kept) for kept in vars(history).values() if hasattr(kept, "__len__")))
+    assert sizes[3] == sizes[-1]

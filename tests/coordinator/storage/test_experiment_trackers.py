@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.storage import experiment_trackers
 from coordinator.storage.experiment_trackers import numeric_fields, open_trackers
 from edge_client.errors import ConfigError, NetworkError
 
@@ -34,6 +36,14 @@ def free_port() -> int:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
         return port
+
+
+def scrape(port: int, name: str, value: float) -> str:
+    """What Prometheus reads, once a line that begins with `name` has this value."""
+    while True:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        if any(line.startswith(name) and line.endswith(f" {float(value)}") for line in text.splitlines()):
+            return str(text)
 
 
 def test_a_round_in_numbers_leaves_out_devices_and_what_is_unknown() -> None:
@@ -84,7 +94,7 @@ def test_prometheus_reads_the_last_round_until_the_run_ends(tmp_path: Path) -> N
     with open_trackers(f"prometheus:{port}", tmp_path, {}) as tell:
         tell(round_event(1, 0.25))
         tell(round_event(2, 0.5))
-        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        text = scrape(port, "fedcenters_round{", 2)
         with pytest.raises(NetworkError, match="cannot listen"), open_trackers(f"prometheus:{port}", tmp_path, {}):
             pass
     assert 'fedcenters_round_value{name="accuracy/micro",run="fesem"} 0.5' in text
@@ -109,7 +119,7 @@ def test_prometheus_forgets_centers_that_are_no_more_and_keeps_the_scores_of_the
                 "seconds": 1.5,
             }
         )
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        text = scrape(port, "fedcenters_round{", 3)
     found = {line.split('"')[1]: float(line.split()[-1]) for line in text.splitlines() if "round_value{" in line}
     assert {name: found.get(name) for name in ("accuracy/micro", "seconds", "center_accuracy/1")} == {
         "accuracy/micro": 0.5,
@@ -119,31 +129,95 @@ def test_prometheus_forgets_centers_that_are_no_more_and_keeps_the_scores_of_the
     assert "center_accuracy/2" not in found
 
 
-def test_a_tracker_that_fails_is_dropped_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from coordinator.storage import experiment_trackers
+class ScriptedTracker:
+    """Fails in the rounds of `refused`, and waits in round 1 until `go`."""
 
-    heard: list[int] = []
+    refused: tuple[int, ...] = ()
 
-    class BrokenTracker:
-        def __init__(self, *_: object) -> None:
-            self.asked = 0
+    def __init__(self, *_: object) -> None:
+        self.go, self.entered, self.taken = threading.Event(), threading.Event(), list[int]()
+        made.append(self)
 
-        def log_round(self, _run: str, step: int, _numbers: object) -> None:
-            heard.append(-step)
+    def log_round(self, _run: str, step: int, _numbers: object) -> None:
+        self.entered.set()
+        if step == 1:
+            self.go.wait()
+        if step in self.refused:
             raise OSError("no server")
+        self.taken.append(step)
 
-        def close(self) -> None:
-            heard.append(0)
+    def close(self) -> None:
+        self.taken.append(0)
 
-    class Good(BrokenTracker):
-        def log_round(self, _run: str, step: int, _numbers: object) -> None:
-            heard.append(step)
 
-    monkeypatch.setattr(experiment_trackers, "TRACKERS", {"broken": BrokenTracker, "good": Good})
+class BrokenTracker(ScriptedTracker):
+    refused = (2, 3)
+
+
+made: list[ScriptedTracker] = []
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedTracker]:
+    made.clear()
+    monkeypatch.setattr(experiment_trackers, "TRACKERS", {"good": ScriptedTracker, "broken": BrokenTracker})
+    return made
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_tracker_that_fails_lacks_those_rounds_alone_and_says_so_once(
+    tmp_path: Path, scripted: list[ScriptedTracker], caplog: pytest.LogCaptureFixture
+) -> None:
     with open_trackers("broken,good", tmp_path, {}) as tell:
+        for tracker in scripted:
+            tracker.go.set()
+        for number in range(1, 6):
+            tell(round_event(number, 0.1))
+    assert [tracker.taken for tracker in scripted] == [[1, 4, 5, 0], [1, 2, 3, 4, 5, 0]]
+    refused, again = warnings_in(caplog)
+    assert refused.startswith("logger broken does not take round 2 of fesem: OSError: no server; the training goes on")
+    assert again == "logger broken takes rounds again; it lacks 2"
+
+
+def test_a_slow_tracker_holds_up_no_round_and_takes_the_first_ones(
+    tmp_path: Path, scripted: list[ScriptedTracker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(experiment_trackers, "MAX_WAITING", 2)
+    with open_trackers("good", tmp_path, {}) as tell:
         tell(round_event(1, 0.1))
-        tell(round_event(2, 0.1))
-    assert heard == [-1, 1, 2, 0, 0]
+        scripted[0].entered.wait()
+        for number in range(2, 7):
+            tell(round_event(number, 0.1))
+        scripted[0].go.set()
+    assert scripted[0].taken == [1, 2, 3, 0]
+    assert "does not take round 4 of fesem: 2 earlier ones wait for its server" in warnings_in(caplog)[0]
+
+
+def test_a_tracker_that_does_not_answer_is_left_at_the_end(
+    tmp_path: Path, scripted: list[ScriptedTracker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(experiment_trackers, "PATIENCE_S", 0.01)
+    with open_trackers("good", tmp_path, {}) as tell:
+        tell(round_event(1, 0.1))
+        scripted[0].entered.wait()
+    scripted[0].go.set()
+    assert warnings_in(caplog) == [
+        "logger good does not answer, so its last rounds are not there; metrics.jsonl has all"
+    ]
+
+
+def test_an_mlflow_server_that_is_away_holds_up_neither_the_start_nor_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mlflow.tracking")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with open_trackers("mlflow", tmp_path, {}) as tell:
+        tell(round_event(1, 0.1))
+    assert "logger mlflow does not take round 1 of fesem: MlflowException" in caplog.text
 
 
 def test_an_unknown_tracker_is_refused_by_name(tmp_path: Path) -> None:

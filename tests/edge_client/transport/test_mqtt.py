@@ -219,3 +219,62 @@ def test_over_tls_only_the_configured_authority_is_trusted(tmp_path: Path) -> No
         theirs = replace(broker.credentials("dev-1"), ca=strangers)
         with pytest.raises(NetworkError, match="certificate verify failed"):
             MqttTransport(broker.url, "y", credentials=theirs, connect_timeout_s=2).connect()
+
+
+def outlive(transport: MqttTransport, connections: int) -> None:
+    """Return once so many connections were lost, and the next one has begun."""
+    lost = 0
+    while True:
+        event = transport.receive(30.0)
+        assert event is not None
+        lost += isinstance(event, Disconnected)
+        if lost >= connections and isinstance(event, Connected):
+            return
+
+
+@pytest.mark.broker
+def test_two_clients_of_one_name_are_told_so_once_by_a_broker_that_gives_no_reason(
+    mosquitto: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = [MqttTransport(mosquitto.url, "one-name", jitter=lambda _low, _high: 0.05) for _ in range(2)]
+    for transport in both:
+        transport.connect()
+    outlive(both[0], mqtt.MANY_CLOSINGS + 2)
+    for transport in both:
+        transport.close()
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "does another client connect as one-name" in record.getMessage()
+    ]
+    assert len(told) == 2  # once by each
+    assert "copy of this one's folder or certificate" in told[0]
+
+
+def test_a_session_that_was_taken_over_says_by_whom(caplog: pytest.LogCaptureFixture) -> None:
+    accepted, taken_over = b"\x20\x03\x00\x00\x00", b"\xe0\x01\x8e"
+    with listening(accepted + taken_over) as url:
+        transport = MqttTransport(url, "one-name", jitter=lambda _low, _high: 0.01)
+        transport.connect()
+        outlive(transport, 2)
+        transport.close()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.partition("; if")[0] for line in told] == [
+        f"{url}: Session taken over; another client connects as one-name"
+    ]
+
+
+@pytest.mark.broker
+def test_a_broker_that_ended_twice_is_no_client_of_the_same_name(
+    tmp_path: Path, free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start_broker(tmp_path, "mosquitto", port=free_port)
+    transport = MqttTransport(broker.url, "one-name", jitter=lambda _low, _high: 0.05)
+    transport.connect()
+    for _ in range(mqtt.MANY_CLOSINGS - 1):
+        broker.stop()
+        broker = start_broker(tmp_path, "mosquitto", port=free_port)
+        outlive(transport, 1)
+    transport.close()
+    broker.stop()
+    assert "one-name" not in caplog.text

@@ -169,6 +169,15 @@ def test_a_quantized_file_is_judged_by_what_its_devices_lose(bundle: Path) -> No
     assert all(r["ok"] == (r["torch"]["mean"] <= r["accuracy"]["mean"]) for r in rows if "-" in r["format"])
 
 
+def test_what_a_killed_process_left_beside_a_bundle_goes_with_the_next_one(tmp_path: Path) -> None:
+    for left in (".b.0123abcd.older", ".b.partial"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "manifest.json").touch()
+    for _ in range(2):  # there is none, and there is one
+        write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+        assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
 def test_a_bundle_can_be_made_smaller_later(bundle: Path, tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", material(), BundleOptions(formats=("onnx", "tflite")))
     quantize_bundle(tmp_path / "b", tmp_path / "small", ["int8-static"], judged(), None)

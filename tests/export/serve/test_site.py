@@ -10,6 +10,10 @@ import pytest
 
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.signing import public_key
+from export.bundle.reader import SIGNATURE_FILE, encode_manifest
+from export.bundle.run_source import make_signer
+from export.serve.generations import GenerationManager
+from export.serve.rollout import RolloutPlan
 from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, publish_bundle
 from tests.support.served_bundle import write_bundle
 
@@ -35,6 +39,23 @@ def test_publishing_the_same_bundle_again_changes_nothing(tmp_path: Path) -> Non
     first, second = (publish_bundle(tmp_path / "b", tmp_path / "site") for _ in range(2))
     assert first == second
     assert SiteFolder(root=tmp_path / "site").names() == [first]
+
+
+def test_a_bundle_that_was_signed_again_with_a_new_key_is_served_with_the_new_signature(tmp_path: Path) -> None:
+    manifest = write_bundle(tmp_path / "b", "one")
+    manager = None
+    for key in (bytes(32), bytes([1]) * 32):
+        (tmp_path / "b" / SIGNATURE_FILE).write_text(make_signer(key, "home")(encode_manifest(manifest)))
+        manager = manager or GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+        found = manager.fetch_generation()
+        assert found is not None
+        manager.accept(found)
+        served = manager.generation(None)
+        assert served.files[SIGNATURE_FILE].path.read_bytes() == (tmp_path / "b" / SIGNATURE_FILE).read_bytes()
+        assert served.files[SIGNATURE_FILE].sha256 == found.files[SIGNATURE_FILE].sha256
+    (tmp_path / "b" / SIGNATURE_FILE).unlink()
+    again = publish_bundle(tmp_path / "b", tmp_path / "site")
+    assert (tmp_path / "site" / "generations" / again / SIGNATURE_FILE).exists()  # the same bundle, which was signed
 
 
 def test_an_older_generation_stays_as_it_was_and_very_old_ones_go(tmp_path: Path) -> None:
