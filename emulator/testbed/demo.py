@@ -21,8 +21,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from edge_client.errors import NetworkError
 from emulator.console import ConsoleProgress
 from emulator.reports.demo_page import round_events, write_report
@@ -96,7 +94,7 @@ class _DemoSteps:
 
         s = self.settings
         split = digits_fleet(s.devices, s.new_devices, s.groups, s.seed)
-        np.savez(self.testbed.work / stage.REFERENCE_FILE, x=split.reference)
+        stage.write_reference(self.testbed.work, split.reference)
         samples = sum(len(local.train) for local in split.devices.values())
         self.testbed.progress.say(
             f"{samples} digits for {s.devices} devices; {s.groups} groups write their labels differently"

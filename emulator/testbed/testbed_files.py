@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_client.engines.base import ENGINES
 from edge_client.errors import ConfigError
+from edge_client.protocol.task import Array
 
 if TYPE_CHECKING:
     from edge_client.data.dataset import Dataset, DeviceData
@@ -118,6 +119,12 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
             **{key.replace("_", "-"): value for key, value in more.items()},
         },
     )
+
+
+def write_reference(folder: Path, x: Array) -> None:
+    """REFERENCE_FILE in the folder of the coordinator's configuration: samples [m, ...] that no device holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / REFERENCE_FILE, x=x)
 
 
 def new_folder(parent: Path, stem: str) -> Path:

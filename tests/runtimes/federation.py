@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge_client.data.dataset import DeviceData
 from emulator.console import ConsoleProgress
 from emulator.data.fleet_split import digits_fleet
@@ -71,7 +69,7 @@ def _play(testbed: Testbed, pythons: Mapping[str, Path]) -> dict[tuple[str, str]
     told = {(name, engine): Told() for name in pythons for engine in ENGINES}
     # The same few shares, however many take part: on a few digits an accuracy says little.
     split = digits_fleet(SHARES, new=SHARES, groups=1)
-    np.savez(testbed.work / stage.REFERENCE_FILE, x=split.reference)
+    stage.write_reference(testbed.work, split.reference)
     trains, comes = ([*part.values()] for part in (split.devices, split.new_devices))
     # An environment that fails shall not keep the others waiting.
     facts: dict[str, Any] = {"quorum": 0.25, "deadline_s": 30, "start_timeout_s": 60, "bundle_run": TOGETHER["method"]}

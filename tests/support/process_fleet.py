@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import load_file
 
 from coordinator.identity.signing_key import open_signing_key
@@ -77,7 +76,7 @@ class FleetScene:
     def start_devices(self, workers: int) -> list[ChildProcess]:
         """All devices, dealt to `workers` processes."""
         split = digits_fleet(DEVICES, groups=3, seed=SEED)
-        np.savez(self.work / stage.REFERENCE_FILE, x=split.reference)
+        stage.write_reference(self.work, split.reference)
         key = open_signing_key(self.folder).public.hex()
         configs = [
             str(stage.write_device(self.work, cid, local, engine="onnx", broker=self.broker, key=key).config)
