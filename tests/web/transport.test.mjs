@@ -8,7 +8,7 @@ import { Transport } from "../../edge_client/web/transport/mqtt.js";
 
 const turn = () => new Promise(setImmediate);
 
-/** A broker that accepts nobody; `dialled` are its connections. */
+/** A broker that accepts no client; `dialled` are its connections. */
 function closedBroker() {
   const dialled = [];
   const connect = () => {

@@ -142,7 +142,7 @@ def hand_out(
 ) -> tuple[Training, dict[ClientId, Task], list[Taken]]:
     """Give free devices that are `present` a task, by lot; -> also the tasks, and the versions that this made.
 
-    Where no device is at work and none may be given a task, the buffers are emptied as they are: nobody else comes. So
+    Where no device is at work and none may be given a task, the buffers are emptied as they are: no others come. So
     is one that has waited for too long: the other devices of its center are gone.
     """
     training, made = _emptied(training, rules, since=training.handed - patience(rules))
