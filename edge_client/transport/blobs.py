@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from edge_client.durable_files import sync_folder
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Bitmap, Manifest, body_range
 from edge_client.protocol.topics import check_sha256
@@ -50,16 +51,7 @@ def open_beside(path: Path) -> BinaryIO:
 
 def _publish(beside: Path, path: Path) -> None:
     beside.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    sync_folder(path.parent)
 
 
 class StagedBlob:
@@ -101,7 +93,7 @@ def publish_blobs(staged: Sequence[StagedBlob], each: ForEach = map) -> None:
     list(each(StagedBlob.sync, staged))
     for blob in staged:
         blob.rename()
-    list(each(_sync_folder, list(dict.fromkeys(blob.path.parent for blob in staged))))
+    list(each(sync_folder, list(dict.fromkeys(blob.path.parent for blob in staged))))
 
 
 class BlobFolder:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from edge_client.durable_files import sync_files, sync_folder
 from edge_client.errors import ConfigError, ProgramRefused, UsageError
 from edge_client.protocol import codecs
 from edge_client.protocol.messages import canonical_json
@@ -306,9 +307,11 @@ class _Writer:
         self.put(MANIFEST_FILE, data)
         if sign is not None:
             self.put(SIGNATURE_FILE, sign(data).encode())
+        sync_files(self._part)  # a coordinator notes next that it has a bundle
         older = out.with_name(f".{out.name}.{secrets.token_hex(4)}.older")
         if out.exists():
             out.rename(older)
         self._part.rename(out)
+        sync_folder(out.parent)
         for left in out.parent.glob(f".{glob.escape(out.name)}.*.older"):  # a killed process may have left one, too
             shutil.rmtree(left, ignore_errors=True)

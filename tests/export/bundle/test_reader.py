@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -257,6 +258,26 @@ def test_a_new_bundle_takes_the_place_of_an_older_one_and_leaves_nothing_else(tm
         write_bundle(tmp_path / "b", material(cards=cards), BundleOptions(formats=()))
     assert [c["card"]["devices"] for c in read_bundle(tmp_path / "b").manifest["centers"]] == [2, 2]
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_bundle_has_its_name_only_when_its_files_last_through_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve())
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        assert {path, *path.rglob("*")} <= {*synced}
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", renamed)
+    write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+    assert synced[-1] == tmp_path
 
 
 def test_what_a_bundle_replaces_is_told_with_its_files(bundle: Path, tmp_path: Path) -> None:
