@@ -85,7 +85,8 @@ def choose_k(  # noqa: PLR0913 - the parts of a run
     A fifth of each device's training samples measures the accuracy; test samples are not looked at. `by`: "accuracy"
     takes the least number that is not clearly worse than the best; "silhouette" the best separated clusters of first
     models; "distance" the elbow of the distance within clusters. `sample`: devices at most; `model` and `loss` are as
-    for `fc.simulate`. Raises UsageError for a method without a setting `clusters`.
+    for `fc.simulate`. The trials look at each device's models and losses, also where the method has `secure`. Raises
+    UsageError for a method without a setting `clusters`.
 
     >>> import fedcenters as fc
     >>> fc.choose_k(fc.FeSEM(local_steps=5), fleet=fc.fleets.digits(devices=6), ks=[1, 3], rounds=1).recommended

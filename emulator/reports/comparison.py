@@ -125,7 +125,7 @@ def read_runs(folder: Path) -> list[RunSummary]:
             settings=read_settings(folder, config, run),
             groups=groups,
             fleet=_fleet(folder, told, run),
-            done=any(e.get("event") == "done" for e in told),
+            done=next((e["event"] for e in reversed(told) if e.get("event") in {"round", "done"}), "") == "done",
             own_loss=own_loss,
         )
         for run, method in found.items()

@@ -100,6 +100,9 @@ def test_the_runs_of_a_coordinator_are_told_apart(two: list[Path], tmp_path: Pat
         file.write('{"event": "done"}\n')
     lines = comparison.read_runs(folder)
     assert f"{serve} --dashboard 8080" in comparison.comparison_page(lines)
+    with (folder / "metrics.jsonl").open("a") as file:  # it was given more rounds
+        file.write(f"{json.dumps(told[-1] | {'round': told[-1]['round'] + 1})}\n")
+    assert f"{serve}</pre>" in comparison.comparison_page(comparison.read_runs(folder))
     (folder / "simulate.toml").touch()  # and one that `simulate --broker` asked for
     assert f"fedcenters-emulator simulate {folder / 'simulate.toml'}" in comparison.comparison_page(lines)
 
