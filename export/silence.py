@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from edge_client.printable import printable
@@ -16,7 +16,6 @@ CHATTY_LOGGERS = (
     "torch.onnx",
     "torch.utils._pytree",
     "torchao",
-    "root",
     "onnxscript",
     "onnx_ir",
     "absl",
@@ -55,18 +54,27 @@ class _StderrLines(logging.Handler):
 
 @contextmanager
 def suppress_output() -> Iterator[None]:
-    """Silence Python warnings, CHATTY_LOGGERS, and C++ libraries that write to descriptors 1 and 2 directly."""
-    loggers = [logging.getLogger(name) for name in CHATTY_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), _one_at_a_time, _descriptors_to_null():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    """Silence Python warnings, CHATTY_LOGGERS, the root logger, and C++ libraries that write to descriptors 1 and 2."""
+    with _one_at_a_time:  # levels that are read while another thread is silent would be put back as the usual ones
+        root, loggers = logging.getLogger(), [logging.getLogger(name) for name in CHATTY_LOGGERS]
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        quiet = _critical_only()
+        root.addFilter(quiet)  # for its own records; its level would silence all other loggers, too
+        try:
+            with warnings.catch_warnings(), _descriptors_to_null():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            root.removeFilter(quiet)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _critical_only() -> Callable[[logging.LogRecord], bool]:
+    """A filter of its own for each time that output is suppressed."""
+    return lambda record: record.levelno >= logging.CRITICAL
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.numbered_fleet import used_centers
 from edge_client.errors import UsageError
 from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, OwnModel, Probe, Reply, Schema
 from edge_client.users_code import place_of
@@ -177,7 +178,7 @@ def _check_state(made_by: str, after: object, schema: Schema) -> None:
         raise UsageError(f"{made_by} returned centers of {type(after.centers).__name__}", hint=hint)
     if after.centers.ndim != 2 or after.centers.shape[1] != schema.size:  # noqa: PLR2004 - [K, size]
         raise UsageError(f"{made_by} returned centers of shape {list(after.centers.shape)}", hint=hint)
-    if strange := {*after.assignment.values()} - {*range(len(after.centers))}:
+    if strange := used_centers(after.assignment) - {*range(len(after.centers))}:
         told = f"{made_by} assigns a device to center {next(iter(strange))!r}"
         raise UsageError(told, hint=f"there are {len(after.centers)}, from 0 on")
 

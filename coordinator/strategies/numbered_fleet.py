@@ -106,6 +106,11 @@ class NumberedAssignment(Mapping[ClientId, int]):
         return Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
 
+def used_centers(assignment: Mapping[ClientId, int]) -> set[int]:
+    """The centers that have a device; those of a numbered fleet are not listed."""
+    return {*(assignment.members if isinstance(assignment, NumberedAssignment) else assignment.values())}
+
+
 def sorted_names(fleet: Mapping[ClientId, int]) -> Sequence[ClientId]:
     """The devices of a fleet; those of a numbered one are not listed."""
     return fleet.names if isinstance(fleet, NumberedFleet) else sorted(fleet)

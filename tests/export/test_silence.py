@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 
 import pytest
 
+from export import silence
 from export.silence import suppress_output, write_stderr
 
 
@@ -30,6 +32,41 @@ def test_a_line_of_another_thread_comes_through_the_silence(capfd: pytest.Captur
     thread.join()
     write_stderr("done")
     assert capfd.readouterr().err == "pi-1 joined\nafterwards\ndone\n"
+
+
+def test_other_loggers_are_heard_while_libraries_are_silent(caplog: pytest.LogCaptureFixture) -> None:
+    with suppress_output():
+        with suppress_output():
+            logging.getLogger().warning("a library talks")
+        logging.getLogger("coordinator.runtime").warning("pi-1 left")
+        logging.getLogger("torch.onnx.exporter").warning("a library talks")
+        logging.getLogger().warning("a library talks")
+    logging.getLogger().warning("afterwards")
+    assert caplog.messages == ["pi-1 left", "afterwards"]
+
+
+def test_a_thread_that_waits_for_another_one_leaves_the_levels_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lock:
+        def __enter__(self) -> None:
+            waits.set()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    def export() -> None:
+        with suppress_output():
+            pass
+
+    waits, lock, log = threading.Event(), threading.RLock(), logging.getLogger("torch.onnx")
+    monkeypatch.setattr(silence, "_one_at_a_time", Lock())
+    before, second = log.level, threading.Thread(target=export)
+    with suppress_output():
+        waits.clear()
+        second.start()
+        waits.wait(30)
+    second.join()
+    assert log.level == before
 
 
 def test_two_threads_that_export_at_once_leave_the_descriptors_as_they_were(capfd: pytest.CaptureFixture[str]) -> None:
