@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from playwright.sync_api import Page, expect
 from coordinator.dashboard import round_history as histories
 from tests.coordinator.dashboard.test_displayed_metrics import joined, round_event
 from tests.support.browser import PHONE, Open
-from tests.support.served_dashboard import DashboardSite, serve_dashboard
+from tests.support.served_dashboard import DashboardSite
 
 pytestmark = pytest.mark.browser
 KEPT, BEST = 4, 2
@@ -20,14 +18,6 @@ CENTERS = 30
 MANY, PEAK = 900, 335  # rounds: more than a curve has points; 335 is none of the points that are drawn anyway
 
 INSIDE = "(cell) => cell.getBoundingClientRect().right <= cell.closest('.scroll').getBoundingClientRect().right"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[DashboardSite]:
-    with serve_dashboard(tmp_path) as found:
-        for number in range(4):
-            found.hub.event(joined(number))
-        yield found
 
 
 def measured(number: int, accuracy: float) -> dict[str, Any]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
+from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, round_event, seen
 from tests.support.browser import Open
-from tests.support.served_dashboard import DashboardSite, serve_dashboard
+from tests.support.served_dashboard import DashboardSite
 
 pytestmark = pytest.mark.browser
 ROUNDS = 9
@@ -38,14 +36,6 @@ def one_accuracy(
     return {**event, **same, "method": run, "per_center": [share] * (max(centers) + 1)}
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[DashboardSite]:
-    with serve_dashboard(tmp_path) as found:
-        for number in range(4):
-            found.hub.event(joined(number))
-        yield found
-
-
 def shown(page: Page) -> list[str]:
     """The run that is chosen, the accuracy in the figures, in the newest row of the rounds, of a device."""
     parts = ("#runs [aria-pressed=true]", "#t-accuracy", "#rounds tbody tr:first-child td:nth-child(2)")
@@ -60,6 +50,7 @@ def test_every_paint_has_the_figures_and_the_tables_of_one_round(site: Dashboard
     for number in range(2, ROUNDS):
         site.hub.event(one_accuracy(number, 0.5 + number / 100))
         expect(page.locator("#t-accuracy")).to_have_text(f"{50 + number}.0 %")
+    page.wait_for_function(f"window.painted.at(-1)[0] === '{49 + ROUNDS}.0 %'")  # a frame is noted after it is drawn
     painted = page.evaluate("window.painted")
     for figure, row, tile, device in painted:
         assert (row, tile.partition(" · ")[2], device) == (figure, figure, figure)

@@ -18,7 +18,6 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.common.server_options import ServerOptions
-from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.registry import METHODS, Setting, make_method
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError
@@ -267,26 +266,6 @@ def test_each_other_method_is_refused_by_name() -> None:
         assert refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"reduce": "median"}, "robust rule"),
-        ({"privacy-noise": 1.0, "secure-start": "k-means"}, "first k-means has sums without noise"),
-        ({"label-prior": "device"}, "label counts"),
-        ({"e-step": "k-means"}, "e-step k-means"),
-        ({"representation": "projection"}, "representation"),
-        ({"secure": "yes"}, "secure is 'yes'"),
-        ({"secure-start": "groups"}, "secure-start is 'groups'"),
-        ({"least-members": 1}, "least-members"),
-        ({"secure-bits": 8}, "secure-bits"),
-    ],
-)
-def test_a_setting_that_needs_single_updates_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as refused:
-        make_method("fesem", **{"secure": "updates", **settings})
-    assert refused.value.hint
-
-
 @pytest.mark.parametrize("case", SOFT_ONES)
 def test_noise_is_refused_where_the_weights_of_a_device_are_summed_without_it(case: str) -> None:
     with pytest.raises(ConfigError, match="weights in the centers are summed without noise") as refused:
@@ -305,14 +284,6 @@ def test_a_fleet_or_a_model_that_sums_cannot_protect_is_refused() -> None:
         check_sealed(method, type(schema)((*schema.tensors, buffers)), {f"d{i}": 1 for i in range(5)})
     assert refused.value.hint
     check_sealed(FedAvg(), schema, {})  # in the clear nothing has to be protected
-
-
-def test_a_method_with_a_round_of_its_own_is_refused() -> None:
-    class OwnRound(FeSEM):
-        round = FedAvg.round
-
-    with pytest.raises(ConfigError, match="secure with OwnRound: its `round` works on"):
-        OwnRound(server=ServerOptions(secure="updates"))
 
 
 def _written_otherwise(count: int) -> list[DeviceData]:

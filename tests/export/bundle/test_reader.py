@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import replace
@@ -16,49 +15,20 @@ import pytest
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.signing import public_key
-from edge_client.protocol.task import Array, Flat
 from export.bundle.commands import quantize_bundle, verify_bundle
 from export.bundle.reader import MANIFEST_FILE, check_replaceable, read_bundle
 from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData, make_signer
-from export.bundle.verify_centers import largest_difference, torch_logits
+from export.bundle.verify_centers import largest_difference
 from export.bundle.writer import BundleOptions, write_bundle
 from export.command_line import difference_in_words
 from export.compiler.program import vector_of
+from tests.support.bundle_material import centers, judged, material, reference
 from tests.support.export_cli import run_export
 from tests.support.programs import compiled, model
 
 PARITY = 1e-4
 KEY = bytes(range(32))
 VARIANTS = {"onnx", "onnx-fp16", "onnx-int8", "pt2", "tflite", "tflite-fp16", "tflite-int8"}
-
-
-def centers() -> list[Flat]:
-    start = vector_of(model("digits-mlp").module, compiled("digits-mlp").program.schema)
-    return [start, start * np.float32(0.5)]
-
-
-def reference() -> Array:
-    return np.random.default_rng(1).random((4, 1, 8, 8), dtype=np.float32)
-
-
-def judged() -> LabelledSamples:
-    """The reference with what is known of it: two devices, one per center, labelled as center 0 answers."""
-    x = reference()
-    y = torch_logits(model("digits-mlp").module, x).argmax(axis=-1)
-    return LabelledSamples(x=x, y=y, device=np.array(["a", "a", "b", "b"]), center=np.array([0, 0, 1, 1]))
-
-
-def material(**settings: Any) -> BundleSource:  # noqa: ANN401 - Material's own
-    made = compiled("digits-mlp")
-    usual: dict[str, Any] = {
-        "program": made.program,
-        "files": made.files,
-        "centers": centers(),
-        "cards": [{"devices": 4}, {"devices": 8}],
-        "reference": judged(),
-        "calibration": judged(),
-    }
-    return BundleSource(**usual | settings)
 
 
 @pytest.fixture(scope="module")
@@ -170,15 +140,6 @@ def test_a_quantized_file_is_judged_by_what_its_devices_lose(bundle: Path) -> No
     assert all(r["ok"] == (r["torch"]["mean"] <= r["accuracy"]["mean"]) for r in rows if "-" in r["format"])
 
 
-def test_what_a_killed_process_left_beside_a_bundle_goes_with_the_next_one(tmp_path: Path) -> None:
-    for left in (".b.0123abcd.older", ".b.partial"):
-        (tmp_path / left).mkdir()
-        (tmp_path / left / "manifest.json").touch()
-    for _ in range(2):  # there is none, and there is one
-        write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
-        assert [path.name for path in tmp_path.iterdir()] == ["b"]
-
-
 def test_a_bundle_can_be_made_smaller_later(bundle: Path, tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", material(), BundleOptions(formats=("onnx", "tflite")))
     quantize_bundle(tmp_path / "b", tmp_path / "small", ["int8-static"], judged(), None)
@@ -247,39 +208,6 @@ def test_a_folder_that_is_no_bundle_gets_a_hint(tmp_path: Path) -> None:
         read_bundle(tmp_path)
 
 
-def test_a_failed_bundle_leaves_no_folder_that_looks_complete(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="missing"):
-        write_bundle(tmp_path / "b", material(files={}), BundleOptions(formats=()))
-    assert not (tmp_path / "b").exists()
-
-
-def test_a_new_bundle_takes_the_place_of_an_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
-    for cards in ([{"devices": 1}] * 2, [{"devices": 2}] * 2):
-        write_bundle(tmp_path / "b", material(cards=cards), BundleOptions(formats=()))
-    assert [c["card"]["devices"] for c in read_bundle(tmp_path / "b").manifest["centers"]] == [2, 2]
-    assert [p.name for p in tmp_path.iterdir()] == ["b"]
-
-
-def test_a_bundle_has_its_name_only_when_its_files_last_through_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[Path] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def noted(descriptor: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve())
-        fsync(descriptor)
-
-    def renamed(path: Path, target: Path) -> Path:
-        assert {path, *path.rglob("*")} <= {*synced}
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(Path, "rename", renamed)
-    write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
-    assert synced[-1] == tmp_path
-
-
 def test_what_a_bundle_replaces_is_told_with_its_files(bundle: Path, tmp_path: Path) -> None:
     place = tmp_path / "b"
     assert check_replaceable(place) == ""
@@ -287,16 +215,6 @@ def test_what_a_bundle_replaces_is_told_with_its_files(bundle: Path, tmp_path: P
     assert check_replaceable(place) == ""
     what = f"an export of 2 centers of digits-mlp with {', '.join(sorted(VARIANTS))} files"
     assert check_replaceable(bundle) == f"{bundle} has {what}; it is replaced"
-
-
-@pytest.mark.parametrize("theirs", ["b/client.toml", "b/state/state.json", "b/manifest.json", "b"])
-def test_a_bundle_takes_the_place_of_nothing_but_a_bundle(theirs: str, tmp_path: Path) -> None:
-    path = tmp_path / theirs
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("a user's work")
-    with pytest.raises(UsageError, match=r"is not a bundle[\s\S]*hint: give --out a new folder"):
-        write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
-    assert path.read_text() == "a user's work"
 
 
 def test_the_signature_vouches_for_the_manifest_and_so_for_all(bundle: Path, copied: Path) -> None:

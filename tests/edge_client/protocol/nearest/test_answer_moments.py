@@ -20,7 +20,7 @@ from edge_client.protocol.nearest.answer_moments import (
 )
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.task import Array
-from tests.edge_client.protocol.nearest.test_router import GUIDE, K
+from tests.support.router_guides import GUIDE, K
 
 CLASSES = 4
 

@@ -1,0 +1,41 @@
+"""`secure` is refused, with a hint, beside what works on single updates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.common.server_options import ServerOptions
+from coordinator.strategies.fesem import FeSEM
+from coordinator.strategies.registry import make_method
+from edge_client.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"reduce": "median"}, "robust rule"),
+        ({"privacy-noise": 1.0, "secure-start": "k-means"}, "first k-means has sums without noise"),
+        ({"label-prior": "device"}, "label counts"),
+        ({"e-step": "k-means"}, "e-step k-means"),
+        ({"representation": "projection"}, "representation"),
+        ({"secure": "yes"}, "secure is 'yes'"),
+        ({"secure-start": "groups"}, "secure-start is 'groups'"),
+        ({"least-members": 1}, "least-members"),
+        ({"secure-bits": 8}, "secure-bits"),
+    ],
+)
+def test_a_setting_that_needs_single_updates_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        make_method("fesem", **{"secure": "updates", **settings})
+    assert refused.value.hint
+
+
+def test_a_method_with_a_round_of_its_own_is_refused() -> None:
+    class OwnRound(FeSEM):
+        round = FedAvg.round
+
+    with pytest.raises(ConfigError, match="secure with OwnRound: its `round` works on"):
+        OwnRound(server=ServerOptions(secure="updates"))

@@ -1,0 +1,65 @@
+"""A new bundle takes the place of an older one as a whole, and of nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edge_client.errors import UsageError
+from export.bundle.reader import read_bundle
+from export.bundle.writer import BundleOptions, write_bundle
+from tests.support.bundle_material import material
+
+
+def test_what_a_killed_process_left_beside_a_bundle_goes_with_the_next_one(tmp_path: Path) -> None:
+    for left in (".b.0123abcd.older", ".b.partial"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "manifest.json").touch()
+    for _ in range(2):  # there is none, and there is one
+        write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+        assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_failed_bundle_leaves_no_folder_that_looks_complete(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="missing"):
+        write_bundle(tmp_path / "b", material(files={}), BundleOptions(formats=()))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_new_bundle_takes_the_place_of_an_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    for cards in ([{"devices": 1}] * 2, [{"devices": 2}] * 2):
+        write_bundle(tmp_path / "b", material(cards=cards), BundleOptions(formats=()))
+    assert [c["card"]["devices"] for c in read_bundle(tmp_path / "b").manifest["centers"]] == [2, 2]
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_bundle_has_its_name_only_when_its_files_last_through_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve())
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        assert {path, *path.rglob("*")} <= {*synced}
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", renamed)
+    write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+    assert synced[-1] == tmp_path
+
+
+@pytest.mark.parametrize("theirs", ["b/client.toml", "b/state/state.json", "b/manifest.json", "b"])
+def test_a_bundle_takes_the_place_of_nothing_but_a_bundle(theirs: str, tmp_path: Path) -> None:
+    path = tmp_path / theirs
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("a user's work")
+    with pytest.raises(UsageError, match=r"is not a bundle[\s\S]*hint: give --out a new folder"):
+        write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+    assert path.read_text() == "a user's work"
