@@ -19,6 +19,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, Array, Flat
 
 REDUCER_NAMES = ("mean", "trimmed-mean", "median", "norm-clip", "krum", "multi-krum", "geometric-median")
+TRIMMED_REDUCERS = ("trimmed-mean", "krum", "multi-krum")  # those that use `trim`
 _TIE = 1e-9  # scores this close are equal: they differ by the rounding of the Gram matrix
 _MAX_STEPS = 200  # of Weiszfeld's algorithm; with fewer hostile than honest rows it settles within some dozens
 _MOVE_TOLERANCE = 1e-12  # change of the shares
@@ -43,7 +44,7 @@ class Reducer:
 def make_reducer(name: str, *, trim: float = 0.0) -> Reducer:
     """The reducer `name` of REDUCER_NAMES. `trim` is the share of the rows that may be hostile, below one half.
 
-    "trimmed-mean" cuts it off at either end, and the two Krums leave it out; the others do not use it. Raises
+    "trimmed-mean" cuts it off at either end, and the two Krums leave it out: TRIMMED_REDUCERS use it. Raises
     ConfigError.
 
     >>> make_reducer("median").columns(np.array([[1.0], [2.0], [90.0]]), np.ones(3))

@@ -180,6 +180,8 @@ def compare(
     chosen = list(range(int(seeds))) if isinstance(seeds, Integral) else list(seeds)
     if not chosen:
         raise UsageError("no seeds", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
+    if twice := [seed for seed in dict.fromkeys(chosen) if chosen.count(seed) > 1]:
+        raise UsageError(f"seed {twice[0]} is given twice", hint="give each once: the same seed is the same run")
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
     plan = [(seed, name, method) for seed in chosen for name, method in named]
     for n, (seed, name, method) in enumerate(plan, 1):

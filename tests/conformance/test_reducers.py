@@ -10,7 +10,7 @@ import pytest
 from coordinator.aggregation.robust import REDUCER_NAMES
 from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.protocol.task import Flat
-from tests.support.methods import FULL, build, world
+from tests.support.methods import FULL, build, reduced_by, world
 from tests.support.softmax_program import grouped_fleet
 
 LOCAL = grouped_fleet(6, 1)
@@ -39,7 +39,7 @@ def test_devices_that_are_alike_have_the_centers_of_the_mean(name: str, reduce: 
 
 @pairs
 def test_every_center_learns(name: str, reduce: str) -> None:
-    fleet = world(build(name, {"local-steps": 6, "reduce": reduce, "trim-updates": 0.3}), LOCAL)
+    fleet = world(build(name, {"local-steps": 6, **reduced_by(reduce, 0.3)}), LOCAL)
     for _ in range(4):
         report = fleet.round()
     assert np.isfinite(fleet.state.centers).all()

@@ -25,13 +25,14 @@ from emulator.simulation import attacks as hostile
 from emulator.simulation.attacks import ATTACKS, AttackSpec
 from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.doc_pages import DOCS, machine, put
+from tests.support.methods import reduced_by
 
 PAGE, PICTURE = DOCS / "hostile-devices.md", DOCS / "hostile.svg"
 SEEDS, SHARES = (0, 1, 2), (0.0, 0.1, 0.2, 0.3)
 DEVICES, ROUNDS = 30, 6
 TRIM = 0.4  # of a center's devices: with 30 % of the fleet, one center may have more
 REDUCES = ("mean", "norm-clip", "trimmed-mean", "median", "multi-krum", "geometric-median")
-LOCAL = {"local-steps": 10, "trim-updates": TRIM}
+LOCAL = {"local-steps": 10}
 METHODS: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # title -> true groups, settings
     "fedavg": (1, {}),
     "wecfl": (3, {"clusters": 3}),
@@ -62,7 +63,7 @@ def played() -> Cells:
                 for (method, reduce, attack), found in cells.items():
                     if METHODS[method][0] != groups:
                         continue
-                    strategy = make_method(method, **{**LOCAL, **METHODS[method][1], "reduce": reduce})
+                    strategy = make_method(method, **{**LOCAL, **METHODS[method][1], **reduced_by(reduce, TRIM)})
                     for share in SHARES:
                         if not share and (method, reduce) in calm:
                             found[share].append(calm[method, reduce])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregation.robust import TRIMMED_REDUCERS
 from coordinator.models.members import SumLayout
 from coordinator.rounds.metrics import RoundReport
 from coordinator.rounds.round import round_rng, run_round
@@ -49,6 +50,11 @@ def build(case: str, more: Mapping[str, Setting] | None = None, *, k: int = 2) -
     known = method_settings(make_method(name))
     asked = {**SMALL, **dict.fromkeys(COUNTS, k), **own, **(more or {})}
     return make_method(name, **{key: value for key, value in asked.items() if key in known})
+
+
+def reduced_by(reduce: str, trim: float) -> dict[str, Setting]:
+    """The settings of this reduce, with `trim` where it leaves out a share of the updates."""
+    return {"reduce": reduce, **({"trim-updates": trim} if reduce in TRIMMED_REDUCERS else {})}
 
 
 def members_of(strategy: Strategy) -> int:

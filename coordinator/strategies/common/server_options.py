@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.aggregation.centers import Align, aggregate
 from coordinator.aggregation.privacy import release_centers
-from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
+from coordinator.aggregation.robust import REDUCER_NAMES, TRIMMED_REDUCERS, make_reducer
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
@@ -69,6 +69,11 @@ class ServerOptions(MethodValue):
             named = next(name for name in given if given[name] != usual[name])
             told = f"{named} is set and privacy-noise is 0: nothing would be clipped, and nothing is private"
             raise ConfigError(told, hint=f"set privacy-noise above 0, or leave {named} out")
+        if self.trim_updates != ServerOptions.trim_updates and self.reduce not in TRIMMED_REDUCERS:
+            raise ConfigError(
+                f"trim-updates is set and reduce is {self.reduce}, which leaves no update out",
+                hint=f"set reduce to one of {', '.join(TRIMMED_REDUCERS)}, or leave trim-updates out",
+            )
         if self.secure != "off" and self.reduce != "mean":
             raise ConfigError(
                 f"secure with reduce {self.reduce}: a robust rule compares single updates",

@@ -96,6 +96,11 @@ def test_what_every_run_of_a_comparison_has_of_its_own_is_no_option(given: dict[
         fc.compare([fc.FedAvg()], fleet=fc.fleets.digits(devices=3), **given)
 
 
+def test_a_seed_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"seed 3 is given twice"):
+        fc.compare([fc.FedAvg()], fleet=fc.fleets.digits(devices=3), seeds=[3, 1, 3])
+
+
 @pytest.mark.parametrize("seeds", [None, 2.5, "3", True])
 def test_seeds_that_are_no_number_and_no_list_are_named(seeds: Any) -> None:  # noqa: ANN401
     with pytest.raises(UsageError, match=r"(?s)seeds is .*as seeds=3, or which"):

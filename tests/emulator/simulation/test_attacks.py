@@ -19,6 +19,7 @@ from emulator.simulate import simulate_json
 from emulator.simulation.attacks import ATTACKS, AttackSpec, honest_accuracy, no_attack, parse_attack
 from emulator.simulation.device_profiles import DEVICE_PROFILES
 from emulator.simulation.virtual_network import VirtualNetwork
+from tests.support.methods import reduced_by
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(10, 1)
@@ -113,7 +114,7 @@ def test_three_of_ten_liars_ruin_the_mean_and_no_robust_reduce_that_holds_for_th
     liars = enemy.attackers(LOCAL, 0)
     served: dict[str, float] = {}
     for reduce in REDUCER_NAMES:
-        settings: dict[str, Setting] = {"reduce": reduce, "trim-updates": 0.3, "local-steps": 5, "batch-size": 8}
+        settings: dict[str, Setting] = {**reduced_by(reduce, 0.3), "local-steps": 5, "batch-size": 8}
         method = make_method("fedavg", **settings)
         asked = RunSettings(rounds=4, seed=0, batch=8, attack=enemy.make_attack(liars, 0))
         found = run_simulation(method, START, devices_of(LOCAL), asked)
