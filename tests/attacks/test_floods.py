@@ -20,7 +20,7 @@ from tests.support.virtual_federation import Federation, Spy
 FILE = manifest_of(b"the file of a center", "container")
 SECONDS, BURST = 20, 6
 MOST = BURST + SECONDS // 10  # six a minute
-HOURS = 24
+HOURS = 6
 LIAR, HONEST = "d00", "d01"
 
 
