@@ -7,27 +7,32 @@ docs/methods.md has the same costs.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.server_options import ServerOptions
 
 ALL = "every method"
 _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> what it means, with its unit
     "local_steps": {ALL: "steps of SGD in one fit"},
-    "learning_rate": {ALL: "of these steps", "FedSGD": "of the server's step"},
-    "momentum": {ALL: "of these steps, 0 to 1; velocity begins at zero in each fit"},
+    "learning_rate": {ALL: "learning rate of these steps", "FedSGD": "learning rate of the server's step"},
+    "momentum": {ALL: "momentum of these steps, 0 to 1; velocity begins at zero in each fit"},
     "optimiser": {ALL: '"sgd", "adam" or "adamw"; what it remembers begins at zero in each fit'},
     "nesterov": {ALL: "of sgd: Nesterov's momentum"},
     "beta1": {ALL: "of adam and adamw: the share of the mean gradient that a step keeps"},
     "beta2": {ALL: "of adam and adamw: the same of the mean square"},
     "adam_eps": {ALL: "of adam and adamw: what is added to the root of the mean square"},
-    "weight_decay": {ALL: "times the weights is added to the gradient; adamw shrinks the weights by it instead"},
+    "weight_decay": {ALL: "this times the weights is added to the gradient; adamw shrinks the weights by it instead"},
     "clip_norm": {ALL: "a gradient longer than this is shortened to it; 0 clips none"},
     "batch_size": {ALL: "samples in a step", "FedSGD": "samples that a device reads at a time"},
     "fraction_train": {ALL: "share of the fleet that trains in a round, above 0 to 1"},
-    "batch_norm": {ALL: 'running statistics that a device uses: "average", "local" or "batch"'},
+    "batch_norm": {
+        ALL: 'running statistics that a device uses: "average", "local" or "batch"',
+        **dict.fromkeys(("CAM", "CAMWeCFL", "FeMAM"), 'running statistics that a device uses: "average" or "batch"'),
+    },
     "label_prior": {ALL: '"device" corrects centers to the device\'s own label counts, "model" does not'},
     "clusters": {ALL: "number of centers"},
     "runs": {ALL: "number of independent runs"},
@@ -46,7 +51,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
         'or the parameters whose names fit a pattern with a "*"'
     },
     "e_step": {ALL: '"nearest" center, or "k-means" anew in every round'},
-    "weights": {ALL: '"equal" devices, or by their number of "samples"'},
+    "weights": {ALL: '"equal" devices, or by their number of "samples"', "TKM": '"equal" devices, and no others'},
     "hysteresis": {ALL: "share h, 0 to 0.99: a device moves only below (1 - h) of its old distance"},
     "max_age": {ALL: "rounds for which k-means remembers a device that was not asked"},
     "trim_clusters": {ALL: "share of the devices, farthest from all centers, that counts for none"},
@@ -60,11 +65,21 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     },
     "smallest": {ALL: "devices of a leaf that may still be split"},
     "coverage": {ALL: "share of a leaf's devices that must answer for a split"},
-    "linkage": {ALL: 'how clusters are joined: "single", "complete", "average" or "ward"'},
+    "linkage": {
+        "CFL": 'how the two sides of a split are joined: "single" or "complete"',
+        "FLHC": 'how clusters are joined: "single", "complete", "average", or "ward" with the metric l2',
+    },
     "common_weight": {ALL: "share of the common model beside the personal one where a device is served"},
     "late_weight": {ALL: "weight of an update that came after its round"},
     "eps": {ALL: "share of the way to the mean that a round goes, 0 to 1"},
-    "start": {ALL: 'how centers begin apart: "groups", "k-means", "redraw" or "loss"'},
+    "start": {
+        ALL: 'how centers begin apart: "groups", "k-means", "redraw" or "loss"',
+        **dict.fromkeys(
+            ("FeSEM", "CAMWeCFL", "FeMAM"),
+            'how centers begin: "k-means" of the first models, or "loss" of random groups',
+        ),
+        **dict.fromkeys(("FedEM", "FedSoft"), 'how centers begin apart: "groups", "k-means" or "redraw"'),
+    },
     "per_group": {ALL: "devices of the cold start for each group"},
     "first_steps": {ALL: "steps of SGD in the cold start"},
     "metric": {ALL: 'distance of two updates: "cosine", "l2" or "l1"'},
@@ -134,7 +149,7 @@ COSTS: Mapping[str, RoundCost] = {
 
 
 def method_doc(name: str, kind: type[Any]) -> str:
-    """The docstring of the class `kind` of the method `name`. Raises KeyError for a setting without words."""
+    """The docstring of the class `kind` of the method `name`."""
     own, paper = inspect.cleandoc(kind.__doc__ or ""), inspect.cleandoc(inspect.getmodule(kind).__doc__ or "")
     cost = COSTS.get(name, ONE)
     signs = {"K": "K is `clusters` or `runs`", "R": "R is `local_rounds`"}
@@ -149,12 +164,20 @@ def _settings(kind: type[Any]) -> str:
     """The class's own settings first, then those of every method."""
     shared = {f.name for f in fields(LocalSgd)}
     first = sorted(fields(kind), key=lambda f: f.name in shared)
-    return "\n".join(f"    {f.name}: {_words(f.name, kind)}. Default: {_default(f.default)}." for f in first)
+    return "\n".join(f"    {f.name}: {setting_words(kind, f.name)}. Default: {_default(f.default)}." for f in first)
 
 
-def _words(setting: str, kind: type[Any]) -> str:
-    told = _SETTINGS[setting]
-    return told.get(kind.__name__, told[ALL])
+def setting_words(kind: type[Any], setting: str) -> str:
+    """What a setting of the method `kind`, or of its server options, means; empty for one of a user's own class."""
+    told = _SETTINGS.get(setting) or _server_words().get(setting, {})
+    names = [base.__name__ for base in kind.__mro__]
+    return next((told[name] for name in [*names, ALL] if name in told), "")
+
+
+def _server_words() -> dict[str, dict[str, str]]:
+    """The words of ServerOptions' docstring, one line a setting."""
+    lines = re.findall(r"^    (\w+): (.*)\.$", inspect.cleandoc(ServerOptions.__doc__ or ""), flags=re.MULTILINE)
+    return {name: {ALL: words} for name, words in lines}
 
 
 def _default(value: object) -> str:
