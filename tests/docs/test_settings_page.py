@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Mapping
@@ -9,12 +10,19 @@ from dataclasses import MISSING, Field, fields
 
 import pytest
 
+from coordinator import cli
 from coordinator import config as coordinators
 from coordinator.config_sections import ModelConfig
+from coordinator.identity.cli import WEB_PORT
+from coordinator.identity.provisioning import ENROL_PORT
+from coordinator.local_broker import DEFAULT_PORT
 from coordinator.phone.vendored_files import FOLDER_VARIABLE
 from coordinator.rounds.asynchronous.options import Asynchronous
+from coordinator.storage.experiment_trackers import PROMETHEUS_PORT
 from edge_client import config as devices
 from edge_client import errors
+from edge_client.transport.mqtt import PORTS
+from export import bundle_cli
 from export.compiler.container_cache import VARIABLE
 from tests.support.doc_pages import DOCS
 
@@ -87,8 +95,18 @@ def test_the_variables_of_the_page_are_read() -> None:
     assert replaced == {"min-battery-percent": "0", "data": "here"}
 
 
+def test_the_ports_of_the_page_are_those_of_the_code() -> None:
+    listed = {int(port) for port in re.findall(r"^\| (\d{4}) \|", PAGE.split("## Ports")[1], flags=re.MULTILINE)}
+    phone = inspect.signature(cli.phone).parameters["listen"].default
+    served = inspect.signature(bundle_cli.serve).parameters["port"].default
+    assert listed == {
+        *(PORTS["mqtts"], WEB_PORT, DEFAULT_PORT, ENROL_PORT, PROMETHEUS_PORT),
+        *(int(phone.rpartition(":")[2]), served),
+    }
+
+
 def test_every_exit_code_of_an_error_is_on_the_page() -> None:
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, flags=re.MULTILINE)}
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.split("## Exit codes")[1], flags=re.MULTILINE)}
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     of_errors = {kind.exit_code for kind in kinds if issubclass(kind, errors.FedcentersError)}
     inside = {errors.DeviceRefused.exit_code}  # a client tells it to its coordinator, and goes on
