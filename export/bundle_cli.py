@@ -232,8 +232,10 @@ def serve(  # noqa: PLR0913 - one parameter per option
     canary: Annotated[
         float,
         typer.Option(
-            min=0.001, max=1, help="the share of devices that get a new bundle first; 1: all, where none posts reports",
-            rich_help_panel=ROLLOUT
+            min=0.001,
+            max=1,
+            help="the share of devices that get a new bundle first; 1: all, where none posts reports",
+            rich_help_panel=ROLLOUT,
         ),
     ] = 0.05,
     canary_pairs: Annotated[
