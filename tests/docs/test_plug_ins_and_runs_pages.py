@@ -55,6 +55,15 @@ def test_every_file_of_the_table_is_there(reader: PageReader) -> None:
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
 
 
+def test_every_file_of_a_folder_is_in_the_table(reader: PageReader) -> None:
+    table = (DOCS / PAGE).read_text(encoding="utf-8").split("\n| file | content |")[1].split("\n\n")[0]
+    listed = {
+        name.partition("/")[0] for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])
+    }
+    for run in ("simulate-wecfl-0", "mqtt-ifca-0", "simulate-fesem-0"):
+        assert {path.name for path in (reader.folder / "runs" / run).iterdir()} <= listed | {"tensorboard"}
+
+
 def test_every_field_of_a_round_is_in_the_table(reader: PageReader) -> None:
     table = (DOCS / PAGE).read_text(encoding="utf-8").split("\n| field | content |\n")[1].split("\n\n")[0]
     listed = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])}
