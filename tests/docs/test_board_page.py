@@ -32,7 +32,8 @@ def test_the_commands_of_the_page_run_one_after_another(tmp_path: Path, monkeypa
         assert len(reader.printed) == 5
     assert (tmp_path / "card" / "etc" / "systemd" / "system" / SERVICE_NAME).is_file()
     assert (tmp_path / "porch.tar").is_file()
-    assert (tmp_path / "client.tar").is_file()
+    assert (tmp_path / "client.tar").stat().st_size < 1e6
+    assert "the client's own code, under a megabyte" in PAGE
     with tarfile.open(tmp_path / "porch.tar") as archive:
         files = [f"/{member.name}" for member in archive if not member.isdir()]
     table = PAGE.split("## What is on the board then")[1].split("\n\n")[1]
