@@ -99,6 +99,9 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "most_centers": {ALL: "centers at most, 1 to 16"},
     "prior_samples": {ALL: "held-out samples that the fleet's mean mixture counts as, for a device's own"},
     "least_gain": {ALL: "share of the held-out loss that more centers must save, 0 to 1"},
+    "reduce": {
+        "TKM": '"trimmed-mean", "median", "norm-clip", "krum", "multi-krum" or "geometric-median" of the models'
+    },
     "server": {ALL: "ServerOptions: robust means, privacy noise and momentum of the centers"},
 }
 
@@ -169,7 +172,7 @@ def _settings(kind: type[Any]) -> str:
 
 def setting_words(kind: type[Any], setting: str) -> str:
     """What a setting of the method `kind`, or of its server options, means; empty for one of a user's own class."""
-    told = _SETTINGS.get(setting) or _server_words().get(setting, {})
+    told = {**_server_words().get(setting, {}), **_SETTINGS.get(setting, {})}
     names = [base.__name__ for base in kind.__mro__]
     return next((told[name] for name in [*names, ALL] if name in told), "")
 

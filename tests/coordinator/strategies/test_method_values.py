@@ -48,6 +48,17 @@ def test_the_words_of_a_setting_name_the_values_that_its_class_takes_and_no_othe
             assert quoted(kind, field.name) == {value for value in said if is_taken(kind, field.name, value)}
 
 
+def test_the_reduce_of_a_method_is_said_as_it_takes_it() -> None:
+    for name in (name for name in NAMES if "reduce" in method_settings(make_method(name))):
+        for rule in quoted(fc.ServerOptions, "reduce"):
+            try:
+                make_method(name, reduce=rule)
+            except ConfigError:
+                assert rule not in quoted(METHODS[name], "reduce")
+            else:
+                assert rule in quoted(METHODS[name], "reduce")
+
+
 def quoted(kind: type, setting: str) -> set[str]:
     """The values that the words of a setting have in quotes."""
     return set(re.findall(r'"([^"]+)"', setting_words(kind, setting)))
