@@ -99,9 +99,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "most_centers": {ALL: "centers at most, 1 to 16"},
     "prior_samples": {ALL: "held-out samples that the fleet's mean mixture counts as, for a device's own"},
     "least_gain": {ALL: "share of the held-out loss that more centers must save, 0 to 1"},
-    "reduce": {
-        "TKM": '"trimmed-mean", "median", "norm-clip", "krum", "multi-krum" or "geometric-median" of the models'
-    },
+    "reduce": {"TKM": '"trimmed-mean", "median", "norm-clip", "krum", "multi-krum" or "geometric-median"'},
     "server": {ALL: "ServerOptions: robust means, privacy noise and momentum of the centers"},
 }
 
