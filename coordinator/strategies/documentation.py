@@ -36,7 +36,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "label_prior": {ALL: '"device" corrects centers to the device\'s own label counts, "model" does not'},
     "clusters": {ALL: "number of centers"},
     "runs": {ALL: "number of independent runs"},
-    "cap": {ALL: "quantile of the devices beyond which no loss, and no vector of losses, counts; 1 caps none"},
+    "cap": {ALL: "share of the devices whose losses count as they are; greater ones are cut to theirs; 1 cuts none"},
     "lam": {
         ALL: "weight of the pull to the center; an average device has mu = 2 lam",
         "FedCenters": "weight of the pull of the personal model to the center",
