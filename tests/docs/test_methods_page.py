@@ -74,7 +74,8 @@ def test_the_page_says_what_each_own_setting_means_in_the_words_of_the_docstring
     for name in sorted(METHODS):
         for key in (key for key in as_written(make_method(name)) if key not in COMMON):
             words = re.sub(r'"([^"]+)"', r"`\1`", setting_words(METHODS[name], key.replace("-", "_")))
-            meant.setdefault((key, words.replace("warm_up", "`warm-up`")), []).append(name)
+            words = re.sub(r"\b(warm_up|eps_1|eps_2)\b", lambda found: f"`{found[0].replace('_', '-')}`", words)
+            meant.setdefault((key, words), []).append(name)
     section = PAGE.split("## What the own settings mean\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [
