@@ -20,7 +20,7 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(report_missing_extra(missing)) from None
 
 from coordinator.identity import cli as provision_cli
-from edge_client.errors import FedcentersError, handle_errors
+from edge_client.errors import BeyondLimits, handle_errors
 from edge_client.printable import counted, first_of
 from export.command_line import GroupedCommand, make_app
 from export.silence import write_stderr
@@ -185,7 +185,7 @@ def attack_drill(
         more = f", {untried} attacks had no aim" if untried else ""
         print(f"{len(tried) - broken} of {len(tried)} bounds held{more}")
     if broken:
-        raise FedcentersError(
+        raise BeyondLimits(
             f"{broken} bounds did not hold",
             hint="compare the versions of fedcenters and mosquitto with docs/security.md",
         )

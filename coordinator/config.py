@@ -200,7 +200,7 @@ def changed_settings(before: Any, now: Any, where: str = "") -> list[str]:  # no
 
 def read_config(path: Path, *, environ: Mapping[str, str] = os.environ, **overrides: str) -> CoordinatorConfig:
     """Read and check one file. `overrides` (command-line flags) win over the environment, which wins over the file."""
-    hint, syntax_hint = "pass the path of a TOML file", "see coordinator/config.py for the keys"
+    hint, syntax_hint = "pass the path of a TOML file", "docs/settings.md has the keys, README.md an example"
     raw = read_toml(path, hint=hint, syntax_hint=syntax_hint)
     return config_from_table(raw | overrides_from_environment(environ) | overrides, base=path.resolve().parent)
 

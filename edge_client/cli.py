@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fedcenters {__version__}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    join = commands.add_parser("join", help="train with the federation until stopped", epilog=EXAMPLE)
+    join = _command(commands, "join", "train with the federation until stopped", EXAMPLE)
     join.add_argument(
         "--config",
         type=Path,
@@ -73,19 +73,17 @@ def _parser() -> argparse.ArgumentParser:
     join.add_argument("--json", action="store_true", help="one JSON object on stdout for each event")
     join.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
     join.set_defaults(command=_join)
-    nearest = commands.add_parser(
-        "nearest",
-        help="find the center that suits this device's data and fetch its file",
-        epilog=nearest_cli.EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    nearest = _command(
+        commands, "nearest", "find the center that suits this device's data and fetch its file", nearest_cli.EXAMPLE
     )
+    nearest.formatter_class = argparse.RawDescriptionHelpFormatter
     nearest_cli.add_arguments(nearest)
-    enrolling = commands.add_parser(
-        "enrol", help="turn a one-time token into a certificate, as `join` does first", epilog=ENROL_EXAMPLE
+    enrolling = _command(
+        commands, "enrol", "turn a one-time token into a certificate, as `join` does first", ENROL_EXAMPLE
     )
     enrolling.add_argument("--config", type=Path, required=True, help="TOML file of this device")
     enrolling.set_defaults(command=_enrol)
-    doctor = commands.add_parser("doctor", help="check this device, one line per check", epilog=DOCTOR_EXAMPLE)
+    doctor = _command(commands, "doctor", "check this device, one line per check", DOCTOR_EXAMPLE)
     doctor.add_argument("--config", type=Path, required=True, help="TOML file of this device")
     doctor.add_argument("--json", action="store_true", help="one JSON object on stdout")
     doctor.set_defaults(command=_doctor)
@@ -96,15 +94,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _command(commands: Any, name: str, words: str, example: str) -> argparse.ArgumentParser:  # noqa: ANN401 - argparse does not name its class
+    """A command whose own help begins with what the list of commands says of it."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=words, description=f"{words[0].upper()}{words[1:]}.", epilog=example
+    )
+    return parser
+
+
 def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN401 - argparse does not name its class
     """`flash` and `release`, which are not put on boards."""
     try:
         from edge_client.board import flash, pack
     except ImportError:
         return []
-    flashing = commands.add_parser("flash", help="make a board a device", epilog=flash.EXAMPLE)
+    flashing = _command(commands, "flash", "make a board a device", flash.EXAMPLE)
     flash.add_arguments(flashing)
-    release = commands.add_parser("release", help="pack this client for boards to fetch", epilog=pack.EXAMPLE)
+    release = _command(commands, "release", "pack this client for boards to fetch", pack.EXAMPLE)
     pack.add_arguments(release)
     return [flashing, release]
 

@@ -1,6 +1,7 @@
 """Every error that fedcenters foresees, and the exit code of each.
 
     FedcentersError                 70  our bug, when raised by itself
+    |- BeyondLimits                  1  a check that was asked for found something
     |- UsageError                    2  the command line is wrong
     |- ConfigError                   3  a configuration file or value is wrong
     |- RuntimeMissing                3  an extra or a program is not installed, or is broken
@@ -68,6 +69,12 @@ class FedcentersError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(f"{message}{HINT}{hint}" if hint else message)
         self.message, self.hint = message, hint
+
+
+class BeyondLimits(FedcentersError):
+    """What a command was asked to check is not within its limits."""
+
+    exit_code = 1
 
 
 class UsageError(FedcentersError):

@@ -11,12 +11,13 @@ repeated, changed or resumed from it. An unknown key is refused with the nearest
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.representation import annotate_representations
+from coordinator.strategies.documentation import setting_words
 from coordinator.strategies.registry import Setting, make_method, method_settings
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import read_toml
@@ -86,15 +87,24 @@ def example_config(method: str) -> str:
     """A commented file with every key at its default, for `init`."""
     import tomli_w
 
-    args = SimulateArgs(method=method)
-    table = resolved_table(args, method_settings(make_method(method)))
+    args, strategy = SimulateArgs(method=method), make_method(method)
+    table = resolved_table(args, method_settings(strategy))
     lines = ["# A simulated run: fedcenters-emulator simulate FILE. Keys that stand behind # have no value here."]
     for key, row in OPTIONS.items():
         known = tomli_w.dumps({key: table[key]}).strip() if key in table else f'# {key} = ""'
         lines += ["", f"# {row.help}", known]
-    lines += ["", f"# Settings of {method}; docs/methods.md says what they mean."]
-    lines += [tomli_w.dumps({key: value}).strip() for key, value in table.items() if key not in OPTIONS]
+    lines += ["", f"# Settings of {method}; docs/methods.md has more about them."]
+    for key in (key for key in table if key not in OPTIONS):
+        lines += ["", *_help_line(setting_words(type(strategy), key.replace("-", "_")), table)]
+        lines.append(tomli_w.dumps({key: table[key]}).strip())
     return annotate_representations("\n".join(lines) + "\n")
+
+
+def _help_line(words: str, keys: Iterable[str]) -> list[str]:
+    """A comment with what a setting means, in the file's names; none where nothing is known."""
+    for key in keys:
+        words = words.replace(key.replace("-", "_"), key)
+    return [f"# {words[0].upper()}{words[1:]}."] if words else []
 
 
 def _value(row: Option, value: Any) -> Any:  # noqa: ANN401 - TOML values

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge_client.errors import FedcentersError, UsageError, handle_errors
+from edge_client.errors import BeyondLimits, UsageError, handle_errors
 from edge_client.printable import first_of
 from export.command_line import GroupedCommand, difference_in_words
 from export.output_paths import check_output_folder
@@ -232,7 +232,10 @@ def serve(  # noqa: PLR0913 - one parameter per option
     canary: Annotated[
         float,
         typer.Option(
-            min=0.001, max=1, help="the share of devices that get a new bundle first; 1: all", rich_help_panel=ROLLOUT
+            min=0.001,
+            max=1,
+            help="the share of devices that get a new bundle first; 1: all, where none posts reports",
+            rich_help_panel=ROLLOUT,
         ),
     ] = 0.05,
     canary_pairs: Annotated[
@@ -325,15 +328,15 @@ NO_SAMPLES = (
 
 
 def _refuse_failed(failed: Sequence[Mapping[str, Any]], loss: float) -> None:
-    """Raise FedcentersError for files that are beyond the limits; what to do differs for quantized ones."""
+    """Raise BeyondLimits for files that are beyond the limits; what to do differs for quantized ones."""
     if not failed:
         return
     named = first_of([f"{r['format']} of center {r['center']}" for r in failed], SHOWN_FILES)
     if all("-" in r["format"] for r in failed):
         told = f"quantized, and more than {loss:g} worse than torch on {failed[0]['samples']} samples: {named}"
         hint = "measure on more samples (--run or --samples), take another scheme, or allow more with --loss"
-        raise FedcentersError(told, hint=hint)
-    raise FedcentersError(f"too far from torch: {named}", hint="export the bundle again; report the model")
+        raise BeyondLimits(told, hint=hint)
+    raise BeyondLimits(f"too far from torch: {named}", hint="export the bundle again; report the model")
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -96,7 +96,7 @@ def program(  # noqa: PLR0913 - one parameter per option
         ),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="of --check, relative; default: what compiling allows", rich_help_panel=CHECK)
+        float | None, typer.Option(help="of --check, relative; default: 1e-4, as in compiling", rich_help_panel=CHECK)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:

@@ -155,6 +155,7 @@ def test_every_error_has_an_exit_code_of_its_branch_and_shows_its_hint() -> None
     from edge_client import errors
 
     branches = {
+        errors.BeyondLimits: 1,
         errors.UsageError: 2,
         errors.ConfigError: 3,
         errors.RuntimeMissing: 3,

@@ -149,7 +149,9 @@ def _place(device: str) -> str:
     if device == "tensorrt" or (device == "cuda" and not works):
         raise RuntimeMissing(
             f"torch {torch.__version__} cannot use {device} here",
-            hint="install a torch build for CUDA, or use device = 'cpu'",
+            hint="use engine = 'onnx', or device = 'cuda' or 'cpu'"
+            if device == "tensorrt"
+            else "install a torch build for CUDA, or use device = 'cpu'",
         )
     if device == "cpu" or not works:
         return "cpu"

@@ -153,7 +153,8 @@ def compare(
     """Run every method with every seed; a seed draws the same devices, samples and first model for all of them.
 
     `methods`: several, or a dict that names each for tables and pictures. `seeds`: how many, from 0 on, or which. Other
-    arguments are those of `simulate`. A fleet with a seed of its own is cut once for all seeds. Raises UsageError for
+    arguments are those of `simulate`, but for `name` and `on_round`. With `out` each run has a folder of its own there,
+    from which `resume=True` goes on. A fleet with a seed of its own is cut once for all seeds. Raises UsageError for
     methods that cannot be told apart.
 
     >>> import fedcenters as fc
@@ -164,7 +165,7 @@ def compare(
     """
     if not isinstance(methods, (Mapping, Sequence)) or isinstance(methods, str):
         raise UsageError(f"methods is {methods!r}", hint="give several: fc.compare([fc.FedAvg(), fc.FeSEM(3)], ...)")
-    valid = {*SharedOptions.__annotations__, "resume"}
+    valid = {*SharedOptions.__annotations__}
     if wrong := sorted(options.keys() - valid):
         raise UsageError(
             f"a comparison has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], {"fleet", "seeds", *valid})

@@ -55,6 +55,7 @@ class SharedOptions(RunOptions, total=False):
     metrics: Mapping[str, Metric] | None
     workers: int
     out: str | Path | None
+    resume: bool
     progress: bool | None
 
 
@@ -182,7 +183,7 @@ def rounds(  # noqa: PLR0913 - the parts of a run
 
 def _check_options(method: Strategy, given: Mapping[str, Any]) -> None:
     """Raises UsageError for what is no option of a run here; those of its fleet would be left without effect."""
-    known = {*SharedOptions.__annotations__, "name", "resume", "seed"}
+    known = {*SharedOptions.__annotations__, "name", "seed"}
     if not (wrong := sorted(given.keys() - known)):
         return
     hint = nearest_name_hint(wrong[0], known)

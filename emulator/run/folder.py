@@ -91,7 +91,9 @@ def _find(
             return folder, False
         taken, number = taken or f"{folder} has {found}", number + 1
         if args.name and not resume:
-            raise UsageError(taken, hint="choose another --name, or delete that folder")
+            other = _difference(folder, table, resume=True) or other_parts(folder, parts())
+            more = "" if other else "--resume goes on from it to more rounds; or "
+            raise UsageError(taken, hint=f"{more}choose another --name, or delete that folder")
         folder = folder.with_name(f"{args.folder.name}-{number}")
 
 

@@ -45,7 +45,7 @@ VIRTUAL_ONLY = {
     "ray": "all processes are on this machine",
     "workers": "the devices are threads of one process",
     "hostile": "edge clients do not attack",
-    "concurrency": "the coordinator plays rounds; runs that wait for no device are in virtual time",
+    "concurrency": "this command plays rounds; `concurrency` in coordinator.toml has real devices train without",
     "buffer": "it belongs to concurrency",
     "max-staleness": "it belongs to concurrency",
     "checkpoint-every": "the coordinator stores every round",

@@ -90,7 +90,9 @@ class GenerationManager:
             self.site.point(rollout.stable)
         self.rollout = rollout
         if (rollout.stable, rollout.candidate) != (before.stable, before.candidate):
-            log.info("stable %.16s, candidate %.16s", rollout.stable, rollout.candidate)
+            waits = f" for {self.plan.share:g} of the devices, until {self.plan.pairs} pairs of reports have come"
+            told = f"{rollout.candidate:.16}{waits}" if rollout.candidate else "none"
+            log.info("stable %.16s, candidate %s", rollout.stable, told)
             self._load()
 
     def generation(self, device: str | None) -> Generation:

@@ -88,6 +88,9 @@ def test_the_container_runs_the_coordinator_without_root_and_can_be_stopped() ->
 def test_the_container_copies_our_packages_and_nothing_that_is_secret() -> None:
     copied = [rest.split()[:-1] for stage in stages() for word, rest in stage if word == "COPY"]
     names = {name for names in copied for name in names if not name.startswith(("--from", "/"))}
-    packages = re.findall(r'"(\w+)\*"', (FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    assert names == {*packages, "constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
+    project = (FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    packages, modules = re.findall(r'"(\w+)\*"', project), re.findall(r'py-modules = \["(\w+)"\]', project)
+    built_from = {*packages, *(f"{module}.py" for module in modules), "pyproject.toml", "setup.py"}
+    assert modules
+    assert names == built_from | {"constraints.txt", "README.md", "LICENSE"}
     assert all((FOLDER.parents[1] / name).exists() for name in names)

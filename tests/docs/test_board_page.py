@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,15 @@ def test_the_commands_of_the_page_run_one_after_another(tmp_path: Path, monkeypa
         assert len(reader.printed) == 5
     assert (tmp_path / "card" / "etc" / "systemd" / "system" / SERVICE_NAME).is_file()
     assert (tmp_path / "porch.tar").is_file()
-    assert (tmp_path / "client.tar").is_file()
+    assert (tmp_path / "client.tar").stat().st_size < 1e6
+    assert "the client's own code, under a megabyte" in PAGE
+    with tarfile.open(tmp_path / "porch.tar") as archive:
+        files = [f"/{member.name}" for member in archive if not member.isdir()]
+    table = PAGE.split("## What is on the board then")[1].split("\n\n")[1]
+    (removal,) = (text for kind, text in BLOCKS if kind == "sh" and "userdel" in text)
+    link = f"/etc/systemd/system/multi-user.target.wants/{SERVICE_NAME}"  # `systemctl disable` removes it
+    for listed in (re.findall(r"`(/[\w./@-]+)`", table), re.findall(r" (/[\w./-]+)", removal)):
+        assert [path for path in files if not any(f"{path}/".startswith(f"{place}/") for place in listed)] == [link]
 
 
 @pytest.mark.parametrize("block", [block for block in ON_HARDWARE if "fedcenters-edge flash" in block])

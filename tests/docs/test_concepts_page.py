@@ -6,7 +6,10 @@ import re
 
 import pytest
 
+import fedcenters as fc
 from coordinator.strategies.registry import METHODS
+from emulator.data.fleet_split import digits_fleet
+from emulator.testbed.demo import DemoSettings
 from tests.support.doc_pages import DOCS, ROOT, PageReader
 
 PAGE = "concepts.md"
@@ -26,6 +29,19 @@ def test_the_first_table_is_what_the_commands_print(reader: PageReader, method: 
     printed = [text for command, text in reader.printed.items() if f"--method {method} " in command]
     seen = [float(re.findall(r"accuracy(?: as served)? \(micro, macro\) +([\d.]+)%", text)[0]) for text in printed]
     assert seen == pytest.approx(told(method), abs=POINTS)
+
+
+def test_the_devices_of_the_first_table_have_so_many_samples() -> None:
+    (groups, alike) = re.findall(r"(\d+) or (\d+) (?:training )?samples", TEXT)
+    for told_sizes, partition in ((groups, "label-permutations:groups=3"), (alike, "iid")):
+        fleet = fc.fleets.digits(devices=12, partition=partition)
+        assert {len(fleet[name].train) for name in fleet} == {int(size) for size in told_sizes}
+
+
+def test_the_demos_twelve_devices_hold_the_digits_of_the_fleet_that_the_readme_names() -> None:
+    assert "The twelve hold the digits of `fc.fleets.digits(devices=12)`" in (ROOT / "README.md").read_text()
+    demo, fleet = digits_fleet(DemoSettings().devices, DemoSettings().new_devices), fc.fleets.digits(devices=12)
+    assert all((fleet[name].train.x == local.train.x).all() for name, local in demo.devices.items())
 
 
 def test_the_table_of_numbers_of_centers_is_what_the_command_prints(reader: PageReader) -> None:

@@ -182,6 +182,25 @@ def test_the_papers_page_names_every_method() -> None:
     assert set(METHODS) - named - {"nonfed"} == set()
 
 
+def test_a_page_that_counts_the_methods_counts_them_all() -> None:
+    said = re.compile(
+        r"There are \[?(\d+)(?: methods| \(\[methods)|All \[(\d+) methods|(\d+) methods behind|of (\d+) methods,"
+    )
+    found = [(called(page), count) for page in PAGES for counts in said.findall(words_of(page)) for count in counts]
+    assert {count for _, count in found} == {"", str(len(METHODS))}
+    assert {page for page, count in found if count} > {"README.md", "docs/concepts.md", "docs/glossary.md"}
+
+
+def test_a_page_installs_a_checkout_while_no_registry_has_a_release() -> None:
+    asked = {called(page) for page in PAGES if re.search(r"pip install [^\n`]*fedcenters\b", words_of(page))}
+    assert asked <= {"DECISIONS.md", "CHANGELOG.md"}  # which tell of it
+
+
+def words_of(page: Path) -> str:
+    """The text of a page."""
+    return page.read_text(encoding="utf-8")
+
+
 def test_measured_rows_of_the_comparison_are_those_of_the_benchmarks() -> None:
     section = (DOCS / "comparison.md").read_text(encoding="utf-8").split("## Measured")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "x |" in line]

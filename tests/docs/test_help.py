@@ -49,6 +49,14 @@ def test_a_command_has_an_example_of_itself(command: str) -> None:
     assert f"xample: {command}" in help_of(command)
 
 
+def test_a_command_of_the_device_says_in_its_own_help_what_it_does() -> None:
+    every = " ".join(edge._parser().format_help().split())
+    for name, parser in edge_commands().items():
+        words = " ".join((parser.description or "-").rstrip(".").split())
+        assert f"{name} {words[0].lower()}{words[1:]}" in every
+        assert words in help_of(f"fedcenters-edge {name}")
+
+
 def test_help_names_no_source_file_and_no_default_of_0_that_stands_for_another() -> None:
     texts = {name: help_of(name) for name in commands()}
     provision = texts["fedcenters-coordinator provision"]

@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.documentation import setting_words
 from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.protocol.task import Fit, Probe
 from tests.support.methods import MethodWorld, build, world
@@ -66,6 +67,21 @@ def test_a_row_lists_the_methods_own_settings_and_defaults(name: str) -> None:
     else:
         assert set(settings) >= set(COMMON)
         assert dict(re.findall(r"`([\w-]+)=([\w.-]+)`", cell)) == {k: v for k, v in settings.items() if k not in COMMON}
+
+
+def test_the_page_says_what_each_own_setting_means_in_the_words_of_the_docstrings() -> None:
+    meant: dict[tuple[str, str], list[str]] = {}
+    for name in sorted(METHODS):
+        for key in (key for key in as_written(make_method(name)) if key not in COMMON):
+            words = re.sub(r'"([^"]+)"', r"`\1`", setting_words(METHODS[name], key.replace("-", "_")))
+            words = re.sub(r"\b(warm_up|eps_1|eps_2)\b", lambda found: f"`{found[0].replace('_', '-')}`", words)
+            meant.setdefault((key, words), []).append(name)
+    section = PAGE.split("## What the own settings mean\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{key}` | {' '.join(f'`{name}`' for name in names)} | {words} |"
+        for (key, words), names in sorted(meant.items())
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from coordinator.rounds.round_record import RoundRecord, _Measured
 from tests.support.doc_pages import DOCS, PageReader, blocks, followed
 
 PAGE = "runs.md"
@@ -50,6 +53,23 @@ def test_every_file_of_the_table_is_there(reader: PageReader) -> None:
         assert (run / name).is_file()
     assert list(run.glob("centers/wecfl/center-*.safetensors"))
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_every_file_of_a_folder_is_in_the_table(reader: PageReader) -> None:
+    table = (DOCS / PAGE).read_text(encoding="utf-8").split("\n| file | content |")[1].split("\n\n")[0]
+    listed = {
+        name.partition("/")[0] for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])
+    }
+    for run in ("simulate-wecfl-0", "mqtt-ifca-0", "simulate-fesem-0"):
+        assert {path.name for path in (reader.folder / "runs" / run).iterdir()} <= listed | {"tensorboard"}
+
+
+def test_every_field_of_a_round_is_in_the_table(reader: PageReader) -> None:
+    table = (DOCS / PAGE).read_text(encoding="utf-8").split("\n| field | content |\n")[1].split("\n\n")[0]
+    listed = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])}
+    assert listed == (set(RoundRecord.__annotations__) | set(_Measured.__annotations__) | {"real_seconds"}) - {"event"}
+    written = (reader.folder / "runs" / "simulate-wecfl-0" / "metrics.jsonl").read_text().splitlines()
+    assert set(json.loads(written[-1])) <= listed | {"event"}
 
 
 def test_the_page_and_the_trackers_files_are_where_they_are_said_to_be(reader: PageReader) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.local_broker import free_port
-from tests.support.doc_pages import DOCS, PageReader, blocks
+from edge_client.toml_files import parse_toml
+from tests.support.doc_pages import DOCS, ROOT, PageReader, blocks
 
 PAGE = "quick-start.md"
 pytestmark = pytest.mark.timeout(600)  # four processes and a compiler, on a machine that may be busy
@@ -32,6 +33,13 @@ def test_python_prints_what_the_page_says_and_what_the_command_prints(reader: Pa
     assert [line for line in shown.splitlines() if line not in printed] == []
     command = next(text for words, text in reader.printed.items() if "--method fesem" in words)
     assert percent("accuracy", command) == percent("accuracy (micro", "\n".join(printed))
+
+
+def test_the_table_of_extras_has_every_extra() -> None:
+    table = (DOCS / PAGE).read_text(encoding="utf-8").split("\n| extra | for |\n")[1].split("\n\n")[0]
+    listed = {name for row in table.splitlines() for name in re.findall(r"`([\w-]+)`", row.split(" | ")[0])}
+    project = parse_toml((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert listed | {"images"} == set(project["optional-dependencies"])
 
 
 def test_one_model_fails_where_three_centers_do_not(reader: PageReader) -> None:

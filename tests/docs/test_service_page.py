@@ -73,6 +73,23 @@ def test_the_lines_for_a_run_without_rounds_are_accepted_in_the_place_of_those_t
         check_asynchronous(make_method(run.method, **run.settings), {})
 
 
+KEPT = {"federation": '"other"', "seed": "7", "codec": '"f32"', "over-select": "1.5", "evaluate-every": "2"}
+KEPT |= {"fraction-evaluate": "0.5", "teach-newcomers": "true", "concurrency": "3"}
+FREE = {"deadline-s": "9", "quorum": "0.5", "formats": '["onnx"]', "min-devices": "3", "credits": "2"}
+
+
+def test_the_page_lists_the_settings_that_a_folder_keeps(tmp_path: Path) -> None:
+    (told,) = re.findall(r"that began it: (.*?); the message of a refused start", PAGE, flags=re.DOTALL)
+    assert set(re.findall(r"`\[*([a-z-]+)\]*`", told)) == {*KEPT, "model", "runs"}
+    path, text = tmp_path / "coordinator.toml", re.sub(r"^over-select.*\n", "", CONFIG, flags=re.MULTILINE)
+    path.write_text(text, encoding="utf-8")
+    before = read_config(path).fingerprint()
+    for key, value in (KEPT | FREE).items():
+        others = re.sub(rf"^{key} = .*\n", "", text, flags=re.MULTILINE)
+        path.write_text(f"{key} = {value}\n{others}", encoding="utf-8")
+        assert (read_config(path).fingerprint() != before) == (key in KEPT), key
+
+
 def test_every_setting_of_the_page_is_one(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.toml"
     path.write_text(CONFIG, encoding="utf-8")

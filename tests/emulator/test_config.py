@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,9 @@ def test_the_example_is_the_default(method: str, tmp_path: Path) -> None:
     made = method_settings(make_method(method))
     assert args == SimulateArgs(method=method, settings=made)
     assert all(f"# {row.help}" in example_config(method) for row in OPTIONS.values())
+    lines = example_config(method).splitlines()
+    bare = [line for before, line in pairwise(lines) if re.match(r"[\w-]+ = ", line) and not before.startswith("# ")]
+    assert bare == []
 
 
 def test_a_runs_own_file_gives_the_same_run(tmp_path: Path) -> None:

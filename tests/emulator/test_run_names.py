@@ -55,8 +55,11 @@ def test_the_same_settings_replace_the_run_and_the_user_is_told(tmp_path: Path) 
 def test_a_name_of_ones_own_is_not_taken_from_a_run_with_other_settings(tmp_path: Path) -> None:
     asked = replace(ASKED, out=tmp_path, name="mine")
     assert opened(asked) == ("mine", "")
-    with pytest.raises(UsageError, match=r"mine has a run with num-rounds = 1, not 2\n\nhint: choose another --name"):
+    told = r"mine has a run with num-rounds = 1, not 2\n\nhint: --resume goes on .*; or choose another --name"
+    with pytest.raises(UsageError, match=told):
         opened(replace(asked, rounds=2))
+    with pytest.raises(UsageError, match=r"mine has a run with num-rounds = 1, not 2\n\nhint: choose another --name"):
+        opened(replace(asked, rounds=2, seed=1))
     assert opened(asked)[0] == "mine"
 
 

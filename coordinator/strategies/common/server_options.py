@@ -29,26 +29,35 @@ NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # metadata of a field tha
 class ServerOptions(MethodValue):
     """How the updates of a center's devices become the center. Raises ConfigError for values that cannot work.
 
+    Args:
+        reduce: "mean", "trimmed-mean", "median", "norm-clip", "krum", "multi-krum" or "geometric-median" of the models.
+        trim_updates: share of a center's devices that may be hostile, 0 to 0.49; of the trimmed mean and both krums.
+        server_momentum: share of its last move that a center repeats after each round, 0 to 0.99.
+        privacy_noise: noise multiplier; above 0 the centers are differentially private.
+        privacy_clip: longest contribution of one device to the sum of its center; with secure in place of secure_clip.
+        privacy_delta: the delta for which epsilon is reported.
+        secure: "off", or "updates" or "updates+membership": the server learns sums of devices only.
+        least_members: with secure, a center of fewer devices is not summed; at least 2.
+        secure_bits: with secure, bits of a word of the sums, 16 to 32.
+        secure_clip: with secure, longest difference of a device to its center, over the longest center's length (or 1).
+        secure_start: of FeSEM and WeCFL with secure: "loss", or "k-means", which tells the server updates.
+
     >>> import fedcenters as fc
     >>> fc.FeSEM(3, server=fc.ServerOptions(reduce="median"))
     FeSEM(3, server=ServerOptions(reduce='median'))
     """
 
-    reduce: str = "mean"  # a name of robust.REDUCER_NAMES
-    trim_updates: float = 0.2  # the share of a center's devices that may be hostile, for those reducers that need it
-    server_momentum: float = 0.0  # beta: the share of its last move that a center repeats (momentum.py)
-    privacy_noise: float = (
-        0.0  # z of privacy.py; above 0 centers are differentially private; with secure the devices add it
-    )
-    privacy_clip: float = (
-        1.0  # C of privacy.py: the greatest L2 norm of one device's contribution, in place of secure-clip
-    )
-    privacy_delta: float = 1e-5  # the delta for which epsilon is reported
-    secure: str = "off"  # "updates", "updates+membership": the server learns sums of devices only (docs/privacy.md)
-    least_members: int = 5  # a center of fewer devices is not summed
-    secure_bits: int = 32  # of a word of the sums
-    secure_clip: float = 1.0  # the greatest L2 norm of one device's contribution, over that of the last centers, or 1
-    secure_start: str = "loss"  # of fesem and wecfl: "loss", or "k-means", which tells the server updates
+    reduce: str = "mean"
+    trim_updates: float = 0.2
+    server_momentum: float = 0.0  # beta of momentum.py
+    privacy_noise: float = 0.0  # z of privacy.py; with secure the devices add it
+    privacy_clip: float = 1.0  # C of privacy.py, an L2 norm
+    privacy_delta: float = 1e-5
+    secure: str = "off"
+    least_members: int = 5
+    secure_bits: int = 32
+    secure_clip: float = 1.0
+    secure_start: str = "loss"
     secret: bytes = field(default=b"", repr=False, metadata=NOT_A_SETTING)  # the key of the noise
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedcenters as fc
-from coordinator.strategies.documentation import COSTS, ONE
+from coordinator.strategies.documentation import COSTS, ONE, setting_words
 from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.errors import ConfigError
 from tests.docs.test_methods_page import COSTS as PAGE
@@ -37,6 +37,45 @@ def test_the_docstring_names_the_paper_and_the_costs_that_the_page_has(name: str
     assert [cost.exchanges, cost.down, cost.up] == page
     assert f"Models down: {cost.down}. Models up: {cost.up}" in text
     assert f"fc.{METHODS[name].__name__}()" in text
+
+
+@pytest.mark.parametrize("kind", [fc.ServerOptions, *METHODS.values()], ids=lambda kind: kind.__name__)
+def test_the_words_of_a_setting_name_the_values_that_its_class_takes_and_no_others(kind: type) -> None:
+    for field in (f for f in fields(kind) if f.metadata.get("setting", True)):
+        assert setting_words(kind, field.name)
+        if isinstance(field.default, str):
+            said = {value for other in (kind, *METHODS.values()) for value in quoted(other, field.name)}
+            assert quoted(kind, field.name) == {value for value in said if is_taken(kind, field.name, value)}
+
+
+def test_the_reduce_of_a_method_is_said_as_it_takes_it() -> None:
+    for name in (name for name in NAMES if "reduce" in method_settings(make_method(name))):
+        rules = quoted(fc.ServerOptions, "reduce")
+        assert quoted(METHODS[name], "reduce") == {rule for rule in rules if makes(name, rule)}
+
+
+def makes(name: str, reduce: str) -> bool:
+    """Whether the method takes this reduce."""
+    try:
+        make_method(name, reduce=reduce)
+    except ConfigError:
+        return False
+    return True
+
+
+def quoted(kind: type, setting: str) -> set[str]:
+    """The values that the words of a setting have in quotes."""
+    return set(re.findall(r'"([^"]+)"', setting_words(kind, setting)))
+
+
+def is_taken(kind: type, setting: str, value: str) -> bool:
+    """Whether a class takes this value of a setting, beside the one of another setting that it needs."""
+    beside = {"metric": "l2"} if value == "ward" and "metric" in {f.name for f in fields(kind)} else {}
+    try:
+        kind(**{setting: value, **beside})
+    except ConfigError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,3 +112,14 @@ def test_seeds_that_are_no_number_and_no_list_are_named(seeds: Any) -> None:  # 
 def test_what_is_no_list_of_methods_is_named(wrong: Any) -> None:  # noqa: ANN401
     with pytest.raises(UsageError, match=r"hint: (give|write)"):
         fc.compare(wrong, fleet=fc.fleets.digits(devices=3))
+
+
+def test_a_comparison_goes_on_from_the_folders_of_its_runs(tmp_path: Path) -> None:
+    methods = {"two": fc.FedAvg(local_steps=2), "four": fc.FedAvg(local_steps=4)}
+    asked: dict[str, Any] = {"fleet": fc.fleets.digits(devices=3), "seeds": 1}
+    fc.compare(methods, rounds=1, out=tmp_path, **asked)
+    further = fc.compare(methods, rounds=2, out=tmp_path, resume=True, **asked)
+    whole = fc.compare(methods, rounds=2, **asked)
+    for name in methods:
+        assert further.results[name][0].accuracy == whole.results[name][0].accuracy
+        assert len(further.results[name][0].history) == 2

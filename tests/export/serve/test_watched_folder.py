@@ -113,6 +113,18 @@ def test_another_bundle_that_cannot_be_served_either_is_told_too(
     disk.full = False
 
 
+def test_a_candidate_is_told_with_what_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`fedcenters-edge nearest` posts no reports: without any, the other devices keep the old bundle."""
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=0.05, pairs=200))
+    write_bundle(tmp_path / "b", "two")
+    found = manager.fetch_generation()
+    assert found is not None
+    with caplog.at_level(logging.INFO):
+        manager.accept(found)
+    assert "for 0.05 of the devices, until 200 pairs of reports have come" in caplog.text
+
+
 def test_a_report_that_cannot_be_stored_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bundle(tmp_path / "b", "one")
     manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=0.5))
