@@ -99,7 +99,10 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> w
     "most_centers": {ALL: "centers at most, 1 to 16"},
     "prior_samples": {ALL: "how many held-out samples the fleet's mean shares count as, beside a device's own"},
     "least_gain": {ALL: "share of the held-out loss that more centers must save, 0 to 1"},
-    "reduce": {"TKM": '"trimmed-mean", "median", "norm-clip", "krum", "multi-krum" or "geometric-median"'},
+    "reduce": {
+        "TKM": '"trimmed-mean", "median", "norm-clip", "krum", "multi-krum" or "geometric-median"',
+        "NonFed": '"mean", without a meaning: no center is made',
+    },
     "server": {ALL: "ServerOptions: robust means, privacy noise and momentum of the centers"},
 }
 

@@ -6,19 +6,32 @@ start, which serves a device that never trained.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
+from edge_client.errors import ConfigError
 from edge_client.protocol.task import OWN_MODEL, ClientId, OwnModel, Schema
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NonFed(LocalSgd):
-    """One model per device. On a fleet of one device this is FedAvg."""
+    """One model per device. On a fleet of one device this is FedAvg. No center is made, so ServerOptions are refused."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unused = [
+            option.name.replace("_", "-")
+            for option in fields(ServerOptions)
+            if option.metadata.get("setting", True)
+            and getattr(self.server, option.name) != getattr(SERVER_DEFAULTS, option.name)
+        ]
+        if unused:
+            raise ConfigError(f"nonfed makes no centers, so {unused[0]} has no effect", hint=f"leave {unused[0]} out")
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002 - the interface's
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)

@@ -87,6 +87,7 @@ REFUSED: list[tuple[Callable[..., object], list[dict[str, Any]]]] = [
     (IFCA, [{"clusters": 0}, {"clusters": 17}, {"weights": "x"}]),
     (partial(make_method, "tkm"), [{"reduce": "mean"}, {"trim-clusters": 0.5}, {"trim-updates": -0.1}]),
     (partial(make_method, "tkm"), [{"weights": "samples"}]),
+    (partial(make_method, "nonfed"), [{"reduce": "median"}, {"server-momentum": 0.5}, {"privacy-noise": 1.0}]),
     (partial(make_method, "fedavg"), [{"trim-updates": 0.3}, {"trim-updates": 0.1, "reduce": "median"}]),
 ]
 
