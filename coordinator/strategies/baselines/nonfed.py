@@ -20,7 +20,7 @@ from edge_client.protocol.task import OWN_MODEL, ClientId, OwnModel, Schema
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NonFed(LocalSgd):
-    """One model per device. On a fleet of one device this is FedAvg. No center is made, so ServerOptions are refused."""
+    """One model per device, no center, and so no ServerOptions. On a fleet of one device this is FedAvg."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
