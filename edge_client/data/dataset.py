@@ -101,9 +101,9 @@ def _describe_other_targets(program: Program, y: Array) -> str:
     if y.shape[1:] != program.truth:
         return _misshapen("y", "labels", y, program.truth)
     most, classes = int(y.max()), program.classes
-    return (
-        "" if most < classes else f"y holds the label {most}, the program has {classes} classes: use 0 to {classes - 1}"
-    )
+    left_out = f", and {IGNORED} to leave a position out" if program.truth else ""
+    told = f"y holds the label {most}, the program has {classes} classes: use 0 to {classes - 1}{left_out}"
+    return "" if most < classes else told
 
 
 def require_fit(program: Program, local: DeviceData, *, labels: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import class_axis
+from export.compiler.losses.choose_loss import NO_GRADIENT, NO_GRADIENT_HINT
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import TraceSource, example_inputs
 from export.diagnostics import first_sentence
@@ -48,7 +49,7 @@ def check_own_loss(source: TraceSource) -> None:
             "a mask (torch.where) or random numbers",
         ) from wrong
     if not alone.requires_grad:
-        raise ProgramRefused(f"loss {name} has no gradient in the outputs", hint="compute it of them, without detach()")
+        raise ProgramRefused(f"loss {name} {NO_GRADIENT}", hint=NO_GRADIENT_HINT)
     one, other, far = float(alone.detach().mean()), float(whole.detach()), float(alone.detach().abs().mean())
     if abs(one - other) <= CLOSE * far or one == other or (math.isnan(one) and math.isnan(other)):
         return

@@ -165,7 +165,7 @@ def test_a_program_of_tokens_knows_its_classes_and_positions_after_a_trip() -> N
     ("y", "told"),
     [
         (np.zeros(9, int), r"labels of shape \[\], the program reads \[5\]"),
-        (np.full((9, TOKENS), CLASSES), "y holds the label 3, the program has 3 classes"),
+        (np.full((9, TOKENS), CLASSES), "the label 3, the program has 3 classes: use 0 to 2, and -100 to leave"),
         (np.zeros((9, TOKENS)), "save y as integers"),
         (np.full((9, TOKENS), IGNORED), "^$"),
     ],

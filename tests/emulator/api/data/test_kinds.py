@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from torch import nn
 
 import fedcenters as fc
 from edge_client.errors import ConfigError, FedcentersError
@@ -22,6 +23,13 @@ FIRST, SECOND = slice(0, 20), slice(20, 40)
 
 def frame(**columns: object) -> pd.DataFrame:
     return pd.DataFrame(X, columns=list("pqrs")).assign(label=Y, who=WHO).assign(**columns)
+
+
+def run(y: Array, *outputs: int) -> object:
+    """One round of a linear model with so many outputs, or of the default one."""
+    model: nn.Module | None = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, outputs)) if len(outputs) > 1 else None
+    model = nn.Linear(4, *outputs) if len(outputs) == 1 else model
+    return fc.simulate(fc.FedAvg(), fleet=fc.fleet((X, y), by=WHO), rounds=1, model=model)
 
 
 def of_each(first: dict[str, object], second: dict[str, object]) -> dict[str, pd.DataFrame]:
@@ -75,6 +83,11 @@ WRONG: list[tuple[Callable[[], object], str]] = [
         lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet(({"ids": X, "meta": X}, Y), by=WHO), rounds=1),
         "several arrays, and no model of ours takes them.*whose forward takes ids, meta",
     ),
+    (lambda: run(np.stack([Y, Y], 1) > 0, 2), "give one class for each sample, whole numbers, or float targets"),
+    (lambda: run((np.stack([Y, Y], 1) > 0).astype(int), 2), "whose labels are of shape.*for yes and no.*float32"),
+    (lambda: run((np.stack([Y, Y], 1) > 0).astype(int)), "a label per token or pixel.*for yes and no.*float32"),
+    (lambda: run((Y > 0).astype(int), 1), "Linear has 1 outputs.*one output per class: 2; or, for yes and no"),
+    (lambda: run(np.stack([Y, Y * 0 + 255], 1), 3, 2), r"class 255.*-100 leaves a position out: y\[y == 255\] = -100"),
     (
         lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet((X, Y * 10**9), by=WHO), rounds=1),
         "y has the class 2000000000, of 3 classes.*number the classes from 0",
