@@ -28,6 +28,7 @@ from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
 from emulator.data import registry
 from export.bundle.center_files import export_center
+from export.compiler.forward_pass import tracing_context
 from export.compiler.losses.sample_losses import loss_name
 from export.compiler.program import schema_of
 from export.diagnostics import quiet_warnings
@@ -66,7 +67,8 @@ def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
     }
     (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     try:
-        graph = export_center(copy.deepcopy(model.module).cpu().float(), model.input, "pt2")
+        with tracing_context():  # so that the graph can be compiled for any batch size, as the module can
+            graph = export_center(copy.deepcopy(model.module).cpu().float(), model.input, "pt2")
     except ProgramRefused as wrong:
         log.warning("fc.load will need model=... for %s: %s", folder, wrong.message)
     else:

@@ -239,3 +239,26 @@ def test_targets_of_another_shape_than_the_outputs_are_kept(tmp_path: Path) -> N
     run = fc.simulate(method, fleet=fc.fleet(devices), model=lambda: nn.Linear(3, 2), rounds=1, loss=spread)
     again = fc.load(run.save(tmp_path / "mine"), loss=spread)
     assert again.export(tmp_path / "bundle", formats=()).program.truth == (1,)
+
+
+class Tagger(nn.Module):
+    """Tokens as numbers: those beyond its table cannot be looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(self.embed(x.long()))
+        return made
+
+
+def test_a_model_of_tokens_answers_without_its_code(tmp_path: Path) -> None:
+    """Only its graph tells how many tokens it knows; samples drawn as other numbers were refused."""
+    x = np.random.default_rng(0).integers(7, size=(40, 5))
+    fleet = fc.fleet((x, x % 3), by=np.repeat([0, 1], 20))
+    result = fc.simulate(fc.FedAvg(local_steps=5), model=Tagger(), fleet=fleet, rounds=1)
+    loaded = fc.load(result.save(tmp_path / "tokens"))
+    np.testing.assert_array_equal(loaded.predict(x, center=0), result.predict(x, center=0))
+    bundle = loaded.export(tmp_path / "exported", formats=("onnx",))
+    assert bundle.program.golden["onnx"].tokens == 7
