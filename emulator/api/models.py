@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,11 +25,13 @@ from edge_client.training.scores import MAX_COUNTED_CLASSES
 from export.compiler.losses.choose_loss import layout_of
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
+from export.compiler.program_functions import vocabulary_size
 from export.compiler.signatures.packed_inputs import pack_module
 
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
 
+log = logging.getLogger(__name__)
 HIDDEN = 64
 NO_CLASSES = "; or, for yes and no or other numbers, y.astype('float32') and a loss of these"
 TRIED = 8  # samples of which a loss of the user's own is known again
@@ -78,6 +81,7 @@ def _own_model(
             raise UsageError("these samples are several arrays, and no model of ours takes them", hint=hint)
         model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
     model, packed = make_module(model, seed), _parts(split)
+    _warn_of_pixels(model, shape, split)
     if packed:
         model = pack_module(model, packed)
     source = make_source(
@@ -114,6 +118,12 @@ def _own_model(
         own_targets=source.own_targets,
         parts=packed,
     )
+
+
+def _warn_of_pixels(model: nn.Module, shape: tuple[int, ...], split: FleetData) -> None:
+    if split.pixels and len(shape) == 1 and vocabulary_size(model):
+        told = "x is uint8: pixels, which become 0 to 1, and %s has an embedding. For tokens give x.astype('int64')"
+        log.warning(told, type(model).__name__)
 
 
 def _other_labels(used: Array, outputs: int, axes: int, loss: LossFunction | None) -> str:

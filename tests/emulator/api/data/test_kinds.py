@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from torch import nn
 
 import fedcenters as fc
@@ -144,6 +145,29 @@ def test_uint8_in_a_prediction_of_a_run_on_other_numbers_stays_what_it_is() -> N
     x = RNG.integers(0, 9, (N, 4))
     result = fc.simulate(fc.FedAvg(local_steps=2), fleet=fc.fleet((x, Y), by=WHO), rounds=1)
     np.testing.assert_array_equal(result.predict(x.astype(np.uint8), center=0), result.predict(x, center=0))
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(self.embed(x.long()).mean(1))
+        return made
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64])
+def test_tokens_as_uint8_are_told_to_be_pixels(kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them became the token 0."""
+    x: Array = RNG.integers(0, 256, (N, 5)).astype(kind)
+    fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, Y), by=WHO), model=Words(), rounds=1)
+    assert any("For tokens give x.astype('int64')" in said for said in caplog.messages) is (kind is np.uint8)
+
+
+def test_true_and_false_are_samples_too() -> None:
+    """A fleet by a column ended in a TypeError of numpy."""
+    assert set(np.unique(fc.fleet((X > 0, Y), by=WHO)["anna"].train.x)) == {0.0, 1.0}
 
 
 def test_devices_without_test_samples_are_told_when_they_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
