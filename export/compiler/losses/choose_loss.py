@@ -106,7 +106,8 @@ def check_own_loss(loss: LossFunction, out: Tensor, y: Tensor, *, labels: bool) 
         raise ProgramRefused(
             f"loss {loss_name(loss)} fails for outputs {list(out.shape)} and targets {list(y.shape)}: "
             f"{first_sentence(wrong)}",
-            hint="give a batch of your targets, as targets=y: without one they are numbers of the output's shape",
+            hint="give a batch of your targets, as targets=y: without one they are numbers of the output's shape; a "
+            'ModelEntry says with loss="squared-error" that y holds numbers',
         ) from wrong
     if not found.requires_grad:
         raise ProgramRefused(f"loss {loss_name(loss)} {NO_GRADIENT}", hint=NO_GRADIENT_HINT)
