@@ -78,6 +78,12 @@ def layout_of(target: Sequence[int], labels: Sequence[int]) -> Loss | None:
     if not labels:
         return "cross-entropy" if len(target) == 1 else None
     if target[1:] == labels:
+        if target[:-1] == labels:
+            warnings.warn(
+                f"{target} outputs for {labels} labels: the first axis is taken for the classes, as in torch's "
+                "cross_entropy; where they are the last one, give the outputs transposed",
+                stacklevel=4,
+            )
         return "pixel-cross-entropy"
     return "token-cross-entropy" if target[:-1] == labels else None
 
