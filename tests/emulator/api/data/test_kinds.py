@@ -15,6 +15,7 @@ from torch import nn
 import fedcenters as fc
 from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.task import Array
+from emulator.api.data.kinds import checked_labels
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -71,6 +72,8 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: fc.fleet((X, Y), by=WHO, partition="iid", devices=3), "iid does not look at whose the samples are"),
     (lambda: fc.fleet({"a": (X, Y), "b": (X, Y * 1.0)}), "y of b is floating point numbers, of a whole numbers"),
     (lambda: fc.fleet({"a": (X, Y * 1.0), "b": (X, Y)}), "y of b is whole numbers, of a floating point numbers"),
+    (lambda: fc.fleet({"a": (X, Y), "b": (X, Y[:, None])}), r"b has labels of \[1\], a of \[\]"),
+    (lambda: fc.fleet({"a": (X, Y), "b": (X[:, :2], Y)}), r"b has samples of \[2\], a of \[4\]"),
     (lambda: fc.fleet({"a": (X, Y), "b": (X, WHO)}), "y of b is text, of a whole numbers"),
     (lambda: fc.fleet({"a": (pixels(X), Y), "b": (X, Y)}), "x of b is other numbers, of a uint8"),
     (lambda: fc.fleet({"a": (X, Y), "b": (pixels(X), Y)}), "x of b is uint8, of a other numbers"),
@@ -168,6 +171,14 @@ def test_tokens_as_uint8_are_told_to_be_pixels(kind: type, caplog: pytest.LogCap
 def test_true_and_false_are_samples_too() -> None:
     """A fleet by a column ended in a TypeError of numpy."""
     assert set(np.unique(fc.fleet((X > 0, Y), by=WHO)["anna"].train.x)) == {0.0, 1.0}
+
+
+def test_a_single_test_sample_may_have_several_labels() -> None:
+    """Its labels were taken for as many samples."""
+    y = np.stack([Y, Y], axis=1)
+    (labels, one), _ = checked_labels([y, y[:1]])
+    assert (labels.shape, one.shape) == ((N, 2), (1, 2))
+    assert checked_labels([Y[:, None]])[0][0].shape == (N,)
 
 
 def test_devices_without_test_samples_are_told_when_they_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
