@@ -150,7 +150,7 @@ def test_uint8_in_a_prediction_of_a_run_on_other_numbers_stays_what_it_is() -> N
     np.testing.assert_array_equal(result.predict(x.astype(np.uint8), center=0), result.predict(x, center=0))
 
 
-class Words(nn.Module):
+class ByteTokens(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(256, 4), nn.Linear(4, 3)
@@ -164,7 +164,7 @@ class Words(nn.Module):
 def test_tokens_as_uint8_are_told_to_be_pixels(kind: type, caplog: pytest.LogCaptureFixture) -> None:
     """Each of them became the token 0."""
     x: Array = RNG.integers(0, 256, (N, 5)).astype(kind)
-    fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, Y), by=WHO), model=Words(), rounds=1)
+    fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, Y), by=WHO), model=ByteTokens(), rounds=1)
     assert any("For tokens give x.astype('int64')" in said for said in caplog.messages) is (kind is np.uint8)
 
 
