@@ -19,7 +19,7 @@ import numpy as np
 from coordinator.clustering.gram import gram_matrix, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
-from coordinator.rounds.label_counting import count_labels
+from coordinator.rounds.label_counting import check_label_totals, count_labels
 from coordinator.strategies.base import Fleet, Round, ServedModels, ServingOptions, State, Strategy
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.representation import represent
@@ -100,6 +100,7 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
         model or args.model, replace(split, devices=local), seed=args.seed, batch=batch, engine=args.engine
     ) as (devices, start):
         check_samples(devices.program, split)
+        check_label_totals(methods[-1], devices.program)
         if by == "accuracy" and not devices.program.has_classes:
             told = f"the targets of {args.data_set} are no classes, and have no accuracy"
             raise UsageError(told, hint='take by="silhouette" or by="distance" (--by on the command line)')

@@ -359,7 +359,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _format_accuracy(row: Mapping[str, Any]) -> str:
     if row["torch"] is None:
-        return f"not measured: {'random inputs' if row['random_inputs'] else 'samples without labels'}"
+        return f"not measured: {'random inputs' if row['random_inputs'] else 'samples without class labels'}"
     return f"{_format_measurement(row['torch']):18}  {_format_measurement(row['accuracy'])}"
 
 

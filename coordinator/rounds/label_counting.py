@@ -19,6 +19,7 @@ from coordinator.strategies.base import Round, State, Strategy
 from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, check_room, label_counts
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.updates import pack_by_client
+from edge_client.errors import ConfigError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, ClientId, Probe
 
@@ -26,9 +27,19 @@ SAME_NUMBER = 0.5  # samples by which a sum of soft labels may differ from their
 
 
 def check_label_totals(strategy: Strategy, program: Program) -> None:
-    """Raise ConfigError, before the first round, where no task has room for the label totals of all centers."""
-    if isinstance(strategy, LocalSgd) and strategy.label_prior == "device" and program.loss == "cross-entropy":
-        check_room(strategy.compared_centers, program.classes)
+    """Raise ConfigError, before the first round, where devices would refuse each probe, or no task has room.
+
+    A label prior corrects a cross-entropy, and a task has the label totals of all centers.
+    """
+    if not isinstance(strategy, LocalSgd) or strategy.label_prior != "device":
+        return
+    if program.loss != "cross-entropy" or program.own_loss:
+        told = "has a loss of its own" if program.own_loss else f"is trained for {program.loss}"
+        raise ConfigError(
+            f"label-prior device corrects the cross-entropy of one class for each sample, and {program.model} {told}",
+            hint="set label-prior = model; fedrc is fedem then",
+        )
+    check_room(strategy.compared_centers, program.classes)
 
 
 def count_labels(strategy: Strategy, before: State, exchanges: Round) -> Round:

@@ -32,7 +32,7 @@ from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.numbered_fleet import used_centers
 from edge_client.errors import UsageError
-from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, OwnModel, Probe, Reply, Schema
+from edge_client.protocol.task import F64, MAX_MODELS, ClientId, Fit, Flat, OwnModel, Probe, Reply, Schema
 from edge_client.users_code import place_of
 
 TASKS_HINT = "yield a dict of tasks by device: {who: self.fit(start=state.centers[0], seed=0) for who in sorted(fleet)}"
@@ -107,7 +107,8 @@ def run_round(  # noqa: PLR0913 - a round has these
     after = yield from count_releases(strategy, state, exchanges)
     if is_sealed(strategy):
         # The same centers again would have the same answers: two sums of them tell those of a device that one lacks.
-        asked = cohort if (after.centers != state.centers).any() else []
+        # What an evaluation sums are confusion matrices; where targets are no classes, each device would refuse it.
+        asked = cohort if "confusion" in scoring.want and (after.centers != state.centers).any() else []
         return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch))
     facts: dict[str, Any] = {"batch": batch, "last": round == of, "scoring": scoring, "fleet": fleet}
     return after, (yield from evaluate_round(strategy, after, schema, cohort, **facts))
@@ -128,14 +129,15 @@ def evaluate_round(  # noqa: PLR0913 - an evaluation has these
 
     `fleet`: all devices, which the report counts on a single center where the method assigns none.
     """
-    served = {c: serving_probe(strategy, after, c, batch=batch, want=scoring.want) for c in cohort}
+    asked: dict[str, Any] = {"batch": batch, "want": scoring.want, "own_loss": scoring.signed}
+    served = {c: serving_probe(strategy, after, c, **asked) for c in cohort}
     replies = {c: r for c, r in sorted((yield served).items()) if isinstance(r, Reply)} if served else {}
     matrices = {c: r.confusion[0] for c, r in replies.items() if r.confusion is not None}
     report = make_report(
         matrices,
         after.assignment if fleet is None else told_assignment(strategy, after, fleet),
         n_centers=len(after.centers),
-        losses={c: float(r.losses[0]) for c, r in replies.items() if r.losses is not None},
+        losses={c: _mean_loss(r.losses, served[c].prior) for c, r in replies.items() if r.losses is not None},
         counted_labels={c: _labels(r)[0] for c, r in replies.items() if r.positions is not None and c not in matrices},
         samples={c: r.n for c, r in replies.items()},
         signed=scoring.signed,
@@ -145,6 +147,11 @@ def evaluate_round(  # noqa: PLR0913 - an evaluation has these
         want = counts - {"positions"} if "confusion" in counts else counts
         report = replace(report, centers=(yield from _measure_centers(strategy, after, schema, cohort, batch, want)))
     return report
+
+
+def _mean_loss(losses: F64, prior: Sequence[float] | None) -> float:
+    """The loss of one model, or the mean of those of a mixture by their shares."""
+    return float(losses[0] if prior is None else np.average(losses, weights=prior))
 
 
 def _labels(reply: Reply) -> list[tuple[float, float]]:
@@ -249,15 +256,24 @@ def _serves_center(task: Probe, centers: Sequence[int], schema: Schema) -> bool:
 
 
 def serving_probe(
-    strategy: Strategy, state: State, who: ClientId, *, batch: int, want: frozenset[str] = CLASSES.want
+    strategy: Strategy,
+    state: State,
+    who: ClientId,
+    *,
+    batch: int,
+    want: frozenset[str] = CLASSES.want,
+    own_loss: bool = False,
 ) -> Probe:
-    """The scores of a device's own predictor on its held-out samples, and its loss where it is one model."""
+    """The scores of a device's own predictor on its held-out samples, and its loss where it is one model.
+
+    A loss of the user's own is asked for of each model of a mixture: other scores may mean nothing there.
+    """
     mixture = strategy.predictor(state, who)
     if not isinstance(mixture, Sequence) or any(not isinstance(m, Sequence) or len(m) != PAIR for m in mixture):
         hint = "return pairs of a weight and a model, as ((1.0, state.centers[0]),)"
         raise UsageError(f"{type(strategy).__name__}.predictor returned {type(mixture).__name__}", hint=hint)
     # The mean of a mixture's losses is not its loss; where nothing else is asked for, nothing else is known.
-    wanted = want - {"loss"} or want if len(mixture) > 1 else want
+    wanted = want - {"loss"} or want if len(mixture) > 1 and not own_loss else want
     return Probe(
         models=[model for _, model in mixture],
         prior=[weight for weight, _ in mixture] if len(mixture) > 1 else None,

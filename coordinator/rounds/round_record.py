@@ -211,14 +211,20 @@ def tested_in_words(record: Mapping[str, Any]) -> str:
 
 
 def reached_in_words(record: Mapping[str, Any]) -> str:
-    """The accuracy of a round, or where it has none its other scores, or its loss; "" where nothing was measured."""
+    """The accuracy of a round, or where it has none its loss, and its other scores; "" where nothing was measured."""
     found = {name: value["micro"] for name, value in (record.get("metrics") or {}).items()}
-    micro = (record.get("accuracy") or {}).get("micro")
+    micro, loss = ((record.get(name) or {}).get("micro") for name in ("accuracy", "loss"))
     words = [] if micro is None else [f"accuracy {micro:.1%}{_centers_apart(record)}"]
-    words += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items() if value is not None]
-    if not words and (loss := (record.get("loss") or {}).get("micro")) is not None:
+    if micro is None and loss is not None and not is_squared_error(loss, found):
         words = [f"loss {loss:.4g}"]
+    words += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items() if value is not None]
     return ", ".join(words)
+
+
+def is_squared_error(loss: float, scores: Mapping[str, float | None]) -> bool:
+    """Whether a loss is the squared error among the scores, in the digits that are shown: one of them is enough."""
+    squared = scores.get("squared_error")
+    return squared is not None and f"{squared:.4g}" == f"{loss:.4g}"
 
 
 def left_out_in_words(record: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from edge_client.protocol.samples.input_parts import FROM_PARTS, Parts, other_pa
 from edge_client.protocol.task import I64, Array
 
 log = logging.getLogger(__name__)
+SHARES_OFF = 0.01  # by which the sum of probabilities may miss 1, as of float16
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,22 +89,36 @@ def describe_misfit(program: Program, data: Dataset, *, labels: bool = True) -> 
 
 def _describe_other_targets(program: Program, y: Array) -> str:
     if not np.issubdtype(y.dtype, np.integer):
-        probabilities = program.loss == "cross-entropy" and not program.own_loss
-        if program.has_classes and not probabilities:
-            return "y holds floating point numbers, the program reads class labels: save y as integers"
-        if probabilities and y.ndim == 1:
-            return "y holds floating point numbers, one for each sample: save class labels as integers"
-        shape = program.target if probabilities else program.truth
-        return "" if y.shape[1:] == shape else _misshapen("y", "targets", y, shape)
+        return _describe_other_numbers(program, y)
     if not program.has_classes:
         told = "y holds class labels, the program predicts numbers: save y as floating point targets"
         return told + (", or compile its loss with labels as `targets`" if program.own_loss else "")
     if y.shape[1:] != program.truth:
         return _misshapen("y", "labels", y, program.truth)
     most, classes = int(y.max()), program.classes
-    return (
-        "" if most < classes else f"y holds the label {most}, the program has {classes} classes: use 0 to {classes - 1}"
+    left_out = f", and {IGNORED} to leave a position out" if program.truth else ""
+    told = f"y holds the label {most}, the program has {classes} classes: use 0 to {classes - 1}{left_out}"
+    return "" if most < classes else told
+
+
+def _describe_other_numbers(program: Program, y: Array) -> str:
+    """Of floating point y: numbers to predict, or the probabilities of classes, which sum to 1."""
+    probabilities = program.loss == "cross-entropy" and not program.own_loss
+    if program.has_classes and not probabilities:
+        return "y holds floating point numbers, the program reads class labels: save y as integers"
+    if probabilities and y.ndim == 1:
+        return "y holds floating point numbers, one for each sample: save class labels as integers"
+    shape = program.target if probabilities else program.truth
+    if y.shape[1:] != shape:
+        return _misshapen("y", "targets", y, shape)
+    if not probabilities:
+        return ""
+    off = (np.abs(y.sum(axis=1, dtype=np.float64) - 1) > SHARES_OFF) | (y < -SHARES_OFF).any(axis=1)
+    told = (
+        f"y of {int(off.sum())} samples holds no probabilities of the {y.shape[1]} classes, from 0 and of sum 1: "
+        "save class labels as integers; numbers to predict need a program that is compiled for squared-error"
     )
+    return told if off.any() else ""
 
 
 def require_fit(program: Program, local: DeviceData, *, labels: bool) -> None:

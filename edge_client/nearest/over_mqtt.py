@@ -241,18 +241,18 @@ class NearestClient:
 def personalise_and_score(
     source: CenterSource, center: int, local: DeviceData, steps: int, config: ClientConfig
 ) -> dict[str, Any]:
-    """Train a few local steps from the center -> the model's file, and both accuracies on held-out samples.
+    """Train a few local steps from the center -> the model's file, and accuracy and loss before and after them.
 
-    Without held-out samples the accuracies are None: those on the training samples would favour the local model.
+    They are of held-out samples, and None without these: those of the training samples would favour the local model.
     """
     (model,) = source.models([center])
     mine = personalise(source, model, local.train, steps)
     path = config.state / f"personal-{center}.safetensors"
     write_atomically(path, codecs.encode_vector(mine, source.program.schema, codec="f32", kind="model"))
-    kept: dict[str, Any] = {"steps": steps, "file": str(path), "before": None, "accuracy": None, "loss": None}
+    names = "before", "loss_before", "accuracy", "loss"
+    kept: dict[str, Any] = {"steps": steps, "file": str(path), **dict.fromkeys(names)}
     if local.test is None:
         return kept
     learner = source.learner(training=False)
-    before, _ = evaluate_model(learner, model, local.test)
-    accuracy, loss = evaluate_model(learner, mine, local.test)
-    return kept | {"before": before, "accuracy": accuracy, "loss": loss}
+    found = *evaluate_model(learner, model, local.test), *evaluate_model(learner, mine, local.test)
+    return kept | dict(zip(names, found, strict=True))

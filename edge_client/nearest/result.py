@@ -49,7 +49,7 @@ class NearestAnswer:
     class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., as the device's schema.toml has them
     fetched: int = 0  # bytes of this visit
     signed_by: str | None = None  # the federation whose signature was checked
-    personal: Mapping[str, Any] | None = None  # {"steps", "file", "accuracy", "loss"} after local steps
+    personal: Mapping[str, Any] | None = None  # {"steps", "file", "before", "loss_before", "accuracy", "loss"}
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -70,11 +70,18 @@ class NearestAnswer:
             lines.append(f"  of {self.n} samples it says " + ", ".join(f"{self._class(k)}: {n}" for k, n in most))
         if self.accuracy is not None:
             lines.append(f"  accuracy {self.accuracy:.1%} on {self.n} samples")
+        elif self.loss is not None:
+            lines.append(f"  mean squared error {self.loss:.4g} on {self.n} samples")
         if self.personal is not None:
-            before, after = self.personal["before"], self.personal["accuracy"]
-            told = "" if after is None else f": accuracy {before:.1%} before, {after:.1%} after"
-            lines.append(f"  {self.personal['steps']} local steps{told}; kept in {self.personal['file']}")
+            lines.append(f"  {self.personal['steps']} local steps{self._gain()}; kept in {self.personal['file']}")
         return "\n".join(lines)
+
+    def _gain(self) -> str:
+        """What local steps have changed; nothing without held-out samples."""
+        had = self.personal or {}
+        if had.get("accuracy") is not None:
+            return f": accuracy {had['before']:.1%} before, {had['accuracy']:.1%} after"
+        return "" if had.get("loss") is None else f": loss {had['loss_before']:.4g} before, {had['loss']:.4g} after"
 
     def _headline(self) -> str:
         if self.center is not None:

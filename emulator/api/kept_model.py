@@ -13,11 +13,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from coordinator.models.registry import Model
 from edge_client.engines.pt2 import read_exported
@@ -28,6 +29,7 @@ from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
 from emulator.data import registry
 from export.bundle.center_files import export_center
+from export.compiler.forward_pass import tracing_context
 from export.compiler.losses.sample_losses import loss_name
 from export.compiler.program import schema_of
 from export.diagnostics import quiet_warnings
@@ -63,10 +65,12 @@ def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
         "own_targets": model.own_targets,
         "schema": [[t.name, t.role, list(t.shape)] for t in schema.tensors],
         "classifier": list(schema.classifier),
+        "tied": _tied_places(model.module),
     }
     (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     try:
-        graph = export_center(copy.deepcopy(model.module).cpu().float(), model.input, "pt2")
+        with tracing_context():  # so that the graph can be compiled for any batch size, as the module can
+            graph = export_center(copy.deepcopy(model.module).cpu().float(), model.input, "pt2")
     except ProgramRefused as wrong:
         log.warning("fc.load will need model=... for %s: %s", folder, wrong.message)
     else:
@@ -87,6 +91,7 @@ def read_facts(folder: Path) -> tuple[dict[str, Any], Schema, str | None] | None
         schema = Schema(tensors, tuple(told.pop("classifier")))
         parts = tuple(InputPart.from_json(row) for row in told.get("parts", ()))
         own_loss, own_targets = told.pop("own_loss", None), told.get("own_targets")
+        told.pop("tied", None)
         facts = {
             **told,
             "input": tuple(told["input"]),
@@ -99,8 +104,8 @@ def read_facts(folder: Path) -> tuple[dict[str, Any], Schema, str | None] | None
     return facts, schema, own_loss
 
 
-def read_kept_model(folder: Path, facts: Mapping[str, Any]) -> Model | None:
-    """The traced module, which cannot be trained; None where none was kept."""
+def read_kept_model(folder: Path, facts: Mapping[str, Any], schema: Schema) -> Model | None:
+    """The traced module, with the run's schema, which cannot be trained; None where none was kept."""
     path = folder / GRAPH_FILE
     if not path.is_file():
         return None
@@ -113,7 +118,38 @@ def read_kept_model(folder: Path, facts: Mapping[str, Any]) -> Model | None:
     for name in ("train", "eval"):  # an exported graph refuses both; a flag that it ignores does no harm
         graph.__dict__.pop(name, None)
     _copy_quietly(type(graph))
+    _restore_places(graph, schema, json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")).get("tied", {}))
     return Model(module=graph, **facts)
+
+
+def _tied_places(module: nn.Module) -> dict[str, str]:
+    """Each further name of a tensor in several places, or of a layer in several -> its first one."""
+    first: dict[int, str] = {}
+    members = *module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)
+    known = {name: first.setdefault(id(value), name) for name, value in members}
+    return {name: one for name, one in known.items() if name != one}
+
+
+def _restore_places(graph: nn.Module, schema: Schema, tied: Mapping[str, str]) -> None:
+    """What an archive loses: a tensor in several places is one, and a buffer beside the schema is not trained.
+
+    Such a buffer, or plain tensor, becomes a frozen parameter, as a copy of a graph saves every buffer.
+    """
+    held = dict([*graph.named_parameters(), *graph.named_buffers()])
+    for name in tied.keys() & held.keys():
+        _put(graph, name, held[tied[name]])
+    known = {tensor.name for tensor in schema.tensors} | tied.keys()
+    nodes = graph.graph.nodes if isinstance(graph, fx.GraphModule) else ()
+    for name in sorted({str(node.target) for node in nodes if node.op == "get_attr"} - known):
+        value = attrgetter(name)(graph)
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.is_floating_point():
+            _put(graph, name, nn.Parameter(value, requires_grad=False))
+
+
+def _put(graph: nn.Module, name: str, value: torch.Tensor) -> None:
+    layer, _, own = name.rpartition(".")
+    delattr(graph.get_submodule(layer), own)
+    setattr(graph.get_submodule(layer), own, value)
 
 
 def _copy_quietly(kind: Any) -> None:  # noqa: ANN401 - torch makes a class of its own for each graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,17 +20,20 @@ from coordinator.models.registry import Model, build_model, summed
 from edge_client.errors import UsageError
 from edge_client.protocol.program import IGNORED, class_axis
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
-from edge_client.protocol.task import Flat, Schema
+from edge_client.protocol.task import Array, Flat, Schema
 from edge_client.training.scores import MAX_COUNTED_CLASSES
 from export.compiler.losses.choose_loss import layout_of
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
+from export.compiler.program_functions import vocabulary_size
 from export.compiler.signatures.packed_inputs import pack_module
 
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
 
+log = logging.getLogger(__name__)
 HIDDEN = 64
+NO_CLASSES = "; or, for yes and no or other numbers, y.astype('float32') and a loss of these"
 TRIED = 8  # samples of which a loss of the user's own is known again
 
 
@@ -65,7 +69,8 @@ def _own_model(
         if one.y.ndim > 1 and labels:
             raise UsageError(
                 "these samples have a label per token or pixel, and no model of ours gives so many",
-                hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes",
+                hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes"
+                + NO_CLASSES,
             )
         if labels and used[-1] >= MAX_COUNTED_CLASSES:
             told = f"y has the class {used[-1]}, of {len(used)} classes; accuracy is counted for {MAX_COUNTED_CLASSES}"
@@ -76,6 +81,7 @@ def _own_model(
             raise UsageError("these samples are several arrays, and no model of ours takes them", hint=hint)
         model = partial(Perceptron, shape, (int(used[-1]) + 1,) if labels else tuple(one.y.shape[1:]))
     model, packed = make_module(model, seed), _parts(split)
+    _warn_of_pixels(model, shape, split)
     if packed:
         model = pack_module(model, packed)
     source = make_source(
@@ -92,14 +98,13 @@ def _own_model(
             raise UsageError(
                 f"{source.name} gives {source.target} for a sample, whose labels are of shape {one.y.shape[1:]}",
                 hint="give it one row of outputs for each label: the classes are the first axis of a sample's output, "
-                "or the last",
+                f"or the last{NO_CLASSES}",
             )
         most, outputs = int(used[-1]), source.target[class_axis(kind, source.target)]
         if most >= outputs:
-            gaps = ", or number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
             raise UsageError(
                 f"{source.name} has {outputs} outputs, and a device has a sample of class {most}",
-                hint=f"give it one output per class: {most + 1}{gaps if len(used) <= most else ''}",
+                hint=f"give it one output per class: {most + 1}{_other_labels(used, outputs, one.y.ndim, loss)}",
             )
         facts: dict[str, Any] = {"classes": outputs} if kind == "cross-entropy" else {"target": source.target}
         return Model(name=source.name, module=model, input=shape, **facts, parts=packed, loss=kind, own_loss=loss)
@@ -112,6 +117,22 @@ def _own_model(
         own_loss=loss,
         own_targets=source.own_targets,
         parts=packed,
+    )
+
+
+def _warn_of_pixels(model: nn.Module, shape: tuple[int, ...], split: FleetData) -> None:
+    if split.pixels and len(shape) == 1 and vocabulary_size(model):
+        told = "x is uint8: pixels, which become 0 to 1, and %s has an embedding. For tokens give x.astype('int64')"
+        log.warning(told, type(model).__name__)
+
+
+def _other_labels(used: Array, outputs: int, axes: int, loss: LossFunction | None) -> str:
+    """What else a user may mean whose labels `used` are more than the outputs; y has so many `axes`."""
+    more = NO_CLASSES if outputs == 1 or loss is not None else ""
+    if axes > 1 and len(used) <= outputs + 1:
+        return f"{more}; {IGNORED} leaves a position out: y[y == {used[-1]}] = {IGNORED}"
+    return more + (
+        "" if len(used) > used[-1] else ", or number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
     )
 
 

@@ -230,7 +230,7 @@ def _model(
         return model, schema_for(model), first_model(model), False
     fields_, schema, called = facts
     fields_["own_loss"] = _own_loss(place, called, loss, instead=fields_["loss"])
-    kept = read_kept_model(place, fields_)
+    kept = read_kept_model(place, fields_, schema)
     start = np.zeros(schema.size, np.float32) if kept is None else first_model(kept)
     if given is None:
         return kept, schema, start, True

@@ -233,6 +233,10 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
         raise UsageError(f"{type(module).__name__} is no torch module", hint="give the module itself, as Net()")
     if not callable(loss) and loss not in LOSS_WORDS:
         raise UsageError(f"unknown loss {loss!r}", hint=f"use one of {', '.join(LOSS_WORDS)}, or give a function")
+    if isinstance(targets, (list, tuple)) and not all(isinstance(size, int) and size > 0 for size in targets):
+        raise UsageError(
+            "targets are a list, and no shape", hint="give a batch of them as one array: np.array(targets)"
+        )
     engines = (engines,) if isinstance(engines, str) else engines
     facts: dict[str, Any] = {"name": type(module).__name__, "engines": engines, "batch": batch, "output": output}
     facts["loss"] = loss if callable(loss) else LOSS_WORDS[loss]

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.rounds.round_record import is_squared_error
 from emulator.reports import display_names
 from export.command_line import difference_in_words
 
@@ -95,7 +96,9 @@ def _scores(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = {"accuracy": served} if centers == served else {"accuracy as served": served, "of the centers": centers}
     devices = result["f1_of_devices"]
     if served["micro"] is None:  # targets that are no classes
-        return [("loss", f"{result['loss']:.4g}")] if "loss" in result and "metrics" not in result else []
+        loss = result.get("loss")
+        shown = loss is not None and not is_squared_error(loss, result.get("metrics", {}))
+        return [("loss", _number(loss))] if shown else []
     return [
         *((f"{label} (micro, macro)", f"{share(one['micro'])} {share(one['macro'])}") for label, one in pairs.items()),
         ("F1 of devices (weighted, unweighted)", f"{share(devices['weighted'])} {share(devices['unweighted'])}"),

@@ -80,7 +80,7 @@ def check_samples(program: Program, split: FleetData) -> None:
     for who, local in split.devices.items():
         for data in (local.train, local.test):
             if data is not None and len(data) and (misfit := describe_misfit(program, data)):
-                hint = "give a model for these samples; whole numbers y are classes, floats are targets: y.astype(int)"
+                hint = "give a model for these samples and targets; whole y are classes, float y are not: y.astype(int)"
                 raise UsageError(f"device {who} cannot train {program.model}: {misfit}", hint=hint)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import RANDOM
-from export.compiler.program_functions import TraceSource, call_module, tensors_of
+from export.compiler.losses.sample_losses import LossFunction, loss_name
+from export.compiler.program_functions import TraceSource, call_module, example_inputs, sample_losses, tensors_of
 from export.compiler.random_ops import COVERED_OPERATORS
 from export.diagnostics import first_sentence
 from export.dispatch_mode import PlainDispatchMode
@@ -59,12 +60,22 @@ def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exce
     Where none was seen, as torch takes a function apart, the line is the one at which `wrong` was raised.
     """
     used = _watch_pass(source, 2).seen
-    stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
-    where = used.get(operator) or next((layers for name, layers in used.items() if stem in name), {})
+    where: Mapping[str, None] | None = used.get(operator)
+    if not where and source.own_loss is not None:
+        seen = _places(_watch_loss(source, source.own_loss), operator)
+        if seen or operator.endswith("_") or not _places(used, operator):  # a forward pass has no writes in place left
+            raise _refused_loss(source, next(iter(seen), f"loss {loss_name(source.own_loss)}"), operator, reason)
+    where = where or _places(used, operator)
     line = "" if wrong is None or where else _line_of(wrong)
     some = f"some layer of {type(source.module).__name__}{f' at {line}' if line else ''}"
     layers = f"layer {', '.join(where)}" if where else some
     raise _refused_layer(source, layers, operator, reason)
+
+
+def _places(seen: Mapping[str, Mapping[str, None]], operator: str) -> Mapping[str, None]:
+    """Where an operator was seen, or its forward counterpart."""
+    stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
+    return seen.get(operator) or next((places for name, places in seen.items() if stem in name), {})
 
 
 class Untraceable(ProgramRefused):
@@ -86,7 +97,8 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     line = _line_of(wrong)
     raise Untraceable(
         f"model {source.name!r} cannot be traced{f' at {line}' if line else ''}: {first_sentence(wrong)}",
-        hint="forward must be the same operators for every batch: no branches on values, no .item()",
+        hint="forward must be the same operators for every batch: no branches on values, no .item()"
+        + ("" if source.own_loss is None else "; so must the loss (torch.distributions with validate_args=False)"),
     ) from wrong
 
 
@@ -95,6 +107,25 @@ def _refused_layer(source: TraceSource, layers: str, operator: str, reason: str)
         f"model {source.name!r} cannot become a training program: {layers} uses {operator}: {reason}",
         hint="leave the layer out or replace it; docs/train-your-own-model.md lists what compiles",
     )
+
+
+def _refused_loss(source: TraceSource, loss: str, operator: str, reason: str) -> ProgramRefused:
+    return ProgramRefused(
+        f"model {source.name!r} cannot become a training program: {loss} uses {operator}: {reason}",
+        hint="compute the loss by other operators, and without writes in place; docs/train-your-own-model.md lists "
+        "what compiles",
+    )
+
+
+def _watch_loss(source: TraceSource, loss: LossFunction) -> Mapping[str, Mapping[str, None]]:
+    """Which operators the user's own loss calls, and at which lines."""
+    watch, (*_, x, y) = _Watch(), example_inputs(source, "evaluate", 2)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        out = source.module.eval()(x)
+        watch.stack.append(f"loss {loss_name(loss)}")
+        with watch:
+            sample_losses(source, out, y)
+    return watch.seen
 
 
 def _watch_pass(source: TraceSource, batch: int) -> _Watch:

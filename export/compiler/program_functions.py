@@ -18,9 +18,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call, grad_and_value
 
 from edge_client.protocol.program import IGNORED, Dimension, Function, Loss, Port, class_axis
@@ -318,6 +319,14 @@ def whole_numbers(source: TraceSource) -> int:
 
 
 def vocabulary_size(module: nn.Module) -> int:
-    """How many tokens every embedding of the module has; 0 without embeddings. Samples are drawn from these."""
-    tables = (layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
-    return min((table.num_embeddings for table in tables), default=0)
+    """How many tokens every embedding of the module has; 0 without embeddings. Samples are drawn from these.
+
+    Of a traced module, as a run's folder keeps it, the graph tells its embeddings.
+    """
+    layers = [*module.modules()]
+    tables = [layer.num_embeddings for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    for traced in (layer for layer in layers if isinstance(layer, fx.GraphModule)):
+        nodes = [node.args[0] for node in traced.graph.nodes if node.target is torch.ops.aten.embedding.default]
+        names = [str(node.target) for node in nodes if isinstance(node, fx.Node) and node.op == "get_attr"]
+        tables += [len(attrgetter(name)(traced)) for name in names]
+    return min(tables, default=0)

@@ -74,9 +74,15 @@ const names = (run) => (run.run === run.method ? run.run : `${run.run} (${run.me
 // Scores beside accuracy: of targets that are no classes, of tokens, and the user's own.
 const otherScores = (metrics) => Object.entries(metrics ?? {}).filter(([, value]) => value !== null).map(([name, value]) => `${name.replaceAll("_", " ")} ${Number(value.toPrecision(4))}`);
 
+// Nothing where the loss is the squared error among the other scores.
+function lossOfOnesOwn(loss, metrics) {
+  const [shown, squared] = [loss?.micro, metrics?.squared_error].map((value) => (value == null ? null : Number(value.toPrecision(4))));
+  return shown === null || shown === squared ? [] : [`loss ${shown}`];
+}
+
 function scores(run, { accuracy, centers, f1_of_devices, f1_pooled, loss, metrics }) {
   const others = otherScores(metrics);
-  if (accuracy.micro === null && (others.length || loss)) return [names(run), ...(others.length ? others : [`loss ${Number(loss.micro.toPrecision(4))}`])].join("; ");
+  if (accuracy.micro === null && (others.length || loss)) return [names(run), ...lossOfOnesOwn(loss, metrics), ...others].join("; ");
   const alone = centers?.accuracy.micro != null ? ` as served; the centers alone ${percent(centers.accuracy.micro)}` : "";
   const pooled = f1_pooled === null ? "" : `, pooled ${percent(f1_pooled)}`;
   return `${names(run)}${alone}; macro ${percent(accuracy.macro)}, F1 of devices ${percent(f1_of_devices.weighted)}${pooled}${others.map((text) => `, ${text}`).join("")}`;

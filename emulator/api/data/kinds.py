@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,7 +59,7 @@ def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | 
         raise ConfigError(f"y is {parts[0].dtype}", hint="give whole numbers or texts for classes, floats for targets")
     if kinds <= {"f"}:
         return [_targets(y) for y in parts], ()
-    several = [y.squeeze().ndim > 1 for y in parts]
+    several = [math.prod(y.shape[1:]) > 1 for y in parts]
     if kinds <= set("iu") and all(several):
         if any(((y < 0) & (y != IGNORED)).any() for y in parts):
             raise ConfigError("y holds classes below 0", hint=f"use numbers from 0, and {IGNORED} to leave one out")

@@ -70,9 +70,10 @@ def _one_after_another(held: Sequence[tuple[str, Columns]]) -> Columns:
     for who, part in held:
         packed = joined_with(who, packed, part.parts)
         check_kinds(who, part, first, one)
-        if part.x.shape[1:] != one.x.shape[1:]:
-            told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
-            raise ConfigError(told, hint="use one shape")
+        for name, what in (("x", "samples"), ("y", "labels")):
+            mine, theirs = (list(getattr(each, name).shape[1:]) for each in (part, one))
+            if mine != theirs:
+                raise ConfigError(f"{who} has {what} of {mine}, {first} of {theirs}", hint="use one shape")
         if not classes:
             called, classes = who, part.classes
         if part.classes and part.classes != classes:

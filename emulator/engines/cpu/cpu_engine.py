@@ -29,6 +29,7 @@ from edge_client.training.optimiser import rule_of
 from emulator.engines.cpu.flat import FlatModel, as_tensor
 from emulator.engines.cpu.fused_sgd import sgd_step
 from emulator.engines.cpu.inference import Inference
+from emulator.engines.cpu.own_losses import check_own_loss
 from emulator.engines.cpu.samples import SampleCache
 from emulator.engines.cpu.steps import Step, autograd_step, record_step, sample_losses
 from emulator.engines.pickling import pickle_by_value
@@ -71,6 +72,7 @@ def cpu_recipe(model: Model, *, dtype: str = "float32") -> CpuRecipe:
         frozen=model.frozen,
         parts=model.parts,
     )
+    check_own_loss(source)
     return CpuRecipe(source=source, program=program_without_containers(source))
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from edge_client.protocol.program import IGNORED
 from emulator.engines.cpu.flat import FlatModel
+from emulator.engines.cpu.own_losses import losses_alone
 from emulator.engines.cpu.recording import (
     aten,
     compile_graph,
@@ -40,8 +41,7 @@ def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
     A loss of the user's own is asked for one sample at a time, so that it may give a batch's mean.
     """
     if (own := source.own_loss) is not None:
-        losses: Tensor = torch.vmap(lambda one, truth: own(one[None], truth[None]).mean())(out, y)
-        return losses
+        return losses_alone(own, out, y)
     if source.loss == "cross-entropy":
         return F.cross_entropy(out, y, reduction="none")
     if source.loss in POSITION_LOSSES:

@@ -116,7 +116,10 @@ def batch_norm_of_one_value() -> AbstractContextManager[object]:
         eps: float = 1e-5,
     ) -> Tensor:
         if training and x.shape[0] * math.prod(x.shape[2:]) == 1:
-            return torch.batch_norm(x, weight, bias, None, None, training, momentum, eps, False)  # noqa: FBT003
+            # exactly 0: torch multiplies the rest of x - mean by 1 / sqrt(eps), which a ReLU lets through or not
+            out, width = x - x, [-1, *[1] * (x.dim() - 2)]
+            out = out if weight is None else out * weight.reshape(width)
+            return out if bias is None else out + bias.reshape(width)
         return own(x, running_mean, running_var, weight, bias, training, momentum, eps)
 
     return patch.object(torch.nn.functional, "batch_norm", batch_norm)

@@ -15,6 +15,8 @@ from export.diagnostics import first_sentence
 
 Targets = Tensor | Sequence[int] | None  # a batch of targets, of which shape and kind count; or a sample's shape
 
+NO_GRADIENT, NO_GRADIENT_HINT = "has no gradient in the outputs", "compute it of them, without detach()"
+
 
 def loss_of_output(loss: Loss, name: str, target: tuple[int, ...]) -> Loss:
     """The loss of our own for one sample's output: torch's layout has the classes first. Raises ProgramRefused."""
@@ -59,6 +61,11 @@ def loss_of_targets(name: str, target: tuple[int, ...], targets: Targets) -> tup
             "more axis, that of the classes, first or last",
             hint="give targets as floating point numbers if they are no class labels",
         )
+    if target[class_axis(found, target)] == 1:
+        raise ProgramRefused(
+            f"model {name!r} gives {target} for one sample: labels of one class",
+            hint="give two outputs for yes and no, or targets as floating point numbers",
+        )
     return found, None
 
 
@@ -71,6 +78,12 @@ def layout_of(target: Sequence[int], labels: Sequence[int]) -> Loss | None:
     if not labels:
         return "cross-entropy" if len(target) == 1 else None
     if target[1:] == labels:
+        if target[:-1] == labels:
+            warnings.warn(
+                f"{target} outputs for {labels} labels: the first axis is taken for the classes, as in torch's "
+                "cross_entropy; where they are the last one, give the outputs transposed",
+                stacklevel=4,
+            )
         return "pixel-cross-entropy"
     return "token-cross-entropy" if target[:-1] == labels else None
 
@@ -90,7 +103,8 @@ def check_own_loss(loss: LossFunction, out: Tensor, y: Tensor, *, labels: bool) 
     `out` and `y` of a few samples, of the port's dtype; `labels`: whether y holds class labels.
     """
     try:
-        with torch.no_grad():
+        with torch.enable_grad():
+            out = out.detach().requires_grad_()
             found, alone = (own_losses(loss, out[:n], y[:n], labels=labels) for n in (len(out), 1))
     except FedcentersError:
         raise
@@ -98,8 +112,11 @@ def check_own_loss(loss: LossFunction, out: Tensor, y: Tensor, *, labels: bool) 
         raise ProgramRefused(
             f"loss {loss_name(loss)} fails for outputs {list(out.shape)} and targets {list(y.shape)}: "
             f"{first_sentence(wrong)}",
-            hint="give a batch of your targets, as targets=y: without one they are numbers of the output's shape",
+            hint="give a batch of your targets, as targets=y: without one they are numbers of the output's shape; a "
+            'ModelEntry says with loss="squared-error" that y holds numbers',
         ) from wrong
+    if not found.requires_grad:
+        raise ProgramRefused(f"loss {loss_name(loss)} {NO_GRADIENT}", hint=NO_GRADIENT_HINT)
     if len(found) != len(out) or len(alone) != 1:
         raise ProgramRefused(
             f"loss {loss_name(loss)} gives {len(found)} numbers for {len(out)} samples",

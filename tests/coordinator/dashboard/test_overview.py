@@ -369,3 +369,22 @@ def test_whatever_has_the_focus_shows_it(site: DashboardSite, visit: Open) -> No
     page = visit(site.link).page
     expect(page.locator("#devices tbody tr")).to_have_count(4)
     assert without_focus_ring(page) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(0.25, "loss 0.25; squared error 2; r2 -3"), (2.0, "squared error 2; r2 -3")]
+)
+def test_a_loss_of_ones_own_stands_beside_errors_and_the_squared_error_once(
+    tmp_path: Path, visit: Open, loss: float, shown: str
+) -> None:
+    metrics = {
+        name: {"micro": value, "macro": value, "per_device": {}}
+        for name, value in (("squared_error", 2.0), ("r2", -3.0))
+    }
+    unknown = {"accuracy": {"micro": None, "macro": None}, "per_device": {}, "per_center": [None, None]}
+    with serve_dashboard(tmp_path) as found:
+        found.hub.event({"event": "start", "federation": "f", "epoch": 1, "unix_ms": BEGAN_MS, "rounds": {"fesem": 9}})
+        found.hub.event(
+            {**round_event(1, [0, 1]), **unknown, "metrics": metrics, "loss": {"micro": loss, "macro": loss}}
+        )
+        expect(visit(found.link).page.locator("body")).to_contain_text(f"fesem; {shown}")

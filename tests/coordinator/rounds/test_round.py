@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from coordinator.rounds.metrics import Scoring
 from coordinator.rounds.round import (
     EvaluationPlan,
     center_members,
@@ -19,7 +20,7 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.registry import METHODS
 from edge_client.errors import ConfigError, UsageError
-from edge_client.protocol.task import Fit, Flat, OwnModel, Probe
+from edge_client.protocol.task import Fit, Flat, OwnModel, Probe, Reply
 from tests.support.methods import build, world
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
@@ -82,6 +83,16 @@ def test_a_mixture_travels_with_its_weights() -> None:
     task = serving_probe(Two(), State(centers=start_of()[None]), "d00", batch=8)
     assert task.prior == [0.25, 0.75]
     assert DEVICES.answer("d00", task).confusion.shape[0] == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("want", [{"loss"}, {"loss", "confusion"}])
+def test_the_loss_of_a_mixture_is_the_mean_of_its_models_by_their_shares(want: set[str]) -> None:
+    """It was that of the first model, or missing beside other scores, so that the default method had none."""
+    state, told = State(centers=start_of()[None]), {"d00": np.array([1.0, 3.0]), "d01": np.array([2.0, 0.0])}
+    scoring = Scoring(want=frozenset(want), signed=True)
+    rounds = evaluate_round(Two(), state, SCHEMA, sorted(told), batch=8, last=False, scoring=scoring)
+    report = drive(rounds, lambda exchange: {c: Reply(n=8, losses=told[c]) for c in exchange})
+    assert report.loss_per_device == {"d00": 2.5, "d01": 0.5}
 
 
 def run(method: FedAvg | FeSEM, evaluation: EvaluationPlan, of: int = 4) -> tuple[State, list[list[str]]]:
@@ -263,6 +274,8 @@ def test_a_mixture_is_asked_for_no_loss_unless_nothing_else_is_known() -> None:
     state = State(centers=start_of()[None])
     for want, asked in (({"loss", "confusion"}, {"confusion"}), ({"loss"}, {"loss"})):
         assert serving_probe(Two(), state, "d00", batch=8, want=frozenset(want)).want == asked
+    own = serving_probe(Two(), state, "d00", batch=8, want=frozenset({"loss", "errors"}), own_loss=True)
+    assert own.want == {"loss", "errors"}  # of logits and targets of 0 or 1 the errors mean nothing
     one = serving_probe(METHOD, state, "d00", batch=7, want=frozenset({"loss", "confusion"}))
     assert (one.want, one.prior, one.batch, one.seed, one.split) == (
         frozenset({"loss", "confusion"}),

@@ -100,6 +100,7 @@ def test_words_name_what_was_measured_and_call_nothing_else_accuracy() -> None:
     unknown = {"accuracy": {"micro": None, "macro": None}}
     errors = {"metrics": {"squared_error": {"micro": 60.638}, "r2": {"micro": None}}, "loss": {"micro": 60.638}}
     assert reached_in_words(unknown | errors) == "squared error 60.64"
+    assert reached_in_words(unknown | errors | {"loss": {"micro": 0.25}}) == "loss 0.25, squared error 60.64"
     assert reached_in_words(unknown | {"loss": {"micro": -1.25}}) == "loss -1.25"
     assert reached_in_words(unknown) == ""
     tokens = {"accuracy": {"micro": 0.25}, "metrics": {"perplexity": {"micro": 12.0}}}

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.rounds.metrics import CLASSES, Scoring
 from coordinator.rounds.privacy_accounting import privacy_spent
-from coordinator.rounds.round import round_rng
+from coordinator.rounds.round import round_rng, run_round
 from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import check_sealed, sealed_round, what_is_seen
 from coordinator.strategies.base import Exchange, Replies, SealedSums, State, SumByCenter, drive, learned
@@ -376,3 +377,18 @@ def test_a_fleet_with_more_random_groups_than_centers_begins_with_its_true_group
     chosen = [int(np.argmax(made.devices.own[who, CHOICE_SLOT])) for who in sorted(local)]
     assert sorted(made.state.extra[COUNTS_KEY]) == [12] * 4
     assert len(set(zip(chosen, [i % 4 for i in range(48)], strict=True))) == 4
+
+
+@pytest.mark.parametrize(("scoring", "asked"), [(CLASSES, 12), (Scoring(want=frozenset({"loss", "errors"})), 0)])
+def test_no_confusion_matrix_is_asked_for_where_targets_are_no_classes(scoring: Scoring, asked: int) -> None:
+    """Each device refused the task in each round, and the run called that answers that did not count."""
+    made, seen = world(build("fedavg", {**SMALL, "secure": "updates"}), LOCAL), list[Task]()
+    watch, program = Watched(made), made.devices.program
+
+    def ask(exchange: Exchange) -> Replies:
+        seen.extend(exchange.values())
+        return watch.ask(exchange)
+
+    facts: dict[str, Any] = {"batch": 8, "scoring": scoring}
+    drive(run_round(made.strategy, made.state, program.schema, made.devices.fleet, round_rng(0, 1), **facts), ask)
+    assert sum(isinstance(task, SummedProbe) for task in seen) == asked

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.data.dataset import Dataset, DeviceData, batches, load_folder
+from edge_client.data.dataset import Dataset, DeviceData, batches, describe_misfit, load_folder
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.program import IGNORED
+from tests.support import softmax_program
 
 
 def write(folder: Path, name: str, **arrays: np.ndarray) -> None:
@@ -120,3 +122,15 @@ def test_batches_are_the_permutations_of_pcg64_cut_in_order() -> None:
 def test_no_samples_is_refused_before_anything_runs() -> None:
     with pytest.raises(Malformed, match="no_data"):
         batches(0, 4, 0, 1, fixed=False)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_numbers_that_are_no_probabilities_are_no_soft_labels(kind: type) -> None:
+    """Cross-entropy of numbers to predict has no end: its loss fell below any number, without a word."""
+    program, x = softmax_program.program(), np.zeros((4, softmax_program.FEATURES), np.float32)
+    soft: np.ndarray = np.random.default_rng(0).dirichlet(np.ones(softmax_program.CLASSES), size=4).astype(kind)
+    assert describe_misfit(program, Dataset(x, soft)) == ""
+    for numbers in (2 * soft, soft - np.eye(4, softmax_program.CLASSES, dtype=kind)):
+        assert "save class labels as integers; numbers to predict need" in describe_misfit(program, Dataset(x, numbers))
+    assert describe_misfit(replace(program, loss="squared-error"), Dataset(x, 2 * soft)) == ""
+    assert describe_misfit(replace(program, own_loss=True), Dataset(x, soft)).startswith("y holds floating point")

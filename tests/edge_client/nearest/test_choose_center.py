@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coordinator.nearest.fit_router import CenterMeasurement, learn_router
-from edge_client.data.dataset import Dataset
+from edge_client.config import ClientConfig
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.nearest import features
 from edge_client.nearest.choose_center import MAX_CANDIDATES, Selection, choose_center
+from edge_client.nearest.over_mqtt import personalise_and_score
 from edge_client.nearest.personalise import personalise
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.input_moments import make_profile, moments_of
@@ -297,6 +300,16 @@ def test_personal_steps_gain_and_stay_near(shelf: CenterShelf) -> None:
     assert losses[1].mean() < losses[0].mean()
     held = personalise(replace(shelf, router=None), center, data, 30)
     assert np.linalg.norm(held - center) < np.linalg.norm(mine - center)  # without a guide the rate is careful
+
+
+def test_personal_steps_are_told_with_accuracy_and_loss_before_and_after(shelf: CenterShelf, tmp_path: Path) -> None:
+    config = ClientConfig(federation="f", device_id="d", broker="", data=tmp_path, state=tmp_path, signing_keys=())
+    local = DeviceData(train=data_of(0, seed=9), test=data_of(0, seed=8))
+    told = personalise_and_score(shelf, 1, local, 30, config)
+    assert told["accuracy"] > told["before"]
+    assert told["loss"] < told["loss_before"]
+    unmeasured = personalise_and_score(shelf, 1, replace(local, test=None), 30, config)
+    assert {name for name, value in unmeasured.items() if value is not None} == {"steps", "file"}
 
 
 class ShelfOfFixedBatches(CenterShelf):

@@ -62,6 +62,12 @@ def test_centers_without_devices_are_counted_in_the_summary() -> None:
     assert dict(summary_rows(summary))["clusters"].startswith("5, 2 without devices, adjusted Rand index ")
 
 
+def test_a_loss_of_ones_own_is_shown_beside_errors_that_mean_nothing_for_logits(result: fc.Result) -> None:
+    summary = {**result.summary(), "accuracy": {"micro": None}, "metrics": {"squared_error": 2.0, "r2": -3.0}}
+    assert ("loss", "0.25") in summary_rows({**summary, "loss": 0.25})
+    assert "loss" not in dict(summary_rows({**summary, "loss": 2.0}))  # it is the squared error
+
+
 def test_the_history_is_a_data_frame_with_a_row_per_round(result: fc.Result) -> None:
     assert list(result.history["round"]) == [1, 2, 3]
     assert set(result.history.columns) >= {"accuracy", "f1", "ari", "bytes", "seconds"}

@@ -239,3 +239,53 @@ def test_targets_of_another_shape_than_the_outputs_are_kept(tmp_path: Path) -> N
     run = fc.simulate(method, fleet=fc.fleet(devices), model=lambda: nn.Linear(3, 2), rounds=1, loss=spread)
     again = fc.load(run.save(tmp_path / "mine"), loss=spread)
     assert again.export(tmp_path / "bundle", formats=()).program.truth == (1,)
+
+
+class Tagger(nn.Module):
+    """Tokens as numbers: those beyond its table cannot be looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(self.embed(x.long()))
+        return made
+
+
+def test_a_model_of_tokens_answers_without_its_code(tmp_path: Path) -> None:
+    """Only its graph tells how many tokens it knows; samples drawn as other numbers were refused."""
+    x = np.random.default_rng(0).integers(7, size=(40, 5))
+    fleet = fc.fleet((x, x % 3), by=np.repeat([0, 1], 20))
+    result = fc.simulate(fc.FedAvg(local_steps=5), model=Tagger(), fleet=fleet, rounds=1)
+    loaded = fc.load(result.save(tmp_path / "tokens"))
+    np.testing.assert_array_equal(loaded.predict(x, center=0), result.predict(x, center=0))
+    bundle = loaded.export(tmp_path / "exported", formats=("onnx",))
+    assert bundle.program.golden["onnx"].tokens == 7
+
+
+class Shared(nn.Module):
+    """A layer under two names, a weight in two layers, a buffer that is not saved, and a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.again, self.one, self.two = self.body, nn.Linear(4, 3), nn.Linear(4, 3)
+        self.two.weight = self.one.weight
+        self.register_buffer("shift", torch.full((4,), 0.5), persistent=False)
+        self.scale = torch.tensor([1.0, 2.0, 3.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.again(torch.relu(self.body(x + self.get_buffer("shift"))))
+        made: torch.Tensor = self.one(hidden) + self.two(hidden) * self.scale
+        return made
+
+
+def test_tied_weights_and_tensors_that_no_center_has_are_found_again(tmp_path: Path) -> None:
+    """Each copy was a weight of its own: `predict` ended in a RuntimeError of torch."""
+    rng = np.random.default_rng(0)
+    fleet = fc.fleet((rng.normal(size=(40, 4)), rng.normal(size=(40, 3))), by=np.repeat([0, 1], 20))
+    result = fc.simulate(fc.FedAvg(local_steps=5), model=Shared(), fleet=fleet, rounds=1)
+    loaded, x = fc.load(result.save(tmp_path / "shared")), rng.normal(size=(5, 4))
+    np.testing.assert_allclose(loaded.predict(x, center=0), result.predict(x, center=0), atol=1e-5)
+    assert loaded.export(tmp_path / "exported", formats=()).program.schema.size == 4 * 4 + 4 + 4 * 3 + 3 + 3

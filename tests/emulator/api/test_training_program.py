@@ -127,6 +127,8 @@ def test_weights_of_another_model_are_refused(program: TrainingProgram, tmp_path
 def test_what_was_wrong_is_said_with_what_to_write(program: TrainingProgram) -> None:
     with pytest.raises(UsageError, match="no torch module"):
         compile_module(SmallNet, X)  # type: ignore[arg-type]  # the class in place of the module
+    with pytest.raises(UsageError, match=r"targets are a list, and no shape\n\nhint: .*np\.array"):
+        compile_module(SmallNet(), X, loss=nn.CrossEntropyLoss(reduction="none"), targets=[0, 1, 1])
     with pytest.raises(UsageError, match="unknown loss 'nll'"):
         compile_module(SmallNet(), X, loss="nll")
     with pytest.raises(UsageError, match=r"the example input is the number 3\n\nhint: write \(3,\), a tuple"):

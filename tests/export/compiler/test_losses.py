@@ -6,6 +6,7 @@ Programs are compiled for ONNX Runtime and run as a device runs them; torch trai
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -24,6 +25,7 @@ from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.task import Array, Fit, Flat, Probe
 from edge_client.training.fit_probe import run_fit, run_probe
 from edge_client.training.learner import EngineLearner
+from export.compiler.losses.choose_loss import layout_of
 from export.compiler.program import CompilerOutput, compile_program, vector_of
 
 CLASSES, TOKENS, SIDE = 3, 5, 4
@@ -165,7 +167,7 @@ def test_a_program_of_tokens_knows_its_classes_and_positions_after_a_trip() -> N
     ("y", "told"),
     [
         (np.zeros(9, int), r"labels of shape \[\], the program reads \[5\]"),
-        (np.full((9, TOKENS), CLASSES), "y holds the label 3, the program has 3 classes"),
+        (np.full((9, TOKENS), CLASSES), "the label 3, the program has 3 classes: use 0 to 2, and -100 to leave"),
         (np.zeros((9, TOKENS)), "save y as integers"),
         (np.full((9, TOKENS), IGNORED), "^$"),
     ],
@@ -309,3 +311,13 @@ def test_several_outputs_without_a_choice_and_a_choice_that_is_not_there_are_ref
     with pytest.raises(ProgramRefused, match=told) as refused:
         compile_program(module, input, output=output, engines=("onnx",))
     assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(("tokens", "warned"), [(CLASSES, True), (CLASSES + 1, False)])
+def test_as_many_labels_as_classes_are_told_which_axis_is_that_of_the_classes(tokens: int, *, warned: bool) -> None:
+    """A run took the tokens for the classes, without a word."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        layout = layout_of((tokens, CLASSES), (tokens,))
+    assert (layout, len(told)) == (("pixel-cross-entropy", 1) if warned else ("token-cross-entropy", 0))
+    assert not warned or "the first axis is taken for the classes" in str(told[0].message)

@@ -198,6 +198,21 @@ def _key(number: int) -> ExchangeKey:
 
 
 @pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"loss": "squared-error"}, "is trained for squared-error"),
+        ({"loss": "token-cross-entropy", "target": (4, 3)}, "is trained for token-cross-entropy"),
+        ({"own_loss": True}, "has a loss of its own"),
+    ],
+)
+def test_a_program_of_which_devices_would_refuse_each_probe_is_refused(facts: dict[str, Any], told: str) -> None:
+    """A run went on without an evaluation, and fedrc without responsibilities."""
+    with pytest.raises(ConfigError, match=f"of one class for each sample, and .* {told}"):
+        check_label_totals(make_method("fedrc"), replace(program(), **facts))
+    check_label_totals(make_method("fedem"), replace(program(), **facts))
+
+
+@pytest.mark.parametrize(
     ("method", "options", "most"),
     [
         ("fedavg", {}, 512),
@@ -219,7 +234,6 @@ def test_more_classes_than_a_task_has_room_for_are_refused(method: str, options:
         check_label_totals(made, many)
     assert "use fewer centers" in refused.value.hint
     check_label_totals(make_method(method, **{"label-prior": "model"}, **options), many)
-    check_label_totals(made, replace(many, loss="squared-error"))  # has no classes
 
 
 def test_a_coordinator_refuses_them_before_the_first_round(tmp_path: Path) -> None:

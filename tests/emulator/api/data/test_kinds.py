@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 import fedcenters as fc
 from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.task import Array
+from emulator.api.data.kinds import checked_labels
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -22,6 +25,13 @@ FIRST, SECOND = slice(0, 20), slice(20, 40)
 
 def frame(**columns: object) -> pd.DataFrame:
     return pd.DataFrame(X, columns=list("pqrs")).assign(label=Y, who=WHO).assign(**columns)
+
+
+def run(y: Array, *outputs: int) -> object:
+    """One round of a linear model with so many outputs, or of the default one."""
+    model: nn.Module | None = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, outputs)) if len(outputs) > 1 else None
+    model = nn.Linear(4, *outputs) if len(outputs) == 1 else model
+    return fc.simulate(fc.FedAvg(), fleet=fc.fleet((X, y), by=WHO), rounds=1, model=model)
 
 
 def of_each(first: dict[str, object], second: dict[str, object]) -> dict[str, pd.DataFrame]:
@@ -62,6 +72,8 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: fc.fleet((X, Y), by=WHO, partition="iid", devices=3), "iid does not look at whose the samples are"),
     (lambda: fc.fleet({"a": (X, Y), "b": (X, Y * 1.0)}), "y of b is floating point numbers, of a whole numbers"),
     (lambda: fc.fleet({"a": (X, Y * 1.0), "b": (X, Y)}), "y of b is whole numbers, of a floating point numbers"),
+    (lambda: fc.fleet({"a": (X, Y), "b": (X, Y[:, None])}), r"b has labels of \[1\], a of \[\]"),
+    (lambda: fc.fleet({"a": (X, Y), "b": (X[:, :2], Y)}), r"b has samples of \[2\], a of \[4\]"),
     (lambda: fc.fleet({"a": (X, Y), "b": (X, WHO)}), "y of b is text, of a whole numbers"),
     (lambda: fc.fleet({"a": (pixels(X), Y), "b": (X, Y)}), "x of b is other numbers, of a uint8"),
     (lambda: fc.fleet({"a": (X, Y), "b": (pixels(X), Y)}), "x of b is uint8, of a other numbers"),
@@ -75,6 +87,11 @@ WRONG: list[tuple[Callable[[], object], str]] = [
         lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet(({"ids": X, "meta": X}, Y), by=WHO), rounds=1),
         "several arrays, and no model of ours takes them.*whose forward takes ids, meta",
     ),
+    (lambda: run(np.stack([Y, Y], 1) > 0, 2), "give one class for each sample, whole numbers, or float targets"),
+    (lambda: run((np.stack([Y, Y], 1) > 0).astype(int), 2), "whose labels are of shape.*for yes and no.*float32"),
+    (lambda: run((np.stack([Y, Y], 1) > 0).astype(int)), "a label per token or pixel.*for yes and no.*float32"),
+    (lambda: run((Y > 0).astype(int), 1), "Linear has 1 outputs.*one output per class: 2; or, for yes and no"),
+    (lambda: run(np.stack([Y, Y * 0 + 255], 1), 3, 2), r"class 255.*-100 leaves a position out: y\[y == 255\] = -100"),
     (
         lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet((X, Y * 10**9), by=WHO), rounds=1),
         "y has the class 2000000000, of 3 classes.*number the classes from 0",
@@ -131,6 +148,37 @@ def test_uint8_in_a_prediction_of_a_run_on_other_numbers_stays_what_it_is() -> N
     x = RNG.integers(0, 9, (N, 4))
     result = fc.simulate(fc.FedAvg(local_steps=2), fleet=fc.fleet((x, Y), by=WHO), rounds=1)
     np.testing.assert_array_equal(result.predict(x.astype(np.uint8), center=0), result.predict(x, center=0))
+
+
+class ByteTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(self.embed(x.long()).mean(1))
+        return made
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64])
+def test_tokens_as_uint8_are_told_to_be_pixels(kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them became the token 0."""
+    x: Array = RNG.integers(0, 256, (N, 5)).astype(kind)
+    fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, Y), by=WHO), model=ByteTokens(), rounds=1)
+    assert any("For tokens give x.astype('int64')" in said for said in caplog.messages) is (kind is np.uint8)
+
+
+def test_true_and_false_are_samples_too() -> None:
+    """A fleet by a column ended in a TypeError of numpy."""
+    assert set(np.unique(fc.fleet((X > 0, Y), by=WHO)["anna"].train.x)) == {0.0, 1.0}
+
+
+def test_a_single_test_sample_may_have_several_labels() -> None:
+    """Its labels were taken for as many samples."""
+    y = np.stack([Y, Y], axis=1)
+    (labels, one), _ = checked_labels([y, y[:1]])
+    assert (labels.shape, one.shape) == ((N, 2), (1, 2))
+    assert checked_labels([Y[:, None]])[0][0].shape == (N,)
 
 
 def test_devices_without_test_samples_are_told_when_they_are_left_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -278,3 +278,16 @@ def test_a_step_that_diverges_says_so_in_its_numbers() -> None:
     asked = reference_sgd.job_of(model, reference_sgd.JobFacts(settings={"lr": 1e300}, steps=6))
     (trained,) = cpu_recipe(model, dtype="float64").open().train([asked])
     assert not math.isfinite(float(trained.vector.sum()))
+
+
+def test_one_sample_behind_batch_norm_is_exactly_its_shift_as_in_a_program() -> None:
+    """Rounding of x - mean, times 1 / sqrt(eps), opened the ReLU behind it for some units: a program trains none."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+    recipe = cpu_recipe(Model(name="net", module=module, input=(6,), classes=3))
+    data = Dataset(np.random.default_rng(0).normal(size=(1, 6)).astype(np.float32), np.array([1]))
+    start = vector_of(module, recipe.program.schema)
+    task = Fit(start=start, steps=3, lr=0.1, batch=1, seed=0)
+    (trained,) = recipe.open().train([make_job(recipe.program, task, data)])
+    moved = recipe.program.schema.split(trained.vector - start)
+    assert [name for name, value in moved.items() if value.any()] == ["3.bias"]

@@ -1,0 +1,79 @@
+"""A loss of the user's own that cannot become a program is refused by its own name, not by that of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
+
+from edge_client.errors import ProgramRefused
+from export.compiler.forward_pass import ForwardPasses
+from export.compiler.program import compile_program, make_source
+from export.compiler.tracing import trace_function
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+LINES = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+LABELS = torch.zeros(2, dtype=torch.int64)
+
+
+def counts(out: Tensor, y: Tensor) -> Tensor:
+    return F.poisson_nll_loss(out, y, full=True, reduction="none").mean(1)
+
+
+def first_doubled(out: Tensor, y: Tensor) -> Tensor:
+    each = (out - y) ** 2
+    each[:, 0] *= 2
+    return each.mean(1)
+
+
+def negative_binomial(out: Tensor, y: Tensor) -> Tensor:
+    return torch.lgamma(y + out.exp()).mean(1)
+
+
+def likelihood(out: Tensor, y: Tensor) -> Tensor:
+    each: Tensor = -torch.distributions.Normal(out, 1.0).log_prob(y).mean(1)  # type: ignore[no-untyped-call]
+    return each
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (counts, "loss counts at test_refused_losses.py:[0-9]+ uses aten.add_"),  # it was told of both layers' addmm
+        (first_doubled, "loss first_doubled uses aten.as_strided.*without writes in place"),
+        (negative_binomial, "loss negative_binomial at test_refused_losses.py:[0-9]+ uses aten.lgamma"),
+        (likelihood, "cannot be traced at test_refused_losses.py:[0-9]+.*validate_args=False"),
+    ],
+)
+def test_an_operator_of_the_loss_is_told_as_the_losss(loss: Loss, told: str) -> None:
+    with pytest.raises(ProgramRefused, match=f"(?s){told}"):
+        compile_program(LINES, (4,), loss=loss, engines=("onnx",))
+
+
+def test_an_operator_of_a_layer_stays_the_layers_beside_a_loss_of_ones_own() -> None:
+    layers = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.AdaptiveMaxPool2d(5), nn.Flatten(), nn.Linear(25, 3))
+    source = make_source(layers, input=(64,), loss="squared-error", own_loss=likelihood)
+    with pytest.raises(ProgramRefused, match=r"layer 1 \(AdaptiveMaxPool2d\)"):
+        trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "told"),
+    [
+        (lambda out, y: ((out.detach() - y) ** 2).mean(1), None, "has no gradient in the outputs"),
+        (
+            lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.float(), reduction="none"),
+            LABELS,
+            "one class",
+        ),
+    ],
+)
+def test_a_loss_without_a_gradient_or_with_one_class_is_refused_before_it_is_traced(
+    loss: Loss, targets: Tensor | None, told: str
+) -> None:
+    module = LINES if targets is None else nn.Linear(4, 1)
+    with pytest.raises(ProgramRefused, match=told) as refused:
+        compile_program(module, (4,), loss=loss, targets=targets, engines=("onnx",))
+    assert "floating point numbers" in refused.value.hint or targets is None
