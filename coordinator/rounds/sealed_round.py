@@ -71,7 +71,11 @@ def what_is_seen(strategy: Strategy) -> SecureRecord | None:
     server, plan = strategy.server, plan_of(strategy, {})
     hidden = server.secure == "updates+membership" or plan.choose in SOFT
     told = "" if hidden else ", and which center a device chose"
-    update = "no update but what the first k-means tells of some" if plan.first == "k-means" else "no update"
+    update = "no update"
+    if plan.first == "k-means":
+        update += " but what the first k-means tells of some"
+    elif plan.choose == "shares":
+        update += " but that of a device which alone has most of a center"
     sees = f"sums of {server.least_members} or more devices{told}; {update}, no loss, no figure of one device"
     return {"mode": server.secure, "least_members": server.least_members, "sees": sees}
 

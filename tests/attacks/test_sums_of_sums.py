@@ -6,14 +6,17 @@ The coordinator knows what it asked (each device's task with its seed, scale, mo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from coordinator.aggregation.summed_centers import cluster_sums
 from coordinator.rounds.round import round_rng, run_round
+from coordinator.rounds.sealed_round import what_is_seen
 from coordinator.rounds.secure_sum import SumReady
 from coordinator.strategies.base import Exchange, Replies, SealedSums, drive, learned
+from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.plans.sum_plan import SORTS
 from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
@@ -180,6 +183,26 @@ def test_a_first_k_means_tells_the_updates_of_devices() -> None:
     told, first = single_points(seat.clusters), seat.clusters[0][0][0, 0]
     trained = {who: made.devices.sums.models[who, "main"][: made.state.centers.shape[1]] for who in made.devices.fleet}
     assert [who for who, model in trained.items() if (np.abs(told - (model - first)) < 1e-5).all(axis=1).any()]
+
+
+def test_a_center_of_shares_that_one_device_has_alone_tells_its_update() -> None:
+    """What docs/privacy.md says of `fedsoft`: twelve devices are counted at the center, and eleven weigh `sigma`."""
+    local = grouped_fleet(11, 1) | {"lone": grouped_fleet(2, 2, seed=1)["d01"]}
+    settings = {**SETTINGS, "learning-rate": 0.3, "clusters": 2, "secure": "updates+membership"}
+    both = [_trained_alone(local, who) for who in (sorted(local)[:11], ["lone"])]
+    made = world(build("fedsoft", settings), local)
+    made.state = replace(made.state, centers=np.stack(both), extra={**made.state.extra, COUNTS_KEY: np.array([11, 1])})
+    Seat(made).round()
+    moved, mine = made.state.centers[1] - both[1], made.devices.sums.models["lone", "main"] - both[1]
+    assert moved @ mine > 0.99 * np.linalg.norm(moved) * np.linalg.norm(mine)
+    assert made.state.extra[COUNTS_KEY].tolist() == [12, 12]
+    assert "but that of a device which alone has most of a center" in str(what_is_seen(made.strategy))
+
+
+def _trained_alone(local: Mapping[str, DeviceData], who: list[str]) -> Array:
+    """A model that serves these devices and no others."""
+    made = world(build("fedavg", {"local-steps": 60, "learning-rate": 0.3}), {c: local[c] for c in who}, rounds=1)
+    return np.asarray(made.state.centers[0])
 
 
 def summed_fit(seed: int, centers: Array) -> SummedFit:
