@@ -71,11 +71,7 @@ def what_is_seen(strategy: Strategy) -> SecureRecord | None:
     server, plan = strategy.server, plan_of(strategy, {})
     hidden = server.secure == "updates+membership" or plan.choose in SOFT
     told = "" if hidden else ", and which center a device chose"
-    update = "no update"
-    if plan.first == "k-means":
-        update += " but what the first k-means tells of some"
-    elif plan.choose == "shares":
-        update += " but that of a device which alone has most of a center"
+    update = "no update but what the first k-means tells of some" if plan.first == "k-means" else "no update"
     sees = f"sums of {server.least_members} or more devices{told}; {update}, no loss, no figure of one device"
     return {"mode": server.secure, "least_members": server.least_members, "sees": sees}
 
@@ -195,9 +191,9 @@ class _SealedRound:
     def add(self, task: Callable[[ClientId], SummedFit], known: Mapping[ClientId, int] | None = None) -> Round:
         """The devices' choices, then the sums of the open centers; `known` are choices that the server made."""
         server, k = self.strategy.server, len(self.state.centers)
-        least, hidden = server.least_members, server.secure == "updates+membership"
+        least, hidden = server.least_members, server.secure == "updates+membership" or self.plan.choose in SOFT
         cohort, chosen, open_centers = self.cohort, dict(known or {}), tuple(range(k))
-        together = k == 1 or self.plan.choose in SOFT
+        together = k == 1 or self.plan.choose == "posterior"  # each device trains a model for each center
         if not together:
             found = yield from self._counted(task, hidden=hidden and known is None, known=known)
             if found is None:

@@ -146,7 +146,8 @@ def contribution(task: SummedFit, mine: TrainedChoice, drawn: RandomStream) -> R
         return Reply(n=1, words=_point_words(task, mine, drawn))
     weights = mine.among(task.open)
     if task.stage == "choose":
-        return Reply(n=1, words=task.scale.modulo(weights > 0))
+        first = np.argmax(np.where(np.isin(np.arange(len(weights)), task.open), weights, -1.0))
+        return Reply(n=1, words=np.eye(len(weights), dtype=np.uint32)[first])
     counts = (
         np.ones(len(weights)) if task.choose == "posterior" else weights
     )  # FedEM weighs its samples, not its models

@@ -142,7 +142,7 @@ function among({ weights, order }, open) {
 export function contribution(task, mine, stream = new SecretNumbers()) {
   if (["count", "points"].includes(task.part)) return pointWords(task, mine, stream);
   const weights = among(mine, task.open);
-  if (task.part === "choose") return Uint32Array.from(weights, (weight) => Number(weight > 0));
+  if (task.part === "choose") return Uint32Array.from(alone(weights.length, task.open.reduce((best, k) => (weights[k] > weights[best] ? k : best))));
   const size = task.centers[0].length + 2;
   const words = new Uint32Array(task.open.length * size);
   for (const [at, k] of task.open.entries()) {
