@@ -193,7 +193,7 @@ class _SealedRound:
         server, k = self.strategy.server, len(self.state.centers)
         least, hidden = server.least_members, server.secure == "updates+membership" or self.plan.choose in SOFT
         cohort, chosen, open_centers = self.cohort, dict(known or {}), tuple(range(k))
-        together = k == 1 or self.plan.choose == "posterior"  # each device trains a model for each center
+        together = k == 1
         if not together:
             found = yield from self._counted(task, hidden=hidden and known is None, known=known)
             if found is None:

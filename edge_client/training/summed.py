@@ -42,6 +42,10 @@ class TrainedChoice:
         alone: F64 = np.eye(len(self.weights))[best]
         return alone
 
+    def kept(self, open_centers: Sequence[int]) -> F64:
+        """[K] the weights that the device keeps for later rounds: soft ones stay, also in centers that are closed."""
+        return self.weights if self.order is None else self.among(open_centers)
+
 
 def choose_before(
     learner: Learner, task: SummedFit, local: DeviceData, last: F64 | None, keep: Callable[[F64], None]

@@ -28,7 +28,7 @@ export async function addWords(learner, task, local, memory, given) {
   if (!trained) ({ trained, own } = await train(learner, task, local, memory, given));
   if (["choose", "add"].includes(task.part) && task.choose !== "given") {
     if (task.points && task.part === "choose") trained = chooseNearest(task, trained.models, undefined);
-    choice = among(trained, task.open);
+    choice = trained.order === null ? Array.from(trained.weights) : among(trained, task.open); // soft weights stay, also in closed centers
   }
   return { words: contribution(task, trained), trained, choice, own };
 }
