@@ -176,7 +176,8 @@ def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int)
         "labels_of": "training samples",
     }
     at = _center_of(split, last["assignment"], centers)
-    return [center_facts(k, [c for c in sorted(at) if at[c] == k], **told) for k in range(centers)]
+    known = bool(last["assignment"]) or centers == 1
+    return [center_facts(k, [c for c in sorted(at) if at[c] == k] if known else None, **told) for k in range(centers)]
 
 
 def _training_counts(split: FleetData) -> tuple[dict[ClientId, int], dict[ClientId, list[int]]]:

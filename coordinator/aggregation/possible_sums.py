@@ -1,13 +1,15 @@
 """Whether a sum is one that devices can give which keep to the rules; the bounds hold for every sum of their words.
 
-Masks hide a single device's words, and so a wrong one is seen in the sum only. With V the sum of the weights and m
-devices, the sum of a block's parameters is at most V long, but for what rounding adds, less than 1 for each word and
-device, and noise. So whatever some devices add, a center moves by hardly more than `clip`.
+Masks hide a single device's words, and so a wrong one is seen in the sum only. V, the sum of the weights, follows from
+the tasks' shares and the number of devices, up to the rounding: a device that lowered it would move a center further
+than `clip`, unseen where noise or rounding is long. The sum of a block's parameters is at most V long, but for what
+rounding adds, less than 1 for each word and device, and noise.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,8 +20,9 @@ from edge_client.protocol.task import I64
 NOISE_TAIL = 12  # deviations; a normal deviate is beyond them with a probability of 1e-31
 
 
-def why_impossible(work: Work, words: Words, devices: int) -> str | None:
-    """Why no `devices` devices that do this work give this sum; None where they can."""
+def why_impossible(tasks: Sequence[Work], words: Words) -> str | None:
+    """Why no devices that keep to these tasks, one of each device in the sum, give it; None where they can."""
+    work, devices = tasks[0], len(tasks)
     if not isinstance(work, SummedFit | SummedProbe):
         return None
     numbers = work.scale.signed(words)
@@ -28,7 +31,7 @@ def why_impossible(work: Work, words: Words, devices: int) -> str | None:
     elif work.stage == "choose":
         wrong = _wrong_counts(numbers, devices, every=True)
     elif work.stage == "add" or work.points is None:
-        wrong = _wrong_blocks(work, numbers, devices)
+        wrong = _wrong_blocks(work, numbers, [task.share for task in tasks if isinstance(task, SummedFit)])
     else:
         wrong = _wrong_points(work, numbers.reshape(*work.points.shape[:2], -1), devices)
     return None if wrong is None else f"{wrong}: at least one of {devices} devices did not keep to its task"
@@ -41,18 +44,28 @@ def _wrong_counts(counts: I64, devices: int, *, every: bool) -> str | None:
     return None
 
 
-def _wrong_blocks(work: SummedFit, numbers: I64, devices: int) -> str | None:
-    scale, blocks = work.scale, numbers.reshape(len(work.open), -1)
+def _wrong_blocks(work: SummedFit, numbers: I64, shares: Sequence[float]) -> str | None:
+    scale, blocks, devices = work.scale, numbers.reshape(len(work.open), -1), len(shares)
     counts, weights = blocks[:, -1], blocks[:, -2]
     for count in counts if work.choose in SOFT else [counts.sum()]:
-        if wrong := _wrong_counts(np.atleast_1d(count), devices, every=work.choose not in SOFT):
+        if wrong := _wrong_counts(np.atleast_1d(count), devices, every=work.choose != "shares"):
             return wrong
-    if (counts < 0).any() or (weights < 0).any() or (weights > counts * (scale.levels + 1)).any():
-        return f"the weights are {weights.max()} of {scale.levels} a device"
+    if (counts < 0).any() or _wrong_weights(work, counts, weights, shares):
+        return f"the weights are {weights.min()} to {weights.max()}, of {scale.levels} a device at most"
     for block, weight, count in zip(blocks, weights, counts, strict=True):
         if wrong := _too_long(block[:-2], int(weight + count), scale, int(count), devices):
             return wrong
     return None
+
+
+def _wrong_weights(work: SummedFit, counts: I64, weights: I64, shares: Sequence[float]) -> bool:
+    """Whether no devices of these shares have these weights [K]: of a center, that of its `counts` lightest or more."""
+    words = np.sort(np.floor(np.array(shares) * work.scale.levels)).astype(np.int64)  # or one more, by the rounding
+    least = np.floor(words * work.sigma).astype(np.int64) if work.choose == "shares" else words
+    lightest, heaviest = (np.concatenate([[0], np.cumsum(some)]) for some in (least, words[::-1]))
+    if (weights < lightest[counts]).any() or (weights > heaviest[counts] + counts).any():
+        return True
+    return work.choose not in SOFT and not 0 <= weights.sum() - words.sum() <= len(words)
 
 
 def _too_long(moved: I64, most: int, scale: SumScale, summed: int, devices: int) -> str | None:

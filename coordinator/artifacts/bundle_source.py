@@ -47,8 +47,10 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
     program = read_program(run)
     centers = _centers(run, name, program)
     assignment = last_round(run, name)["assignment"]
-    members = [[c for c, at in sorted(assignment.items()) if at == k] for k in range(len(centers))]
-    if not assignment and len(centers) == 1:
+    members: list[list[ClientId] | None] = [None] * len(centers)
+    if assignment:
+        members = [[c for c, at in sorted(assignment.items()) if at == k] for k in range(len(centers))]
+    elif len(centers) == 1:
         members = [sorted(last_round(run, name)["per_device"])]
     return BundleSource(
         program=program,
@@ -91,7 +93,7 @@ def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:  # noqa
     return read_bundle(run / "bundle").reference_samples() if (run / "bundle" / "manifest.json").is_file() else None
 
 
-def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> list[dict[str, Any]]:
+def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId] | None]) -> list[dict[str, Any]]:
     """The model card facts of each center from the record of the run `name`; `members`: its devices, by center.
 
     `accuracy` is that of the center as it is exported, in the last test; `served` that of the models which its devices

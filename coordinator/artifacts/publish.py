@@ -20,11 +20,13 @@ from coordinator.artifacts.stored_settings import CATALOG_FACT
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.nearest.learn_from_replies import MIN_MEASUREMENTS, learn_from_replies, limits_from_tests
+from coordinator.rounds.sealed_round import is_sealed
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.center_tree import SplitTree as TreeOfSplits
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.common.representation import router_word
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
@@ -183,28 +185,31 @@ def _tensors(center: Array, prepared: CompiledProgram) -> bytes:
 
 
 def _cards(served: RunResult, config: CoordinatorConfig, store: Store) -> list[dict[str, Any]]:
-    """The card of each center: its method, and the number of its devices and of their samples."""
-    fleet, members = store.states.enrolled(), _members(served, config, store)
+    """The card of each center: its method, and the number of its devices and of their samples, where these are told."""
+    fleet, members, k = store.states.enrolled(), _members(served, config, store), len(served.state.centers)
+    made = {"method": served.run.method, "rounds": served.run.rounds}
+    if members is None:
+        counts = served.state.extra.get(COUNTS_KEY, np.zeros(k))
+        return [{"center": center, **made, "devices": int(counts[center])} for center in range(k)]
     return [
-        {
-            "center": k,
-            "method": served.run.method,
-            "rounds": served.run.rounds,
-            "devices": len(members[k]),
-            "samples": sum(fleet[cid][0] for cid in members[k]),
-        }
-        for k in range(len(served.state.centers))
+        {"center": center, **made, "devices": len(mine), "samples": sum(fleet[cid][0] for cid in mine)}
+        for center, mine in enumerate(members)
     ]
 
 
-def _members(served: RunResult, config: CoordinatorConfig, store: Store) -> dict[int, list[ClientId]]:
-    """Center -> its devices, sorted; a method may serve a device several centers."""
+def _members(served: RunResult, config: CoordinatorConfig, store: Store) -> list[list[ClientId]] | None:
+    """The devices of each center, sorted; a method may serve a device several centers.
+
+    None where sums tell their numbers only (`secure`).
+    """
+    strategy, state = make_strategy(served.run, config), served.state
+    if is_sealed(strategy) and not state.assignment and len(state.centers) > 1:
+        return None
     members: dict[int, list[ClientId]] = defaultdict(list)
-    strategy = make_strategy(served.run, config)
     for cid in sorted(store.states.enrolled()):
         for center in _centers_of(served, strategy, cid):
             members[center].append(cid)
-    return members
+    return [members[center] for center in range(len(state.centers))]
 
 
 def _centers_of(served: RunResult, strategy: Strategy, cid: ClientId) -> list[int]:
@@ -232,8 +237,7 @@ def _export(
     from export.bundle.writer import BundleOptions, write_bundle
 
     out = config.folder / "bundle"
-    members = _members(served, config, store)
-    facts = run_cards(config.folder, served.run.name, [members[k] for k in range(len(cards))])
+    facts = run_cards(config.folder, served.run.name, _members(served, config, store) or [None] * len(cards))
     reference = None if config.bundle.reference is None else LabelledSamples.read(config.bundle.reference)
     if reference is not None:
         reference.require_fit(prepared.program)

@@ -160,7 +160,8 @@ def provision(  # noqa: PLR0913 - a command line
         _sign(work, sign_release)
     found = _facts(work)
     typer.echo(json.dumps(found) if as_json else _in_words(found))
-    told = (f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept)
+    told = [f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept]
+    told += [f"the unused token of {cid} is taken back; --token {cid} makes a new one" for cid in work.withdrawn]
     for hint in (*told, *_hints(folder, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
     if check and found["expiring"]:

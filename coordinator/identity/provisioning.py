@@ -86,13 +86,14 @@ class CertificateExpiry:
 
 @dataclass
 class Provisioner:
-    """One provisioned folder; `written` collects the files that were written, `kept` copies of what they replaced."""
+    """One provisioned folder. Of what is done: files `written`, copies `kept` of those before, tokens `withdrawn`."""
 
     folder: Path
     plan: ProvisionPlan
     now: dt.datetime
     written: list[Path] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)  # names
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -153,8 +154,12 @@ class Provisioner:
         self._join_file(folder, cid, {"enrol-url": self.plan.enrol_url, "token": "token"})
 
     def revoke(self, name: str) -> None:
-        """Revoke a device's certificates or a phone's password, and write the broker's files again."""
-        if not self.web.revoke(name):
+        """Revoke certificates or a phone's password; an unused token is taken back, and its name may get a new one."""
+        if withdrawn := self.tokens.withdraw(name):
+            (self.folder / "devices" / name / "token").unlink(missing_ok=True)
+        if withdrawn and name not in self.authority.issued_names():
+            self.withdrawn.append(name)
+        elif not self.web.revoke(name):
             revocation.revoke_certificates(self.authority, name, self.now)
         self._broker_files()
 

@@ -191,9 +191,9 @@ class _SealedRound:
     def add(self, task: Callable[[ClientId], SummedFit], known: Mapping[ClientId, int] | None = None) -> Round:
         """The devices' choices, then the sums of the open centers; `known` are choices that the server made."""
         server, k = self.strategy.server, len(self.state.centers)
-        least, hidden = server.least_members, server.secure == "updates+membership"
+        least, hidden = server.least_members, server.secure == "updates+membership" or self.plan.choose in SOFT
         cohort, chosen, open_centers = self.cohort, dict(known or {}), tuple(range(k))
-        together = k == 1 or self.plan.choose in SOFT
+        together = k == 1
         if not together:
             found = yield from self._counted(task, hidden=hidden and known is None, known=known)
             if found is None:

@@ -6,7 +6,8 @@
     state/kept/<sha256>  the last update, own models, residuals, responsibilities; written before state.json names them
     state/cache/         programs and models that came from the coordinator; may be deleted
 
-A crash between two writes leaves the earlier state, and blobs that it does not name; these are removed later.
+A crash between two writes leaves the earlier state, and blobs that it does not name; these are removed later. Only the
+owner reads kept/ and state.json, which has the keys of masked sums.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ class DeviceState:
         }
         kept = {"posterior": self._posterior, "trained": self._trained, "choice": self._choice}
         raw |= {"sums": write_state(self.sums).decode()} if self.sums.next_number else {}
-        write_atomically(self._file, canonical_json({"v": VERSION} | kept | self._owner | raw))
+        write_atomically(self._file, canonical_json({"v": VERSION} | kept | self._owner | raw), private=True)
 
     def _sweep(self) -> None:
         named = {sha256 for sha256, _ in (*self._own.values(), *self._residuals.values())}
@@ -316,8 +317,14 @@ def lock_state(folder: Path) -> IO[str]:
 
 
 def _open_folder(path: Path) -> BlobFolder:
+    """The folder of what this device trained, for its owner alone."""
     with _refuse_unwritable():
-        return BlobFolder(path)
+        folder = BlobFolder(path)
+    try:
+        path.chmod(0o700)
+    except OSError as wrong:  # a card with a file system that knows no modes
+        log.warning("other users of this machine may read %s: %s", path, wrong)
+    return folder
 
 
 @contextmanager

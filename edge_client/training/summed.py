@@ -42,6 +42,10 @@ class TrainedChoice:
         alone: F64 = np.eye(len(self.weights))[best]
         return alone
 
+    def kept(self, open_centers: Sequence[int]) -> F64:
+        """[K] the weights that the device keeps for later rounds: soft ones stay, also in centers that are closed."""
+        return self.weights if self.order is None else self.among(open_centers)
+
 
 def choose_before(
     learner: Learner, task: SummedFit, local: DeviceData, last: F64 | None, keep: Callable[[F64], None]
@@ -146,7 +150,8 @@ def contribution(task: SummedFit, mine: TrainedChoice, drawn: RandomStream) -> R
         return Reply(n=1, words=_point_words(task, mine, drawn))
     weights = mine.among(task.open)
     if task.stage == "choose":
-        return Reply(n=1, words=task.scale.modulo(weights > 0))
+        first = np.argmax(np.where(np.isin(np.arange(len(weights)), task.open), weights, -1.0))
+        return Reply(n=1, words=np.eye(len(weights), dtype=np.uint32)[first])
     counts = (
         np.ones(len(weights)) if task.choose == "posterior" else weights
     )  # FedEM weighs its samples, not its models

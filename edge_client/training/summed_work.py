@@ -66,7 +66,7 @@ def add_words(
     if task.stage in ("choose", "add") and task.choose != "given":
         if task.points is not None and task.stage == "choose":
             mine = choose_after(task, mine.models, None, None)
-        choice = mine.among(task.open)
+        choice = mine.kept(task.open)
     words = _words(contribution(task, mine, secret_stream()).words)
     return SummedAnswer(words=words, trained=mine, choice=choice, own=kept)
 

@@ -30,11 +30,16 @@ MOST_KEPT = 1_000  # blobs, where the least recently used make room
 MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that after a power cut it holds either its old bytes or the new ones."""
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Replace a file so that after a power cut it holds either its old bytes or the new ones.
+
+    No other user can read a `private` one, whatever the umask.
+    """
     beside = path.with_name(path.name + ".tmp")
     try:
-        with open_beside(beside) as file:
+        if private:
+            beside.unlink(missing_ok=True)  # what a crash left may have another mode
+        with open_beside(beside, 0o600 if private else 0o666) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -44,9 +49,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     _publish(beside, path)
 
 
-def open_beside(path: Path) -> BinaryIO:
+def open_beside(path: Path, mode: int = 0o666) -> BinaryIO:
     """A file to write anew, which will replace another one. A link in its place is not followed: OSError."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OWN_FILE, 0o666), "wb")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OWN_FILE, mode), "wb")
 
 
 def _publish(beside: Path, path: Path) -> None:

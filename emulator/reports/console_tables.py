@@ -86,7 +86,7 @@ def _refused(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {'answer' if count == 1 else 'answers'} ({why})" for why, count in reasons.items())
 
 
-def _empty(centers: int) -> str:
+def _empty(centers: int | None) -> str:
     return f", {centers} without devices" if centers else ""
 
 

@@ -18,7 +18,9 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
 
     `accuracy` is that of the models that devices are served, `centers_accuracy` of the centers as they are exported;
     `refused` counts the answers of devices that did not count, by reason, where there are some.
+    `clusters_without_devices` is None where no device tells its center.
     """
+    used = set(last["assignment"].values())
     return {
         "method": args.method,
         "data_set": args.data_set,
@@ -26,7 +28,7 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
         "rounds": last["round"],
         "devices": args.devices,
         "clusters": len(last["per_center"]),
-        "clusters_without_devices": len(last["per_center"]) - len(set(last["assignment"].values())),
+        "clusters_without_devices": len(last["per_center"]) - len(used) if used else None,
         "accuracy": last["accuracy"],
         "f1_of_devices": last["f1_of_devices"],
         "f1_pooled": last["f1_pooled"],

@@ -127,7 +127,7 @@ class SummedDevices:
             if task.points is not None and task.stage == "choose":
                 mine = choose_after(task, models, None, None)
                 self._keep(who, task, mine)
-            self.own[who, CHOICE_SLOT] = mine.among(task.open)
+            self.own[who, CHOICE_SLOT] = mine.kept(task.open)
         try:
             return contribution(task, mine, emulated_secret(task.seed))
         except Malformed as refusal:

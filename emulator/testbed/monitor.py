@@ -68,7 +68,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         name = display_names.method_label(event["method"])
         line = f"{name} round {event['round']}/{event['of']}: {reached_in_words(event) or 'not evaluated'}"
         sizes = center_sizes(event["assignment"], len(event["per_center"]))
-        return f"{line}, devices per center {sizes}" if len(sizes) > 1 else line
+        return f"{line}, devices per center {sizes}" if len(sizes) > 1 and any(sizes) else line  # none: not told
     if kind == "program":
         return f"the training program is compiled for {_listed(map(display_names.engine_label, event['parity']))}"
     if kind == "bundle" and event.get("formats"):

@@ -30,7 +30,7 @@ QUANTILES = {"min": 0.0, "p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p
 
 def center_facts(  # noqa: PLR0913 - the parts of a card
     center: int,
-    members: Iterable[ClientId],
+    members: Iterable[ClientId] | None,
     *,
     method: str,
     rounds: int,
@@ -43,16 +43,16 @@ def center_facts(  # noqa: PLR0913 - the parts of a card
     """The part of a card that comes from a run. Each map may lack some devices of `members`.
 
     `served` is the accuracy of each device's served model, `centers[k]` that of center k; None: they are the same.
+    Where it is not known which `members` the center has (None), the card does not tell how many.
     """
-    names = sorted(members)
+    names = sorted(members or ())
     own = served if centers is None else centers[center]
     counts = [labels[c] for c in names if c in labels]
     return {
         "center": center,
         "method": method,
         "rounds": rounds,
-        "devices": len(names),
-        "samples": sum(samples.get(c, 0) for c in names),
+        **({} if members is None else {"devices": len(names), "samples": sum(samples.get(c, 0) for c in names)}),
         "accuracy": quantiles([own[c] for c in names if c in own]),
         "served": None if centers is None else quantiles([served[c] for c in names if c in served]),
         "labels": {"of": labels_of, "counts": np.sum(counts, axis=0).tolist()} if counts else None,

@@ -1,15 +1,18 @@
-"""Another user of the coordinator's machine reads the devices' updates, the metrics or the configuration of a run."""
+"""Another user of the machine reads the devices' updates, a run, or what a device trained and the keys of its sums."""
 
 from __future__ import annotations
 
+import os
 import signal
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from coordinator.config import read_config
 from coordinator.storage.store import Store
+from edge_client.runtime.state import DeviceState
 from tests.coordinator.test_service import PATIENCE_S, heard, started, written
 
 
@@ -45,3 +48,23 @@ def test_the_store_of_an_older_version_is_closed_to_others_when_it_is_opened(tmp
     (tmp_path / "store").chmod(0o755)
     Store(tmp_path / "store").close()
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """Files are made for others to read."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_what_a_device_trained_and_the_keys_of_its_sums_are_for_its_owner_alone(tmp_path: Path) -> None:
+    """Also in the folder of an older version, and where a crash left a file."""
+    (tmp_path / "kept").mkdir(mode=0o755)
+    for name in ("state.json.tmp", "state.json"):
+        (tmp_path / name).write_text("{}")
+    state = DeviceState(tmp_path, federation="demo", device_id="d1")
+    state.see_epoch(3)
+    found = modes(tmp_path)
+    assert {name: found[name] for name in ("kept", "state.json")} == {"kept": 0o700, "state.json": 0o600}

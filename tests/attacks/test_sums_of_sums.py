@@ -6,6 +6,7 @@ The coordinator knows what it asked (each device's task with its seed, scale, mo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from coordinator.aggregation.summed_centers import cluster_sums
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.rounds.secure_sum import SumReady
 from coordinator.strategies.base import Exchange, Replies, SealedSums, drive, learned
+from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.plans.sum_plan import SORTS
 from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
@@ -27,7 +29,7 @@ from edge_client.protocol.task import Array, Reply, Task
 from edge_client.training import summed_work
 from edge_client.training.learner import EngineLearner
 from edge_client.training.skellam import secret_stream
-from edge_client.training.summed import TrainedChoice, evaluation_words
+from edge_client.training.summed import CHOICE_SLOT, TrainedChoice, evaluation_words
 from tests.support.methods import MethodWorld, build, world
 from tests.support.secure_cohort import SecureCohort, vector_of
 from tests.support.softmax_program import CLASSES, FEATURES, SoftmaxEngine, grouped_fleet, program
@@ -180,6 +182,33 @@ def test_a_first_k_means_tells_the_updates_of_devices() -> None:
     told, first = single_points(seat.clusters), seat.clusters[0][0][0, 0]
     trained = {who: made.devices.sums.models[who, "main"][: made.state.centers.shape[1]] for who in made.devices.fleet}
     assert [who for who, model in trained.items() if (np.abs(told - (model - first)) < 1e-5).all(axis=1).any()]
+
+
+@pytest.mark.parametrize("method", ["fedsoft", "fedem"])
+def test_a_center_of_weights_that_serves_one_device_does_not_tell_its_update(method: str) -> None:
+    """Each device has a part in each center, and eleven of twelve one of nothing here.
+
+    Summed, the center would move the way of the one device's update, with a cosine of 0.9999 (of `fedem` in the second
+    round, when devices know their weights). So it is closed: fewer than five devices have their greatest weight there.
+    """
+    local = grouped_fleet(11, 1) | {"lone": grouped_fleet(2, 2, seed=1)["d01"]}
+    settings = {**SETTINGS, "learning-rate": 0.3, "clusters": 2}
+    both = [_trained_alone(local, who) for who in (sorted(local)[:11], ["lone"])]
+    made = world(build(method, settings), local)
+    made.state = replace(made.state, centers=np.stack(both), extra={**made.state.extra, COUNTS_KEY: np.array([11, 1])})
+    for _ in range(2):
+        made.devices.open_round()
+        Seat(made).round()
+        assert made.state.extra[COUNTS_KEY].tolist() == [12, 0]
+    np.testing.assert_array_equal(made.state.centers[1], both[1])
+    assert (made.state.centers[0] != both[0]).any()
+    assert made.devices.own["lone", CHOICE_SLOT].argmax() == 1  # it keeps its weights, and is served by the center
+
+
+def _trained_alone(local: Mapping[str, DeviceData], who: list[str]) -> Array:
+    """A model that serves these devices and no others."""
+    made = world(build("fedavg", {"local-steps": 60, "learning-rate": 0.3}), {c: local[c] for c in who}, rounds=1)
+    return np.asarray(made.state.centers[0])
 
 
 def summed_fit(seed: int, centers: Array) -> SummedFit:

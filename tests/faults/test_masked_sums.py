@@ -94,7 +94,7 @@ def check_exact(ledger: Ledger) -> None:
         ("ifca", "updates+membership", 1 + 4 + 2),  # choices are summed, too
         ("fesem", "updates+membership", 1 + 4 + 2),
         ("fesem from k-means", "updates+membership", 12 + 4 + 2),  # in the first round: six steps of two sums
-        ("fedem", "updates", 1 + 2 + 2),  # a device has a part in every center
+        ("fedem", "updates", 1 + 4 + 2),  # a device has a part in every center, and counts itself at one
         ("ditto", "updates", 2 + 2 + 2),  # and the second fits, of which nothing is told
     ],
 )

@@ -106,6 +106,7 @@ def words() -> list[dict[str, Any]]:
     rows: list[tuple[str, dict[str, Any], tuple[list[float], ...], dict[str, Any]]] = [
         ("tell", {"part": "choose"}, kept, chosen),
         ("tell", {"part": "choose", "choose": "shares"}, kept, soft),
+        ("tell", {"part": "choose", "choose": "shares", "open": [0]}, kept, soft),
         ("add", {}, kept, chosen),  # its own center is closed, so the next one; far from it, so clipped
         ("add", {"open": [0, 1], "share": 1.0}, kept, chosen),
         ("add", {"open": [0, 1], "choose": "shares"}, kept, soft),

@@ -90,10 +90,14 @@ func (c *contribution) words(models [][]float64, chosen mine) (words []uint32) {
 	}
 	weights := chosen.among(c.open)
 	if part == "choose" {
-		for _, weight := range weights {
-			words = append(words, map[bool]uint32{true: 1}[weight > 0])
+		words, best := make([]uint32, len(weights)), c.open[0]
+		for _, k := range c.open {
+			if weights[k] > weights[best] {
+				best = k
+			}
 		}
-		return
+		words[best] = 1
+		return words
 	}
 	share, _ := number(c.sum["share"])
 	for _, k := range c.open {

@@ -54,7 +54,7 @@ from edge_client.protocol.secure.sum_messages import (
     SumForm,
     read_upload,
 )
-from edge_client.protocol.sum_codec import KEPT, Work, decode_told, words_of
+from edge_client.protocol.sum_codec import KEPT, decode_told, words_of
 from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import ClientId, Fit, Probe, Reply
 
@@ -119,7 +119,7 @@ class MaskedSums:
                 states[group], commands = _advanced(state, [*events, StageDeadline(awaited)])
                 messages += commands
                 self.failures += [command.reason for command in commands if isinstance(command, SumFailed)]
-        return SealedSums.unmasked(self._unmasked(first, states, messages, work))
+        return SealedSums.unmasked(self._unmasked(first, states, messages, exchange))
 
     def _begin(
         self, first: ExchangeKey, exchange: SumByCenter, words: int, bits: int
@@ -192,7 +192,7 @@ class MaskedSums:
         return self.store.updates(cid).read(self.store.exchanges.replies(key)[cid].sha256)
 
     def _unmasked(
-        self, first: ExchangeKey, states: Mapping[int, SecureSum], commands: list[SecureCommand], work: Work
+        self, first: ExchangeKey, states: Mapping[int, SecureSum], commands: list[SecureCommand], exchange: SumByCenter
     ) -> dict[int, tuple[list[ClientId], Words | None]]:
         """The sums of those groups that can be unmasked: one vector of each group in memory, and one upload.
 
@@ -209,7 +209,7 @@ class MaskedSums:
                 packed = read_upload(data, roster=state.roster, words=form.words, bits=form.bits)
                 add_packed_into(total, packed, form.bits)
             unmask_into(state, one, total)
-            reason = why_impossible(work, total, len(one.survivors))
+            reason = why_impossible([exchange[cid] for cid in one.survivors], total)
             self.failures += [] if reason is None else [reason]
             sums[group] = (list(one.survivors), total if reason is None else None)
         return sums

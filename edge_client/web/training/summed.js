@@ -28,7 +28,7 @@ export async function addWords(learner, task, local, memory, given) {
   if (!trained) ({ trained, own } = await train(learner, task, local, memory, given));
   if (["choose", "add"].includes(task.part) && task.choose !== "given") {
     if (task.points && task.part === "choose") trained = chooseNearest(task, trained.models, undefined);
-    choice = among(trained, task.open);
+    choice = trained.order === null ? Array.from(trained.weights) : among(trained, task.open); // soft weights stay, also in closed centers
   }
   return { words: contribution(task, trained), trained, choice, own };
 }
@@ -142,7 +142,7 @@ function among({ weights, order }, open) {
 export function contribution(task, mine, stream = new SecretNumbers()) {
   if (["count", "points"].includes(task.part)) return pointWords(task, mine, stream);
   const weights = among(mine, task.open);
-  if (task.part === "choose") return Uint32Array.from(weights, (weight) => Number(weight > 0));
+  if (task.part === "choose") return Uint32Array.from(alone(weights.length, task.open.reduce((best, k) => (weights[k] > weights[best] ? k : best))));
   const size = task.centers[0].length + 2;
   const words = new Uint32Array(task.open.length * size);
   for (const [at, k] of task.open.entries()) {

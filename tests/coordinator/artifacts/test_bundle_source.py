@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from coordinator.artifacts import bundle_source
+from coordinator.config_sections import RunConfig
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol.signing import public_key, verify_bundle
+from export.bundle.model_cards import markdown, program_facts
 from export.bundle.run_source import NewcomerData, find_run_reader
 from export.bundle.writer import BundleOptions, write_bundle
 from tests.support.virtual_federation import Federation
@@ -49,6 +51,23 @@ def test_every_center_has_a_card_of_its_devices(run: Path) -> None:
         assert 0 <= card["accuracy"]["min"] <= card["accuracy"]["median"] <= card["accuracy"]["max"] <= 1
         assert card["labels"]["of"] == "held-out samples"
         assert np.sum(card["labels"]["counts"]) > 0
+
+
+def test_where_choices_are_hidden_a_card_has_the_number_of_devices_that_was_summed_and_none_is_guessed(
+    tmp_path: Path,
+) -> None:
+    """Each device is served center 0 as far as the server knows; the sums say that each center has six of twelve."""
+    settings = {"clusters": 2, "local-steps": 3, "batch-size": 8, "secure": "updates+membership", "secure-clip": 10.0}
+    fed = Federation.of(tmp_path, devices=12, runs=(RunConfig(method="ifca", rounds=2, name="r", settings=settings),))
+    fed.start()
+    fed.complete()
+    cards = next(event for event in fed.events if event["event"] == "bundle")["centers"]
+    assert [card["devices"] for card in cards] == [6, 6]
+    assert all("samples" not in card for card in cards)
+    found = bundle_source.bundle_source(fed.config.folder, method="", engines=(), data=None)
+    for card in found.cards:
+        assert not {"devices", "samples"} & card.keys()
+        assert "unknown devices with unknown training samples" in markdown({**card, **program_facts(found.program)})
 
 
 def test_its_bundles_are_signed_with_the_federations_key(run: Path) -> None:

@@ -23,6 +23,7 @@ from edge_client.errors import ConfigError, NetworkError, ProtocolError
 from edge_client.runtime import enrolment
 from edge_client.transport.keys import open_private_key, signing_request
 from edge_client.transport.tls import check_subject
+from tests.coordinator.identity.test_provisioning import invoke
 from tests.support.guarded_broker import FEDERATION, now, provision_federation
 
 
@@ -153,6 +154,26 @@ def test_a_name_that_was_revoked_since_gets_no_certificate(office: Office, tmp_p
     assert office.ask(token, csr(tmp_path, "d1"))[0] == 200
     office.work.revoke("d1")
     assert office.ask(token, csr(tmp_path, "d1")) == (403, "revoked")
+
+
+def test_an_unused_token_that_was_stolen_is_taken_back(office: Office, tmp_path: Path) -> None:
+    """Nothing is on the revocation list: no certificate was made. The name may get a new token."""
+    stolen = office.token("d1")
+    said = invoke(str(office.work.folder), "--revoke", "d1")
+    assert (said.exit_code, said.stdout.count("waits to be used")) == (0, 0)
+    assert "the unused token of d1 is taken back; --token d1 makes a new one" in said.stderr
+    assert office.ask(stolen, csr(tmp_path, "d1")) == (403, "unknown")
+    fresh = office.token("d1")
+    assert fresh != stolen
+    assert office.ask(fresh, csr(tmp_path, "d1"))[0] == 200
+
+
+def test_who_is_revoked_loses_the_token_of_a_renewal_too(office: Office, tmp_path: Path) -> None:
+    office.ask(office.token("d1"), csr(tmp_path, "d1"))
+    office.work.renew("d1")
+    office.work.revoke("d1")
+    assert office.work.revoked_names() == ["d1"]
+    assert not _facts(office.work)["tokens"]
 
 
 @contextmanager

@@ -107,6 +107,16 @@ def test_blocks_of_other_centers_are_zero_and_a_device_of_a_closed_center_takes_
         assert [k for k, block in zip(open_centers, blocks, strict=True) if block.any()] == [taken]
 
 
+def test_weights_are_counted_at_the_greatest_open_one_and_stay_on_the_device_where_a_center_is_closed() -> None:
+    mine = TrainedChoice(models=CENTERS[1][None], weights=np.array([0.2, 0.5, 0.3]), order=None)
+    for open_centers, counted in (((0, 1, 2), [0, 1, 0]), ((0, 2), [0, 0, 1]), ((0,), [1, 0, 0])):
+        reply = contribution(task(stage="choose", choose="shares", open=open_centers), mine, NOISE)
+        assert reply.words is not None
+        assert reply.words.tolist() == counted
+        assert mine.kept(open_centers).tolist() == [0.2, 0.5, 0.3]
+    assert chosen(CENTERS[1], [1, 2, 0]).kept((0, 2)).tolist() == [0, 0, 1]
+
+
 def test_a_device_moves_to_the_nearest_center_unless_hysteresis_holds_it() -> None:
     model = (0.55 * CENTERS[1] + 0.45 * CENTERS[0])[None]
     columns = ((0, SIZE),)

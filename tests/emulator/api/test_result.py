@@ -27,6 +27,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import DataSet
 from emulator.data.partition_schemes import Iid
 from emulator.reports.console_tables import summary_rows
+from emulator.testbed.monitor import format_event
 from export.cli import app as export_app
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -66,6 +67,15 @@ def test_a_loss_of_ones_own_is_shown_beside_errors_that_mean_nothing_for_logits(
     summary = {**result.summary(), "accuracy": {"micro": None}, "metrics": {"squared_error": 2.0, "r2": -3.0}}
     assert ("loss", "0.25") in summary_rows({**summary, "loss": 0.25})
     assert "loss" not in dict(summary_rows({**summary, "loss": 2.0}))  # it is the squared error
+
+
+def test_where_choices_are_hidden_no_center_is_said_to_have_no_devices() -> None:
+    """Nor has a bundle's card: the sums of a round tell how many devices chose a center, and no record has it."""
+    method = fc.IFCA(2, local_steps=2, server=fc.ServerOptions(secure="updates+membership"))
+    result = fc.simulate(method, fleet=fc.fleets.digits(devices=12), rounds=1)
+    summary, record = result.summary(), result.run.records[-1]
+    assert (summary["clusters_without_devices"], dict(summary_rows(summary))["clusters"]) == (None, "2")
+    assert "devices per center" not in format_event({"event": "round", "method": "ifca", "of": 1, **record})
 
 
 def test_the_history_is_a_data_frame_with_a_row_per_round(result: fc.Result) -> None:

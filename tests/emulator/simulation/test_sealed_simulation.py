@@ -41,7 +41,7 @@ def test_with_a_frozen_base_one_block_of_words_is_what_is_trained() -> None:
     fleet = fc.fleets.digits(devices=10, groups=2)
     found = fc.simulate(method, fleet=fleet, model=module, rounds=2)
     trained = 32 * 10 + 10
-    assert found.run.records[-1]["bytes"]["up"] == 10 * 4 * (2 * (trained + 2) + 5)  # and the evaluation's five
+    assert found.run.records[-1]["bytes"]["up"] == 10 * 4 * (2 + 2 * (trained + 2) + 5)  # counts, the evaluation's five
 
 
 def test_a_resumed_run_ends_with_the_same_centers(tmp_path: Path) -> None:

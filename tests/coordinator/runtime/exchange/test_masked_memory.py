@@ -31,10 +31,12 @@ def work(devices: int, center: int) -> SummedFit:
     )  # fmt: skip
 
 
-def words_of(cid: str, _: Work) -> Words:
+def words_of(cid: str, asked: Work) -> Words:
     """Of a device that moved each parameter by nothing but rounding."""
+    if not isinstance(asked, SummedFit):
+        raise TypeError("a fit is played")
     rounded = np.random.default_rng(list(cid.encode())).integers(0, 2, SIZE, np.uint32)
-    return np.concatenate([rounded, np.array([1, 1], np.uint32)])
+    return np.concatenate([rounded, np.array([asked.scale.levels, 1], np.uint32)])
 
 
 def summed(folder: Path, devices: int, dropped: list[str]) -> tuple[SealedSums, int]:

@@ -43,7 +43,7 @@ def work(*centers: int) -> SummedFit:
 
 def words_of(cid: str, _: Work) -> Words:
     """A device that moved one parameter by its number of steps, up and down."""
-    return np.array([int(cid[-2:]), 2**24 - int(cid[-2:]), 1000, 1], np.uint32)
+    return np.array([int(cid[-2:]), 2**24 - int(cid[-2:]), work().scale.levels, 1], np.uint32)
 
 
 @dataclass
@@ -90,7 +90,7 @@ def summed(
 
 def total(members: Collection[str]) -> list[int]:
     n = sum(int(cid[-2:]) for cid in members)
-    return [n, 2**24 - n, 1000 * len(members), len(members)]
+    return [n, 2**24 - n, work().scale.levels * len(members), len(members)]
 
 
 def test_a_sum_has_four_exchanges_and_a_replay_the_same_words(store: Store) -> None:
