@@ -96,7 +96,11 @@ def uvicorn_config(
     fast: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> uvicorn.Config:
-    """The settings of a server for `app` on sockets that are open; `certificate` and `key` are PEM files."""
+    """The settings of a server for `app` on sockets that are open; `certificate` and `key` are PEM files.
+
+    uvicorn's own log settings are left out: they close the handlers of all loggers in the process. Its errors are
+    handled as those of any logger.
+    """
     return uvicorn.Config(
         app,
         loop="asyncio",
@@ -104,6 +108,7 @@ def uvicorn_config(
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="on" if lifespan else "off",
+        log_config=None,
         log_level="error",
         access_log=False,
         server_header=False,
