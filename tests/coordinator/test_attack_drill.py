@@ -79,7 +79,7 @@ def test_a_bound_that_does_not_hold_is_named_and_is_an_error(monkeypatch: pytest
 def test_messages_without_a_pace_are_named(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
     monkeypatch.setattr("coordinator.runtime.catalog_server.CatalogServer._is_in_time", lambda *_: True)
     monkeypatch.setattr("coordinator.runtime.catalog_server.NEWS_BURST", 2_000.0)
-    monkeypatch.setattr("coordinator.runtime.dispatcher.REQUESTS_BURST", 10_000.0)  # of all kinds: else few get through
+    monkeypatch.setattr("coordinator.runtime.dispatcher.REQUESTS_PER_S", 200.0)  # of all kinds: else few get through
     wanted = ("2,000 reports of a center", "2,000 questions for a center")
     only(*wanted)
     assert play()[0] == [(tried, False) for tried in wanted]
