@@ -29,7 +29,8 @@ def why_impossible(tasks: Sequence[Work], words: Words) -> str | None:
     if isinstance(work, SummedProbe):
         wrong = _wrong_evaluation(numbers, devices)
     elif work.stage == "choose":
-        wrong = _wrong_counts(numbers, devices, every=True)
+        soft = work.choose in SOFT  # a device counts itself at some centers, or with closed ones at none
+        wrong = _first_wrong(numbers, devices, every=False) if soft else _wrong_counts(numbers, devices, every=True)
     elif work.stage == "add" or work.points is None:
         wrong = _wrong_blocks(work, numbers, [task.share for task in tasks if isinstance(task, SummedFit)])
     else:
@@ -44,12 +45,17 @@ def _wrong_counts(counts: I64, devices: int, *, every: bool) -> str | None:
     return None
 
 
+def _first_wrong(counts: I64, devices: int, *, every: bool) -> str | None:
+    """`_wrong_counts` of each of the numbers alone."""
+    return next(filter(None, (_wrong_counts(np.atleast_1d(count), devices, every=every) for count in counts)), None)
+
+
 def _wrong_blocks(work: SummedFit, numbers: I64, shares: Sequence[float]) -> str | None:
     scale, blocks, devices = work.scale, numbers.reshape(len(work.open), -1), len(shares)
     counts, weights = blocks[:, -1], blocks[:, -2]
-    for count in counts if work.choose in SOFT else [counts.sum()]:
-        if wrong := _wrong_counts(np.atleast_1d(count), devices, every=work.choose != "shares"):
-            return wrong
+    each = counts if work.choose in SOFT else counts.sum(keepdims=True)
+    if wrong := _first_wrong(each, devices, every=work.choose != "shares"):
+        return wrong
     if (counts < 0).any() or _wrong_weights(work, counts, weights, shares):
         return f"the weights are {weights.min()} to {weights.max()}, of {scale.levels} a device at most"
     for block, weight, count in zip(blocks, weights, counts, strict=True):

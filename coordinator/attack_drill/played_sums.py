@@ -90,7 +90,7 @@ class PlayedSums:
         own = next(i % k for i in range(first, first + k) if i % k in work.open)
         weights = np.isin(np.arange(k), work.open) / k if work.choose in SOFT else np.eye(k)[own]
         if work.stage == "choose":
-            return work.scale.modulo(np.eye(k)[own])
+            return work.scale.modulo(weights > 0)
         counts = np.ones(k) if work.choose == "posterior" else weights
         return np.concatenate([_moved(work, counts[center] * work.share) for center in work.open])
 

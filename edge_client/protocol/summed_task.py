@@ -88,10 +88,10 @@ class SummedFit(Fit):
     """Train as `Fit` says from the device's own choice among `centers` [K, size], then tell a part of the result.
 
     The device trains once in a round, whatever the number of such tasks. `stage` "choose": one word per center, 1 for
-    the device's own among the `open` ones, by weights that of the greatest. "add": a block for each of the open
-    centers. "count" and "points": the same for k-means of the columns `compare`, around the centroids `points`
-    [restarts, K, columns] of which `points_open` [restarts, K] take part; with `dealt` the device draws its cluster by
-    lot.
+    the device's own among the `open` ones, by weights for each in which it weighs 1/K or more. "add": a block for each
+    of the open centers. "count" and "points": the same for k-means of the columns `compare`, around the centroids
+    `points` [restarts, K, columns] of which `points_open` [restarts, K] take part; with `dealt` the device draws its
+    cluster by lot.
 
     `choose` says how a center is found: "only"; "given" by `group`; by "loss"; the "nearest" to the trained model in
     the columns `compare`; or the weights of every center by "shares" of samples or by "posterior". `start` serves a

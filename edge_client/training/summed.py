@@ -20,6 +20,7 @@ from edge_client.training.learner import Learner
 from edge_client.training.skellam import with_noise
 
 CHOICE_SLOT = "choice"  # under this name a device keeps its last weights [K] in the centers
+LEAST_PART = 0.999  # of 1 / K: a device with such a weight in one of K centers counts itself there
 RandomStream = np.random.Generator
 
 
@@ -150,8 +151,7 @@ def contribution(task: SummedFit, mine: TrainedChoice, drawn: RandomStream) -> R
         return Reply(n=1, words=_point_words(task, mine, drawn))
     weights = mine.among(task.open)
     if task.stage == "choose":
-        first = np.argmax(np.where(np.isin(np.arange(len(weights)), task.open), weights, -1.0))
-        return Reply(n=1, words=np.eye(len(weights), dtype=np.uint32)[first])
+        return Reply(n=1, words=(len(weights) * weights >= LEAST_PART).astype(np.uint32))
     counts = (
         np.ones(len(weights)) if task.choose == "posterior" else weights
     )  # FedEM weighs its samples, not its models

@@ -189,7 +189,7 @@ def test_a_center_of_weights_that_serves_one_device_does_not_tell_its_update(met
     """Each device has a part in each center, and eleven of twelve one of nothing here.
 
     Summed, the center would move the way of the one device's update, with a cosine of 0.9999 (of `fedem` in the second
-    round, when devices know their weights). So it is closed: fewer than five devices have their greatest weight there.
+    round, when devices know their weights). So it is closed: fewer than five devices weigh a half or more there.
     """
     local = grouped_fleet(11, 1) | {"lone": grouped_fleet(2, 2, seed=1)["d01"]}
     settings = {**SETTINGS, "learning-rate": 0.3, "clusters": 2}
@@ -203,6 +203,14 @@ def test_a_center_of_weights_that_serves_one_device_does_not_tell_its_update(met
     np.testing.assert_array_equal(made.state.centers[1], both[1])
     assert (made.state.centers[0] != both[0]).any()
     assert made.devices.own["lone", CHOICE_SLOT].argmax() == 1  # it keeps its weights, and is served by the center
+
+
+def test_weights_that_are_nearly_alike_close_no_center() -> None:
+    """By their greatest weights alone all twelve devices would be counted at one of the centers, which would go on."""
+    made = world(build("fedem", {**SETTINGS, "clusters": 2}), grouped_fleet(12, 1))
+    made.state = replace(made.state, centers=np.stack([made.state.centers[0]] * 2))
+    Seat(made).round()
+    assert made.state.extra[COUNTS_KEY].tolist() == [12, 12]
 
 
 def _trained_alone(local: Mapping[str, DeviceData], who: list[str]) -> Array:

@@ -90,14 +90,10 @@ func (c *contribution) words(models [][]float64, chosen mine) (words []uint32) {
 	}
 	weights := chosen.among(c.open)
 	if part == "choose" {
-		words, best := make([]uint32, len(weights)), c.open[0]
-		for _, k := range c.open {
-			if weights[k] > weights[best] {
-				best = k
-			}
+		for _, weight := range weights { // about 1 / K of K centers, or more
+			words = append(words, map[bool]uint32{true: 1}[float64(len(weights))*weight >= 0.999])
 		}
-		words[best] = 1
-		return words
+		return
 	}
 	share, _ := number(c.sum["share"])
 	for _, k := range c.open {

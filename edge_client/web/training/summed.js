@@ -14,6 +14,7 @@ const QUANTITY = { loss: "loss", shares: "votes", posterior: "posterior" };
 
 const bad = (detail) => new Malformed("bad_task", detail);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
+const LEAST_PART = 0.999; // of 1 / K: a device with such a weight in one of K centers counts itself there
 const alone = (k, chosen) => Array.from({ length: k }, (_, m) => Number(m === chosen));
 /** The places of the greatest values first; equal ones stay in their order. */
 const falling = (values) => Array.from(values, (_, k) => k).sort((a, b) => values[b] - values[a] || a - b);
@@ -142,7 +143,7 @@ function among({ weights, order }, open) {
 export function contribution(task, mine, stream = new SecretNumbers()) {
   if (["count", "points"].includes(task.part)) return pointWords(task, mine, stream);
   const weights = among(mine, task.open);
-  if (task.part === "choose") return Uint32Array.from(alone(weights.length, task.open.reduce((best, k) => (weights[k] > weights[best] ? k : best))));
+  if (task.part === "choose") return Uint32Array.from(weights, (weight) => Number(weights.length * weight >= LEAST_PART));
   const size = task.centers[0].length + 2;
   const words = new Uint32Array(task.open.length * size);
   for (const [at, k] of task.open.entries()) {

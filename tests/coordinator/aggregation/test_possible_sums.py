@@ -64,9 +64,7 @@ def test_the_sum_of_devices_that_keep_to_the_task_is_possible(
     if stage in ("count", "points"):
         points = rng.standard_normal((2, K, 4))
         how |= {"compare": ((0, 4),), "points": points, "points_open": np.ones((2, K), np.bool_), "choose": "loss"}
-    elif stage == "choose":
-        how["choose"] = "loss"
-    else:
+    elif stage == "add":
         how["noise"] = noise if bits == 32 else 0.0
     assert why_impossible(*summed(rng, devices, far, stage=stage, **how)) is None
 

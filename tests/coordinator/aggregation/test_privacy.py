@@ -226,15 +226,15 @@ def test_every_method_counts_what_each_devices_updates_were_used_for(name: str) 
         fleet.round(silent=["d03"])
     told = privacy_spent(method, fleet.state)
     assert told is not None
-    uploads = 2 * (1 if name != "nonfed" else 0)
-    assert told["releases"] >= uploads
-    assert (told["epsilon"] > 0) == bool(uploads)
+    assert told["releases"] >= 2
+    assert told["epsilon"] > 0
     assert not any(key.endswith("/d03") for key in fleet.state.extra if key.startswith("private-releases"))
     assert np.isfinite(fleet.state.centers).all()
 
 
 LOCAL = grouped_fleet(6, 1)
 REFUSED = {  # method -> why it has no noise
+    "nonfed": "nonfed makes no centers",
     "tkm": "reduce",
     "fedcenters": "privacy-noise with a trial",
     "fedrc": "label-prior device with privacy-noise",
