@@ -107,13 +107,27 @@ def test_blocks_of_other_centers_are_zero_and_a_device_of_a_closed_center_takes_
         assert [k for k, block in zip(open_centers, blocks, strict=True) if block.any()] == [taken]
 
 
-def test_weights_are_counted_at_the_greatest_open_one_and_stay_on_the_device_where_a_center_is_closed() -> None:
-    mine = TrainedChoice(models=CENTERS[1][None], weights=np.array([0.2, 0.5, 0.3]), order=None)
-    for open_centers, counted in (((0, 1, 2), [0, 1, 0]), ((0, 2), [0, 0, 1]), ((0,), [1, 0, 0])):
-        reply = contribution(task(stage="choose", choose="shares", open=open_centers), mine, NOISE)
-        assert reply.words is not None
-        assert reply.words.tolist() == counted
-        assert mine.kept(open_centers).tolist() == [0.2, 0.5, 0.3]
+@pytest.mark.parametrize(
+    ("weights", "open_centers", "counted"),
+    [
+        ([0.2, 0.4, 0.4], (0, 1, 2), [0, 1, 1]),
+        ([0.2, 0.4, 0.4], (0, 2), [0, 0, 1]),
+        ([0.2, 0.4, 0.4], (0,), [0, 0, 0]),
+        ([1 / 3 - 1e-12, 1 / 3, 1 / 3], (0, 1, 2), [1, 1, 1]),  # equal ones, rounded
+        ([0.332, 0.332, 0.336], (0, 1, 2), [0, 0, 1]),
+    ],
+)
+def test_weights_are_counted_where_they_are_1_of_k_and_stay_on_the_device_where_a_center_is_closed(
+    weights: list[float], open_centers: tuple[int, ...], counted: list[int]
+) -> None:
+    mine = TrainedChoice(models=CENTERS[1][None], weights=np.array(weights), order=None)
+    reply = contribution(task(stage="choose", choose="shares", open=open_centers), mine, NOISE)
+    assert reply.words is not None
+    assert reply.words.tolist() == counted
+    assert mine.kept(open_centers).tolist() == weights
+
+
+def test_a_choice_of_one_center_moves_where_it_is_closed() -> None:
     assert chosen(CENTERS[1], [1, 2, 0]).kept((0, 2)).tolist() == [0, 0, 1]
 
 
