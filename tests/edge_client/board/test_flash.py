@@ -6,14 +6,17 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from edge_client.board.board_files import BoardFile
 from edge_client.board.profiles import BOARD_PROFILES
 from edge_client.board.systemd_unit import CONFIG_PATH, STATE_FOLDER
+from edge_client.board.targets import make_archive
 from edge_client.cli import main
 from tests.support.flash_workstation import FlashSetup, rootfs, stocked
 from tests.support.requirements import skip_without
@@ -177,13 +180,24 @@ def test_a_bundle_twice_is_the_same_bytes_and_holds_what_a_card_gets(desk: Flash
     if name.endswith("zst"):
         subprocess.run(["zstd", "-q", "-d", str(paths[0])], check=True)
     with tarfile.open(desk.folder / "1" / "board.tar") as tar:
-        assert {m.uid for m in tar} | {m.gid for m in tar} | {m.mtime for m in tar} == {0}
+        assert {m.uid for m in tar} | {m.gid for m in tar} == {0}
         unpacked = desk.folder / "unpacked"
         tar.extractall(unpacked, filter="tar")
     assert desk.flash("--rootfs", str(card)) == 0
     known = set(snapshot(unpacked))
     written = snapshot(card)
     assert {n: written[n][1:] for n in known} == {n: c[1:] for n, c in snapshot(unpacked).items()}
+
+
+def test_a_newer_archive_over_a_board_is_not_mistaken_for_what_python_compiled_before(tmp_path: Path) -> None:
+    said = []
+    for number in (1, 2):  # of the same size
+        (tmp_path / "a.tar").write_bytes(make_archive([BoardFile(path="/opt/m.py", data=b"print(%d)" % number)]))
+        with tarfile.open(tmp_path / "a.tar") as tar:
+            tar.extractall(tmp_path, filter="tar")
+        env = {"PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"), "PYTHONPATH": str(tmp_path / "opt")}
+        said.append(subprocess.run([sys.executable, "-c", "import m"], env=env, capture_output=True, check=True).stdout)
+    assert said == [b"1\n", b"2\n"]
 
 
 def test_the_machines_own_root_is_refused(desk: FlashSetup, refusal: Callable[..., str]) -> None:
