@@ -190,9 +190,8 @@ def _inside(root: Path, path: str) -> Path:
 
 
 def _difference(root: Path, entry: BoardFile, place: Path) -> str:
-    if entry.memory:
-        there = place.exists() or (bool(entry.unless) and _inside(root, entry.unless).exists())
-        return "" if there else "new"
+    if entry.memory and entry.unless:
+        return "" if _had(root, entry, place) else "new"
     if entry.link:
         if place.is_symlink():
             return "" if str(place.readlink()) == entry.link else "changed"
@@ -204,6 +203,14 @@ def _difference(root: Path, entry: BoardFile, place: Path) -> str:
     status = place.stat()
     same = status.st_size == len(entry.data) and status.st_mode & 0o777 == entry.mode
     return "" if same and place.read_bytes() == entry.data else "changed"
+
+
+def _had(root: Path, entry: BoardFile, place: Path) -> bool:
+    """Whether a token waits on the board, or was used there."""
+    used = _inside(root, entry.unless)
+    if used.is_file() and used.read_bytes().strip() == entry.sha256.encode():
+        return True
+    return place.is_file() and place.read_bytes() == entry.data
 
 
 def _stale(root: Path, entries: Sequence[BoardFile]) -> list[str]:

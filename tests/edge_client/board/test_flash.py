@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -140,14 +141,33 @@ def test_another_device_is_not_put_over_one_that_has_learned(
     assert "hint" in told
 
 
-def test_a_token_is_put_once_and_not_again_when_the_board_has_its_certificate(desk: FlashSetup, card: Path) -> None:
+def test_a_token_is_put_once_and_not_again_when_the_board_has_used_it(desk: FlashSetup, card: Path) -> None:
     assert desk.flash("--rootfs", str(card), device="shed") == 0
     token = card / TOKEN[1:]
     assert token.stat().st_mode & 0o777 == 0o600
-    token.unlink()  # the board has used it
-    (token.parent / "device.crt").write_text("certificate")
+    use_up(token)
     assert desk.flash("--rootfs", str(card), device="shed") == 0
     assert not token.exists()
+
+
+def use_up(token: Path) -> None:
+    """What a board leaves where its token was."""
+    (token.parent / "token.used").write_text(hashlib.sha256(token.read_bytes()).hexdigest() + "\n")
+    (token.parent / "device.crt").write_text("certificate")
+    token.unlink()
+
+
+@pytest.mark.parametrize("before", ["used", "waits"])
+def test_a_new_token_gets_onto_a_card_that_had_one(desk: FlashSetup, card: Path, before: str) -> None:
+    """To renew the certificate; or since the first token had expired before the board used it."""
+    assert desk.flash("--rootfs", str(card), device="shed") == 0
+    token = card / TOKEN[1:]
+    if before == "used":
+        use_up(token)
+    (desk.keys / "devices" / "shed" / "token").write_text("another\n")
+    assert desk.flash("--rootfs", str(card), device="shed") == 0
+    assert token.read_text() == "another\n"
+    assert token.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_dry_run_lists_every_file_and_writes_none(
