@@ -26,6 +26,7 @@ from edge_client.update.launcher import ReleaseRecord, version_numbers
 NOTE_FILE = "RELEASE"
 MAX_FILES = 2_000
 MAX_BYTES = 64 << 20
+TRIAL_PATIENCE_S = 240.0  # of its start, for a broker or a clock that comes late; systemd waits 300 s for a start
 TRIAL_TIMEOUT_S = 900.0  # a release on trial that has not heard its coordinator by then gives way
 _NAME = re.compile(r"edge_client(/[A-Za-z0-9_.-]{1,64}){1,6}")
 
@@ -42,6 +43,11 @@ class SelfUpdater:
         """The releases of the board whose launcher set these variables."""
         told = environment.get(launcher.RELEASES_VARIABLE, "")
         return SelfUpdater(Path(told) if told else None)
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the running release is."""
+        return self._folder is not None and launcher.read_record(self._folder).trial == self._running
 
     def wanted(self, version: str) -> bool:
         """Whether a version is newer than what runs, and has not failed here."""
@@ -89,9 +95,7 @@ class SelfUpdater:
             return False
         if self._began_s is None:
             self._began_s = now_s
-        if now_s < self._began_s + TRIAL_TIMEOUT_S:
-            return False
-        return launcher.read_record(self._folder).trial == self._running
+        return now_s >= self._began_s + TRIAL_TIMEOUT_S and self.on_trial
 
 
 def pack_release(files: Mapping[str, bytes], version: str) -> bytes:

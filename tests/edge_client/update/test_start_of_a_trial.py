@@ -1,0 +1,73 @@
+"""A release on trial has few starts, so one waits for what a board may lack at boot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_client.cli import start_patiently
+from edge_client.errors import ConfigError, NetworkError, ProtocolError
+from edge_client.update import launcher
+from edge_client.update.launcher import ReleaseRecord
+from edge_client.update.self_update import TRIAL_PATIENCE_S, SelfUpdater
+from tests.support.virtual_time import VirtualClock
+
+OLD, NEW = "0.1.0", "0.2.0"
+SYSTEMD_S = 300  # a start may take so long: TimeoutStartSec of the service
+
+
+class BoardAtBoot:
+    """`away_s`: until then a start fails with `wrong`, after ten seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock, self.folder, self.starts, self.away_s = VirtualClock(), folder, list[float](), 0.0
+        self.wrong: Exception = NetworkError("no broker")
+        launcher.write_record(folder, ReleaseRecord(good=OLD, trial=NEW, starts=1))
+
+    def begin(self, updates: SelfUpdater) -> int:
+        self.clock.time_s, self.starts = 0.0, []
+        return start_patiently(self._start, updates, self.clock, wait=self._pass)
+
+    def _start(self) -> int:
+        self.starts.append(self.clock.time_s)
+        if self.clock.time_s >= self.away_s:
+            return 0
+        self._pass(10.0)
+        raise self.wrong
+
+    def _pass(self, seconds: float) -> None:
+        self.clock.time_s += seconds
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> BoardAtBoot:
+    return BoardAtBoot(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [NetworkError("no broker"), ConfigError("the certificate is not yet valid")])
+def test_a_broker_or_a_clock_that_comes_late_ends_no_trial(board: BoardAtBoot, wrong: Exception) -> None:
+    """Three starts of ten seconds each are over before a server has booted."""
+    board.wrong, board.away_s = wrong, 120.0
+    assert board.begin(SelfUpdater(board.folder, running=NEW)) == 0
+    assert launcher.read_record(board.folder).starts == 1
+
+
+def test_one_that_does_not_come_ends_the_start_before_systemd_does(board: BoardAtBoot) -> None:
+    board.away_s = 1e9
+    with pytest.raises(NetworkError):
+        board.begin(SelfUpdater(board.folder, running=NEW))
+    assert board.starts[-1] > TRIAL_PATIENCE_S - 30
+    assert board.clock.time_s < SYSTEMD_S - 30
+
+
+def test_what_is_not_on_trial_and_what_no_time_mends_ends_at_once(board: BoardAtBoot) -> None:
+    board.away_s = 1e9
+    for updates in (SelfUpdater(board.folder, running=OLD), SelfUpdater(None)):
+        with pytest.raises(NetworkError):
+            board.begin(updates)
+        assert len(board.starts) == 1
+    board.wrong = ProtocolError("another version")
+    with pytest.raises(ProtocolError):
+        board.begin(SelfUpdater(board.folder, running=NEW))
+    assert len(board.starts) == 1
