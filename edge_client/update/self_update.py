@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from edge_client.errors import Malformed
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord, version_numbers
 
+log = logging.getLogger(__name__)
 NOTE_FILE = "RELEASE"
 MAX_FILES = 2_000
 MAX_BYTES = 64 << 20
@@ -37,6 +39,7 @@ class SelfUpdater:
     def __init__(self, folder: Path | None, *, running: str = __version__) -> None:
         self._folder, self._running = folder, running
         self._began_s: float | None = None
+        self._unwritten = False  # whether it was heard, and the disk did not take that
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> SelfUpdater:
@@ -82,16 +85,24 @@ class SelfUpdater:
         """Call the running release good, if it was on trial, and remove the others: the coordinator was heard."""
         if self._folder is None:
             return
-        record = launcher.read_record(self._folder)
+        self._unwritten, record = False, launcher.read_record(self._folder)
         if record.trial == self._running:
-            launcher.write_record(self._folder, ReleaseRecord(good=self._running, failed=record.failed))
+            try:
+                launcher.write_record(self._folder, ReleaseRecord(good=self._running, failed=record.failed))
+            except OSError as full:
+                log.warning("cannot write that this release works: %s; trying again", full)
+                self._unwritten = True
+                return
             for path in self._folder.iterdir():
                 if path.is_dir() and path.name != self._running:
                     shutil.rmtree(path, ignore_errors=True)
 
     def overdue(self, now_s: float) -> bool:
-        """Whether the running release is on trial and its time is over."""
+        """Whether the running release is on trial, its time is over, and it has not heard the coordinator."""
         if self._folder is None:
+            return False
+        if self._unwritten:
+            self.confirm()
             return False
         if self._began_s is None:
             self._began_s = now_s

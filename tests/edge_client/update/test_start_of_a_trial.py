@@ -10,7 +10,7 @@ from edge_client.cli import start_patiently
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord
-from edge_client.update.self_update import TRIAL_PATIENCE_S, SelfUpdater
+from edge_client.update.self_update import TRIAL_PATIENCE_S, TRIAL_TIMEOUT_S, SelfUpdater
 from tests.support.virtual_time import VirtualClock
 
 OLD, NEW = "0.1.0", "0.2.0"
@@ -59,6 +59,19 @@ def test_one_that_does_not_come_ends_the_start_before_systemd_does(board: BoardA
         board.begin(SelfUpdater(board.folder, running=NEW))
     assert board.starts[-1] > TRIAL_PATIENCE_S - 30
     assert board.clock.time_s < SYSTEMD_S - 30
+
+
+def test_a_full_disk_makes_no_release_fail_that_has_heard_its_coordinator(board: BoardAtBoot) -> None:
+    blocked = board.folder / f"{launcher.RECORD_FILE}.new"
+    blocked.mkdir()  # where the record would be written
+    updates = SelfUpdater(board.folder, running=NEW)
+    updates.confirm()
+    assert not updates.overdue(0.0)
+    assert not updates.overdue(TRIAL_TIMEOUT_S)
+    assert launcher.read_record(board.folder).trial == NEW
+    blocked.rmdir()
+    assert not updates.overdue(TRIAL_TIMEOUT_S)
+    assert launcher.read_record(board.folder) == ReleaseRecord(good=NEW)
 
 
 def test_what_is_not_on_trial_and_what_no_time_mends_ends_at_once(board: BoardAtBoot) -> None:
