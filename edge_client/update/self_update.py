@@ -8,6 +8,7 @@ the launcher started updates itself. client.py fetches it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -72,6 +73,8 @@ class SelfUpdater:
         shutil.rmtree(beside, ignore_errors=True)
         for name, content in found.items():
             _write(beside / name, content)
+        lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(found.items())]
+        _write(beside / launcher.HASHES_FILE, "".join(lines).encode("ascii"))
         for folder in {path.parent for path in beside.rglob("*")}:
             launcher.sync_folder(folder)
         place = self._folder / version

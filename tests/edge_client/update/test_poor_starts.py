@@ -1,7 +1,10 @@
-"""A release on trial has few starts, so one waits for what a board may lack at boot."""
+"""Starts on a board that lacks something: a broker, a clock, room on the disk, or a part of a release."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from edge_client.cli import start_patiently
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord
-from edge_client.update.self_update import TRIAL_PATIENCE_S, TRIAL_TIMEOUT_S, SelfUpdater
+from edge_client.update.self_update import TRIAL_PATIENCE_S, TRIAL_TIMEOUT_S, SelfUpdater, pack_release
 from tests.support.virtual_time import VirtualClock
 
 OLD, NEW = "0.1.0", "0.2.0"
@@ -84,3 +87,35 @@ def test_what_is_not_on_trial_and_what_no_time_mends_ends_at_once(board: BoardAt
     with pytest.raises(ProtocolError):
         board.begin(SelfUpdater(board.folder, running=NEW))
     assert len(board.starts) == 1
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "changed", "list"])
+def test_a_release_that_a_bad_card_damaged_gives_way_and_is_fetched_again(tmp_path: Path, damage: str) -> None:
+    """It was good, so nothing else would ever end its failing starts."""
+    site, releases = tmp_path / "site" / "edge_client", tmp_path / "state" / "releases"
+    site.mkdir(parents=True)
+    (tmp_path / "launch.py").write_bytes(Path(launcher.__file__).read_bytes())
+    code = b"from edge_client import __version__, part\nprint(__version__)\n"
+    texts = {version: f'__version__ = "{version}"\n'.encode() for version in (OLD, NEW)}
+    files = {"cli.py": code, "part.py": b"a = 1\n"}
+    for name, data in {**files, "__init__.py": texts[OLD]}.items():
+        (site / name).write_bytes(data)
+    release = {f"edge_client/{name}": data for name, data in {**files, "__init__.py": texts[NEW]}.items()}
+    SelfUpdater(releases, running=OLD).install(pack_release(release, NEW), NEW)
+    launcher.write_record(releases, ReleaseRecord(good=NEW))
+
+    def start() -> str:
+        command = [sys.executable, str(tmp_path / "launch.py")]
+        env = {"STATE_DIRECTORY": str(tmp_path / "state"), "PATH": os.environ["PATH"]}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd="/").stdout.strip()
+
+    assert start() == NEW
+    part = releases / NEW / "edge_client" / "part.py"
+    {
+        "lost": part.unlink,
+        "cut": lambda: part.write_bytes(b""),
+        "changed": lambda: part.write_bytes(b"\0 = 1\n"),
+        "list": lambda: (releases / NEW / launcher.HASHES_FILE).write_bytes(b"\0\0"),
+    }[damage]()
+    assert start() == OLD
+    assert SelfUpdater(releases, running=OLD).wanted(NEW)
