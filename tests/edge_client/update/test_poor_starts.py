@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,11 +112,12 @@ def test_a_release_that_a_bad_card_damaged_gives_way_and_is_fetched_again(tmp_pa
 
     assert start() == NEW
     part = releases / NEW / "edge_client" / "part.py"
-    {
+    damages: dict[str, Callable[[], object]] = {
         "lost": part.unlink,
         "cut": lambda: part.write_bytes(b""),
         "changed": lambda: part.write_bytes(b"\0 = 1\n"),
         "list": lambda: (releases / NEW / launcher.HASHES_FILE).write_bytes(b"\0\0"),
-    }[damage]()
+    }
+    damages[damage]()
     assert start() == OLD
     assert SelfUpdater(releases, running=OLD).wanted(NEW)
