@@ -142,6 +142,9 @@ def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
     Raises ConfigError with the file's name when something is missing or wrong.
     """
     train, test = readers.list_files(folder, "train"), readers.list_files(folder, "test")
+    if unread := [*readers.unread_files(folder, "train"), *readers.unread_files(folder, "test")]:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        log.warning("%s%s not read: %s", unread[0], f"{more} are" if more else " is", readers.UNREAD_HINT)
     if not train:
         missing = f"{folder / 'train.npz'} does not exist" if folder.is_dir() else f"there is no folder {folder}"
         raise ConfigError(
@@ -199,7 +202,18 @@ def _read(parts: Sequence[readers.DataFile], most: int) -> Dataset:
     try:
         return Dataset(found.x, found.y, parts=found.parts)
     except ValueError as wrong:
-        raise ConfigError(f"cannot use {parts[-1].name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
+        raise ConfigError(f"cannot use {_wrong_part(parts).name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
+
+
+def _wrong_part(parts: Sequence[readers.DataFile]) -> readers.DataFile:
+    """The newest part whose samples are refused by themselves."""
+    for part in reversed(parts):
+        found = part.read()
+        try:
+            Dataset(readers.to_float(found.x), readers.to_labels(found.y), parts=found.parts)
+        except ValueError:
+            return part
+    return parts[-1]
 
 
 def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[I64]:

@@ -168,7 +168,7 @@ def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
         ("[npz]\nx = 1\n", "a,b,kind\n1,2,low\n", r"has no table \[csv\]"),
         (CSV_SCHEMA, "a,b\n1,2\n", "no column 'kind'"),
         (CSV_SCHEMA, "a,b,kind\n1,2,middle\n", "the class 'middle' is not among"),
-        (CSV_SCHEMA, "a,b,kind\n1,two,low\n", "could not convert"),
+        (CSV_SCHEMA, "a,b,kind\n\n1,two,low\n", "line 3: could not convert"),
         (CSV_SCHEMA, "a,b,kind\n1\n", "line 2 is too short"),
         (CSV_SCHEMA, "a,b,kind\n1,nan,low\n", "NaN"),
         (CSV_SCHEMA + "colour = 1\n", "a,b,kind\n1,2,low\n", "has no key 'colour'"),
@@ -297,3 +297,26 @@ def test_samples_bring_the_names_of_their_classes(tmp_path: Path, schema: str, n
         (tmp_path / "schema.toml").write_text(schema)
     np.savez(tmp_path / "train.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
     assert load_folder(tmp_path).class_names == names
+
+
+def test_the_file_that_is_wrong_is_named_and_not_the_newest(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(CSV_SCHEMA)
+    (tmp_path / "train").mkdir()
+    for name, row in (("1", "nan,2,low"), ("2", "1,2,low")):
+        (tmp_path / "train" / f"{name}.csv").write_text(f"a,b,kind\n{row}\n")
+        aged(tmp_path / "train" / f"{name}.csv", int(name))
+    with pytest.raises(ConfigError, match=r"cannot use train/1\.csv: x holds NaN"):
+        load_folder(tmp_path)
+
+
+def test_files_that_are_not_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "schema.toml").write_text(CSV_SCHEMA)
+    (tmp_path / "train" / ".thumbnails").mkdir(parents=True)
+    for name in ("train/1.CSV", "train/2.csv", "train/.3.csv", "train/.thumbnails/4.csv", "train/5.tmp"):
+        (tmp_path / name).write_text("a,b,kind\n1,2,low\n")
+    assert len(load_folder(tmp_path).train) == 2
+    assert not caplog.text
+    for name in ("test.csv", "train/cat.gif", "train/new.png"):  # a picture needs the folder of its class
+        (tmp_path / name).write_bytes(b"")
+    load_folder(tmp_path)
+    assert "train/cat.gif and 2 more are not read" in caplog.text
