@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_client.data import readers
-from edge_client.errors import ConfigError, Malformed
+from edge_client.errors import ConfigError, Malformed, RuntimeMissing
 from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.samples.input_parts import FROM_PARTS, Parts, other_parts
 from edge_client.protocol.task import I64, Array
@@ -192,7 +192,10 @@ class DataFolder:
             if not readers.list_files(self._folder, "train"):
                 raise Malformed("no_data", "no samples on this device: its folder has no training data any more")
             return self.load()
-        except ConfigError as wrong:  # a file that is still being written, perhaps: what is held goes on
+        except (
+            ConfigError,
+            RuntimeMissing,
+        ) as wrong:  # a file that is still being written, perhaps: what is held goes on
             log.warning("new samples cannot be used, so those before are: %s", wrong.message)
             return None
 

@@ -141,8 +141,8 @@ def read_inputs_without_labels(path: Path) -> Samples | None:
 
 
 def to_float(x: Array) -> Array:
-    """Whole numbers as float32; floating point as it is."""
-    return x if np.issubdtype(x.dtype, np.floating) else x.astype(np.float32)
+    """Whole numbers as float32; floating point as it is, and what is neither, which `Dataset` refuses."""
+    return x.astype(np.float32) if x.dtype.kind in "iub" else x
 
 
 def to_labels(y: Array) -> Array:
@@ -296,4 +296,7 @@ def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise ValueError(f"{SCHEMA_FILE}: [{name}] has no key {unknown[0]!r}; it has {', '.join(keys)}")
+    classes = [str(each) for each in table.get("classes", ())]
+    if twice := [each for each in classes if classes.count(each) > 1]:
+        raise ValueError(f"{SCHEMA_FILE}: [{name}] names the class {twice[0]!r} twice")
     return table
