@@ -138,6 +138,9 @@ def test_asking_for_a_token_again_makes_none_once_the_device_is_in(office: Offic
     assert office.ask(token, csr(tmp_path, "d1"))[0] == 200
     assert office.token("d1") == token
     assert office.ask(token, csr(tmp_path, "d1", key="other.key")) == (403, "used")
+    said = invoke(str(office.work.folder), "--token", "d1").stderr
+    assert "d1 has a certificate, so it gets no token; --renew d1 makes a new token" in said  # its card was lost
+    assert "has a certificate" not in invoke(str(office.work.folder), "--token", "d2").stderr
 
 
 def test_a_renewed_token_gives_the_same_key_a_later_certificate(office: Office, tmp_path: Path) -> None:
