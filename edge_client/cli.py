@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from typing import Any
 
 from edge_client import __version__
 from edge_client.config import load_config
-from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
+from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, NetworkError, run_cli
 from edge_client.nearest import cli as nearest_cli
 from edge_client.printable import PrintableFormatter, write_line
 from edge_client.runtime import enrolment
@@ -30,9 +30,12 @@ from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
 from edge_client.runtime.progress import Event, Tell, format_event
 from edge_client.runtime.state import lock_state
+from edge_client.transport.clock import Clock, SystemClock
+from edge_client.update.self_update import TRIAL_PATIENCE_S, SelfUpdater
 
 log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 2.0  # for a task under way, after a signal to stop
+TRIAL_RETRY_S = 5.0
 INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: everything can be read and changed on the way"
 ENROL_EXAMPLE = "example: fedcenters-edge enrol --config /etc/fedcenters/client.toml"
 EXAMPLE = "example: fedcenters-edge join --config /etc/fedcenters/client.toml"
@@ -122,10 +125,32 @@ def _join(options: argparse.Namespace) -> int:
     with ExitStack() as locks:
         for config in configs:
             locks.enter_context(lock_state(config.state))
-        return run_clients(
-            [make_client(c, insecure=options.insecure, tell=reporter(c.device_id, **how)) for c in configs],
-            quiet=options.quiet,
+        return start_patiently(
+            lambda: run_clients(
+                [make_client(c, insecure=options.insecure, tell=reporter(c.device_id, **how)) for c in configs],
+                quiet=options.quiet,
+            ),
+            SelfUpdater.from_environment(os.environ),
+            SystemClock(),
         )
+
+
+def start_patiently(
+    start: Callable[[], int], updates: SelfUpdater, clock: Clock, *, wait: Callable[[float], object] = time.sleep
+) -> int:
+    """Run clients. A release on trial tries again for a while where a broker, a clock or a disk is not there yet.
+
+    It has few starts: a broker that was away for a minute would end the trial of a release that works.
+    """
+    until_s = clock.now_s() + TRIAL_PATIENCE_S
+    while True:
+        try:
+            return start()
+        except (NetworkError, ConfigError) as wrong:
+            if clock.now_s() >= until_s or not updates.on_trial:
+                raise
+            log.warning("%s; this release is on trial and tries again", wrong.message)
+        wait(TRIAL_RETRY_S)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -36,6 +36,7 @@ from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.masks import stream_bytes
 from edge_client.runtime import train_conditions
+from edge_client.runtime.enrolment import has_token
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.folder_lock import lock_folder
@@ -212,7 +213,7 @@ def _broker(config: ClientConfig) -> str:
     from edge_client.transport.mqtt import parse_url
 
     host, port, encrypted = parse_url(config.broker)
-    enrolled = config.token is None or not config.token.is_file()
+    enrolled = not has_token(config)
     with_certificate = enrolled and config.certificate is not None
     left_out = "" if enrolled else "the token is not used yet; `enrol`, or the first `join`, uses it"
     if with_certificate and _client_runs(config):
@@ -267,7 +268,7 @@ def _client_runs(config: ClientConfig) -> bool:
 def _certificate(config: ClientConfig) -> str:
     if config.certificate is None:
         return "none is configured"
-    if config.token is not None and config.token.is_file():
+    if has_token(config):
         return "comes with the first start: a one-time token is here"
     tls.check_subject(config.certificate, name=config.device_id, federation=config.federation)
     now = dt.datetime.now(dt.timezone.utc)

@@ -133,10 +133,12 @@ def provision(  # noqa: PLR0913 - a command line
     wanted_port = web_port or (WEB_PORT if web or web_device else 0)
     more = {"broker_folder": broker_folder, "page": page, "web_port": wanted_port}
     plan = open_plan(folder, {} if check else {**changes, **more})
+    enrolled: list[str] = []
     work = Provisioner(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
     if not check:
         work.write_infrastructure()
         revoked_before = set(work.revoked_names())
+        enrolled += [name for name in token or () if work.authority.certificates_of(name)]
         fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
         phones = [f"web-{i:04d}" for i in range(web)]
         wanted = [*(cid for cid in fleet if cid not in revoked_before), *(device or ())]
@@ -160,7 +162,8 @@ def provision(  # noqa: PLR0913 - a command line
         _sign(work, sign_release)
     found = _facts(work)
     typer.echo(json.dumps(found) if as_json else _in_words(found))
-    told = [f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept]
+    told = [f"{name} has a certificate, so it gets no token; {_how_to_renew(work, name)}" for name in enrolled]
+    told += [f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept]
     told += [f"the unused token of {cid} is taken back; --token {cid} makes a new one" for cid in work.withdrawn]
     for hint in (*told, *_hints(folder, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
@@ -198,6 +201,12 @@ def _listed(path: Path | None) -> list[str]:
 def _sign(work: Provisioner, release: Path | None) -> None:
     if release is not None:
         typer.echo(f"signed: {work.sign_release(release)}", err=True)
+
+
+def _how_to_renew(work: Provisioner, name: str) -> str:
+    if name in work.revoked_names():
+        return "it was revoked: take another name"
+    return f"--renew {name} makes a new {'certificate' if work.has_key_of(name) else 'token'}"
 
 
 def _stranded(work: Provisioner) -> list[str]:

@@ -1,10 +1,12 @@
 """The signature of a client release: FILE.sig beside FILE, by a key that need not be on the coordinator's machine.
 
-FILE.sig is one JSON object {"federation", "key", "sig"}, as manifest.sig of a bundle.
+FILE.sig is one JSON object {"federation", "key", "sig"}, as manifest.sig of a bundle, with the "sha256" of FILE: the
+coordinator has no public key to check `sig` by, and boards do not report a release that they do not take.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from coordinator.identity.signing_key import SigningKey
@@ -22,6 +24,7 @@ SIGNATURE_SCHEMA = validators.record(
         key=validators.matching("[0-9a-f]{16}"),
         sig=validators.matching("[0-9a-f]{128}"),
     )
+    | validators.optional(sha256=validators.matching("[0-9a-f]{64}"))
 )
 
 
@@ -48,7 +51,8 @@ def sign_release(path: Path, key: SigningKey, federation: str) -> Path:
     """Write FILE.sig; -> its path. Raises ConfigError for a file that is no release."""
     signed = key.sign_manifest(manifest_of(read_release(path), "release"), federation)
     file = signature_file(path)
-    write_atomically(file, messages.canonical_json({"federation": federation, "key": signed.key, "sig": signed.sig}))
+    said = {"federation": federation, "key": signed.key, "sig": signed.sig, "sha256": signed.sha256}
+    write_atomically(file, messages.canonical_json(said))
     return file
 
 
@@ -64,4 +68,6 @@ def read_signature(path: Path, federation: str) -> dict[str, str] | None:
         raise ConfigError(f"{file} holds no signature: {wrong}", hint=SIGN_HINT) from wrong
     if signature["federation"] != federation:
         raise ConfigError(f"{file} is for the federation {signature['federation']}", hint=SIGN_HINT)
+    if signature.get("sha256") not in (None, hashlib.sha256(read_release(path)).hexdigest()):
+        raise ConfigError(f"{file} is for another {path.name}: boards would not take it", hint=SIGN_HINT)
     return {"key": signature["key"], "sig": signature["sig"]}

@@ -40,7 +40,7 @@ class BoardFile:
     owner: str = "root"
     data: bytes = field(default=b"", repr=False)
     link: str = ""
-    memory: bool = False  # the board's own from then on: written once, and not after `unless` exists
+    memory: bool = False  # the board's own from then on: not written again where `unless` holds its SHA-256
     unless: str = ""
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ def _identity(identity: DeviceIdentity) -> list[BoardFile]:
     if identity.ca is not None:
         made.append(BoardFile(path=f"{CONFIG_FOLDER}/ca.crt", data=identity.ca))
     if identity.token is not None:
-        unless = f"{IDENTITY_FOLDER}/device.crt"
+        unless = f"{IDENTITY_FOLDER}/token.used"
         token = {"data": identity.token, "mode": 0o600, "owner": systemd_unit.SERVICE_USER}
         made.append(BoardFile(path=f"{IDENTITY_FOLDER}/token", memory=True, unless=unless, **token))  # type: ignore[arg-type]
     elif identity.certificate is not None and identity.key is not None:

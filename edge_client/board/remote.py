@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_client.board.board_files import MANIFEST_PATH, BoardFile
+from edge_client.board.board_files import IDENTITY_FOLDER, MANIFEST_PATH, BoardFile
 from edge_client.board.profiles import BoardProfile, check_machine, check_python_of
 from edge_client.board.systemd_unit import CONFIG_PATH, INSTALL_FOLDER, SERVICE_NAME
 from edge_client.board.targets import UPDATE_HINT, make_archive, owner_of, run_fed
@@ -21,6 +21,7 @@ from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 HOST_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:\[\]%-]{0,254}")  # never an option of ssh
 SSH_TIMEOUT_S = 900
 SEPARATOR = "--fedcenters--"
+TOKEN_PATH = f"{IDENTITY_FOLDER}/token".lstrip("/")
 
 _INSPECT_SCRIPT = """set -u
 root=$1
@@ -35,6 +36,8 @@ cat "$root{config}" 2>/dev/null
 echo {separator}
 cat "$root{manifest}" 2>/dev/null
 cd "$root/" && test -e ".{manifest}" && $become sha256sum --check --status ".{manifest}" && echo {separator}whole
+echo {separator}token
+$become sh -c 'cat "$1.used"; sha256sum < "$1"' - "$root/{token}" 2>/dev/null
 exit 0
 """
 
@@ -57,8 +60,9 @@ for name in $(cd "$tmp{home}" && ls -A); do
 done
 cp -RP "$tmp/etc/." "$root/etc/"
 cp -RP "$tmp/usr/." "$root/usr/"
-token=var/lib/fedcenters/identity/token
-if test -e "$tmp/$token" && test ! -e "$root/$token" && test ! -e "$root/var/lib/fedcenters/identity/device.crt"; then
+token={token}
+if test -e "$tmp/$token" &&
+    test "$(sha256sum < "$tmp/$token" | cut -d " " -f 1)" != "$(cat "$root/$token.used" 2>/dev/null)"; then
     (umask 077 && mkdir -p "$root/var/lib/fedcenters/identity" && cp "$tmp/$token" "$root/$token")
 fi
 systemd-sysusers "$root/usr/lib/sysusers.d/fedcenters.conf"
@@ -80,6 +84,7 @@ class BoardInfo:
     root: bool  # whether the login is root
     config: bytes  # its client.toml, empty when there is none
     manifest: bytes  # what was flashed, empty when nothing, or when a file of it is damaged
+    tokens: frozenset[str] = frozenset()  # SHA-256 of the one that waits there, and of the one that was used last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +100,11 @@ class RemoteBoard:
 
     def inspect(self) -> BoardInfo:
         """Ask what is there. Raises NetworkError when ssh does not get through."""
-        script = _INSPECT_SCRIPT.format(separator=SEPARATOR, config=CONFIG_PATH, manifest=MANIFEST_PATH)
+        places = {"config": CONFIG_PATH, "manifest": MANIFEST_PATH, "token": TOKEN_PATH}
+        script = _INSPECT_SCRIPT.format(separator=SEPARATOR, **places)
         head, config, listed = self._run(script, self.root).split(f"{SEPARATOR}\n".encode(), 2)
         machine, python, kind, user = head.decode("utf-8", "replace").split()
+        listed, _, tokens = listed.partition(f"{SEPARATOR}token\n".encode())
         manifest, found, _ = listed.partition(f"{SEPARATOR}whole".encode())
         return BoardInfo(
             machine={"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine),
@@ -106,12 +113,14 @@ class RemoteBoard:
             root=user == "0",
             config=config,
             manifest=manifest if found else b"",
+            tokens=frozenset(tokens.decode("ascii", "replace").split()),
         )
 
     def install(self, entries: Sequence[BoardFile], board: BoardInfo, *, update: bool) -> bool:
         """Install the files and start the service; -> False if all files were there already. Raises ConfigError."""
         wanted = entries[-1].data
-        if board.manifest == wanted:
+        has_token = all(entry.sha256 in board.tokens for entry in entries if entry.memory)
+        if board.manifest == wanted and has_token:
             return False
         ours = next(entry.data for entry in entries if entry.path == CONFIG_PATH)
         if board.config and owner_of(board.config) != owner_of(ours):
@@ -119,12 +128,13 @@ class RemoteBoard:
             raise ConfigError(
                 f"{self.host} is {was[1]} of {was[0]}", hint="flash another board, or remove /etc/fedcenters there"
             )
-        if board.config and not update:
+        if board.config and not update and board.manifest != wanted:
             raise ConfigError(f"{self.host} has been flashed with something else", hint=UPDATE_HINT)
         folder = self._run("mktemp -d /tmp/fedcenters.XXXXXX").decode().strip()
         try:
             self._pipe(f"cat > {shlex.quote(folder)}/overlay.tar", make_archive(entries))
-            script = _INSTALL_SCRIPT.format(manifest=MANIFEST_PATH, home=INSTALL_FOLDER, service=SERVICE_NAME)
+            places = {"manifest": MANIFEST_PATH, "token": TOKEN_PATH, "home": INSTALL_FOLDER}
+            script = _INSTALL_SCRIPT.format(service=SERVICE_NAME, **places)
             self._run(script, self.root, folder, become=not board.root)
         finally:
             self._run('rm -rf "$1"', folder, become=not board.root)

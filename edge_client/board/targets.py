@@ -33,7 +33,8 @@ PROGRAM_PATTERNS = (
 )
 ELF_HEADER_BYTES = 20
 MODELESS_FILESYSTEMS = ("vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "9p")
-ARCHIVE_MTIME = 0  # of every file in an archive: the same list is the same bytes
+ARCHIVE_MTIME = 946_684_800  # the year 2000: of an archive's folders and links, and the earliest of its files
+ARCHIVE_MTIME_BITS = 29  # of the seconds that follow, up to 2017
 UPDATE_HINT = "flash --update replaces it and keeps what the board has learned"
 
 
@@ -137,7 +138,11 @@ def run_fed(command: Sequence[str], data: bytes, **how: Any) -> subprocess.Compl
 
 
 def make_archive(entries: Sequence[BoardFile]) -> bytes:
-    """The tar: parents first, numeric owner 0, no times."""
+    """The tar: parents first, numeric owner 0, times that are made of each file's content.
+
+    Python takes a compiled file for fresh by the time and the size of its source. With one time for all, a board whose
+    archive is unpacked again would run the old code of each file that keeps its size.
+    """
     made = io.BytesIO()
     folders: set[str] = set()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -149,6 +154,8 @@ def make_archive(entries: Sequence[BoardFile]) -> bytes:
             kind = tarfile.SYMTYPE if entry.link else tarfile.REGTYPE
             header = _header(entry.path.lstrip("/"), kind, entry.mode)
             header.linkname, header.size = entry.link, len(entry.data)
+            if not entry.link:
+                header.mtime += int(entry.sha256, 16) % (1 << ARCHIVE_MTIME_BITS)
             tar.addfile(header, io.BytesIO(entry.data))
     return made.getvalue()
 
@@ -183,9 +190,8 @@ def _inside(root: Path, path: str) -> Path:
 
 
 def _difference(root: Path, entry: BoardFile, place: Path) -> str:
-    if entry.memory:
-        there = place.exists() or (bool(entry.unless) and _inside(root, entry.unless).exists())
-        return "" if there else "new"
+    if entry.memory and entry.unless:
+        return "" if _had(root, entry, place) else "new"
     if entry.link:
         if place.is_symlink():
             return "" if str(place.readlink()) == entry.link else "changed"
@@ -197,6 +203,14 @@ def _difference(root: Path, entry: BoardFile, place: Path) -> str:
     status = place.stat()
     same = status.st_size == len(entry.data) and status.st_mode & 0o777 == entry.mode
     return "" if same and place.read_bytes() == entry.data else "changed"
+
+
+def _had(root: Path, entry: BoardFile, place: Path) -> bool:
+    """Whether a token waits on the board, or was used there."""
+    used = _inside(root, entry.unless)
+    if used.is_file() and used.read_bytes().strip() == entry.sha256.encode():
+        return True
+    return place.is_file() and place.read_bytes() == entry.data
 
 
 def _stale(root: Path, entries: Sequence[BoardFile]) -> list[str]:

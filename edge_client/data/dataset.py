@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_client.data import readers
-from edge_client.errors import ConfigError, Malformed
+from edge_client.errors import ConfigError, Malformed, RuntimeMissing
 from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.samples.input_parts import FROM_PARTS, Parts, other_parts
 from edge_client.protocol.task import I64, Array
@@ -142,6 +142,9 @@ def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
     Raises ConfigError with the file's name when something is missing or wrong.
     """
     train, test = readers.list_files(folder, "train"), readers.list_files(folder, "test")
+    if unread := [*readers.unread_files(folder, "train"), *readers.unread_files(folder, "test")]:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        log.warning("%s%s not read: %s", unread[0], f"{more} are" if more else " is", readers.UNREAD_HINT)
     if not train:
         missing = f"{folder / 'train.npz'} does not exist" if folder.is_dir() else f"there is no folder {folder}"
         raise ConfigError(
@@ -189,7 +192,10 @@ class DataFolder:
             if not readers.list_files(self._folder, "train"):
                 raise Malformed("no_data", "no samples on this device: its folder has no training data any more")
             return self.load()
-        except ConfigError as wrong:  # a file that is still being written, perhaps: what is held goes on
+        except (
+            ConfigError,
+            RuntimeMissing,
+        ) as wrong:  # a file that is still being written, perhaps: what is held goes on
             log.warning("new samples cannot be used, so those before are: %s", wrong.message)
             return None
 
@@ -199,7 +205,18 @@ def _read(parts: Sequence[readers.DataFile], most: int) -> Dataset:
     try:
         return Dataset(found.x, found.y, parts=found.parts)
     except ValueError as wrong:
-        raise ConfigError(f"cannot use {parts[-1].name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
+        raise ConfigError(f"cannot use {_wrong_part(parts).name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
+
+
+def _wrong_part(parts: Sequence[readers.DataFile]) -> readers.DataFile:
+    """The newest part whose samples are refused by themselves."""
+    for part in reversed(parts):
+        found = part.read()
+        try:
+            Dataset(readers.to_float(found.x), readers.to_labels(found.y), parts=found.parts)
+        except ValueError:
+            return part
+    return parts[-1]
 
 
 def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[I64]:

@@ -7,6 +7,8 @@ and those of 16 bits have the range of others, as in a browser.
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,11 +44,20 @@ def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Arr
         raise ValueError("schema.toml: channels must be 1 or 3")
     if label not in names:
         raise ValueError(f"the folder {label!r} is not among the classes of schema.toml")
-    with Image.open(path) as picture:
-        if picture.width * picture.height > MAX_PIXELS:
-            raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
-        upright = _with_range(ImageOps.exif_transpose(picture), mode)
-        pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float32)
+    try:
+        with Image.open(path) as picture:
+            if picture.width * picture.height > MAX_PIXELS:
+                raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
+            upright = _with_range(ImageOps.exif_transpose(picture), mode)
+            pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float32)
+    except (
+        SyntaxError,
+        EOFError,
+        struct.error,
+        zlib.error,
+        Image.DecompressionBombError,
+    ) as wrong:  # Pillow's own ways
+        raise ValueError(f"it is damaged, or no picture that can be read: {wrong}") from wrong
     if mode == "RGB" and pixels.ndim == 2:  # noqa: PLR2004 - gray: the same in each channel
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     x = pixels.reshape(height, width, -1).transpose(2, 0, 1)[None] / np.float32(255)

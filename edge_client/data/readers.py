@@ -32,6 +32,8 @@ from edge_client.toml_files import read_toml
 
 SCHEMA_FILE = "schema.toml"
 FORMAT_HINT = "x is float [n, ...], y is [n] integers or float targets; docs/flash-a-board.md describes the files"
+UNREAD_HINT = "docs/flash-a-board.md lists the files that are; a picture needs the folder of its class"
+UNFINISHED = (".tmp", ".part", ".new")  # endings of what is still being written
 NUMPY_HINT = "write it again, with numpy.savez(path, x=samples, y=labels)"
 CSV_KEYS = ("features", "label", "targets", "classes", "shape", "mean", "scale")
 MAX_LINE_CHARS = 1 << 20  # characters of a CSV field
@@ -84,10 +86,20 @@ def list_files(folder: Path, split: str) -> list[DataFile]:
     if whole.is_file():
         found.append(_part(folder, whole, lambda: _npz(whole)))
     for path in sorted(pieces.rglob("*")) if pieces.is_dir() else ():
-        reader = _reader(path, pieces, schema) if path.is_file() and not path.name.startswith(".") else None
+        reader = _reader(path, pieces, schema) if path.is_file() and not _is_hidden(path, pieces) else None
         if reader is not None:
             found.append(_part(folder, path, reader))
     return sorted(found, key=lambda part: (part.changed_ns, part.name))
+
+
+def unread_files(folder: Path, split: str) -> list[str]:
+    """The files that look like samples of "train" or "test", and are not read, by their names."""
+    read = {part.name for part in list_files(folder, split)}
+    beside = (path for path in folder.glob(f"{split}.*") if path.suffix != ".npz")
+    within = (path for path in (folder / split).rglob("*") if not path.name.endswith(".y.npy"))
+    found = (path for path in (*beside, *within) if path.is_file() and path.suffix not in UNFINISHED)
+    names = sorted(str(path.relative_to(folder)) for path in found if not _is_hidden(path, folder))
+    return [name for name in names if name not in read]
 
 
 def gather_samples(parts: Sequence[DataFile], limit: int) -> Samples:
@@ -129,13 +141,18 @@ def read_inputs_without_labels(path: Path) -> Samples | None:
 
 
 def to_float(x: Array) -> Array:
-    """Whole numbers as float32; floating point as it is."""
-    return x if np.issubdtype(x.dtype, np.floating) else x.astype(np.float32)
+    """Whole numbers as float32; floating point as it is, and what is neither, which `Dataset` refuses."""
+    return x.astype(np.float32) if x.dtype.kind in "iub" else x
 
 
 def to_labels(y: Array) -> Array:
     """Classes as int64; targets as they are."""
     return y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else y
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a name below the folder begins with a dot, as that of a file browser's thumbnails."""
+    return any(name.startswith(".") for name in path.relative_to(folder).parts)
 
 
 def _part(folder: Path, path: Path, read: Callable[[], Samples]) -> DataFile:
@@ -144,11 +161,11 @@ def _part(folder: Path, path: Path, read: Callable[[], Samples]) -> DataFile:
 
 def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[], Samples] | None:
     """How a file is read; None for one that is no samples."""
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return lambda: _npz(path)
     if path.name.endswith(".x.npy"):
         return lambda: Samples(_npy(path), _npy(path.with_name(path.name.removesuffix(".x.npy") + ".y.npy")))
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return lambda: _csv(path, _table(schema, "csv", CSV_KEYS, path))
     if path.suffix.lower() in images.SUFFIXES and path.parent != pieces:
         return lambda: Samples(
@@ -214,21 +231,28 @@ def _csv(path: Path, table: Mapping[str, Any]) -> Samples:
     with path.open(encoding="utf-8-sig", newline="") as file:  # Excel writes a mark before the first name
         rows = list(_rows(csv.DictReader(file), [*features, *(targets or [label])]))
     width = len(features)
-    x = np.array([[float(value) for value in row[:width]] for row in rows], dtype=np.float32).reshape(-1, width)
+    x = np.array([_numbers(row[:width], line) for line, row in rows], dtype=np.float32).reshape(-1, width)
     x = ((x - np.float32(table.get("mean", 0.0))) / np.float32(table.get("scale", 1.0))).astype(np.float32)
     if "shape" in table:
         x = x.reshape(len(x), *map(int, table["shape"]))
     if targets is not None:
-        return Samples(x, np.array([[float(value) for value in row[width:]] for row in rows], dtype=np.float32))
+        return Samples(x, np.array([_numbers(row[width:], line) for line, row in rows], dtype=np.float32))
     names = [str(name) for name in table["classes"]]
-    unknown = sorted({row[width] for row in rows} - set(names))
+    unknown = sorted({row[width] for _, row in rows} - set(names))
     if unknown:
         raise ValueError(f"the class {unknown[0]!r} is not among the classes of {SCHEMA_FILE}")
-    return Samples(x, np.array([names.index(row[width]) for row in rows], dtype=np.int64))
+    return Samples(x, np.array([names.index(row[width]) for _, row in rows], dtype=np.int64))
 
 
-def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[list[str]]:
-    """The wanted columns of each row; an empty line is none."""
+def _numbers(values: Sequence[str], line: int) -> list[float]:
+    try:
+        return [float(value) for value in values]
+    except ValueError as wrong:
+        raise ValueError(f"line {line}: {wrong}") from wrong
+
+
+def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """The line and the wanted columns of each row; an empty line is none."""
     absent = [name for name in columns if name not in (reader.fieldnames or ())]
     if absent:
         raise ValueError(
@@ -243,7 +267,7 @@ def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[list[
         values = [row[name] for name in columns]
         if any(value is None for value in values):
             raise ValueError(f"line {reader.line_num} is too short")
-        yield values
+        yield reader.line_num, values
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
@@ -272,4 +296,7 @@ def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise ValueError(f"{SCHEMA_FILE}: [{name}] has no key {unknown[0]!r}; it has {', '.join(keys)}")
+    classes = [str(each) for each in table.get("classes", ())]
+    if twice := [each for each in classes if classes.count(each) > 1]:
+        raise ValueError(f"{SCHEMA_FILE}: [{name}] names the class {twice[0]!r} twice")
     return table

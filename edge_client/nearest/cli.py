@@ -19,7 +19,7 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData, load_with_or_without_labels
 from edge_client.engines.base import ENGINES
 from edge_client.engines.center_file import FILE_FORMATS, FORMAT_BY_ENGINE
-from edge_client.errors import EXIT_OK, UsageError
+from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
 from edge_client.nearest.choose_center import AUTO, RULE_NAMES
 from edge_client.nearest.over_http import TrustedKeys, find_nearest
 from edge_client.nearest.over_mqtt import NearestClient, NearestOptions
@@ -151,7 +151,7 @@ def _key(text: str) -> bytes:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(EXIT_OK)
+    raise SystemExit(EXIT_INTERRUPTED)  # there is no answer, and a script must not go on as if there were
 
 
 def _print(answer: NearestAnswer, *, as_json: bool) -> None:

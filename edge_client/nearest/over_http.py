@@ -41,6 +41,13 @@ from edge_client.transport.blobs import BlobFolder
 
 TIMEOUT_S = 30.0
 MAX_INDEX_BYTES, MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
+MAX_CLASSES, MAX_CLASS_CHARS = 65_536, 1_024
+
+
+def _class_name(value: Any, name: str) -> str:  # noqa: ANN401 - see `validators.Check`
+    return str(value if isinstance(value, bool) else validators.text(MAX_CLASS_CHARS)(value, name))
+
+
 HASH_FIELD = validators.matching("[0-9a-f]{64}")
 FILE_SCHEMA = validators.record(
     validators.required(
@@ -62,6 +69,7 @@ MANIFEST_SCHEMA = validators.record(
     )
     | validators.optional(
         guide=validators.or_null(FILE_SCHEMA),
+        names=validators.record(validators.optional(classes=validators.list_of(_class_name, 0, MAX_CLASSES))),
         start=validators.or_null(FILE_SCHEMA),
         tree=validators.or_null(
             validators.record(
@@ -189,6 +197,11 @@ class SiteCenterSource:
         return self._guide
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the fleet calls the classes 0, 1, ...; empty where the bundle does not say."""
+        return tuple(self.manifest.get("names", {}).get("classes", ()))
+
+    @property
     def abstain(self) -> float:
         """The loss of guessing."""
         return selection_rule.guessing_loss(self._program)
@@ -258,6 +271,7 @@ def find_nearest(
     about = {"file_format": choice.file_format, "sha256": sha256, "labels": choice.labels, "threads": config.threads}
     about |= {"program": offer.program, "state": config.state, "fetched": site.fetched}
     answer = answers.evaluate_center(config.device_id, chosen, path, local, **about, **told)  # type: ignore[arg-type]  # each by its name
+    answer = replace(answer, class_names=local.class_names or offer.class_names)
     if choice.steps and choice.labels:
         kept = personalise_and_score(offer, chosen.center, local, choice.steps, config)
         answer = replace(answer, personal=kept, fetched=site.fetched)

@@ -248,7 +248,7 @@ def personalise_and_score(
     (model,) = source.models([center])
     mine = personalise(source, model, local.train, steps)
     path = config.state / f"personal-{center}.safetensors"
-    write_atomically(path, codecs.encode_vector(mine, source.program.schema, codec="f32", kind="model"))
+    write_atomically(path, codecs.encode_vector(mine, source.program.schema, codec="f32", kind="model"), private=True)
     names = "before", "loss_before", "accuracy", "loss"
     kept: dict[str, Any] = {"steps": steps, "file": str(path), **dict.fromkeys(names)}
     if local.test is None:

@@ -16,6 +16,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.center_file import run_file
 from edge_client.engines.targets import accuracy_of, classes_last
 from edge_client.nearest.choose_center import UNSURE, Selection
+from edge_client.printable import printable_line
 from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.task import Array
 from edge_client.training.learner import log_softmax
@@ -46,7 +47,7 @@ class NearestAnswer:
     mixture: Mapping[int, float] = field(default_factory=dict)  # share of the samples that each center explains best
     why: tuple[str, ...] = ()
     predicted: Mapping[int, int] = field(default_factory=dict)  # class -> how many of the n samples
-    class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., as the device's schema.toml has them
+    class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., by the device's schema.toml, else by the bundle
     fetched: int = 0  # bytes of this visit
     signed_by: str | None = None  # the federation whose signature was checked
     personal: Mapping[str, Any] | None = None  # {"steps", "file", "before", "loss_before", "accuracy", "loss"}
@@ -92,7 +93,7 @@ class NearestAnswer:
         return "no center fits this data"
 
     def _class(self, k: int) -> str:
-        return self.class_names[k] if k < len(self.class_names) else f"class {k}"
+        return printable_line(self.class_names[k]) if k < len(self.class_names) else f"class {k}"
 
     def _lead(self) -> str:
         """Nothing, unless the samples hardly tell this center from the next."""

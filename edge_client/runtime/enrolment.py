@@ -2,12 +2,15 @@
 
 The device makes its private key, keeps it, and sends a signing request. It trusts the answer because the server's
 certificate comes from the authority in the join folder. The key is on disk before the request is sent, so a lost answer
-is requested again with the same key. A used token is removed.
+is requested again with the same key. A used token is removed, and its hash is kept beside its place: a copy that comes
+again, as in an archive that is unpacked twice, is no new token. One that renews a certificate may fail; the device then
+goes on with the certificate that it has, as long as that is valid.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import http.client
 import json
 import logging
@@ -25,7 +28,13 @@ from edge_client.errors import ConfigError, Malformed, NetworkError, ProtocolErr
 from edge_client.protocol.messages import parse_json
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.keys import open_private_key, signing_request, subject_name
-from edge_client.transport.tls import Credentials, check_private_file, client_context, explain_failure
+from edge_client.transport.tls import (
+    Credentials,
+    check_private_file,
+    check_subject,
+    client_context,
+    explain_failure,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +46,22 @@ Tell = Callable[[str], None]  # prints a line
 
 def has_token(config: ClientConfig) -> bool:
     """Whether there is a token that was not used yet."""
-    return config.token is not None and config.token.is_file()
+    if config.token is None or not config.token.is_file():
+        return False
+    used = _used(config.token)
+    return not used.is_file() or used.read_bytes() != _hash(config.token)
 
 
 def load_enrolled(path: Path, *, tell: Tell = log.info) -> ClientConfig:
     """A device's configuration; a one-time token in it is exchanged for a certificate first."""
     config = load_config(path, os.environ)
     if has_token(config):
-        enrol(config, tell=tell)
+        try:
+            enrol(config, tell=tell)
+        except (NetworkError, ProtocolError) as wrong:
+            if not _has_valid_certificate(config):
+                raise
+            log.warning("%s; going on with the certificate that is here; %s", wrong.message, wrong.hint)
     return config
 
 
@@ -66,9 +83,31 @@ def enrol(config: ClientConfig, *, tell: Tell = log.info) -> None:
     if certificate.public_key() != key.public_key():
         raise ProtocolError("the certificate is for another key", hint="ask for a new token")
     write_atomically(config.certificate, certificate.public_bytes(Encoding.PEM))
+    write_atomically(_used(config.token), _hash(config.token))
     config.token.unlink()
     until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
     tell(f"{config.device_id}: enrolled; its certificate is {config.certificate}, valid until {until}")
+
+
+def _used(token: Path) -> Path:
+    """Where the hash of the last used token is; `flash` looks there, too."""
+    return token.with_name(f"{token.name}.used")
+
+
+def _hash(token: Path) -> bytes:
+    return hashlib.sha256(token.read_bytes()).hexdigest().encode("ascii") + b"\n"
+
+
+def _has_valid_certificate(config: ClientConfig) -> bool:
+    if config.certificate is None:
+        return False
+    try:
+        check_subject(config.certificate, name=config.device_id, federation=config.federation)
+        held = Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
+        client_context(held, dt.datetime.now(dt.timezone.utc))
+    except ConfigError:
+        return False
+    return True
 
 
 def _post(config: ClientConfig, body: bytes) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 
@@ -16,6 +17,8 @@ from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.transport.base import Dial
 from edge_client.transport.clock import SystemClock
 from edge_client.update.self_update import SelfUpdater
+
+log = logging.getLogger(__name__)
 
 
 def make_dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
@@ -33,10 +36,13 @@ def make_dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
 def make_client(config: ClientConfig, *, insecure: bool = False, tell: Tell = lambda _: None) -> Client:
     """The device of a configuration: its data, its broker, the machine's clocks. Raises ConfigError."""
     samples = DataFolder(config.data, most=config.max_samples)
+    local = samples.load()
+    if not len(local.train):
+        log.warning("%s: no samples in %s: it trains when there are some", config.device_id, config.data)
     return Client(
         config,
         make_dialer(config, insecure=insecure),
-        local=samples.load(),
+        local=local,
         clock=SystemClock(),
         rng=np.random.default_rng(time.time_ns()),
         watchdog=Watchdog(os.environ),

@@ -12,6 +12,7 @@ owner reads kept/ and state.json, which has the keys of masked sums.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -88,7 +89,11 @@ class SumProgress:
 
 
 class DeviceState:
-    """The durable state of one device. All methods are durable when they return; only `next_birth` is thread-safe."""
+    """The durable state of one device. Only `next_birth` is thread-safe.
+
+    Methods are durable when they return. On a disk that takes nothing, an epoch and an acknowledgement stay in memory
+    until the next change: after a crash the coordinator says them again.
+    """
 
     def __init__(self, folder: Path, *, federation: str, device_id: str) -> None:
         self._file, self._births = folder / "state.json", folder / "birth"
@@ -110,14 +115,15 @@ class DeviceState:
         """The number of the next connection (u32)."""
         with self._lock:
             self.birth = (self.birth + 1) % U32_RANGE
-            write_atomically(self._births, str(self.birth).encode())
+            with _refuse_unwritable():
+                write_atomically(self._births, str(self.birth).encode())
             return self.birth
 
     def see_epoch(self, epoch: int) -> bool:
         """Note the epoch of a coordinator's verified record; False when a later one has spoken already."""
         if epoch > self.epoch:
             self.epoch = epoch
-            self._save()
+            self._try_to_save()
         return epoch == self.epoch
 
     def own_model(self, run: str, slot: str, schema: Schema) -> Flat | None:
@@ -241,8 +247,8 @@ class DeviceState:
             of_this_run = {name: kept for name, kept in self._residuals.items() if name.split("/")[0] == run}
             self._residuals = of_this_run | {result.residual: [result.residual_sha256, result.key.round]}
         self.result = replace(result, status=status)
-        self._save()
-        self._sweep()
+        if self._try_to_save():
+            self._sweep()
 
     def _vector(self, named: list[str] | None, schema: Schema) -> Flat | None:
         if named is None or named[1] != schema.sha256:
@@ -278,6 +284,14 @@ class DeviceState:
         except Malformed as wrong:
             log.warning("lost the keys of masked sums (%s); new ones are made", wrong)
             return fresh
+
+    def _try_to_save(self) -> bool:
+        try:
+            self._save()
+        except OSError as wrong:
+            log.warning("cannot write to the state folder: %s; the next change is written with this one", wrong)
+            return False
+        return True
 
     def _save(self) -> None:
         result = self.result.to_json() if self.result else None
@@ -332,9 +346,9 @@ def _refuse_unwritable() -> Iterator[None]:
     try:
         yield
     except OSError as wrong:
-        raise ConfigError(
-            f"cannot write to the state folder: {wrong}", hint="set `state` to a folder that this user may write to"
-        ) from wrong
+        full = wrong.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free disk space" if full else "set `state` to a folder that this user may write to"
+        raise ConfigError(f"cannot write to the state folder: {wrong}", hint=hint) from wrong
 
 
 def residual_name(run: str, center: int | None, schema: Schema) -> str:

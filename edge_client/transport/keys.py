@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from edge_client.durable_files import sync_folder
 from edge_client.errors import ConfigError
 from edge_client.transport.tls import check_private_file
 
@@ -39,6 +40,7 @@ def write_private_file(path: Path, data: bytes) -> None:
             there = (path if path.exists() else path.parent).stat()
             os.fchown(file.fileno(), there.st_uid, there.st_gid)
     fresh.replace(path)
+    sync_folder(path.parent)  # a token is bound to a key, which must be there after a power cut
 
 
 def open_private_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -4,11 +4,13 @@ On a board this file is /opt/fedcenters/launch.py, beside `site` (the flashed cl
 $STATE_DIRECTORY/releases/VERSION; `record.json` beside them says which is good, which is on trial, how often that one
 was started, and which failed. A release on trial has TRIALS starts to hear its coordinator (then the client calls it
 good); else the one of before is started again. The record is replaced as a whole, so a power cut at any instruction
-leaves one that can be read. A release that is older than what was flashed since is passed over.
+leaves one that can be read. A release that is older than what was flashed since is passed over, and so is one that lost
+a file or a byte on a bad card: the client that starts instead fetches it again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,6 +22,7 @@ from typing import NamedTuple
 MAX_TRIAL_STARTS = 3
 MAX_FAILED_KEPT = 16
 RECORD_FILE = "record.json"
+HASHES_FILE = "hashes"  # of a release's files, in the form of `sha256sum`
 RELEASES_VARIABLE = "FEDCENTERS_RELEASES"  # tells the client where releases lie, and so that there is a launcher
 _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
 _ASSIGNED = re.compile(r'^__version__ = "([^"]*)"$', re.MULTILINE)
@@ -92,8 +95,8 @@ def main(arguments: Sequence[str]) -> None:
     flashed = _version_of(site)
 
     def usable(name: str) -> bool:
-        here = _VERSION.fullmatch(name) and (releases / name / "edge_client" / "cli.py").is_file()
-        return bool(here) and version_numbers(name) > flashed
+        newer = bool(_VERSION.fullmatch(name)) and version_numbers(name) > flashed
+        return newer and _is_whole(releases / name)
 
     before = read_record(releases)
     chosen, after = choose_release(before, usable)
@@ -107,6 +110,17 @@ def main(arguments: Sequence[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), RELEASES_VARIABLE: str(releases)}
     command = [sys.executable, "-m", "edge_client.cli", *arguments]
     os.execve(sys.executable, command, environment)  # noqa: S606 - the same process, so that systemd knows it
+
+
+def _is_whole(release: Path) -> bool:
+    """Whether a release has the files that were installed."""
+    try:
+        listed = [line.split("  ", 1) for line in (release / HASHES_FILE).read_text(encoding="ascii").splitlines()]
+        return bool(listed) and all(
+            hashlib.sha256((release / name).read_bytes()).hexdigest() == sha256 for sha256, name in listed
+        )
+    except (OSError, ValueError):
+        return False
 
 
 def _version_of(site: Path) -> tuple[int, ...]:

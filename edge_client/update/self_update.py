@@ -8,8 +8,10 @@ the launcher started updates itself. client.py fetches it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,9 +25,11 @@ from edge_client.errors import Malformed
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord, version_numbers
 
+log = logging.getLogger(__name__)
 NOTE_FILE = "RELEASE"
 MAX_FILES = 2_000
 MAX_BYTES = 64 << 20
+TRIAL_PATIENCE_S = 240.0  # of its start, for a broker or a clock that comes late; systemd waits 300 s for a start
 TRIAL_TIMEOUT_S = 900.0  # a release on trial that has not heard its coordinator by then gives way
 _NAME = re.compile(r"edge_client(/[A-Za-z0-9_.-]{1,64}){1,6}")
 
@@ -36,12 +40,18 @@ class SelfUpdater:
     def __init__(self, folder: Path | None, *, running: str = __version__) -> None:
         self._folder, self._running = folder, running
         self._began_s: float | None = None
+        self._unwritten = False  # whether it was heard, and the disk did not take that
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> SelfUpdater:
         """The releases of the board whose launcher set these variables."""
         told = environment.get(launcher.RELEASES_VARIABLE, "")
         return SelfUpdater(Path(told) if told else None)
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the running release is."""
+        return self._folder is not None and launcher.read_record(self._folder).trial == self._running
 
     def wanted(self, version: str) -> bool:
         """Whether a version is newer than what runs, and has not failed here."""
@@ -63,6 +73,8 @@ class SelfUpdater:
         shutil.rmtree(beside, ignore_errors=True)
         for name, content in found.items():
             _write(beside / name, content)
+        lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(found.items())]
+        _write(beside / launcher.HASHES_FILE, "".join(lines).encode("ascii"))
         for folder in {path.parent for path in beside.rglob("*")}:
             launcher.sync_folder(folder)
         place = self._folder / version
@@ -76,22 +88,28 @@ class SelfUpdater:
         """Call the running release good, if it was on trial, and remove the others: the coordinator was heard."""
         if self._folder is None:
             return
-        record = launcher.read_record(self._folder)
+        self._unwritten, record = False, launcher.read_record(self._folder)
         if record.trial == self._running:
-            launcher.write_record(self._folder, ReleaseRecord(good=self._running, failed=record.failed))
+            try:
+                launcher.write_record(self._folder, ReleaseRecord(good=self._running, failed=record.failed))
+            except OSError as full:
+                log.warning("cannot write that this release works: %s; trying again", full)
+                self._unwritten = True
+                return
             for path in self._folder.iterdir():
                 if path.is_dir() and path.name != self._running:
                     shutil.rmtree(path, ignore_errors=True)
 
     def overdue(self, now_s: float) -> bool:
-        """Whether the running release is on trial and its time is over."""
+        """Whether the running release is on trial, its time is over, and it has not heard the coordinator."""
         if self._folder is None:
+            return False
+        if self._unwritten:
+            self.confirm()
             return False
         if self._began_s is None:
             self._began_s = now_s
-        if now_s < self._began_s + TRIAL_TIMEOUT_S:
-            return False
-        return launcher.read_record(self._folder).trial == self._running
+        return now_s >= self._began_s + TRIAL_TIMEOUT_S and self.on_trial
 
 
 def pack_release(files: Mapping[str, bytes], version: str) -> bytes:

@@ -211,11 +211,14 @@ def test_a_killed_device_is_reported_lost_by_the_broker(tmp_path: Path, mosquitt
 
 
 @pytest.mark.broker
-def test_ctrl_c_during_a_visit_is_quiet(tmp_path: Path, mosquitto: Broker) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_visit_that_is_ended_is_quiet_and_no_success(
+    tmp_path: Path, mosquitto: Broker, number: signal.Signals
+) -> None:
     path = write_device(tmp_path, broker=mosquitto.url)
     with watching(mosquitto.url) as watcher, process("nearest", "--config", str(path), "--json") as visitor:
         assert next_state(watcher) == ("dev-1", "on")
-        visitor.send_signal(signal.SIGINT)
+        visitor.send_signal(number)
         assert visitor.wait(30) == 130
         out, talk = visitor.communicate()
     assert out == ""

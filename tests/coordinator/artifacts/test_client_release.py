@@ -60,6 +60,19 @@ def test_a_signature_file_that_is_none_is_told_with_what_to_do(tmp_path: Path, s
     assert "--sign-release" in wrong.value.hint
 
 
+def test_the_signature_of_a_release_of_before_is_told_to_the_operator(tmp_path: Path) -> None:
+    """It lies beside the file that was packed anew; only the boards' own logs would say that none takes it."""
+    release = tmp_path / "client.tar"
+    release.write_bytes(pack_release(FILES, "9.0"))
+    work = provision_federation(tmp_path / "keys", "pump-1", federation=FEDERATION)
+    work.sign_release(release)
+    assert read_signature(release, FEDERATION)
+    release.write_bytes(pack_release(FILES, "9.1"))
+    with pytest.raises(ConfigError, match=r"client\.tar\.sig is for another client\.tar") as wrong:
+        read_signature(release, FEDERATION)
+    assert "--sign-release" in wrong.value.hint
+
+
 def test_the_release_key_may_be_elsewhere_and_no_other_is_made(tmp_path: Path) -> None:
     work = provision_federation(tmp_path / "keys", "pump-1")
     join = tmp_path / "keys" / "devices" / "pump-1" / "client.toml"

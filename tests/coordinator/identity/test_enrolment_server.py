@@ -138,6 +138,9 @@ def test_asking_for_a_token_again_makes_none_once_the_device_is_in(office: Offic
     assert office.ask(token, csr(tmp_path, "d1"))[0] == 200
     assert office.token("d1") == token
     assert office.ask(token, csr(tmp_path, "d1", key="other.key")) == (403, "used")
+    said = invoke(str(office.work.folder), "--token", "d1").stderr
+    assert "d1 has a certificate, so it gets no token; --renew d1 makes a new token" in said  # its card was lost
+    assert "has a certificate" not in invoke(str(office.work.folder), "--token", "d2").stderr
 
 
 def test_a_renewed_token_gives_the_same_key_a_later_certificate(office: Office, tmp_path: Path) -> None:
@@ -238,6 +241,36 @@ def test_a_refusal_says_what_to_do_and_keeps_the_token(tmp_path: Path) -> None:
         enrolment.enrol(config_of(work, "d1", server))
     assert "new token" in wrong.value.hint
     assert file.exists()
+
+
+def test_a_token_that_renews_and_fails_leaves_the_device_its_certificate(
+    tmp_path: Path, free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An archive was unpacked again, the operator's listener is down, or the token has expired: no reason to end."""
+    work = provision_federation(tmp_path / "keys")
+    work.add_token("d1")
+    token = work.folder / "devices" / "d1" / "token"
+    first = token.read_text()
+    with listening(work, []) as server:
+        config = config_of(work, "d1", server)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FEDCENTERS_ENROL_URL", address(server))
+            file = work.folder / "devices" / "d1" / "client.toml"
+            enrolment.load_enrolled(file)
+            token.write_text(first)
+            token.chmod(0o600)
+            assert not enrolment.has_token(config)  # it is the one that was used
+            token.write_text("of another day")
+            enrolment.load_enrolled(file)
+            assert "going on with the certificate that is here" in caplog.text
+            caplog.clear()
+            patch.setenv("FEDCENTERS_ENROL_URL", f"https://localhost:{free_port}")
+            enrolment.load_enrolled(file)
+            assert "going on with the certificate that is here" in caplog.text
+            assert config.certificate is not None
+            config.certificate.write_text("damaged")
+            with pytest.raises(NetworkError):
+                enrolment.load_enrolled(file)
 
 
 def test_an_impostor_gets_no_token(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_configuration_is_one_that_the_client_reads(tmp_path: Path, identity
 def test_a_token_and_what_it_becomes_lie_where_the_service_may_write() -> None:
     token = made(identity=DeviceIdentity(ca=b"CA", token=b"T"))[f"{STATE_FOLDER}/identity/token"]
     assert token.memory
-    assert token.unless == f"{STATE_FOLDER}/identity/device.crt"
+    assert token.unless == f"{STATE_FOLDER}/identity/token.used"
 
 
 HOSTILE = st.text(st.sampled_from('a"\\\n\r\t%$[]=#\x7f\x00;\u2028é') | st.characters(exclude_categories=["Cs"]))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from edge_client.board.board_files import BoardFile
 from edge_client.board.profiles import BOARD_PROFILES
 from edge_client.board.systemd_unit import CONFIG_PATH, STATE_FOLDER
+from edge_client.board.targets import make_archive
 from edge_client.cli import main
 from tests.support.flash_workstation import FlashSetup, rootfs, stocked
 from tests.support.requirements import skip_without
@@ -137,14 +141,33 @@ def test_another_device_is_not_put_over_one_that_has_learned(
     assert "hint" in told
 
 
-def test_a_token_is_put_once_and_not_again_when_the_board_has_its_certificate(desk: FlashSetup, card: Path) -> None:
+def test_a_token_is_put_once_and_not_again_when_the_board_has_used_it(desk: FlashSetup, card: Path) -> None:
     assert desk.flash("--rootfs", str(card), device="shed") == 0
     token = card / TOKEN[1:]
     assert token.stat().st_mode & 0o777 == 0o600
-    token.unlink()  # the board has used it
-    (token.parent / "device.crt").write_text("certificate")
+    use_up(token)
     assert desk.flash("--rootfs", str(card), device="shed") == 0
     assert not token.exists()
+
+
+def use_up(token: Path) -> None:
+    """What a board leaves where its token was."""
+    (token.parent / "token.used").write_text(hashlib.sha256(token.read_bytes()).hexdigest() + "\n")
+    (token.parent / "device.crt").write_text("certificate")
+    token.unlink()
+
+
+@pytest.mark.parametrize("before", ["used", "waits"])
+def test_a_new_token_gets_onto_a_card_that_had_one(desk: FlashSetup, card: Path, before: str) -> None:
+    """To renew the certificate; or since the first token had expired before the board used it."""
+    assert desk.flash("--rootfs", str(card), device="shed") == 0
+    token = card / TOKEN[1:]
+    if before == "used":
+        use_up(token)
+    (desk.keys / "devices" / "shed" / "token").write_text("another\n")
+    assert desk.flash("--rootfs", str(card), device="shed") == 0
+    assert token.read_text() == "another\n"
+    assert token.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_dry_run_lists_every_file_and_writes_none(
@@ -177,13 +200,24 @@ def test_a_bundle_twice_is_the_same_bytes_and_holds_what_a_card_gets(desk: Flash
     if name.endswith("zst"):
         subprocess.run(["zstd", "-q", "-d", str(paths[0])], check=True)
     with tarfile.open(desk.folder / "1" / "board.tar") as tar:
-        assert {m.uid for m in tar} | {m.gid for m in tar} | {m.mtime for m in tar} == {0}
+        assert {m.uid for m in tar} | {m.gid for m in tar} == {0}
         unpacked = desk.folder / "unpacked"
         tar.extractall(unpacked, filter="tar")
     assert desk.flash("--rootfs", str(card)) == 0
     known = set(snapshot(unpacked))
     written = snapshot(card)
     assert {n: written[n][1:] for n in known} == {n: c[1:] for n, c in snapshot(unpacked).items()}
+
+
+def test_a_newer_archive_over_a_board_is_not_mistaken_for_what_python_compiled_before(tmp_path: Path) -> None:
+    said = []
+    for number in (1, 2):  # of the same size
+        (tmp_path / "a.tar").write_bytes(make_archive([BoardFile(path="/opt/m.py", data=b"print(%d)" % number)]))
+        with tarfile.open(tmp_path / "a.tar") as tar:
+            tar.extractall(tmp_path, filter="tar")
+        env = {"PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"), "PYTHONPATH": str(tmp_path / "opt")}
+        said.append(subprocess.run([sys.executable, "-c", "import m"], env=env, capture_output=True, check=True).stdout)
+    assert said == [b"1\n", b"2\n"]
 
 
 def test_the_machines_own_root_is_refused(desk: FlashSetup, refusal: Callable[..., str]) -> None:

@@ -13,6 +13,7 @@ from edge_client.board.flash import PACKAGE
 from edge_client.board.profiles import BOARD_PROFILES
 from edge_client.board.remote import BoardInfo, RemoteBoard, check_board
 from edge_client.errors import ConfigError, NetworkError
+from tests.edge_client.board.test_flash import use_up
 from tests.support.flash_workstation import FlashSetup
 
 pytestmark = pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
@@ -96,6 +97,24 @@ def test_a_file_that_was_damaged_on_the_board_is_seen_and_an_update_repairs_it(
     assert desk.flash("--ssh", "board", "--update") == 0
     assert damaged.read_bytes() == (PACKAGE / "cli.py").read_bytes()
     assert state.read_text() == "learned"
+
+
+@pytest.mark.parametrize("before", ["used", "waits"])
+def test_a_new_token_gets_onto_a_board_that_had_one(desk: FlashSetup, before: str) -> None:
+    assert desk.flash("--ssh", "board", device="shed") == 0
+    token = desk.folder / "board/var/lib/fedcenters/identity/token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert desk.flash("--ssh", "board", device="shed") == 0
+    if before == "used":
+        use_up(token)
+        told(desk)
+        assert desk.flash("--ssh", "board", device="shed") == 0
+        assert not token.exists()
+        assert not told(desk)  # not restarted
+    (desk.keys / "devices" / "shed" / "token").write_text("another\n")
+    assert desk.flash("--ssh", "board", device="shed") == 0
+    assert token.read_text() == "another\n"
+    assert token.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_board_that_does_not_answer_is_a_matter_of_the_network(

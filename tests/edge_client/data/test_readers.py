@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +170,10 @@ def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
         ("[npz]\nx = 1\n", "a,b,kind\n1,2,low\n", r"has no table \[csv\]"),
         (CSV_SCHEMA, "a,b\n1,2\n", "no column 'kind'"),
         (CSV_SCHEMA, "a,b,kind\n1,2,middle\n", "the class 'middle' is not among"),
-        (CSV_SCHEMA, "a,b,kind\n1,two,low\n", "could not convert"),
+        (CSV_SCHEMA, "a,b,kind\n\n1,two,low\n", "line 3: could not convert"),
         (CSV_SCHEMA, "a,b,kind\n1\n", "line 2 is too short"),
         (CSV_SCHEMA, "a,b,kind\n1,nan,low\n", "NaN"),
+        (CSV_SCHEMA.replace("high", "low"), "a,b,kind\n1,2,low\n", "names the class 'low' twice"),
         (CSV_SCHEMA + "colour = 1\n", "a,b,kind\n1,2,low\n", "has no key 'colour'"),
         ('[csv]\nlabel = "kind"\n', "a,kind\n1,low\n", "lacks features"),
         ('[csv]\nfeatures = ["a"]\n', "a\n1\n", "needs either label or targets"),
@@ -297,3 +300,53 @@ def test_samples_bring_the_names_of_their_classes(tmp_path: Path, schema: str, n
         (tmp_path / "schema.toml").write_text(schema)
     np.savez(tmp_path / "train.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
     assert load_folder(tmp_path).class_names == names
+
+
+def test_the_file_that_is_wrong_is_named_and_not_the_newest(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(CSV_SCHEMA)
+    (tmp_path / "train").mkdir()
+    for name, row in (("1", "nan,2,low"), ("2", "1,2,low")):
+        (tmp_path / "train" / f"{name}.csv").write_text(f"a,b,kind\n{row}\n")
+        aged(tmp_path / "train" / f"{name}.csv", int(name))
+    with pytest.raises(ConfigError, match=r"cannot use train/1\.csv: x holds NaN"):
+        load_folder(tmp_path)
+
+
+def test_files_that_are_not_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "schema.toml").write_text(CSV_SCHEMA)
+    (tmp_path / "train" / ".thumbnails").mkdir(parents=True)
+    for name in ("train/1.CSV", "train/2.csv", "train/.3.csv", "train/.thumbnails/4.csv", "train/5.tmp"):
+        (tmp_path / name).write_text("a,b,kind\n1,2,low\n")
+    assert len(load_folder(tmp_path).train) == 2
+    assert not caplog.text
+    for name in ("test.csv", "train/cat.gif", "train/new.png"):  # a picture needs the folder of its class
+        (tmp_path / name).write_bytes(b"")
+    load_folder(tmp_path)
+    assert "train/cat.gif and 2 more are not read" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["holes", "bomb"])
+def test_a_picture_that_a_card_damaged_is_named(tmp_path: Path, how: str) -> None:
+    """Pillow has exceptions of its own for it, one of them a SyntaxError."""
+    from PIL import Image
+
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA)
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    path = tmp_path / "train" / "cat" / "1.png"
+    Image.fromarray(np.random.default_rng(0).integers(255, size=(200, 200, 3), dtype=np.uint8)).save(path)
+    data = bytearray(path.read_bytes())
+    if how == "holes":
+        data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    else:
+        data[16:24] = struct.pack(">II", 60_000, 60_000)  # width and height
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"cannot use train/cat/1\.png: "):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["complex64", "datetime64[s]", "U3"])
+def test_samples_that_are_no_numbers_are_not_made_some(tmp_path: Path, kind: str) -> None:
+    np.savez(tmp_path / "train.npz", x=np.ones((2, 3), np.int64).astype(kind), y=np.array([0, 1]))
+    with pytest.raises(ConfigError, match=r"cannot use train\.npz: x is .*; use floating point numbers"):
+        load_folder(tmp_path)

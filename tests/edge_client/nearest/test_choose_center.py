@@ -306,6 +306,7 @@ def test_personal_steps_are_told_with_accuracy_and_loss_before_and_after(shelf: 
     config = ClientConfig(federation="f", device_id="d", broker="", data=tmp_path, state=tmp_path, signing_keys=())
     local = DeviceData(train=data_of(0, seed=9), test=data_of(0, seed=8))
     told = personalise_and_score(shelf, 1, local, 30, config)
+    assert Path(told["file"]).stat().st_mode & 0o077 == 0  # what a device trained is its owner's
     assert told["accuracy"] > told["before"]
     assert told["loss"] < told["loss_before"]
     unmeasured = personalise_and_score(shelf, 1, replace(local, test=None), 30, config)

@@ -8,6 +8,7 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import run_fit
 from edge_client.transport.blobs import BlobFolder
-from export.bundle.run_source import BundleSource, make_signer
+from export.bundle.run_source import BundleNames, BundleSource, make_signer
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of
 from tests.support import softmax_program
@@ -110,20 +111,41 @@ def place(tmp_path: Path) -> Iterator[StaticSite]:
 def test_a_center_is_evaluated_and_trained_over_the_base_of_its_bundle(place: StaticSite) -> None:
     made, known = compiled("frozen-body", engines=("onnx", "pt2")), model("frozen-body")
     start = vector_of(known.module, made.program.schema)
-    source = BundleSource(
-        program=made.program, files=made.files, centers=[start], cards=[{}], sign=make_signer(PRIVATE, "home")
-    )
-    write_bundle(place.root / "new", source, BundleOptions(formats=()))
-    name = hashlib.sha256((place.root / "new" / "manifest.json").read_bytes()).hexdigest()
-    (place.root / "generations").mkdir()
-    (place.root / "new").rename(place.root / "generations" / name)
-    (place.root / "index.json").write_text(json.dumps({"v": 1, "generation": name}))
+    put_bundle(place, BundleSource(program=made.program, files=made.files, centers=[start], cards=[{}]))
     learner = place.offer().learner(training=True)
     rng = np.random.default_rng(0)
     data = Dataset(rng.standard_normal((6, *known.input)).astype(np.float32), rng.integers(3, size=6))
     before = learner.evaluate([start], data, batch=6)[0].mean()
     trained = run_fit(learner, Fit(start=start, steps=20, lr=0.05, batch=6, seed=0), data).vector
     assert learner.evaluate([trained], data, batch=6)[0].mean() < before
+
+
+def put_bundle(place: StaticSite, source: BundleSource, *formats: str) -> None:
+    write_bundle(place.root / "new", replace(source, sign=make_signer(PRIVATE, "home")), BundleOptions(formats=formats))
+    name = hashlib.sha256((place.root / "new" / "manifest.json").read_bytes()).hexdigest()
+    (place.root / "generations").mkdir()
+    (place.root / "new").rename(place.root / "generations" / name)
+    (place.root / "index.json").write_text(json.dumps({"v": 1, "generation": name}))
+
+
+def test_predictions_have_the_names_of_the_fleet_unless_the_device_has_its_own(place: StaticSite) -> None:
+    made, known = compiled("frozen-body", engines=("onnx", "pt2")), model("frozen-body")
+    start, names = vector_of(known.module, made.program.schema), BundleNames(classes=("cat", "dog", True))
+    put_bundle(
+        place,
+        BundleSource(program=made.program, files=made.files, centers=[start], cards=[{}], names=names),
+        "onnx",
+    )
+    x = np.random.default_rng(0).standard_normal((6, *known.input)).astype(np.float32)
+    blank = Dataset(x, np.zeros(6, np.int64))
+    y = place.offer().learner(training=False).evaluate([start], blank, batch=6)[1][0].argmax(axis=1)
+    local = DeviceData(train=Dataset(x, y))
+    answer = find_nearest(place.url, KEYS, place.config(), local, NearestOptions(file_format="onnx"))
+    assert answer.class_names == ("cat", "dog", "True")
+    assert "class " not in answer.in_words()
+    own = replace(local, class_names=("Katze", "Hund", "Maus"))
+    answer = find_nearest(place.url, KEYS, place.config(), own, NearestOptions(file_format="onnx"))
+    assert answer.class_names == own.class_names
 
 
 def test_a_signed_site_is_read_and_each_file_fetched_once(place: StaticSite) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.task import Flat, Schema, TensorSpec
+from edge_client.runtime import state as state_module
 from edge_client.runtime.state import DeviceState, StoredResult, SumProgress, TaskKey, residual_name
 from edge_client.transport import blobs
 
@@ -207,6 +210,27 @@ def test_a_power_cut_at_any_write_leaves_the_state_before_or_after(
     assert outcomes
     assert after != before
     assert all(found in (began, after) for began, found in outcomes)
+
+
+def test_a_full_disk_costs_neither_an_epoch_nor_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client goes on; what disk and memory name is there, and the next change writes both."""
+    state = open_state(tmp_path)
+    finish(state, 1)
+    state.commit_acknowledgement("ok")
+    finish(state, 2)
+    before, on_disk = open_state(tmp_path).epoch, set((tmp_path / "kept").iterdir())
+    with monkeypatch.context() as full:
+        full.setattr(state_module, "write_atomically", Mock(side_effect=OSError(errno.ENOSPC, "no space")))
+        assert state.see_epoch(before + 1)
+        state.commit_acknowledgement("ok")
+        assert not state.see_epoch(before)
+        with pytest.raises(ConfigError, match="cannot write to the state folder") as told:
+            state.next_birth()
+        assert told.value.hint == "free disk space"
+    assert open_state(tmp_path).epoch == before
+    assert set((tmp_path / "kept").iterdir()) == on_disk
+    finish(state, 3)
+    assert open_state(tmp_path).epoch == before + 1
 
 
 def test_a_result_that_could_not_be_written_has_not_happened(tmp_path: Path) -> None:

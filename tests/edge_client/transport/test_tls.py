@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -83,6 +84,17 @@ def test_a_key_that_others_can_read_is_refused(keys: Provisioner, tmp_path: Path
     copy.chmod(0o640)
     with pytest.raises(ConfigError, match=f"chmod 600 {copy}"):
         client_context(replace(ours, key=copy), now())
+
+
+def test_a_key_is_on_the_disk_before_it_has_its_name_and_so_is_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token allows one key: a device that lost its key in a power cut could not enrol with it any more."""
+    flushed, key = [], tmp_path / "device.key"
+    seen = lambda fd: flushed.append((Path(f"/proc/self/fd/{fd}").readlink().name, key.exists()))  # noqa: E731
+    monkeypatch.setattr(os, "fsync", seen)
+    open_private_key(key)
+    assert flushed == [("device.key.new", False), (tmp_path.name, True)]
 
 
 def test_a_key_of_another_certificate_is_refused(keys: Provisioner) -> None:
