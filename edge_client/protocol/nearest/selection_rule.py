@@ -61,7 +61,11 @@ def choose_by_distance(
     near = least <= distances[best] <= abstain and math.isfinite(distances[best])
     fit = fit_of(float(distances[best])) if near else FITS[-1]
     fits = fit != FITS[-1]
-    others = [(k, float(distances[k])) for k in (order[1:] if fits else order) if distances[k] >= least and math.isfinite(distances[k])]
+    others = [
+        (k, float(distances[k]))
+        for k in (order[1:] if fits else order)
+        if distances[k] >= least and math.isfinite(distances[k])
+    ]
     return CenterChoice(
         center=best if fits else None,
         distance=max(least, float(distances[best])),
