@@ -170,7 +170,11 @@ class _BundleBuild:
                 for scheme in quantize.supported_schemes(fmt, quantize.SCHEMES):
                     if scheme in self._wish.schemes or f"{folder}/model.{scheme}.{fmt}" in self._material.made:
                         files[f"{fmt}-{scheme}"] = self._variant(network, data, fmt, scheme, folder)
-        named = {"classes": list(self._material.names.classes)} if self._material.names.classes else {}
+        called = self._material.names
+        known_names = {"classes": list(called.classes), "columns": list(called.columns)}
+        named: dict[str, Any] = {key: names for key, names in known_names.items() if names}
+        if (reference := self._material.reference) is not None:
+            named["values"] = [float(reference.x.min()), float(reference.x.max())]
         card = {**known, "center": k, **model_cards.program_facts(self._program), **named, "files": files}
         written = {
             "json": put(f"{folder}/card.json", json.dumps(card, indent=1, sort_keys=True, allow_nan=False).encode()),
