@@ -39,6 +39,7 @@ from export.bundle.reader import (
     VERSION,
     BundleManifest,
     check_replaceable,
+    checked_shape,
     container_ending,
     encode_manifest,
 )
@@ -86,7 +87,8 @@ def write_bundle(
     """Write the folder `out`, replacing an older bundle when the new one is complete. -> manifest.json's content.
 
     `module`: the model in torch, which is not changed; without it, the program's infer graph. Raises UsageError,
-    also where `out` is no bundle, ConfigError, or ProgramRefused for a file that differs from torch.
+    also where `out` is no bundle, ConfigError, Malformed for names that no reader takes, or ProgramRefused for a file
+    that differs from torch.
     """
     check_replaceable(out)
     if len(material.cards) != len(material.centers) or not material.centers:
@@ -95,7 +97,7 @@ def write_bundle(
     part = out.with_name(f".{out.name}.partial")
     shutil.rmtree(part, ignore_errors=True)
     made = _BundleBuild(material, options or BundleOptions(), _Writer(part), module)
-    manifest = made.manifest()
+    manifest = checked_shape(made.manifest())  # no reader takes another, and an older bundle is there yet
     made.writer.finish(manifest, material.sign, out)
     return manifest
 
