@@ -168,7 +168,7 @@ def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int)
     samples, labels = _training_counts(split)
     told: dict[str, Any] = {
         "method": method,
-        "rounds": last["of"],
+        "rounds": last["round"],  # those that were done: a run may be stopped before its last
         "samples": samples,
         "served": last["per_device"],
         "centers": last["centers"]["per_device"] if "centers" in last else None,

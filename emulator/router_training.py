@@ -8,7 +8,9 @@ nothing; so all of its samples serve for that.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +19,7 @@ from coordinator.nearest.fit_router import CenterMeasurement, learn_router
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import router_word
 from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.errors import Malformed
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule, sketch
 from edge_client.protocol.nearest.answer_moments import (
@@ -31,6 +34,7 @@ from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.task import F64, I64, Array, ClientId, Flat
 from edge_client.training.learner import Learner
 
+log = logging.getLogger(__name__)
 MEASUREMENTS_BY_SIZE = {1: 3, 5: 2, 20: 2, 100: 1}  # samples of a look: how many looks a device takes
 MAX_SKETCHED_DEVICES, MAX_MEASURING_DEVICES = 64, 40  # devices whose samples are sketched, and of these who look
 MAX_ANSWER_SAMPLES = 256  # samples of a device for the profile of each center's answers
@@ -64,9 +68,13 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
     rounds, after = None, None
     if by_round and run.method.task_optimiser is None:  # the guide has no words for another optimiser
         rounds = _local_round(run, np.zeros((len(run.centers), sketch.UPDATE_SKETCH_SIZE)))
-        went = [features.sketch_local_round(run.learner, run.start, run.devices[c].train, rounds) for c in members]
-        after = _CenterMeans(np.stack(went), at, len(run.centers), unit=True)
-        rounds = _local_round(run, after.points())
+        try:
+            went = [features.sketch_local_round(run.learner, run.start, run.devices[c].train, rounds) for c in members]
+            after = _CenterMeans(np.stack(went), at, len(run.centers), unit=True)
+            rounds = _local_round(run, after.points())
+        except Malformed as diverged:
+            rounds = None
+            log.warning("the guide has no way `round`, since a local round from the start fails: %s", diverged.message)
     moments = [moments_of(_all_inputs(run.devices[c])) for c in members]
     profiles = leave_one_out(moments)
     answers = _answers_of_members(run, members, rng)
@@ -157,8 +165,9 @@ def _measurements(  # noqa: PLR0913, PLR0917 - what a look needs
             if time == 0 and (found_norms := features.norm_distances(run.learner, run.centers, few)) is not None:
                 d["norms"] = found_norms
             if time == 0 and after is not None and rounds is not None:
-                point = features.sketch_local_round(run.learner, run.start, few, rounds, seed=n)
-                d["round"] = selection_rule.sketch_distance(point, after.points(without=i))
+                with suppress(Malformed):  # on few samples it may diverge: this look has no such distance
+                    point = features.sketch_local_round(run.learner, run.start, few, rounds, seed=n)
+                    d["round"] = selection_rule.sketch_distance(point, after.points(without=i))
             if others is not None:
                 x = everything[rng.permutation(len(everything))[:n]]
                 d["inputs"] = np.full(len(run.centers), others.distance(moments_of(x)))

@@ -100,10 +100,14 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     show_progress("export")
     options = BundleOptions(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
     manifest = bundle_run(run, out, options, method=method, data=data, samples=samples, sign=_signer(key, federation))
+    _tell_unsigned(out)
+    _print_written(out, manifest)
+
+
+def _tell_unsigned(out: Path) -> None:
     if not (out / "manifest.sig").exists():
         unsigned = "warning: the bundle is NOT signed, and devices refuse it"
         print(f"{unsigned}; --key SIGNING.KEY --federation NAME signs it", file=sys.stderr)
-    _print_written(out, manifest)
 
 
 @handle_errors
@@ -161,7 +165,7 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     federation: Federation = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write smaller files, and measure what they lose."""
+    """Write smaller files, and measure what they lose. Give --key for a bundle that shall be signed again."""
     from export.bundle.reader import check_replaceable
 
     check_output_folder(out)
@@ -177,6 +181,7 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     if calibration is not None:
         seen = LabelledSamples.read(calibration)
     quantize_bundle(bundle, out, _listed(to), seen, _signer(key, federation))
+    _tell_unsigned(out)  # also of a signed one: its signature is of other files
     show_progress("export.bundle")
     rows = verify_bundle(out, held_out)
     if as_json:

@@ -104,7 +104,7 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId] | None]
         samples = dict(db.execute("select cid, n from devices").fetchall())
     facts: dict[str, Any] = {
         "method": last["method"],
-        "rounds": last["of"],
+        "rounds": last["round"],  # those that were done: a run may be stopped before its last
         "samples": samples,
         "served": last["per_device"],
         "centers": None if "centers" not in last else last["centers"]["per_device"],

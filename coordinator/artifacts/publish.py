@@ -136,6 +136,7 @@ def _fit_router(served: RunResult, config: CoordinatorConfig, prepared: Compiled
         served.state.assignment,
         centers=len(served.state.centers),
         round=_local_round(served, prepared),
+        signed=prepared.program.own_loss,
     )
 
 
@@ -155,7 +156,8 @@ def _limits_of_last_test(served: RunResult, config: CoordinatorConfig, prepared:
             own[cid] = loss
     if len(own) < MIN_MEASUREMENTS or not samples:
         return None
-    return limits_from_tests(own, samples=samples, centers=len(state.centers))
+    signed = prepared.program.own_loss
+    return limits_from_tests(own, samples=samples, centers=len(state.centers), signed=signed)
 
 
 def _local_round(served: RunResult, prepared: CompiledProgram) -> LocalRound | None:

@@ -13,7 +13,7 @@ devices to their own centers: on the logarithm y of the distance, mean(y) + t sd
 of Student's distribution with m - 1 degrees of freedom (Hahn 1970). A distribution-free limit would need 49 devices to
 reject one known device in fifty; with this one, five devices already have a limit, a wide one. Fewer give none: three
 that are alike by chance would turn away devices like themselves. The limit for none is never below the largest distance
-of the fleet, whose logarithms need not be normal.
+of the fleet, whose logarithms need not be normal. A loss of the user's own that falls below zero has no such limits.
 """
 
 from __future__ import annotations
@@ -96,12 +96,17 @@ def learn_router(
 
 
 def feature_baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]]) -> FeatureBaseline:
-    """The median at the own center, how far the upper quantile lies above it, the limits; 1 without measurements."""
+    """The median at the own center, how far the upper quantile lies above it, the limits; 1 without measurements.
+
+    Where a distance is below zero the limits rest on no device, so that nothing is told by them.
+    """
     middle, spread, well, none, counts = [], [], [], [], []
+    found = [look.distances[feature] for looks in by_size for look in looks if feature in look.distances]
+    below_zero = any(np.min(distances) < 0 for distances in found)  # limits rest on logarithms
     for looks in by_size:
         measured = [look for look in looks if feature in look.distances]
         own = np.array([look.distances[feature][look.own_center] for look in measured] or [1.0])
-        devices = _different_devices(feature, measured)
+        devices = _different_devices(feature, measured) if not below_zero else 0
         counts.append(devices)
         middle.append(float(np.median(own)))
         upper = float(np.quantile(own, SPREAD_QUANTILE)) - middle[-1] if measured else 1.0

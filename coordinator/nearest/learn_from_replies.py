@@ -40,8 +40,12 @@ def learn_from_replies(
     *,
     centers: int,
     round: LocalRound | None,  # noqa: A002 - the way's name
+    signed: bool = False,
 ) -> Router:
-    """Devices' answers with mean losses [centers] and moments, where they could give them -> the router."""
+    """Devices' answers with mean losses [centers] and moments, where they could give them -> the router.
+
+    `signed`: a loss of the user's own, which may be below zero.
+    """
     moments = same_features(
         {c: InputMoments.from_vector(r.inputs) for c, r in sorted(replies.items()) if r.inputs is not None}
     )
@@ -55,7 +59,7 @@ def learn_from_replies(
     typical = int(np.median([reply.n for reply in replies.values()]))
     looks = []
     for device, (c, reply) in enumerate(sorted(replies.items())):
-        distances: dict[str, Array] = {"loss": _bounded(cast("Array", reply.losses))}
+        distances: dict[str, Array] = {"loss": _bounded(cast("Array", reply.losses), signed=signed)}
         if c in inputs_apart:
             distances["inputs"] = inputs_apart[c]
         if c in told:
@@ -73,13 +77,18 @@ def learn_from_replies(
     return replace(router, answers=answer_profiles(*_trained(told, assignment), least=MIN_INPUTS) if told else None)
 
 
-def limits_from_tests(losses: Mapping[ClientId, float], *, samples: int, centers: int) -> Router:
+def limits_from_tests(losses: Mapping[ClientId, float], *, samples: int, centers: int, signed: bool = False) -> Router:
     """Each device's loss at its own center in the last test, of about so many samples -> limits of the loss alone.
 
     This needs nothing that devices have not sent. No rule is learned: the center of least loss is the nearest.
     """
     looks = [
-        CenterMeasurement(device=device, n=samples, distances={"loss": _bounded(np.full(centers, loss))}, own_center=0)
+        CenterMeasurement(
+            device=device,
+            n=samples,
+            distances={"loss": _bounded(np.full(centers, loss), signed=signed)},
+            own_center=0,
+        )
         for device, (_, loss) in enumerate(sorted(losses.items()))
     ]
     return Router(centers=centers, sizes=(samples,), usual={"loss": feature_baseline("loss", [looks])}, ways={})
@@ -131,5 +140,5 @@ def _trained(
     return [[look.train for look in looks] for looks in told.values()], np.array([assignment[c] for c in told])
 
 
-def _bounded(losses: Array) -> Array:
-    return np.clip(losses, 0.0, MAX_LOSS)
+def _bounded(losses: Array, *, signed: bool) -> Array:
+    return np.clip(losses, -MAX_LOSS if signed else 0.0, MAX_LOSS)

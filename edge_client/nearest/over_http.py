@@ -8,10 +8,12 @@ their hash.
 from __future__ import annotations
 
 import hashlib
+import http.client
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -40,6 +42,7 @@ from edge_client.training.learner import EngineLearner
 from edge_client.transport.blobs import BlobFolder
 
 TIMEOUT_S = 30.0
+MAX_WAITS, MAX_WAIT_S = 60, 30  # for a server that has too many requests of this address, as of a whole site's devices
 MAX_INDEX_BYTES, MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
 MAX_CLASSES, MAX_CLASS_CHARS = 65_536, 1_024
 
@@ -84,14 +87,16 @@ ManifestEntry = Mapping[str, Any]
 class SiteClient:
     """Files below one address. Each is fetched once, and refused unless it has the hash that was promised."""
 
-    def __init__(self, url: str, cache: BlobFolder, *, device: str = "") -> None:
+    def __init__(
+        self, url: str, cache: BlobFolder, *, device: str = "", sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise UsageError(
                 f"{url!r} is no address of a site", hint="give http(s)://host:port, or mqtt(s)://host/name"
             )
         self._base, self._cache, self._device = url.rstrip("/"), cache, device
-        self._opener = urllib.request.build_opener(_RefuseRedirects)
+        self._opener, self._sleep = urllib.request.build_opener(_RefuseRedirects), sleep
         self.fetched = 0
 
     def index(self) -> str:
@@ -130,20 +135,54 @@ class SiteClient:
     def _get(self, path: str, limit: int) -> bytes:
         request = urllib.request.Request(f"{self._base}/{path}")  # noqa: S310 - http and https only, checked above
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+            with self._answer(request) as response:
                 data: bytes = response.read(limit + 1)
+                missing = response.length or 0  # None where the length was not told
         except urllib.error.HTTPError as refused:
-            what, hint = f"{request.full_url} answers {refused.code}", "is this a site of centers?"
+            refused.close()
+            what = f"{request.full_url} answers {refused.code}"
+            hint = _HINTS.get(refused.code, "is this a site of centers?")
             if refused.code == HTTPStatus.NOT_FOUND and path.endswith("manifest.sig"):
                 what = f"this bundle is not signed: {self._base} has no manifest.sig of it"
                 hint = "`fedcenters-export bundle --key --federation` signs it, --unsigned accepts it"
             raise NetworkError(what, hint=hint) from None
         except OSError as lost:
             raise NetworkError(f"{request.full_url} cannot be reached: {lost}", hint="check the address") from None
+        except http.client.IncompleteRead:
+            raise _cut_off(request.full_url) from None
+        except http.client.HTTPException as other:
+            what = f"{request.full_url} does not speak HTTP: {type(other).__name__}"
+            raise NetworkError(what, hint="check the address, its port, and whether it is http or https") from None
         if len(data) > limit:
             raise Malformed("too_big", f"{path} has more than {limit} bytes")
+        if missing > 0:
+            raise _cut_off(request.full_url)
         self.fetched += len(data)
         return data
+
+    def _answer(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """The answer, after a while where the server asks to wait. Raises HTTPError and OSError."""
+        for _ in range(MAX_WAITS):
+            try:
+                return self._opener.open(request, timeout=TIMEOUT_S)  # type: ignore[no-any-return]
+            except urllib.error.HTTPError as refused:
+                if refused.code != HTTPStatus.TOO_MANY_REQUESTS:
+                    raise
+                told = refused.headers.get("Retry-After", "")
+                refused.close()
+            self._sleep(min(float(told), MAX_WAIT_S) if told.isdecimal() else 1.0)
+        return self._opener.open(request, timeout=TIMEOUT_S)  # type: ignore[no-any-return]
+
+
+_HINTS: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "the server wants a token, which this command does not send",
+    HTTPStatus.MISDIRECTED_REQUEST: "the server knows itself by other names: start it with --name",
+    HTTPStatus.TOO_MANY_REQUESTS: "try again later, or start the server with a higher --rate",
+}
+
+
+def _cut_off(url: str) -> NetworkError:
+    return NetworkError(f"{url} broke off before its end", hint="try again; what has arrived whole is kept")
 
 
 class _RefuseRedirects(urllib.request.HTTPRedirectHandler):

@@ -6,6 +6,8 @@
      "served": the same, or null                             of the models that devices are served, where others
      "labels": {"of", "counts"} or null                      how often each class occurs: `of` says in which samples
      "classes": the user's values of classes 0, 1, ..., where they are no numbers
+     "columns": the names of a table's columns, in the order of the input
+     "values": [least, greatest] of the input in reference.npz, where there is one
      "model", "input", "output", "loss", "parameters"        what the network takes and gives; loss "own": the user's
      "files": {variant: {"path", "sha256", "size", "parity", ...}}}
 
@@ -111,11 +113,21 @@ def _count(card: Mapping[str, Any], what: str, key: str = "devices") -> str:
 def _runs(card: Mapping[str, Any]) -> list[str]:
     shape, out = (", ".join(map(str, card[key])) for key in ("input", "output"))
     lines = [f"Input `x` [n, {shape}] float32, output `logits` [n, {out}] float32; TFLite files take one sample."]
+    lines.append("The file scales nothing: give `x` as training read it, after all that was done to the samples.")
+    if "values" in card:
+        lines.append("In `reference.npz` the values of `x` are from {:.4g} to {:.4g}.".format(*card["values"]))
     at = 0
     for part in map(InputPart.from_json, card.get("parts", ())):
         lines.append(f"* columns {at} to {at + part.size - 1} of `x`: `{part.name}` {list(part.shape)}, {part.kind}")
         at += part.size
+    for key, of in (("columns", "the columns of `x`"), ("classes", "the classes 0, 1, ...")):
+        if key in card:
+            lines.append(f"* {of}, in order: {', '.join(_in_line(str(name)) for name in card[key])}")
     return lines
+
+
+def _in_line(name: str) -> str:
+    return f"`{' '.join(name.split()).replace('`', chr(39))}`"
 
 
 def _accuracy(found: Mapping[str, float], of: str) -> list[str]:

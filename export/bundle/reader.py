@@ -218,7 +218,7 @@ def read_bundle(path: str | Path, trusted: Sequence[bytes] = ()) -> Bundle:
     raw = _manifest_bytes(path)
     if trusted:
         check_signature(path, raw, trusted)
-    manifest = _checked_shape(parse_json(raw, MAX_MANIFEST_BYTES))
+    manifest = checked_shape(parse_json(raw, MAX_MANIFEST_BYTES))
     for entry in file_entries(manifest):
         _check(path, entry)
     program = Program.from_json(parse_json((path / manifest["program"]["path"]).read_bytes(), MAX_PROGRAM_BYTES))
@@ -286,7 +286,7 @@ def encode_manifest(manifest: BundleManifest) -> bytes:
     return json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
 
 
-def _checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from anywhere
+def checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from anywhere
     """The manifest itself, after a check of every field that is read. Raises Malformed."""
     found = BUNDLE_SCHEMA(manifest, MANIFEST_FILE)
     if found["v"] != VERSION:

@@ -39,6 +39,7 @@ from export.bundle.reader import (
     VERSION,
     BundleManifest,
     check_replaceable,
+    checked_shape,
     container_ending,
     encode_manifest,
 )
@@ -86,7 +87,8 @@ def write_bundle(
     """Write the folder `out`, replacing an older bundle when the new one is complete. -> manifest.json's content.
 
     `module`: the model in torch, which is not changed; without it, the program's infer graph. Raises UsageError,
-    also where `out` is no bundle, ConfigError, or ProgramRefused for a file that differs from torch.
+    also where `out` is no bundle, ConfigError, Malformed for names that no reader takes, or ProgramRefused for a file
+    that differs from torch.
     """
     check_replaceable(out)
     if len(material.cards) != len(material.centers) or not material.centers:
@@ -95,7 +97,7 @@ def write_bundle(
     part = out.with_name(f".{out.name}.partial")
     shutil.rmtree(part, ignore_errors=True)
     made = _BundleBuild(material, options or BundleOptions(), _Writer(part), module)
-    manifest = made.manifest()
+    manifest = checked_shape(made.manifest())  # no reader takes another, and an older bundle is there yet
     made.writer.finish(manifest, material.sign, out)
     return manifest
 
@@ -170,7 +172,11 @@ class _BundleBuild:
                 for scheme in quantize.supported_schemes(fmt, quantize.SCHEMES):
                     if scheme in self._wish.schemes or f"{folder}/model.{scheme}.{fmt}" in self._material.made:
                         files[f"{fmt}-{scheme}"] = self._variant(network, data, fmt, scheme, folder)
-        named = {"classes": list(self._material.names.classes)} if self._material.names.classes else {}
+        called = self._material.names
+        known_names = {"classes": list(called.classes), "columns": list(called.columns)}
+        named: dict[str, Any] = {key: names for key, names in known_names.items() if names}
+        if (reference := self._material.reference) is not None:
+            named["values"] = [float(reference.x.min()), float(reference.x.max())]
         card = {**known, "center": k, **model_cards.program_facts(self._program), **named, "files": files}
         written = {
             "json": put(f"{folder}/card.json", json.dumps(card, indent=1, sort_keys=True, allow_nan=False).encode()),

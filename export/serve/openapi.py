@@ -14,7 +14,7 @@ HASH = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 DEVICE = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
 CENTER = {"type": "integer", "minimum": 0, "maximum": 1023}
 MAYBE_CENTER = {"type": ["integer", "null"], "minimum": 0, "maximum": 1023}
-DISTANCE = {"type": "number", "minimum": 0}
+DISTANCE = {"type": "number"}  # below zero only a loss of the user's own
 ASKER = {
     "name": "device",
     "in": "query",

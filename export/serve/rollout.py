@@ -88,11 +88,16 @@ class Rollout:
     reporters: frozenset[str] = frozenset()
 
     def offer(self, generation: str, plan: RolloutPlan) -> Rollout:
-        """The state after a new bundle. The first one, and with a share of 1 every one, is stable at once."""
-        if generation in (self.stable, self.candidate, *self.withdrawn):
+        """The state after a new bundle. The first one, and with a share of 1 every one, is stable at once.
+
+        The stable one again takes a candidate back, which may be offered anew.
+        """
+        if generation in self.withdrawn:
             return self
-        if self.stable is None or plan.share >= 1:
+        if generation == self.stable or self.stable is None or plan.share >= 1:
             return Rollout(stable=generation, withdrawn=self.withdrawn)
+        if generation == self.candidate:
+            return self
         return Rollout(stable=self.stable, candidate=generation, withdrawn=self.withdrawn)
 
     def keeping(self, known: Container[str]) -> Rollout:

@@ -9,6 +9,7 @@ version, and loads it by itself in poll mode (--model-control-mode=poll).
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from edge_client.protocol.program import Program
 from export.bundle.reader import read_bundle
 from export.serve.site import replace_file
 
+log = logging.getLogger(__name__)
 MODEL_FORMAT = "onnx"
 MAX_BATCH = 64  # samples in a dynamic batch
 
@@ -43,6 +45,10 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
         replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
         part.rename(folder / str(version))  # atomic: a version is never incomplete
         written.append(f"{folder.name}/{version}")
+    known = {name.partition("/")[0] for name in written}
+    if left := sorted(p.parent.name for p in out.glob("center-*/config.pbtxt") if p.parent.name not in known):
+        told = "%s has %s of an older bundle, and Triton goes on serving that: this bundle has %d centers. Remove it"
+        log.warning(told, out, ", ".join(left), len(centers))
     return written
 
 

@@ -20,6 +20,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 
 MAX_ALTERNATIVES = 8
+GUESSING_UNKNOWN = math.sqrt(np.finfo(np.float32).max)  # the level of guessing where none is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class CenterChoice:
 def guessing_loss(program: Program) -> float:
     """The mean loss of a model that only guesses: a center with a higher loss does not fit a device's data."""
     known = program.has_classes and not program.own_loss
-    return math.log(program.classes) if known else math.sqrt(np.finfo(np.float32).max)
+    return math.log(program.classes) if known else GUESSING_UNKNOWN
 
 
 def choose_by_distance(
@@ -49,18 +50,25 @@ def choose_by_distance(
 ) -> CenterChoice:
     """Distances [K] -> the choice. A negative distance is no measurement: it never fits and is left out.
 
+    But a loss of the user's own may be below zero: it counts where the level of guessing is not known.
+
     Nothing fits above `abstain`. Up to there `fit_of` says how a center at the least distance fits, or None where the
     run has not learned that.
     """
     order = [int(k) for k in np.argsort(distances, kind="stable")]
     best = order[0]
-    near = 0 <= distances[best] <= abstain and math.isfinite(distances[best])
+    least = -math.inf if abstain == GUESSING_UNKNOWN else 0.0
+    near = least <= distances[best] <= abstain and math.isfinite(distances[best])
     fit = fit_of(float(distances[best])) if near else FITS[-1]
     fits = fit != FITS[-1]
-    others = [(k, float(distances[k])) for k in (order[1:] if fits else order) if 0 <= distances[k] < math.inf]
+    others = [
+        (k, float(distances[k]))
+        for k in (order[1:] if fits else order)
+        if distances[k] >= least and math.isfinite(distances[k])
+    ]
     return CenterChoice(
         center=best if fits else None,
-        distance=max(0.0, float(distances[best])),
+        distance=max(least, float(distances[best])),
         alternatives=tuple(others[:MAX_ALTERNATIVES]),
         fit=fit,
     )

@@ -21,6 +21,7 @@ from export.plugins import nearest_name_hint
 
 INPUT_COLUMNS = ("x", "image", "img", "pixel_values", "features", "data", "inputs")
 LABEL_COLUMNS = ("y", "label", "labels", "target", "targets", "class", "fine_label")
+SHOWN = 5  # columns that an error names
 BATCH = 1_000  # rows of a Hugging Face data set that are decoded at once
 LONG = 5_000  # samples that take long enough to show how far the reading is
 NO_STREAM = "give a data set with a length: list(stream), or a map-style Dataset"
@@ -145,12 +146,29 @@ def _reader(data: Any) -> Callable[[Any, Any, Column, Column], Columns]:
 
 
 def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
-    if len(data) != 2 or x is not None or y is not None:  # noqa: PLR2004 - x and y
-        raise UsageError(f"{len(data)} arrays", hint="write fc.fleet((x, y), ...): two arrays, and no names of columns")
+    names = _names_of(data[0]) if len(data) == 2 and is_frame(data[0]) else []  # noqa: PLR2004 - x and y
+    if len(data) != 2 or (x is not None and not names) or y is not None:  # noqa: PLR2004
+        hint = "write fc.fleet((x, y), ...): two arrays, and no names of columns"
+        if isinstance(x, list):
+            hint = "give x a data frame with these columns everywhere, or an array everywhere: x.to_numpy()"
+            raise UsageError(f"{len(data)} arrays, and the columns {', '.join(map(str, x[:SHOWN]))}", hint=hint)
+        raise UsageError(f"{len(data)} arrays", hint=hint)
     if by is not None:
         raise UsageError(f"arrays have no column {by!r}", hint="write by=array, with one value for each sample")
-    samples, parts = read_inputs(data[0])
-    return Columns(x=samples, y=_labels(data[1]), parts=parts)
+    if not names:
+        samples, parts = read_inputs(data[0])
+        return Columns(x=samples, y=_labels(data[1]), parts=parts)
+    listed = [_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x or names)]
+    if more := [name for name in names if name not in listed]:
+        hint = "give all devices, and the test data, the same columns"
+        raise ConfigError(f"there is a column {more[0]!r} beside {', '.join(listed[:SHOWN])}", hint=hint)
+    return Columns(x=frame_inputs(data[0], listed), y=_labels(data[1]), names=listed)
+
+
+def _names_of(frame: Any) -> list[str]:
+    """The names of a data frame's columns; none where they are its numbers, or not all different."""
+    names = [str(name) for name in frame.columns]
+    return [] if len({*names}) < len(names) or names == [*map(str, range(len(names)))] else names
 
 
 def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:

@@ -121,6 +121,19 @@ def test_one_device_says_nothing_about_the_next() -> None:
     assert guide.fits({"loss": 1e6}, 20) == {}
 
 
+@pytest.mark.parametrize("losses", [(-2.0, -1.5, -1.8, -1.6, -1.7, -1.9), (-2.0, 0.5, 0.1, 0.3, 0.2, 0.4)])
+def test_losses_below_zero_make_a_guide_without_limits_of_the_loss(losses: tuple[float, ...]) -> None:
+    replies = {f"d{i}": Reply(n=20, losses=np.array([loss, loss + 1])) for i, loss in enumerate(losses)}
+    taught = learn_from_replies(replies, dict.fromkeys(replies, 0), centers=2, round=None, signed=True)
+    tested = limits_from_tests(dict(zip("abcdef", losses, strict=True)), samples=20, centers=2, signed=True)
+    for guide in (taught, tested):
+        read = read_router(write_router(guide))
+        assert read.fits({"loss": 0.3}, 20) == {}
+        assert read.usual["loss"].middle[0] == pytest.approx(np.median(losses))
+    found = taught.predict("loss", {"loss": [-0.7, -1.9]}, 20)
+    assert found.best == 1
+
+
 def test_limits_of_three_devices_alike_refuse_nobody_and_say_on_how_many_they_rest() -> None:
     three = limits_from_tests({"a": 0.2, "b": 0.2, "c": 0.21}, samples=20, centers=2)
     assert three.devices_behind({"loss": 0.0}, 20) == {"loss": 2}  # equal figures come from equal samples

@@ -7,10 +7,11 @@ import hashlib
 import http.server
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -32,14 +33,33 @@ from tests.support import softmax_program
 from tests.support.programs import compiled, model
 
 PRIVATE = bytes(range(32))
+RAW = {
+    "other": b"\x15\x03\x01\r\n\r\n",
+    "short": b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"v": 1,',
+    "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nabc",
+    "guarded": b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n",
+}
 KEYS = TrustedKeys(trusted=(signing.public_key(PRIVATE),))
 
 
 class StaticSiteHandler(http.server.SimpleHTTPRequestHandler):
-    """Files of a folder; /away leads elsewhere."""
+    """Files of a folder; /away leads elsewhere, /busy is free at the third request, others answer with its name's."""
+
+    asked: ClassVar[Counter[str]] = Counter()
 
     def do_GET(self) -> None:
-        if self.path.startswith("/away/"):
+        kind, _, rest = self.path.strip("/").partition("/")
+        self.asked[self.path] += 1
+        if kind in RAW:
+            self.wfile.write(RAW[kind])
+        elif kind == "busy" and self.asked[self.path] % 3:
+            self.send_response(429)
+            self.send_header("Retry-After", "7")
+            self.end_headers()
+        elif kind == "busy":
+            self.path = f"/{rest}"
+            super().do_GET()
+        elif self.path.startswith("/away/"):
             self.send_response(302)
             self.send_header("Location", self.path.removeprefix("/away"))
             self.end_headers()
@@ -219,6 +239,29 @@ def test_a_redirection_is_not_followed(place: StaticSite) -> None:
     place.publish()
     with pytest.raises(NetworkError, match="302"):
         place.offer(url=f"{place.url}/away")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("other", "does not speak HTTP"),
+        ("short", "broke off before its end"),
+        ("chunk", "broke off before its end"),
+        ("guarded", "answers 401"),
+    ],
+)
+def test_an_answer_that_is_none_is_a_fault_of_the_network(place: StaticSite, kind: str, told: str) -> None:
+    with pytest.raises(NetworkError, match=told) as refused:
+        place.offer(url=f"{place.url}/{kind}")
+    assert kind != "guarded" or "token" in str(refused.value.hint)
+
+
+def test_a_site_with_too_many_requests_is_asked_again_when_it_says(place: StaticSite) -> None:
+    place.publish()
+    waits: list[float] = []
+    site = SiteClient(f"{place.url}/busy", BlobFolder(place.state / "cache"), sleep=waits.append)
+    assert len(SiteCenterSource(site, KEYS, place.config()).models([0, 1])) == 2
+    assert waits == [7.0] * 10  # five files, two refusals each
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "file:///etc/passwd", "http://host/?x=1"])

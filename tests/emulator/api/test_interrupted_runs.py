@@ -164,3 +164,10 @@ def test_a_run_keeps_its_first_round_unless_asked_for_less(
     with pytest.raises(KeyboardInterrupt):
         run.throw(KeyboardInterrupt)
     assert words in told[-1]
+
+
+def test_the_card_of_a_run_that_was_ended_early_counts_the_rounds_that_were_done(tmp_path: Path) -> None:
+    fleet = fc.fleets.digits(devices=3)
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=9, on_round=lambda now: len(now.history) == 2)
+    bundle = result.export(tmp_path / "centers", formats=())
+    assert [center["card"]["rounds"] for center in bundle.manifest["centers"]] == [2]

@@ -1,15 +1,21 @@
-"""A center in 8 bits answers alike on every processor."""
+"""A center in 8 bits answers alike on every processor; a bundle with smaller files has another signature."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 
 from edge_client.protocol.task import Array
 from export.bundle.center_files import export_center
 from export.bundle.quantize import quantize_file
-from export.bundle.run_source import LabelledSamples
+from export.bundle.run_source import LabelledSamples, make_signer
+from export.bundle.writer import BundleOptions, write_bundle
+from tests.support.bundle_material import material
+from tests.support.export_cli import run_export
 from tests.support.programs import model
 
 
@@ -31,3 +37,18 @@ def test_the_8_bit_products_of_a_static_file_are_those_of_its_float_arithmetic()
     stored = {tensor.data_type for tensor in onnx.load_from_string(file).graph.initializer}
     assert onnx.TensorProto.UINT8 in stored
     assert onnx.TensorProto.INT8 not in stored  # its products saturate on x86 without VNNI
+
+
+def test_a_smaller_bundle_of_a_signed_one_is_said_not_to_be_signed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "signing.key"
+    key.touch(mode=0o600)
+    key.write_text("07" * 32)
+    signed = material(sign=make_signer(bytes([7] * 32), "home"))
+    write_bundle(tmp_path / "b", signed, BundleOptions(formats=("onnx",)))
+    command = ("quantize", str(tmp_path / "b"), "--to", "fp16", "--out")
+    assert run_export(*command, str(tmp_path / "small"), "--key", str(key), "--federation", "home") == 0
+    assert "NOT signed" not in capsys.readouterr().err
+    assert run_export(*command, str(tmp_path / "small")) == 0
+    assert "the bundle is NOT signed, and devices refuse it" in capsys.readouterr().err

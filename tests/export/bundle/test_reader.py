@@ -17,7 +17,7 @@ from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.signing import public_key
 from export.bundle.commands import quantize_bundle, verify_bundle
 from export.bundle.reader import MANIFEST_FILE, check_replaceable, read_bundle
-from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData, make_signer
+from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData, make_signer
 from export.bundle.verify_centers import largest_difference
 from export.bundle.writer import BundleOptions, write_bundle
 from export.command_line import difference_in_words
@@ -107,6 +107,17 @@ def test_a_card_tells_the_same_to_programs_and_people(bundle: Path) -> None:
         text = read.read(center["cards"]["md"]).decode()
         assert f"{card['devices']} devices" in text
         assert all(file["sha256"] in text and f"{file['size']:,}" in text for file in card["files"].values())
+
+
+def test_a_card_tells_what_an_app_gives_the_file_and_what_its_answers_are_called(tmp_path: Path) -> None:
+    names = BundleNames(classes=("run|x", "sit\nb"), columns=("age", "`p`"))
+    write_bundle(tmp_path / "b", material(names=names), BundleOptions(formats=()))
+    folder, x = tmp_path / "b" / "centers" / "center-1", np.load(tmp_path / "b" / "reference.npz")["x"]
+    card, text = json.loads((folder / "card.json").read_bytes()), (folder / "card.md").read_text()
+    assert (card["columns"], card["values"]) == (["age", "`p`"], [x.min(), x.max()])
+    assert "the columns of `x`, in order: `age`, `'p'`\n" in text
+    assert "the classes 0, 1, ..., in order: `run|x`, `sit b`\n" in text
+    assert f"the values of `x` are from {x.min():.4g} to {x.max():.4g}." in text
 
 
 def test_a_bundle_that_is_written_from_the_users_module_is_measured_against_it(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.errors import UsageError
+from edge_client.errors import Malformed, UsageError
 from export.bundle.reader import read_bundle
+from export.bundle.run_source import BundleNames
 from export.bundle.writer import BundleOptions, write_bundle
 from tests.support.bundle_material import material
 
@@ -63,3 +64,10 @@ def test_a_bundle_takes_the_place_of_nothing_but_a_bundle(theirs: str, tmp_path:
     with pytest.raises(UsageError, match=r"is not a bundle[\s\S]*hint: give --out a new folder"):
         write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
     assert path.read_text() == "a user's work"
+
+
+def test_what_no_reader_takes_is_refused_and_the_older_bundle_stays(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", material(cards=[{"devices": 1}] * 2), BundleOptions(formats=()))
+    with pytest.raises(Malformed, match=r"names\.classes\[0\]"):
+        write_bundle(tmp_path / "b", material(names=BundleNames(classes=("a" * 2_000,))), BundleOptions(formats=()))
+    assert read_bundle(tmp_path / "b").manifest["centers"][0]["card"]["devices"] == 1

@@ -58,6 +58,17 @@ def test_a_new_bundle_is_for_its_share_and_the_same_devices_each_time() -> None:
     assert rollout.generation_for(None, PLAN) == OLD
 
 
+def test_the_stable_bundle_in_the_folder_again_ends_the_candidate_which_may_come_back_later() -> None:
+    again = offered().offer(OLD, PLAN)
+    assert again == Rollout(stable=OLD)
+    assert again.offer(NEW, PLAN).candidate == NEW
+
+
+def test_a_share_of_all_devices_ends_a_wait_for_reports_that_never_come() -> None:
+    everywhere = RolloutPlan(share=1.0)
+    assert offered().offer(NEW, everywhere) == Rollout(stable=NEW)
+
+
 def test_a_larger_share_takes_more_devices_and_leaves_none_out() -> None:
     rollout = offered()
     for i in range(300):

@@ -23,6 +23,14 @@ def test_each_center_is_a_model_and_each_bundle_a_version(tmp_path: Path) -> Non
     assert sorted(p.name for p in model.iterdir()) == ["1", "2", "config.pbtxt"]
 
 
+def test_a_center_that_the_next_bundle_has_not_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for centers in (3, 3, 2):
+        assert not caplog.messages
+        write_bundle(tmp_path / "b", "one", centers=centers)
+        write_repository(tmp_path / "b", tmp_path / "models")
+    assert "center-2 of an older bundle" in caplog.text
+
+
 def test_the_configuration_names_what_the_file_takes_and_gives() -> None:
     """In protobuf's text format, as model_config.proto of the Triton server has it."""
     text = model_config("center-0", program())

@@ -58,6 +58,12 @@ def test_a_negative_loss_is_no_measurement() -> None:
     assert choose_by_distance([-1.0, 0.5], 1.0).center is None
 
 
+def test_a_loss_of_the_users_own_may_be_below_zero() -> None:
+    choice = choose_by_distance([-0.5, -2.0, 1.0], guessing_loss(replace(program(), own_loss=True)))
+    assert (choice.center, choice.distance) == (1, -2.0)
+    assert choice.alternatives == ((0, -0.5), (2, 1.0))
+
+
 def test_the_answer_to_near_names_the_center_and_the_next_ones_and_the_fit_where_it_is_known() -> None:
     told = {"center": 1, "distance": 0.25, "alternatives": [{"center": 0, "distance": 0.5}]}
     assert choose_by_distance([0.5, 0.25], 1.0).to_json() == told

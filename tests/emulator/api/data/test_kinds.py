@@ -229,3 +229,26 @@ def test_a_share_that_tests_leaves_each_device_a_sample_to_train_on() -> None:
 def test_numbers_beyond_float32_in_an_evaluation_are_no_crash_of_the_table() -> None:
     result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((X, X[:, 0] * 1e30), by=WHO), rounds=1)
     assert "squared_error" in repr(result)
+
+
+def test_a_data_frame_beside_its_labels_is_read_by_the_names_of_its_columns() -> None:
+    table = pd.DataFrame(X, columns=list("pqrs"))
+    turned = fc.fleet({"a": (table, Y), "b": (table[list("srqp")], Y)})
+    assert turned.columns == ("p", "q", "r", "s")
+    alike = fc.fleet({"a": (X, Y), "b": (X, Y)})
+    for device, data in turned.cut().devices.items():
+        np.testing.assert_array_equal(data.train.x, alike.cut().devices[device].train.x)
+    assert fc.fleet((pd.DataFrame(X), Y), devices=2).columns == ()  # numbers of columns are no names
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (pd.DataFrame(X, columns=list("pqrt")), "there is no column 's' for x"),
+        (pd.DataFrame(X, columns=list("pqrs")).assign(t=0.0), "a column 't' beside p, q, r, s"),
+        (X, "2 arrays, and the columns p, q, r, s"),
+    ],
+)
+def test_data_frames_of_other_columns_beside_their_labels_are_refused(other: object, told: str) -> None:
+    with pytest.raises(FedcentersError, match=told):
+        fc.fleet({"a": (pd.DataFrame(X, columns=list("pqrs")), Y), "b": (other, Y)})
