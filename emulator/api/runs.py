@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -134,14 +135,15 @@ def run_one_of_several(
 def to_the_end(run: Generator[Result, bool | None, Result], bar: RunProgress, on_round: OnRound | None) -> Result:
     """The result of a run that `play` began; it ends early when `on_round` returns something true."""
     stop: object = None
-    while True:
-        try:
-            so_far = run.send(bool(stop) if stop is not None else None)
-        except StopIteration as done:
-            result: Result = done.value
-            return result
-        bar.show(so_far.run)
-        stop = on_round(so_far) if on_round is not None else False
+    with closing(run):  # after an error of `on_round`, too: what keeps the error would keep the run and its folder
+        while True:
+            try:
+                so_far = run.send(bool(stop) if stop is not None else None)
+            except StopIteration as done:
+                result: Result = done.value
+                return result
+            bar.show(so_far.run)
+            stop = on_round(so_far) if on_round is not None else False
 
 
 def rounds(  # noqa: PLR0913 - the parts of a run

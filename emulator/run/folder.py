@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
 from emulator.config import fingerprint
 from emulator.options import SimulateArgs
+from emulator.run.holding import hold_folder
 from emulator.run.run_parts import RunParts, other_parts
 from emulator.simulation.checkpoint import read_checkpoint, same_setting
 
@@ -32,25 +33,28 @@ def open_run_folder(
 
     A folder with the same settings and `parts` is used again. Where they differ, a name that was made from method and
     seed gets a number. A name that was given is refused (UsageError), and so is a run to resume (ConfigError). `say` is
-    told what was there. A new folder is removed when the run ends before it has written anything else.
+    told what was there. A new folder is removed when the run ends before it has written anything else. Raises
+    ConfigError where a run that has not ended has the folder.
     """
     import tomli_w
 
     text = annotate_representations(tomli_w.dumps(table))
-    try:
-        folder, is_new = _find(args, table, parts, resume=resume, say=say)
-        (folder / FILE).write_text(text, encoding="utf-8")
-    except OSError as wrong:
-        raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
-    try:
-        yield folder
-    except BaseException as ended:
-        if isinstance(ended, KeyboardInterrupt):
-            say(_told_where_to_go_on(folder, args))
-        if is_new and [path.name for path in folder.iterdir()] == [FILE]:
-            (folder / FILE).unlink()
-            folder.rmdir()
-        raise
+    with ExitStack() as held:
+        try:
+            folder, is_new = _find(args, table, parts, resume=resume, say=say)
+            held.enter_context(hold_folder(folder, hint="wait for its end, stop it, or give this one another --name"))
+            (folder / FILE).write_text(text, encoding="utf-8")
+        except OSError as wrong:
+            raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
+        try:
+            yield folder
+        except BaseException as ended:
+            if isinstance(ended, KeyboardInterrupt):
+                say(_told_where_to_go_on(folder, args))
+            if is_new and [path.name for path in folder.iterdir()] == [FILE]:
+                (folder / FILE).unlink()
+                folder.rmdir()
+            raise
 
 
 def _told_where_to_go_on(folder: Path, args: SimulateArgs) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,34 @@ def test_a_run_keeps_its_first_round_unless_asked_for_less(
     with pytest.raises(KeyboardInterrupt):
         run.throw(KeyboardInterrupt)
     assert words in told[-1]
+
+
+def test_an_error_that_is_kept_does_not_write_over_the_run_that_came_after_it(tmp_path: Path) -> None:
+    """A notebook keeps the last error, and with it what was running."""
+    asked: dict[str, Any] = {"fleet": digits(), "rounds": 3, "out": tmp_path, "name": "mine"}
+
+    def wrong(_: fc.Result) -> None:
+        raise KeyError("a typing error")
+
+    with pytest.raises(KeyError) as kept:
+        fc.simulate(fc.FedAvg(local_steps=STEPS), on_round=wrong, **asked)
+    fc.simulate(fc.FedAvg(local_steps=STEPS), **asked)
+    del kept
+    gc.collect()
+    assert len((tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path) -> None:
+    """Two would mix their checkpoints, and each removed the other's."""
+    asked: dict[str, Any] = {"fleet": digits(), "rounds": 3, "out": tmp_path, "name": "mine"}
+    method = fc.FedAvg(local_steps=STEPS)
+    first = fc.rounds(method, checkpoint_every=1, **asked)
+    next(first)
+    kept = (tmp_path / "mine" / "config.toml").read_bytes()
+    for more in ({}, {"resume": True}):
+        with pytest.raises(ConfigError, match="mine is in use by a run that has not ended") as told:
+            fc.simulate(method, **asked, **more)
+        assert "another `name`" in told.value.hint
+    assert (tmp_path / "mine" / "config.toml").read_bytes() == kept
+    assert len(list(first)) == 2
+    fc.simulate(method, **asked)
