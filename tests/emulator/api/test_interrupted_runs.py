@@ -189,9 +189,9 @@ def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path) -> None:
     first = fc.rounds(method, checkpoint_every=1, **asked)
     next(first)
     kept = (tmp_path / "mine" / "config.toml").read_bytes()
-    for more in ({}, {"resume": True}):
+    for resume in (False, True):
         with pytest.raises(ConfigError, match="mine is in use by a run that has not ended") as told:
-            fc.simulate(method, **asked, **more)
+            fc.simulate(method, resume=resume, **asked)
         assert "another `name`" in told.value.hint
     assert (tmp_path / "mine" / "config.toml").read_bytes() == kept
     assert len(list(first)) == 2
