@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.strategies.common.representation import annotate_representations
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.toml_files import parse_toml
 from emulator.config import fingerprint
 from emulator.options import SimulateArgs
@@ -22,6 +22,8 @@ FILE = "config.toml"
 NOT_COMPARED = frozenset({"out", "name", "data", "workers", "ray", "loggers", "checkpoint-every"})
 Table = Mapping[str, Any]
 Say = Callable[[str], None]
+MACHINES_ERRORS = (FedcentersError, OSError, MemoryError)  # a worker that was killed, a full disk
+USERS_ERRORS = (UsageError, ConfigError)
 _NAME = "give the run's own --out and --name, or its config.toml"
 
 
@@ -49,25 +51,35 @@ def open_run_folder(
         try:
             yield folder
         except BaseException as ended:
-            if isinstance(ended, KeyboardInterrupt):
-                say(_told_where_to_go_on(folder, args))
+            if told := _told_where_to_go_on(folder, args, ended):
+                say(told)
             if is_new and [path.name for path in folder.iterdir()] == [FILE]:
                 (folder / FILE).unlink()
                 folder.rmdir()
             raise
 
 
-def _told_where_to_go_on(folder: Path, args: SimulateArgs) -> str:
-    """What a run that was interrupted keeps, and the command that goes on with it."""
-    kept = read_checkpoint(folder)
+def _told_where_to_go_on(folder: Path, args: SimulateArgs, ended: BaseException) -> str:
+    """What a run keeps that was interrupted, or ended by its machine, and the command that goes on with it.
+
+    Empty where the user's own options or code end it, or an error comes before anything is kept.
+    """
+    asked = isinstance(ended, KeyboardInterrupt)
+    if not asked and (isinstance(ended, USERS_ERRORS) or not isinstance(ended, MACHINES_ERRORS)):
+        return ""
+    try:
+        kept = read_checkpoint(folder)
+    except ConfigError as broken:
+        return f"interrupted; {broken.message}" if asked else ""
     if kept is None:
         why = (
             "no round was finished" if args.checkpoint_every is None else f"checkpoint-every is {args.checkpoint_every}"
         )
-        return f"interrupted; nothing is kept: {why}"
+        return f"interrupted; nothing is kept: {why}" if asked else ""
     command, last = shlex.join(["fedcenters-emulator", "simulate", str(folder / FILE), "--resume"]), kept[1].round
     rounds = f"round 1 of {args.rounds} is" if last == 1 else f"rounds 1 to {last} of {args.rounds} are"
-    return f"interrupted; {rounds} kept in {folder}. Go on with: {command} (in Python: resume=True)"
+    how = "interrupted" if asked else "ended by an error"
+    return f"{how}; {rounds} kept in {folder}. Go on with: {command} (in Python: resume=True)"
 
 
 def _find(

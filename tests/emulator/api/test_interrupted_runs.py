@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedcenters as fc
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.api.play import play
 from emulator.cli import app
 from emulator.options import SimulateArgs
@@ -196,3 +197,18 @@ def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "config.toml").read_bytes() == kept
     assert len(list(first)) == 2
     fc.simulate(method, **asked)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), FedcentersError("a worker process ended")])
+def test_a_run_that_its_machine_ends_says_how_it_goes_on(error: Exception, tmp_path: Path) -> None:
+    """The same command without --resume would begin anew, and replace what is kept."""
+    told: list[str] = []
+    args = SimulateArgs(devices=3, rounds=4, checkpoint_every=1, out=tmp_path, name="cut", settings={"local-steps": 1})
+    run = play(resolve_run(args), say=told.append)
+    for _ in range(3):
+        next(run)
+    with pytest.raises(type(error)):
+        run.throw(error)
+    command = f"fedcenters-emulator simulate {tmp_path}/cut/config.toml --resume"
+    kept = f"rounds 1 to 2 of 4 are kept in {tmp_path}/cut"
+    assert told == [f"ended by an error; {kept}. Go on with: {command} (in Python: resume=True)"]
