@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from emulator.config import fingerprint
 from emulator.options import SimulateArgs
 from emulator.run.holding import hold_folder
 from emulator.run.run_parts import RunParts, other_parts
-from emulator.simulation.checkpoint import read_checkpoint, same_setting
+from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, read_checkpoint, same_setting
 
 FILE = "config.toml"
 # Keys that decide where and how fast a run is computed, and not its numbers.
@@ -57,6 +58,16 @@ def open_run_folder(
                 (folder / FILE).unlink()
                 folder.rmdir()
             raise
+
+
+def in_own_folder(args: SimulateArgs, config: Path) -> SimulateArgs:
+    """`args` of the file `config`, to go on where it lies: a run's folder may have been moved, or copied, since."""
+    place = config.parent
+    is_kept = any((place / f"{CHECKPOINT_FOLDER}{ending}").is_dir() for ending in ("", ".old"))
+    if config.name != FILE or not is_kept or (args.folder.is_dir() and args.folder.samefile(place)):
+        return args
+    place = place.resolve()
+    return replace(args, out=place.parent, name=args.name if args.folder.name == place.name else place.name)
 
 
 def _told_where_to_go_on(folder: Path, args: SimulateArgs, ended: BaseException) -> str:
