@@ -227,3 +227,17 @@ def test_other_settings_are_refused_before_the_devices_are_opened(
     monkeypatch.setattr("emulator.api.play.open_devices", opened)
     with pytest.raises(ConfigError, match="local-steps"):
         simulate_json(replace(asked, settings={"local-steps": 3}), resume=True)
+
+
+def test_a_file_of_profiles_that_was_changed_is_another_run(tmp_path: Path) -> None:
+    """Its options name the file, and half of the rounds would have other seconds and dropouts than the rest."""
+    text = 'name = "a"\nstep-ms = 8\nevaluate-ms = 3\ndown-mbit = 40\nup-mbit = 12\nlatency-ms = 80\n'
+    file = tmp_path / "profiles.toml"
+    file.write_text(f"[[profiles]]\n{text}")
+    asked = replace(ASKED, out=tmp_path, rounds=2, profiles=file)
+    simulate_json(asked)
+    file.write_text(f"[[profiles]]\n{text}dropout = 0.5\n")
+    with pytest.raises(ConfigError, match="is of devices with other profiles"):
+        simulate_json(replace(asked, rounds=3), resume=True)
+    file.write_text(f"# a note\n[[profiles]]\n{text}")
+    assert simulate_json(replace(asked, rounds=3), resume=True)["rounds"] == 3
