@@ -28,7 +28,8 @@ from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings
 from emulator.simulate import simulate_json
-from emulator.simulation.checkpoint import Checkpoints
+from emulator.simulation import checkpoint
+from emulator.simulation.checkpoint import Checkpoints, read_checkpoint
 from emulator.simulation.codec_channel import channel_factory
 from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
@@ -241,3 +242,41 @@ def test_a_file_of_profiles_that_was_changed_is_another_run(tmp_path: Path) -> N
         simulate_json(replace(asked, rounds=3), resume=True)
     file.write_text(f"# a note\n[[profiles]]\n{text}")
     assert simulate_json(replace(asked, rounds=3), resume=True)["rounds"] == 3
+
+
+def test_a_process_that_ends_twice_in_a_checkpoint_leaves_one(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its two names the last one is called `.old`; the next process may end there, too."""
+    bench.run("fedavg", tmp_path, rounds=2)
+    rename = Path.rename
+
+    def end(path: Path, target: Path) -> Path:
+        if path.name == "checkpoint.new":
+            raise ProcessEnded
+        return rename(path, target)
+
+    for _ in range(2):
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "rename", end)
+            with pytest.raises(ProcessEnded):
+                bench.run("fedavg", tmp_path, rounds=4, every=1, resume=True)
+        assert not (tmp_path / "checkpoint").exists()
+        assert (found := read_checkpoint(tmp_path)) is not None
+        assert found[1].round == 2
+    assert same(bench.run("fedavg", tmp_path, resume=True), bench.run("fedavg", tmp_path / "whole"))
+
+
+def test_a_checkpoint_is_on_the_disk_before_the_last_one_is_gone(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would leave empty files under its name."""
+    synced: list[tuple[set[str], bool]] = []
+
+    def note(folder: Path) -> None:
+        synced.append(({path.name for path in folder.iterdir()}, (tmp_path / "checkpoint").is_dir()))
+
+    monkeypatch.setattr(checkpoint, "sync_files", note)
+    bench.run("fedavg", tmp_path, rounds=2, every=1)
+    assert [last for _, last in synced] == [False, True]
+    assert all({"state.safetensors", "run.json", "records.jsonl", "heard", "lost"} <= names for names, _ in synced)
