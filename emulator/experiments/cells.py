@@ -27,7 +27,7 @@ from emulator.data.partition_schemes import parse_scheme
 from emulator.experiments.measures import MEASURES, FinishedRun
 from emulator.experiments.plan import TableCell
 from emulator.run.execute import run_simulation
-from emulator.run.holding import hold_folder
+from emulator.run.holding import FolderInUse, hold_folder
 from emulator.run.load import open_devices
 from emulator.run.settings import RunSettings
 from emulator.run.summary import Record, refusal_reasons
@@ -126,6 +126,8 @@ def run_cells(
             with _hold_cell(job, place):
                 _keep(job.path(place), measure_cell(job, place, loaded[key], asked, told, begin))
                 shutil.rmtree(job.started(place), ignore_errors=True)
+        except FolderInUse as wrong:
+            reasons[job.name] = wrong.message  # its other seeds may be run here
         except FedcentersError as wrong:
             reasons[name] = wrong.message
     return reasons
@@ -133,7 +135,7 @@ def run_cells(
 
 @contextmanager
 def _hold_cell(job: CellRun, place: CellStorage) -> Iterator[None]:
-    """Raises ConfigError for a cell that another process runs; the cells beside it may be run here."""
+    """Raises FolderInUse for a cell that another process runs; the cells beside it may be run here."""
     started = job.started(place)
     started.mkdir(parents=True, exist_ok=True)
     with hold_folder(started, hint="run other cells here, with --only"):

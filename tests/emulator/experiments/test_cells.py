@@ -122,7 +122,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path) -> None:
         reasons.append(run_cells([job], place, ["accuracy"], lambda *_: None))
 
     assert run_cells([job], place, ["accuracy"], beside) == {}
-    assert ["is in use by a run that has not ended" in told[cell.name] for told in reasons] == [True, True]
+    assert ["is in use by a run that has not ended" in told[job.name] for told in reasons] == [True, True]
     assert [path.name for path in tmp_path.iterdir()] == [job.path(place).name]
 
 
