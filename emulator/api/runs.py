@@ -16,6 +16,7 @@ from emulator.api.progress import RunProgress, in_bar_place
 from emulator.api.result import Result
 from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
+from emulator.run.folder import NothingToResume
 from emulator.run.own_metrics import Metric
 from emulator.run.resolve import resolve_run
 from export.plugins import nearest_name_hint
@@ -121,13 +122,20 @@ def simulate(  # noqa: PLR0913 - the parts of a run
 def run_one_of_several(
     title: str, method: Strategy, *, fleet: Fleet, seed: int, **options: Unpack[SharedOptions]
 ) -> Result:
-    """`simulate` with `title` at the front of its progress, which also tells when it begins and ends."""
+    """`simulate` with `title` at the front of its progress, which also tells when it begins and ends.
+
+    `resume`: go on where a round of the run is kept, else begin it.
+    """
     given: dict[str, Any] = {"rounds": 10, "out": None, "resume": False, **options}
     shown = given.pop("progress", None)
     rounds, model, loss, metrics = (given.pop(name, None) for name in ("rounds", "model", "loss", "metrics"))
     with in_words_of_python(), RunProgress(title, rounds, shown=shown) as bar:
         bar.begin()
-        result = to_the_end(_rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given), bar, None)
+        facts: Any = (method, fleet, model, rounds, seed, loss, metrics, bar)
+        try:
+            result = to_the_end(_rounds(*facts, given), bar, None)
+        except NothingToResume:  # several runs were interrupted before this one
+            result = to_the_end(_rounds(*facts, {**given, "resume": False}), bar, None)
         bar.end(result.run)
         return result
 

@@ -28,6 +28,10 @@ USERS_ERRORS = (UsageError, ConfigError)
 _NAME = "give the run's own --out and --name, or its config.toml"
 
 
+class NothingToResume(ConfigError):
+    """No round of this run is kept."""
+
+
 @contextmanager
 def open_run_folder(
     args: SimulateArgs, table: Table, *, resume: bool, say: Say, parts: Callable[[], RunParts] = dict
@@ -35,8 +39,8 @@ def open_run_folder(
     """The run's folder with `table`, the resolved settings, as its config.toml.
 
     A folder with the same settings and `parts` is used again. Where they differ, a name that was made from method and
-    seed gets a number. A name that was given is refused (UsageError), and so is a run to resume (ConfigError). `say` is
-    told what was there. A new folder is removed when the run ends before it has written anything else. Raises
+    seed gets a number. A name that was given is refused (UsageError), and so is a run to resume (NothingToResume).
+    `say` is told what was there. A new folder is removed when the run ends before it has written anything else. Raises
     ConfigError where a run that has not ended has the folder.
     """
     import tomli_w
@@ -99,11 +103,13 @@ def _find(
     """-> the run's folder, and whether it was made here. mkdir decides between runs that begin at the same time."""
     folder, number, taken = args.folder, 1, ""
     if resume and not folder.exists():
-        raise ConfigError(f"{folder} is not there: there is no run to resume", hint=f"leave out --resume, or {_NAME}")
+        raise NothingToResume(
+            f"{folder} is not there: there is no run to resume", hint=f"leave out --resume, or {_NAME}"
+        )
     while True:
         if taken and resume and not folder.exists():
             hint = "give what that run had, give this one another --name, or leave out --resume"
-            raise ConfigError(taken, hint=hint)
+            raise NothingToResume(taken, hint=hint)
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
