@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -131,11 +132,11 @@ def run_one_of_several(
     rounds, model, loss, metrics = (given.pop(name, None) for name in ("rounds", "model", "loss", "metrics"))
     with in_words_of_python(), RunProgress(title, rounds, shown=shown) as bar:
         bar.begin()
-        facts: Any = (method, fleet, model, rounds, seed, loss, metrics, bar)
+        run = partial(_rounds, method, fleet, model, rounds, seed, loss, metrics, bar)
         try:
-            result = to_the_end(_rounds(*facts, given), bar, None)
+            result = to_the_end(run(given), bar, None)
         except NothingToResume:  # several runs were interrupted before this one
-            result = to_the_end(_rounds(*facts, {**given, "resume": False}), bar, None)
+            result = to_the_end(run({**given, "resume": False}), bar, None)
         bar.end(result.run)
         return result
 

@@ -130,7 +130,11 @@ def test_an_interrupted_comparison_goes_on_and_begins_the_runs_that_were_not_beg
     tmp_path: Path,
 ) -> None:
     """Without `resume` it would play the first ones again."""
-    methods = {"two": fc.FedAvg(local_steps=2), "four": fc.FedAvg(local_steps=4), "groups": fc.FeSEM(2, local_steps=2)}
+    methods: dict[str, Any] = {
+        "two": fc.FedAvg(local_steps=2),
+        "four": fc.FedAvg(local_steps=4),
+        "groups": fc.FeSEM(2, local_steps=2),
+    }
     asked: dict[str, Any] = {"fleet": fc.fleets.digits(devices=3), "seeds": 2, "rounds": 2}
     fc.simulate(methods["two"], fleet=asked["fleet"], rounds=1, out=tmp_path)
     begun = tmp_path / "simulate-fesem-0"
