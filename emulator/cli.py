@@ -115,6 +115,7 @@ def simulate(
     progress = ConsoleProgress()
     from emulator.config import make_args, parse_pairs, read_table
     from emulator.reports.repeat import repeat_in_python
+    from emulator.run.folder import in_own_folder
 
     file = {} if config is None else read_table(config)
     asked = {key: value for key, value in {**parse_pairs(setting or []), **options}.items() if value is not None}
@@ -122,6 +123,8 @@ def simulate(
         told = f"{config} is of a run in Python, whose {own[0]} no command can find"
         raise ConfigError(told, hint=f"repeat it in Python, where they are: {own[1]}")
     args = make_args(file, parse_pairs(setting or []), {"clusters": clusters}, options)
+    if config is not None and resume and not asked.keys() & {"out", "name"}:
+        args = in_own_folder(args, config)
     progress.say(f"{args.method} on {args.data_set}, {'over MQTT' if args.broker else 'in virtual time'}")
 
     def show(result: dict[str, Any]) -> None:

@@ -154,8 +154,8 @@ def compare(
 
     `methods`: several, or a dict that names each for tables and pictures. `seeds`: how many, from 0 on, or which. Other
     arguments are those of `simulate`, but for `name` and `on_round`. With `out` each run has a folder of its own there,
-    from which `resume=True` goes on. A fleet with a seed of its own is cut once for all seeds. Raises UsageError for
-    methods that cannot be told apart.
+    from which `resume=True` goes on; it begins those that were not begun. A fleet with a seed of its own is cut once
+    for all seeds. Raises UsageError for methods that cannot be told apart.
 
     >>> import fedcenters as fc
     >>> methods = {"one": fc.FedAvg(local_steps=5), "three": fc.FeSEM(3, local_steps=5)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.strategies.registry import method_settings
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import UsageError
 from emulator.api.result import Result, TemporaryPlace
 from emulator.config import fingerprint, resolved_table
 from emulator.data.fleet import Fleet
@@ -20,7 +20,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
 from emulator.run.execute import live_result, open_run, run_rounds
-from emulator.run.folder import Say, open_run_folder
+from emulator.run.folder import NothingToResume, Say, open_run_folder
 from emulator.run.load import check_samples, load_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
 from emulator.run.run_parts import USUAL_LOSS, Marks, RunParts, run_parts
@@ -159,7 +159,7 @@ def _tell_where_it_goes_on(checkpoints: Checkpoints, rounds: int, say: Say) -> N
     found = checkpoints.latest()
     if found is None:
         hint = "leave out --resume; `checkpoint-every` says after how many rounds a run writes one"
-        raise ConfigError(f"{checkpoints.folder} has no checkpoint to resume from", hint=hint)
+        raise NothingToResume(f"{checkpoints.folder} has no checkpoint to resume from", hint=hint)
     done = found[1].round
     if done > rounds:
         told = f"{checkpoints.folder} has {done} rounds already, and this run shall have {rounds}"

@@ -77,12 +77,16 @@ class RunProgress:
             self._line.busy(self.text(run))
 
     def text(self, run: SimulationResult) -> str:
-        """Method, bar, round, scores and the time that remains; the first round is no measure of the others."""
+        """Method, bar, round, scores and the time that remains; the first round is no measure of the others.
+
+        Scores of an earlier round, where this one was not tested, have its number.
+        """
         done = len(run.records)
         last = sorted(run.real_seconds[1:][-RECENT:])
         full = round(WIDTH * done / self._rounds)
-        found = (reached_in_words(run.records[i]) for i in reversed(range(done)))
-        words = next((f"  {one}" for one in found if one), "")
+        found = ((i, reached_in_words(run.records[i])) for i in reversed(range(done)))
+        at, told = next((one for one in found if one[1]), (0, ""))
+        words = f"  {told}{'' if at == done - 1 else f' in round {at + 1}'}" if told else ""
         left = last[len(last) // 2] * (self._rounds - done) if last else 0.0
         shown = f"{left:.0f} s" if left < SHOWN_IN_MINUTES_S else f"{left / 60:.0f} min"
         rest = f"  {shown} left" if last and done < self._rounds else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -15,6 +17,7 @@ from emulator.api.progress import RunProgress, in_bar_place
 from emulator.api.result import Result
 from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
+from emulator.run.folder import NothingToResume
 from emulator.run.own_metrics import Metric
 from emulator.run.resolve import resolve_run
 from export.plugins import nearest_name_hint
@@ -120,13 +123,20 @@ def simulate(  # noqa: PLR0913 - the parts of a run
 def run_one_of_several(
     title: str, method: Strategy, *, fleet: Fleet, seed: int, **options: Unpack[SharedOptions]
 ) -> Result:
-    """`simulate` with `title` at the front of its progress, which also tells when it begins and ends."""
+    """`simulate` with `title` at the front of its progress, which also tells when it begins and ends.
+
+    `resume`: go on where a round of the run is kept, else begin it.
+    """
     given: dict[str, Any] = {"rounds": 10, "out": None, "resume": False, **options}
     shown = given.pop("progress", None)
     rounds, model, loss, metrics = (given.pop(name, None) for name in ("rounds", "model", "loss", "metrics"))
     with in_words_of_python(), RunProgress(title, rounds, shown=shown) as bar:
         bar.begin()
-        result = to_the_end(_rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given), bar, None)
+        run = partial(_rounds, method, fleet, model, rounds, seed, loss, metrics, bar)
+        try:
+            result = to_the_end(run(given), bar, None)
+        except NothingToResume:  # several runs were interrupted before this one
+            result = to_the_end(run({**given, "resume": False}), bar, None)
         bar.end(result.run)
         return result
 
@@ -134,14 +144,15 @@ def run_one_of_several(
 def to_the_end(run: Generator[Result, bool | None, Result], bar: RunProgress, on_round: OnRound | None) -> Result:
     """The result of a run that `play` began; it ends early when `on_round` returns something true."""
     stop: object = None
-    while True:
-        try:
-            so_far = run.send(bool(stop) if stop is not None else None)
-        except StopIteration as done:
-            result: Result = done.value
-            return result
-        bar.show(so_far.run)
-        stop = on_round(so_far) if on_round is not None else False
+    with closing(run):  # after an error of `on_round`, too: what keeps the error would keep the run and its folder
+        while True:
+            try:
+                so_far = run.send(bool(stop) if stop is not None else None)
+            except StopIteration as done:
+                result: Result = done.value
+                return result
+            bar.show(so_far.run)
+            stop = on_round(so_far) if on_round is not None else False
 
 
 def rounds(  # noqa: PLR0913 - the parts of a run

@@ -2,7 +2,8 @@
 
 A cell that was stopped between rounds continues from its own checkpoint, which is deleted at its end. A cell that was
 run with other settings, because the default of a method has changed, is run again from its beginning. A cell that
-cannot be run, because its data or its method are missing, leaves the reason and is tried again the next time.
+cannot be run, because its data or its method are missing or another process runs it, leaves the reason and is tried
+again the next time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from emulator.data.partition_schemes import parse_scheme
 from emulator.experiments.measures import MEASURES, FinishedRun
 from emulator.experiments.plan import TableCell
 from emulator.run.execute import run_simulation
+from emulator.run.holding import FolderInUse, hold_folder
 from emulator.run.load import open_devices
 from emulator.run.settings import RunSettings
 from emulator.run.summary import Record, refusal_reasons
@@ -120,13 +123,27 @@ def run_cells(
             reasons[column.name] = missing.message
             continue
         try:
-            found = measure_cell(job, place, loaded[key], asked, told, begin)
+            with _hold_cell(job, place):
+                _keep(job.path(place), measure_cell(job, place, loaded[key], asked, told, begin))
+                shutil.rmtree(job.started(place), ignore_errors=True)
+        except FolderInUse as wrong:
+            reasons[job.name] = wrong.message  # its other seeds may be run here
         except FedcentersError as wrong:
             reasons[name] = wrong.message
-            continue
-        _keep(job.path(place), found)
-        shutil.rmtree(job.started(place), ignore_errors=True)
     return reasons
+
+
+@contextmanager
+def _hold_cell(job: CellRun, place: CellStorage) -> Iterator[None]:
+    """Raises FolderInUse for a cell that another process runs; the cells beside it may be run here."""
+    started = job.started(place)
+    started.mkdir(parents=True, exist_ok=True)
+    with hold_folder(started, hint="run other cells here, with --only"):
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                started.rmdir()  # nothing is kept in it
 
 
 def measure_cell(

@@ -30,7 +30,7 @@ from emulator.experiments.kept_cells import (
     finished_rounds,
     kept_plan,
     other_rounds,
-    rough_seconds,
+    rough_time,
     rounds_under_way,
 )
 from emulator.experiments.matrix import render_matrix
@@ -128,8 +128,12 @@ def dry_run_experiment(prepared: ExperimentArgs) -> dict[str, Any]:
 def outlook_of(
     prepared: ExperimentArgs, plan: ExperimentPlan, todo: Sequence[CellRun], missing: Sequence[CellRun]
 ) -> dict[str, Any]:
-    """What is run: `seconds` of what is missing by finished cells, None where there are none."""
+    """What is run: `seconds` of what is missing by finished cells, None where there are none.
+
+    `guessed`: the rows of which no cell is finished, whose seconds are those of other rows.
+    """
     here = finished_rounds(plan.name, prepared.only, prepared.place)
+    time = rough_time(missing, prepared.place)
     return {
         "experiment": plan.name,
         "rounds": plan.rounds,
@@ -137,7 +141,8 @@ def outlook_of(
         "finished": len(todo) - len(missing),
         "rows": list(dict.fromkeys(row_label(job.cell) for job in todo)),
         "columns": list(dict.fromkeys(job.cell.column.name for job in todo)),
-        "seconds": rough_seconds(missing, prepared.place),
+        "seconds": None if time is None else time.seconds,
+        "guessed": [] if time is None else list(time.guessed),
         "others": other_rounds(here, plan.rounds),
     }
 
@@ -153,6 +158,11 @@ def render_outlook(found: Mapping[str, Any]) -> str:
     if left:
         known = None if seconds is None else f"roughly {format_duration(seconds)} by the finished cells here"
         lines.append(f"time of {left} runs: {known or 'not known before a cell is finished'}")
+    if guessed := found["guessed"]:
+        lines.append(
+            f"no cell of {'; '.join(guessed)} is finished: the time of other rows stands for theirs, and a method that"
+            " trains several models on a device takes several times as long"
+        )
     return "\n".join([*lines, *([found["others"]] if found["others"] else [])])
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from emulator.experiments.cells import CellRun, CellStorage, kept_round, read_finished
-from emulator.experiments.plan import ExperimentPlan, TableCell, read_plan
+from emulator.experiments.plan import ExperimentPlan, TableCell, read_plan, row_label
 from emulator.experiments.table import Results
 
 NAME_OF_CELL = re.compile(r"-r(\d+)-s(\d+)-[0-9a-f]+$")  # `TableCell.key`
@@ -49,7 +50,15 @@ def finished_rounds(name: str, only: Sequence[str], place: CellStorage) -> Cells
     return {rounds: count for rounds, count in counts.items() if count}
 
 
-def rough_seconds(missing: Sequence[CellRun], place: CellStorage) -> float | None:
+@dataclass(frozen=True, kw_only=True)
+class RoughTime:
+    """How long runs may take. `guessed` are the rows of which no cell is finished: theirs is the time of other rows."""
+
+    seconds: float
+    guessed: tuple[str, ...] = ()
+
+
+def rough_time(missing: Sequence[CellRun], place: CellStorage) -> RoughTime | None:
     """How long runs take by the finished cells here, per round: of the same cell, else row, else column, else any.
 
     None where no cell is finished. The finished ones may have been run on another machine.
@@ -57,13 +66,15 @@ def rough_seconds(missing: Sequence[CellRun], place: CellStorage) -> float | Non
     told = [one for path in place.out.glob("*.json") if (one := _seconds_of(path)) is not None]
     if not told:
         return None
-    total = 0.0
+    total, guessed = 0.0, dict[str, None]()
     for job in missing:
         row, column = job.cell.row.name, job.cell.column.name
-        alike = [[s for r, c, s in told if r == row and c == column], [s for r, _, s in told if r == row]]
-        alike += [[s for _, c, s in told if c == column], [s for _, _, s in told]]
-        total += job.cell.rounds * median(next(some for some in alike if some))
-    return total
+        own = [[s for r, c, s in told if r == row and c == column], [s for r, _, s in told if r == row]]
+        others = [[s for _, c, s in told if c == column], [s for _, _, s in told]]
+        if not any(own):
+            guessed[row_label(job.cell)] = None
+        total += job.cell.rounds * median(next(some for some in [*own, *others] if some))
+    return RoughTime(seconds=total, guessed=tuple(guessed))
 
 
 def _seconds_of(path: Path) -> tuple[str, str, float] | None:

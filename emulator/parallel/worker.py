@@ -77,7 +77,7 @@ def run_worker(connection: Connection) -> None:
     """
     devices: EmulatedDevices | None = None
     learner, new = None, True
-    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):  # the run's process has ended
         told: EngineSpec | WorkerSetup = connection.recv()
         if isinstance(told, EngineSpec):
             answer, learner = _resolve_spec(told)

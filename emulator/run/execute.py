@@ -98,6 +98,7 @@ def open_run(
         network=network,
         asynchronous=_without_rounds(strategy, network, fleet, schema, settings),
         recorder=RunRecorder(fleet, schema, rounds=settings.rounds, kind=kind),
+        profiles=settings.profiles_checksum,
     )
     if before := checkpoints.latest() if checkpoints else None:
         live.restore(*before, rounds=settings.rounds)

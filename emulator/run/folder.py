@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coordinator.strategies.common.representation import annotate_representations
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.toml_files import parse_toml
 from emulator.config import fingerprint
 from emulator.options import SimulateArgs
+from emulator.run.holding import hold_folder
 from emulator.run.run_parts import RunParts, other_parts
-from emulator.simulation.checkpoint import read_checkpoint, same_setting
+from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, read_checkpoint, same_setting
 
 FILE = "config.toml"
 # Keys that decide where and how fast a run is computed, and not its numbers.
 NOT_COMPARED = frozenset({"out", "name", "data", "workers", "ray", "loggers", "checkpoint-every"})
 Table = Mapping[str, Any]
 Say = Callable[[str], None]
+MACHINES_ERRORS = (FedcentersError, OSError, MemoryError)  # a worker that was killed, a full disk
+USERS_ERRORS = (UsageError, ConfigError)
 _NAME = "give the run's own --out and --name, or its config.toml"
+
+
+class NothingToResume(ConfigError):
+    """No round of this run is kept."""
 
 
 @contextmanager
@@ -31,39 +39,62 @@ def open_run_folder(
     """The run's folder with `table`, the resolved settings, as its config.toml.
 
     A folder with the same settings and `parts` is used again. Where they differ, a name that was made from method and
-    seed gets a number. A name that was given is refused (UsageError), and so is a run to resume (ConfigError). `say` is
-    told what was there. A new folder is removed when the run ends before it has written anything else.
+    seed gets a number. A name that was given is refused (UsageError), and so is a run to resume (NothingToResume).
+    `say` is told what was there. A new folder is removed when the run ends before it has written anything else. Raises
+    ConfigError where a run that has not ended has the folder.
     """
     import tomli_w
 
     text = annotate_representations(tomli_w.dumps(table))
-    try:
-        folder, is_new = _find(args, table, parts, resume=resume, say=say)
-        (folder / FILE).write_text(text, encoding="utf-8")
-    except OSError as wrong:
-        raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
-    try:
-        yield folder
-    except BaseException as ended:
-        if isinstance(ended, KeyboardInterrupt):
-            say(_told_where_to_go_on(folder, args))
-        if is_new and [path.name for path in folder.iterdir()] == [FILE]:
-            (folder / FILE).unlink()
-            folder.rmdir()
-        raise
+    with ExitStack() as held:
+        try:
+            folder, is_new = _find(args, table, parts, resume=resume, say=say)
+            held.enter_context(hold_folder(folder, hint="wait for its end, stop it, or give this one another --name"))
+            (folder / FILE).write_text(text, encoding="utf-8")
+        except OSError as wrong:
+            raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
+        try:
+            yield folder
+        except BaseException as ended:
+            if told := _told_where_to_go_on(folder, args, ended):
+                say(told)
+            if is_new and [path.name for path in folder.iterdir()] == [FILE]:
+                (folder / FILE).unlink()
+                folder.rmdir()
+            raise
 
 
-def _told_where_to_go_on(folder: Path, args: SimulateArgs) -> str:
-    """What a run that was interrupted keeps, and the command that goes on with it."""
-    kept = read_checkpoint(folder)
+def in_own_folder(args: SimulateArgs, config: Path) -> SimulateArgs:
+    """`args` of the file `config`, to go on where it lies: a run's folder may have been moved, or copied, since."""
+    place = config.parent
+    is_kept = any((place / f"{CHECKPOINT_FOLDER}{ending}").is_dir() for ending in ("", ".old"))
+    if config.name != FILE or not is_kept or (args.folder.is_dir() and args.folder.samefile(place)):
+        return args
+    place = place.resolve()
+    return replace(args, out=place.parent, name=args.name if args.folder.name == place.name else place.name)
+
+
+def _told_where_to_go_on(folder: Path, args: SimulateArgs, ended: BaseException) -> str:
+    """What a run keeps that was interrupted, or ended by its machine, and the command that goes on with it.
+
+    Empty where the user's own options or code end it, or an error comes before anything is kept.
+    """
+    asked = isinstance(ended, KeyboardInterrupt)
+    if not asked and (isinstance(ended, USERS_ERRORS) or not isinstance(ended, MACHINES_ERRORS)):
+        return ""
+    try:
+        kept = read_checkpoint(folder)
+    except ConfigError as broken:
+        return f"interrupted; {broken.message}" if asked else ""
     if kept is None:
         why = (
             "no round was finished" if args.checkpoint_every is None else f"checkpoint-every is {args.checkpoint_every}"
         )
-        return f"interrupted; nothing is kept: {why}"
+        return f"interrupted; nothing is kept: {why}" if asked else ""
     command, last = shlex.join(["fedcenters-emulator", "simulate", str(folder / FILE), "--resume"]), kept[1].round
     rounds = f"round 1 of {args.rounds} is" if last == 1 else f"rounds 1 to {last} of {args.rounds} are"
-    return f"interrupted; {rounds} kept in {folder}. Go on with: {command} (in Python: resume=True)"
+    how = "interrupted" if asked else "ended by an error"
+    return f"{how}; {rounds} kept in {folder}. Go on with: {command} (in Python: resume=True)"
 
 
 def _find(
@@ -72,11 +103,13 @@ def _find(
     """-> the run's folder, and whether it was made here. mkdir decides between runs that begin at the same time."""
     folder, number, taken = args.folder, 1, ""
     if resume and not folder.exists():
-        raise ConfigError(f"{folder} is not there: there is no run to resume", hint=f"leave out --resume, or {_NAME}")
+        raise NothingToResume(
+            f"{folder} is not there: there is no run to resume", hint=f"leave out --resume, or {_NAME}"
+        )
     while True:
         if taken and resume and not folder.exists():
             hint = "give what that run had, give this one another --name, or leave out --resume"
-            raise ConfigError(taken, hint=hint)
+            raise NothingToResume(taken, hint=hint)
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

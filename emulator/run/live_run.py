@@ -24,7 +24,8 @@ from emulator.simulation.virtual_network import VirtualNetwork
 class LiveRun:
     """`fleet` has the number of samples of each device; `records` and `real_seconds` have an entry for each round.
 
-    `state` is that after the last round. `asynchronous` plays the rounds of a run that waits for no device.
+    `state` is that after the last round. `profiles` is the checksum of the kinds of devices. `asynchronous` plays the
+    rounds of a run that waits for no device.
     """
 
     strategy: Strategy
@@ -32,6 +33,7 @@ class LiveRun:
     fleet: Fleet
     network: VirtualNetwork
     recorder: RunRecorder
+    profiles: int
     asynchronous: AsynchronousNetwork | None = None
     state: State = field(default_factory=lambda: State(centers=np.empty((0, 0))))
     records: SpilledRecords = field(default_factory=SpilledRecords)
@@ -50,7 +52,7 @@ class LiveRun:
         self.recorder.keep(lost.with_name("heard"))
         if self.devices.asks_own:
             self.devices.keep(lost.with_name("own"))
-        network["samples"] = self._samples
+        network |= {"samples": self._samples, "profiles": self.profiles}
         network["slots"] = {name: sorted(getattr(self.devices, name)) for name in ("trained", "forgotten")}
         done = Checkpoint(
             round=number,
@@ -76,6 +78,9 @@ class LiveRun:
         ):  # an older version's says nothing
             told = f"the checkpoint in {folder.parent} is of devices with other samples"
             raise ConfigError(told, hint="give the run's own fleet, give the run another name, or leave out --resume")
+        if before.network.get("profiles", self.profiles) != self.profiles:
+            told = f"the checkpoint in {folder.parent} is of devices with other profiles"
+            raise ConfigError(told, hint="give the run's own profiles, give it another name, or leave out --resume")
         for record in checkpoint.checkpoint_records(folder):
             self.records.append({**record, "of": rounds})
         self.network.recall(before.network, folder / "lost")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -36,3 +37,8 @@ class RunSettings:
     attack: Attack = no_attack
     max_update_ratio: float = MAX_UPDATE_RATIO
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's own, by name
+
+    @property
+    def profiles_checksum(self) -> int:
+        """Of the kinds of devices, which a run's options name by a file that may change."""
+        return zlib.crc32(repr(tuple(self.profiles)).encode())

@@ -33,13 +33,19 @@ Due = tuple[float, int, str, ClientId, int]  # when, in which order, what, the d
 
 @dataclass(kw_only=True)
 class TaskUnderWay:
-    """A task on its device: its SGD steps, from when until when it takes, and the reply once it was computed here."""
+    """A task on its device: its SGD steps, the round that gave it, from when until when it takes.
+
+    `sent` is the reply once it was computed here, at the latest for a checkpoint; `refused` says why it is none. They
+    count when the device has finished, so that checkpoints change no number.
+    """
 
     task: Task | None  # None: computed before the run was interrupted, or never
     steps: int
     begins_s: float
     ends_s: float
     sent: AdmittedReply | str | None = None
+    round: int = 0  # 0: of an older version's checkpoint
+    refused: str = ""
 
 
 class AsynchronousNetwork:
@@ -117,7 +123,7 @@ class AsynchronousNetwork:
         ends_s = self.network.send(who, task, opened)
         self.network.local_steps = before  # counted when the work ends
         steps = task.steps if isinstance(task, Fit) else 0
-        self._work[who] = TaskUnderWay(task=task, steps=steps, begins_s=now_s, ends_s=ends_s)
+        self._work[who] = TaskUnderWay(task=task, steps=steps, begins_s=now_s, ends_s=ends_s, round=self._round)
         if ends_s < math.inf:
             self._plan(self.network.reachable_s(who, ends_s), DONE, who, number)
         if self._deadline_s < math.inf:
@@ -138,6 +144,7 @@ class AsynchronousNetwork:
             return machine.release(training, who)
         sent = self._reply(who)
         if isinstance(sent, str):
+            self.network.refused[who] = self._work[who].refused or sent
             self._failed.add(who)
             self._ends(who)
             return machine.release(training, who)
@@ -184,15 +191,17 @@ class AsynchronousNetwork:
         return sent
 
     def _compute(self) -> None:
-        before = self.network.local_steps
+        steps, refused = self.network.local_steps, self.network.refused
+        self.network.refused = {}
         todo = {
             who: work.task
             for who, work in sorted(self._work.items())
             if work.task is not None and work.sent is None and work.ends_s < math.inf
         }
-        for who, sent in self.network.run_tasks(todo, SpilledModels()).items():
-            self._work[who].sent = sent
-        self.network.local_steps = before
+        given = {who: self._work[who].round for who in todo}
+        for who, sent in self.network.run_tasks(todo, SpilledModels(), given).items():
+            self._work[who].sent, self._work[who].refused = sent, self.network.refused.get(who, "")
+        self.network.local_steps, self.network.refused = steps, refused
 
     def to_json(self, folder: Path) -> dict[str, Any]:
         """The state between rounds as JSON types; models and updates are written into `folder`."""

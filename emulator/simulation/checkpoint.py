@@ -20,6 +20,7 @@ import numpy as np
 from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from coordinator.storage import state_codec
 from coordinator.strategies.base import State
+from edge_client.durable_files import sync_files, sync_folder
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import ClientId, Flat
 
@@ -91,17 +92,19 @@ def begin_checkpoint(folder: Path) -> Path:
 
 
 def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[RoundRecord]) -> None:
-    """Replace the last checkpoint. A process that ends at any moment leaves a whole checkpoint."""
+    """Replace the last checkpoint. A process that ends at any moment, or a power cut, leaves a whole checkpoint."""
     (new / "state.safetensors").write_bytes(state_codec.encode_state(checkpoint.state))
     told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "lesson", "marks")}
     (new / "run.json").write_text(json.dumps(told), encoding="utf-8")
     with (new / "records.jsonl").open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(record) + "\n" for record in records)
+    sync_files(new)
     now, old = new.with_name(CHECKPOINT_FOLDER), new.with_name(f"{CHECKPOINT_FOLDER}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if now.exists():
+    if now.exists():  # else the process ended between the two names, and the old one is the last
+        shutil.rmtree(old, ignore_errors=True)
         now.rename(old)
     new.rename(now)
+    sync_folder(new.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -149,13 +149,18 @@ class VirtualNetwork:
         self.bytes_up += size
         return self.reachable_s(who, self.now_s) + self._profiles[who].up_s(size)
 
-    def run_tasks(self, tasks: Exchange, words: SpilledModels) -> Mapping[ClientId, AdmittedReply | str]:
+    def run_tasks(
+        self, tasks: Exchange, words: SpilledModels, given: Mapping[ClientId, int] | None = None
+    ) -> Mapping[ClientId, AdmittedReply | str]:
         """The devices' replies as the server decodes them, or the codes of refusals by the device or by the server.
 
-        The words of a sum are put into `words`, and are not in the reply.
+        The words of a sum are put into `words`, and are not in the reply. `given` is the round in which each device got
+        its task, where that is not this round.
         """
         self.local_steps += sum(task.steps for task in tasks.values() if isinstance(task, Fit))
-        return {who: self._sent(who, tasks[who], said, words) for who, said in self._devices.each_answer(tasks)}
+        rounds = dict.fromkeys(tasks, self._round) if given is None else given
+        answers = self._devices.each_answer(tasks)
+        return {who: self._sent(who, tasks[who], said, words, rounds[who]) for who, said in answers}
 
     def accepted_devices(self, keys: frozenset[ClientId], sent: Mapping[ClientId, AdmittedReply]) -> list[ClientId]:
         """The devices whose replies an exchange closes with, sorted; devices with outlier updates are left out."""
@@ -164,7 +169,14 @@ class VirtualNetwork:
         self.refused |= refused
         return sorted(keys - refused.keys())
 
-    def _sent(self, who: ClientId, task: Task, said: Reply | str, words: SpilledModels) -> AdmittedReply | str:
+    def _sent(
+        self,
+        who: ClientId,
+        task: Task,
+        said: Reply | str,
+        words: SpilledModels,
+        round: int,  # noqa: A002 - the protocol's word
+    ) -> AdmittedReply | str:
         if isinstance(said, str):
             self.refused[who] = said
             return said
@@ -175,7 +187,7 @@ class VirtualNetwork:
             size = packed_size(said.words.size, task.scale.bits)
             return AdmittedReply(reply=Reply(n=said.n), size=size, digest=_digest(said), moves={})
         try:
-            reply, size = self.wire.send(who, task, self._lie(who, task, said), self._round)
+            reply, size = self.wire.send(who, task, self._lie(who, task, said), round)
             question = ReplySpec(
                 task=task,
                 schema=self._schema,

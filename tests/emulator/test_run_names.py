@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -232,3 +233,21 @@ def test_the_same_run_of_ones_own_replaces_the_first_and_saving_it_says_so(
     del asked["name"]
     fc.simulate(fc.FedAvg(local_steps=1), **asked).save(place)
     assert caplog.messages == [replaced]
+
+
+@pytest.mark.parametrize("name", ["simulate-fedavg-0", "renamed"])
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_run_goes_on_in_the_folder_of_its_file_also_after_a_copy(tmp_path: Path, name: str, *, stays: bool) -> None:
+    """Its file has the place where it was begun, which may be on another machine, or below another folder."""
+    options = ["--method", "fedavg", "--devices", "4", "--rounds", "1", "--out", str(tmp_path / "old")]
+    assert CliRunner().invoke(app, ["simulate", *options, "-c", "local-steps=1"]).exit_code == 0
+    shutil.copytree(tmp_path / "old" / "simulate-fedavg-0", tmp_path / "new" / name)
+    if not stays:
+        shutil.rmtree(tmp_path / "old")
+    file = tmp_path / "new" / name / "config.toml"
+    done = CliRunner().invoke(app, ["simulate", str(file), "--resume", "--rounds", "2", "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["run"] == str(file.parent)
+    rounds = [len(path.read_text().splitlines()) for path in sorted(tmp_path.glob("*/*/metrics.jsonl"))]
+    assert rounds == [2, *[1] * stays]
+    assert CliRunner().invoke(app, ["simulate", str(file), "--resume", "--rounds", "3"]).exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,24 @@ def test_a_comparison_goes_on_from_the_folders_of_its_runs(tmp_path: Path) -> No
     for name in methods:
         assert further.results[name][0].accuracy == whole.results[name][0].accuracy
         assert len(further.results[name][0].history) == 2
+
+
+def test_an_interrupted_comparison_goes_on_and_begins_the_runs_that_were_not_begun(
+    tmp_path: Path,
+) -> None:
+    """Without `resume` it would play the first ones again."""
+    methods: dict[str, Any] = {
+        "two": fc.FedAvg(local_steps=2),
+        "four": fc.FedAvg(local_steps=4),
+        "groups": fc.FeSEM(2, local_steps=2),
+    }
+    asked: dict[str, Any] = {"fleet": fc.fleets.digits(devices=3), "seeds": 2, "rounds": 2}
+    fc.simulate(methods["two"], fleet=asked["fleet"], rounds=1, out=tmp_path)
+    begun = tmp_path / "simulate-fesem-0"
+    fc.simulate(methods["groups"], fleet=asked["fleet"], rounds=2, out=tmp_path, checkpoint_every=0)
+    shutil.rmtree(begun / "centers")
+    further, whole = fc.compare(methods, out=tmp_path, resume=True, **asked), fc.compare(methods, **asked)
+    assert repr(further.table()["accuracy"]) == repr(whole.table()["accuracy"])
+    names = [f"simulate-{name}" for name in ("fedavg-0", "fedavg-0-2", "fedavg-1", "fedavg-1-2", "fesem-0", "fesem-1")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert (begun / "checkpoint").is_dir()

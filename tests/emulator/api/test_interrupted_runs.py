@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedcenters as fc
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.api.play import play
 from emulator.cli import app
 from emulator.options import SimulateArgs
@@ -171,3 +173,49 @@ def test_the_card_of_a_run_that_was_ended_early_counts_the_rounds_that_were_done
     result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=9, on_round=lambda now: len(now.history) == 2)
     bundle = result.export(tmp_path / "centers", formats=())
     assert [center["card"]["rounds"] for center in bundle.manifest["centers"]] == [2]
+
+
+def test_an_error_that_is_kept_does_not_write_over_the_run_that_came_after_it(tmp_path: Path) -> None:
+    """A notebook keeps the last error, and with it what was running."""
+    asked: dict[str, Any] = {"fleet": digits(), "rounds": 3, "out": tmp_path, "name": "mine"}
+
+    def wrong(_: fc.Result) -> None:
+        raise KeyError("a typing error")
+
+    with pytest.raises(KeyError) as kept:
+        fc.simulate(fc.FedAvg(local_steps=STEPS), on_round=wrong, **asked)
+    fc.simulate(fc.FedAvg(local_steps=STEPS), **asked)
+    del kept
+    gc.collect()
+    assert len((tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path) -> None:
+    """Two would mix their checkpoints, and each removed the other's."""
+    asked: dict[str, Any] = {"fleet": digits(), "rounds": 3, "out": tmp_path, "name": "mine"}
+    method = fc.FedAvg(local_steps=STEPS)
+    first = fc.rounds(method, checkpoint_every=1, **asked)
+    next(first)
+    kept = (tmp_path / "mine" / "config.toml").read_bytes()
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="mine is in use by a run that has not ended") as told:
+            fc.simulate(method, resume=resume, **asked)
+        assert "another `name`" in told.value.hint
+    assert (tmp_path / "mine" / "config.toml").read_bytes() == kept
+    assert len(list(first)) == 2
+    fc.simulate(method, **asked)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), FedcentersError("a worker process ended")])
+def test_a_run_that_its_machine_ends_says_how_it_goes_on(error: Exception, tmp_path: Path) -> None:
+    """The same command without --resume would begin anew, and replace what is kept."""
+    told: list[str] = []
+    args = SimulateArgs(devices=3, rounds=4, checkpoint_every=1, out=tmp_path, name="cut", settings={"local-steps": 1})
+    run = play(resolve_run(args), say=told.append)
+    for _ in range(3):
+        next(run)
+    with pytest.raises(type(error)):
+        run.throw(error)
+    command = f"fedcenters-emulator simulate {tmp_path}/cut/config.toml --resume"
+    kept = f"rounds 1 to 2 of 4 are kept in {tmp_path}/cut"
+    assert told == [f"ended by an error; {kept}. Go on with: {command} (in Python: resume=True)"]

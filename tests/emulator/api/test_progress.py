@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,15 @@ def test_the_bar_has_method_rounds_accuracy_and_the_seconds_that_remain(
     whole = RunProgress(repr(method), 2, shown=False).text(runs[1].run)
     assert "█" * 24 in whole
     assert "left" not in whole
+
+
+def test_a_score_of_an_earlier_round_is_not_told_as_that_of_this_one() -> None:
+    facts: dict[str, Any] = {"fleet": fc.fleets.digits(devices=3), "rounds": 4, "evaluate_every": 2}
+    told = [RunProgress("FedAvg", 4, shown=False).text(r.run) for r in fc.rounds(fc.FedAvg(local_steps=2), **facts)]
+    assert "accuracy" not in told[0]
+    assert "in round" not in told[1]
+    assert re.search(r"3/4  accuracy \d+\.\d% in round 2  ", told[2])
+    assert "in round" not in told[3]
 
 
 def test_without_a_terminal_long_work_is_told_on_stderr_again_and_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,20 @@ def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -
     assert found is not None
     assert {**found, "seconds": 0} == {**expected, "seconds": 0}
     assert [path.name for path in cut.out.iterdir()] == [job.path(cut).name]
+
+
+def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path) -> None:
+    """Two processes would go on from one checkpoint, and each remove the other's."""
+    cell = plan.parse_plan("t", TOML, rounds=2).cells[0]
+    place, job = CellStorage(data=None, out=tmp_path), CellRun(cell=cell, seed=0)
+    reasons: list[Mapping[str, str]] = []
+
+    def beside(*_: object) -> None:
+        reasons.append(run_cells([job], place, ["accuracy"], lambda *_: None))
+
+    assert run_cells([job], place, ["accuracy"], beside) == {}
+    assert ["is in use by a run that has not ended" in told[job.name] for told in reasons] == [True, True]
+    assert [path.name for path in tmp_path.iterdir()] == [job.path(place).name]
 
 
 def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(

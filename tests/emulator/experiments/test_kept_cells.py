@@ -119,6 +119,8 @@ def test_a_dry_run_says_how_many_runs_of_which_rows_and_how_long_by_finished_cel
     known = dry_run_experiment(asked)
     assert (known["finished"], known["seconds"]) == (1, 90.0)
     assert "time of 3 runs: roughly 2 min" in known["text"]
+    assert known["guessed"] == ["FedEM, K = 2"]
+    assert "no cell of FedEM, K = 2 is finished: the time of other rows stands for theirs" in known["text"]
     assert len(list(tmp_path.rglob("*.json"))) == 1
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +32,7 @@ from emulator.data.partition_schemes import parse_scheme
 from emulator.engines.base import Recipe
 from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.process_pool import WorkerPool, balance, open_pool
+from emulator.parallel.worker import run_worker
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation.emulated_devices import EmulatedDevices
@@ -289,6 +292,14 @@ def test_a_worker_that_dies_ends_the_run_with_a_word_and_leaves_no_process(stage
         with pytest.raises(FedcentersError, match="a worker process ended"):
             many.answers(asked(many, fit))
     assert workers() == before
+
+
+def test_a_worker_whose_run_was_killed_ends_without_a_traceback() -> None:
+    here, there = socket.socketpair()
+    with here, Connection(there.detach()) as pipe:
+        pipe.send_bytes(b"not read")
+        here.close()  # with a message that was not read, the other end is told of a reset
+        run_worker(pipe)
 
 
 def shared_rows() -> list[str]:

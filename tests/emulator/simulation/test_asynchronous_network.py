@@ -90,6 +90,27 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(method: str, codec: 
     assert whole.virtual_seconds == resumed.virtual_seconds
 
 
+@pytest.mark.parametrize("codec", ["f32", "i8"])
+def test_when_checkpoints_are_written_changes_no_number(codec: str, tmp_path: Path) -> None:
+    """What is under way is computed for a checkpoint; by default this machine's speed says when one is written."""
+    spec = AttackSpec(attack="nan", share=0.25)
+    lie = spec.make_attack(spec.attackers(EQUAL, 0), 0)
+    never, always = (
+        run(
+            "fedavg",
+            rounds=9,
+            profiles=AWAY,
+            attack=lie,
+            channel=channel_factory(codec),
+            asynchronous=Asynchronous(concurrency=6, buffer=4),
+            checkpoints=Checkpoints(folder=tmp_path / str(every), every=every, resume=False, lesson={}),
+        )
+        for every in (0, 1)
+    )
+    assert list(never.records) == list(always.records)
+    np.testing.assert_array_equal(never.state.centers, always.state.centers)
+
+
 def test_a_straggler_holds_up_rounds_and_nobody_where_there_are_none() -> None:
     kinds = (USUAL, replace(STRAGGLER, share=0.3))
     rounds = run("fedavg", profiles=kinds)

@@ -28,7 +28,8 @@ from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings
 from emulator.simulate import simulate_json
-from emulator.simulation.checkpoint import Checkpoints
+from emulator.simulation import checkpoint
+from emulator.simulation.checkpoint import Checkpoints, read_checkpoint
 from emulator.simulation.codec_channel import channel_factory
 from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
@@ -227,3 +228,55 @@ def test_other_settings_are_refused_before_the_devices_are_opened(
     monkeypatch.setattr("emulator.api.play.open_devices", opened)
     with pytest.raises(ConfigError, match="local-steps"):
         simulate_json(replace(asked, settings={"local-steps": 3}), resume=True)
+
+
+def test_a_file_of_profiles_that_was_changed_is_another_run(tmp_path: Path) -> None:
+    """Its options name the file, and half of the rounds would have other seconds and dropouts than the rest."""
+    text = 'name = "a"\nstep-ms = 8\nevaluate-ms = 3\ndown-mbit = 40\nup-mbit = 12\nlatency-ms = 80\n'
+    file = tmp_path / "profiles.toml"
+    file.write_text(f"[[profiles]]\n{text}")
+    asked = replace(ASKED, out=tmp_path, rounds=2, profiles=file)
+    simulate_json(asked)
+    file.write_text(f"[[profiles]]\n{text}dropout = 0.5\n")
+    with pytest.raises(ConfigError, match="is of devices with other profiles"):
+        simulate_json(replace(asked, rounds=3), resume=True)
+    file.write_text(f"# a note\n[[profiles]]\n{text}")
+    assert simulate_json(replace(asked, rounds=3), resume=True)["rounds"] == 3
+
+
+def test_a_process_that_ends_twice_in_a_checkpoint_leaves_one(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its two names the last one is called `.old`; the next process may end there, too."""
+    bench.run("fedavg", tmp_path, rounds=2)
+    rename = Path.rename
+
+    def end(path: Path, target: Path) -> Path:
+        if path.name == "checkpoint.new":
+            raise ProcessEnded
+        return rename(path, target)
+
+    for _ in range(2):
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "rename", end)
+            with pytest.raises(ProcessEnded):
+                bench.run("fedavg", tmp_path, rounds=4, every=1, resume=True)
+        assert not (tmp_path / "checkpoint").exists()
+        assert (found := read_checkpoint(tmp_path)) is not None
+        assert found[1].round == 2
+    assert same(bench.run("fedavg", tmp_path, resume=True), bench.run("fedavg", tmp_path / "whole"))
+
+
+def test_a_checkpoint_is_on_the_disk_before_the_last_one_is_gone(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would leave empty files under its name."""
+    synced: list[tuple[set[str], bool]] = []
+
+    def note(folder: Path) -> None:
+        synced.append(({path.name for path in folder.iterdir()}, (tmp_path / "checkpoint").is_dir()))
+
+    monkeypatch.setattr(checkpoint, "sync_files", note)
+    bench.run("fedavg", tmp_path, rounds=2, every=1)
+    assert [last for _, last in synced] == [False, True]
+    assert all({"state.safetensors", "run.json", "records.jsonl", "heard", "lost"} <= names for names, _ in synced)
