@@ -193,8 +193,7 @@ class _SealedRound:
         server, k = self.strategy.server, len(self.state.centers)
         least, hidden = server.least_members, server.secure == "updates+membership" or self.plan.choose in SOFT
         cohort, chosen, open_centers = self.cohort, dict(known or {}), tuple(range(k))
-        together = k == 1
-        if not together:
+        if k > 1:
             found = yield from self._counted(task, hidden=hidden and known is None, known=known)
             if found is None:
                 return self.state
@@ -209,14 +208,14 @@ class _SealedRound:
                 chosen = {c: i for c, i in chosen.items() if i in open_centers}
             else:
                 least = max(least, len(cohort) - int(min(counts[list(open_centers)]) - least))
-        fewest = len(cohort) if hidden or together else min(Counter(chosen.values()).values(), default=1)
+        fewest = len(cohort) if hidden or k == 1 else min(Counter(chosen.values()).values(), default=1)
         scale = self._noisy(fewest)
         adding = {
             c: replace(task(c), stage="add", open=open_centers, scale=scale)
             for c in cohort
-            if together or hidden or c in chosen
+            if k == 1 or hidden or c in chosen
         }
-        if hidden or together:
+        if hidden or k == 1:
             sums = yield SumByCenter(adding, least=least)
             parts = [(open_centers, words) for words in _sums(sums).values()]
         else:
