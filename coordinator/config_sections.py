@@ -176,7 +176,7 @@ class BundleConfig:
     formats: tuple[str, ...] = FORMATS  # none: no bundle, and the catalog offers the centers' tensors only
     reference: Path | None = None
     run: str = ""  # name of the run whose centers are exported and served; the first one when empty
-    class_names: tuple[str, ...] = ()  # what people call the classes 0, 1, ...; for cards
+    class_names: tuple[str, ...] = ()  # what people call the classes 0, 1, ...; for cards and new devices
 
     def __post_init__(self) -> None:
         check_some_of("formats", self.formats, FORMATS)

@@ -31,7 +31,7 @@ from coordinator.strategies.common.representation import router_word
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest import sketch
-from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
+from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter, fitting_class_names
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import LocalRound, Router
 from edge_client.protocol.nearest.router_file import write_router
@@ -58,8 +58,9 @@ def publish_centers(
         events = [{**event, "unix_ms": unix_ms} for event in events]
         known = store.blobs.put(catalog.to_bytes())
         store.facts.put(CATALOG_FACT, known, events)
-    # The signing key may have changed since the catalog was made.
-    catalog = replace(Catalog.from_bytes(store.blobs.read(known)), program=prepared.manifest)
+    # The signing key and the names of the classes may have changed since the catalog was made.
+    names = fitting_class_names(config.bundle.class_names)
+    catalog = replace(Catalog.from_bytes(store.blobs.read(known)), program=prepared.manifest, class_names=names)
     data = catalog.to_bytes()
     store.blobs.put(data)
     return catalog, prepared.sign(manifest_of(data, "catalog", block=config.transfer.block)), events

@@ -109,6 +109,7 @@ class NearestClient:
         if chosen.center is None:
             return answers.no_center_answer(name, chosen, fetched=self._bytes, signed_by=self.config.federation)
         answer = self._fetch_center(chosen, source.catalog.centers[chosen.center].files, source.program)
+        answer = replace(answer, class_names=self.local.class_names or source.catalog.class_names)
         if options.steps and options.labels:
             kept = personalise_and_score(source, chosen.center, self.local, options.steps, self.config)
             answer = replace(answer, personal=kept, fetched=self._bytes)

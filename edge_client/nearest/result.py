@@ -47,7 +47,7 @@ class NearestAnswer:
     mixture: Mapping[int, float] = field(default_factory=dict)  # share of the samples that each center explains best
     why: tuple[str, ...] = ()
     predicted: Mapping[int, int] = field(default_factory=dict)  # class -> how many of the n samples
-    class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., by the device's schema.toml, else by the bundle
+    class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., by the device's schema.toml, else by the fleet
     fetched: int = 0  # bytes of this visit
     signed_by: str | None = None  # the federation whose signature was checked
     personal: Mapping[str, Any] | None = None  # {"steps", "file", "before", "loss_before", "accuracy", "loss"}

@@ -5,7 +5,7 @@ Its form is in PROTOCOL.md 12. The coordinator writes it, devices that never tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 
 VERSION = 1
 MAX_CENTERS = 1024
+MAX_CLASS_NAMES, MAX_CLASS_NAME_CHARACTERS = 1024, 64
 ENGINE_OR_FORMAT_FIELD = validators.matching("[a-z0-9]{1,16}")
 FILES_SCHEMA = validators.map_of(ENGINE_OR_FORMAT_FIELD, validators.manifest("container"), 16)
 CENTER_SCHEMA = validators.required(
@@ -35,6 +36,7 @@ CATALOG_SCHEMA = validators.record(
         abstain=validators.number(),
     )
     | validators.optional(
+        classes=validators.list_of(validators.text(MAX_CLASS_NAME_CHARACTERS), 0, MAX_CLASS_NAMES),
         router=validators.or_null(validators.manifest("router")),
         start=validators.or_null(validators.manifest("model")),
         tree=validators.or_null(
@@ -62,7 +64,8 @@ class Catalog:
     """What is on offer; a center's id is its place. A device whose least mean loss is above `abstain` fits none.
 
     `router` names a `Router`, if the run has one; `start` the model that a local round begins at; `tree`
-    the way to the centers of a method that splits them, with a model for each of its `splits`.
+    the way to the centers of a method that splits them, with a model for each of its `splits`. `class_names` are what
+    the fleet calls the classes 0, 1, ...; it may be empty.
     """
 
     version: int
@@ -74,6 +77,7 @@ class Catalog:
     start: Manifest | None = None
     tree: CenterTree | None = None
     splits: tuple[Manifest, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The blob of kind "catalog"; equal catalogs give equal bytes."""
@@ -91,6 +95,8 @@ class Catalog:
             "sketches": None,
             "abstain": self.abstain,
         }
+        if self.class_names:
+            catalog["classes"] = list(self.class_names)
         if self.start is not None:
             catalog["start"] = self.start.to_json()
         if self.tree is not None:
@@ -116,6 +122,7 @@ class Catalog:
             abstain=float(raw["abstain"]),
             router=_maybe(raw.get("router")),
             start=_maybe(raw.get("start")),
+            class_names=tuple(raw.get("classes", ())),
             **_tree(raw.get("tree"), len(raw["centers"])),
         )
 
@@ -124,6 +131,12 @@ class Catalog:
         centers = [blob for center in self.centers for blob in (center.model, *center.files.values())]
         more = [blob for blob in (self.router, self.start) if blob is not None]
         return [self.program, *self.containers.values(), *centers, *more, *self.splits]
+
+
+def fitting_class_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, or none where a catalog has no place for all of them."""
+    fits = len(names) <= MAX_CLASS_NAMES and all(len(name) <= MAX_CLASS_NAME_CHARACTERS for name in names)
+    return tuple(names) if fits else ()
 
 
 def _maybe(raw: Mapping[str, object] | None) -> Manifest | None:

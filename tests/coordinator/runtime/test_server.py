@@ -13,7 +13,7 @@ from coordinator.config_sections import RunConfig
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol import messages
 from tests.support import softmax_program
-from tests.support.virtual_federation import BALLAST, TOPICS, Federation, Spy
+from tests.support.virtual_federation import BALLAST, TOPICS, Federation, Spy, config
 
 
 def test_a_training_ends_with_centers_a_catalog_and_a_full_record(tmp_path: Path) -> None:
@@ -120,6 +120,20 @@ def test_the_catalog_is_not_made_twice(tmp_path: Path) -> None:
     assert messages.read_message(first, "cat")["catalog"] == messages.read_message(again, "cat")["catalog"]
     assert [event["event"] for event in fed.events].count("bundle") == 1
     assert fed.progress[-1] == {"event": "serving"}
+
+
+def test_the_catalog_has_the_names_of_the_classes_also_those_of_a_later_start(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, class_names=("low", "high"))
+    fed.start(4)
+    fed.finish()
+    assert fed.catalog is not None
+    assert fed.catalog.class_names == ("low", "high")
+    fed.world.kill("coordinator.0")
+    fed.config = config(fed.config.folder, class_names=("low", "middle", "high"))
+    fed.start_coordinator()
+    fed.finish()
+    fed.world.end()
+    assert fed.catalog.class_names == ("low", "middle", "high")
 
 
 def test_more_devices_are_asked_than_wanted_and_those_who_come_too_late_are_stopped(tmp_path: Path) -> None:

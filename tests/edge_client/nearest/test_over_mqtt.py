@@ -105,6 +105,13 @@ def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stag
     assert all(m["caps"]["n"] == 0 for m in stage.said("st") if m["s"] == "on")  # so it gets no tasks
 
 
+def test_predicted_classes_have_the_names_of_the_device_or_else_of_the_catalog(stage: DeviceStage) -> None:
+    catalog = replace(catalog_of(stage, [good_model(stage)]), class_names=("sitting", "walking"))
+    assert stage.visit(answering(stage, catalog)).class_names == ("sitting", "walking")
+    stage.local = replace(stage.local, class_names=("sit", "walk"))
+    assert stage.visit(answering(stage, catalog)).class_names == ("sit", "walk")
+
+
 def test_frozen_tensors_are_fetched_with_the_file_that_evaluates(tmp_path: Path) -> None:
     stage = frozen_stage(tmp_path)
     stage.visit(answering(stage, catalog_of(stage, [stage.model(1), good_model(stage)])))

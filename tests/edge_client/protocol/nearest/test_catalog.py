@@ -7,7 +7,7 @@ import pytest
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.messages import canonical_json, parse_json
-from edge_client.protocol.nearest.catalog import MAX_CENTERS, Catalog, CatalogCenter
+from edge_client.protocol.nearest.catalog import MAX_CENTERS, Catalog, CatalogCenter, fitting_class_names
 from edge_client.protocol.nearest.center_tree import CenterTree
 
 MODEL = manifest_of(b"model", "model")
@@ -33,6 +33,18 @@ def test_a_catalog_is_read_back_as_it_was_and_equal_ones_have_equal_bytes() -> N
     for one in (catalog(), catalog(0)):  # of devices that train alone
         assert Catalog.from_bytes(one.to_bytes()) == one
     assert catalog().to_bytes() == catalog().to_bytes()
+
+
+def test_the_names_of_the_classes_are_read_back_and_those_without_a_place_are_left_out() -> None:
+    named = replace(catalog(), class_names=("sitting", "gehen", "\u8d70"))
+    assert Catalog.from_bytes(named.to_bytes()) == named
+    assert b"classes" not in catalog().to_bytes()  # a catalog without names has the bytes that it always had
+    most = ("n" * 64,) * 1024
+    assert fitting_class_names(most) == most
+    assert fitting_class_names(("n" * 65,)) == fitting_class_names(("n",) * 1025) == ()
+    for wrong in (["n" * 65], ["n"] * 1025, [1], "names"):
+        with pytest.raises(Malformed, match="^bad_field: catalog.classes"):
+            Catalog.from_bytes(changed(classes=wrong))
 
 
 def test_everything_that_it_names_can_be_fetched() -> None:
