@@ -43,7 +43,7 @@ def test_the_names_of_the_classes_are_read_back_and_those_without_a_place_are_le
     assert fitting_class_names(most) == most
     assert fitting_class_names(("n" * 65,)) == fitting_class_names(("n",) * 1025) == ()
     for wrong in (["n" * 65], ["n"] * 1025, [1], "names"):
-        with pytest.raises(Malformed, match="^bad_field: catalog.classes"):
+        with pytest.raises(Malformed, match=r"^bad_field: catalog.classes"):
             Catalog.from_bytes(changed(classes=wrong))
 
 
