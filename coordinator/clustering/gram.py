@@ -7,12 +7,14 @@ k-means follow from this matrix [n, n]; the points are not read again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 
 from coordinator.clustering.backend import Backend, select_backend
+from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, I64, Array
 
 
@@ -21,10 +23,12 @@ class GramMatrix:
 
     Arrivals are multiplied in blocks, since one by one each of them would read all points; smaller ones towards the
     end: when the last of `capacity` points arrives, only its own row is left to compute. Memory beyond the points,
-    which go to a file where they are many (column_store.py): the matrix, capacity^2 float64.
+    which go to a file where they are many (column_store.py): the matrix, capacity^2 float64. Raises ConfigError where
+    this machine has no memory for it.
     """
 
     def __init__(self, pivot: Array, capacity: int, *, where: Backend | None = None) -> None:
+        _require_memory(capacity)
         self._pivot, self.capacity = pivot, capacity
         self._points = (where or select_backend()).points(capacity, pivot.size, pivot.dtype)
         self._matrix = np.zeros((capacity, capacity))
@@ -81,6 +85,15 @@ class GramMatrix:
             new, every = np.array(self._rows[done:]), np.array(self._rows)
             self._matrix[np.ix_(new, every)] = rows
             self._matrix[np.ix_(every, new)] = rows.T
+
+
+def _require_memory(points: int) -> None:
+    needed, here = 8 * points**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > here:
+        raise ConfigError(
+            f"to compare {points:,} models with each other takes {needed / 1e9:.0f} GB of {here / 1e9:.0f} here",
+            hint="let fewer devices train in a round (fraction-train), or take a method that compares none, as ifca",
+        )
 
 
 class Points(Protocol):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from coordinator.clustering.gram import GramMatrix, gram_matrix, squared_distances
 from coordinator.clustering.numpy_backend import COLUMN_BLOCK
+from edge_client.errors import ConfigError
 
 
 @given(n=st.integers(1, 8), d=st.sampled_from([1, 3, COLUMN_BLOCK - 1, COLUMN_BLOCK + 5]), seed=st.integers(0, 99))
@@ -68,3 +69,9 @@ def test_updates_of_norm_1e_4_around_weights_of_norm_10_keep_their_distances(len
     np.testing.assert_allclose(distance[apart], exact[apart], rtol=2e-6)
     raw = squared_distances((points @ points.T).astype(np.float64), every, every)
     assert np.abs(raw[apart] / exact[apart] - 1).max() > 100 * 2e-6  # what the pivot is for
+
+
+def test_a_fleet_for_whose_matrix_this_machine_has_no_memory_is_told_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"compare 10,000,000 models with each other takes 800000 GB") as refused:
+        GramMatrix(np.zeros(3), 10_000_000)
+    assert "fraction-train" in str(refused.value.hint)
