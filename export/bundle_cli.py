@@ -143,13 +143,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     if public_key:
         read_bundle(bundle, [_public(path) for path in public_key])
     show_progress("export.bundle")
-    rows = verify_bundle(bundle, given, tolerance=tolerance, loss=loss)
-    if as_json:
-        finite = [{**r, "difference": r["difference"] if math.isfinite(r["difference"]) else None} for r in rows]
-        print(json.dumps({"bundle": str(bundle), "ok": all(r["ok"] for r in rows), "files": finite}))
-    else:
-        _print_rows(rows)
-    _refuse_failed([r for r in rows if not r["ok"]], loss)
+    _tell_rows(verify_bundle(bundle, given, tolerance=tolerance, loss=loss), bundle, loss, as_json=as_json)
 
 
 @handle_errors
@@ -165,13 +159,16 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     federation: Federation = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write smaller files, and measure what they lose. Give --key for a bundle that shall be signed again."""
+    """Write smaller files, and measure what they lose. Give --key for a bundle that shall be signed again.
+
+    A file that loses more than `verify` allows is written, too, and named at the end (exit code 1, as of `verify`).
+    """
     from export.bundle.reader import check_replaceable
 
     check_output_folder(out)
     if there := check_replaceable(out):
         write_stderr(there)
-    from export.bundle.commands import quantize_bundle, verify_bundle
+    from export.bundle.commands import MAX_ACCURACY_LOSS, quantize_bundle, verify_bundle
     from export.bundle.run_source import LabelledSamples, find_run_reader
 
     seen = held_out = None
@@ -183,11 +180,7 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     quantize_bundle(bundle, out, _listed(to), seen, _signer(key, federation))
     _tell_unsigned(out)  # also of a signed one: its signature is of other files
     show_progress("export.bundle")
-    rows = verify_bundle(out, held_out)
-    if as_json:
-        print(json.dumps({"bundle": str(out), "files": rows}))
-    else:
-        _print_rows(rows)
+    _tell_rows(verify_bundle(out, held_out), out, MAX_ACCURACY_LOSS, as_json=as_json)
 
 
 class Layout(str, Enum):
@@ -330,6 +323,16 @@ NO_SAMPLES = (
     "--samples FILE.npz (x, and labels y) measures it; `reference` in coordinator.toml puts such a file's samples into "
     "later bundles"
 )
+
+
+def _tell_rows(rows: Sequence[Mapping[str, Any]], bundle: Path, loss: float, *, as_json: bool) -> None:
+    """Print what was measured of each file of a bundle. Raises BeyondLimits for files that are beyond the limits."""
+    if as_json:
+        finite = [{**r, "difference": r["difference"] if math.isfinite(r["difference"]) else None} for r in rows]
+        print(json.dumps({"bundle": str(bundle), "ok": all(r["ok"] for r in rows), "files": finite}))
+    else:
+        _print_rows(rows)
+    _refuse_failed([r for r in rows if not r["ok"]], loss)
 
 
 def _refuse_failed(failed: Sequence[Mapping[str, Any]], loss: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from edge_client.protocol.task import Array
 from export.bundle.center_files import export_center
 from export.bundle.quantize import quantize_file
+from export.bundle.reader import read_bundle
 from export.bundle.run_source import LabelledSamples, make_signer
 from export.bundle.writer import BundleOptions, write_bundle
-from tests.support.bundle_material import material
+from tests.support.bundle_material import material, reference
 from tests.support.export_cli import run_export
 from tests.support.programs import model
 
@@ -52,3 +54,20 @@ def test_a_smaller_bundle_of_a_signed_one_is_said_not_to_be_signed(
     assert "NOT signed" not in capsys.readouterr().err
     assert run_export(*command, str(tmp_path / "small")) == 0
     assert "the bundle is NOT signed, and devices refuse it" in capsys.readouterr().err
+
+
+def test_a_smaller_file_that_loses_too_much_is_written_and_named_and_the_command_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ranges are those of far smaller samples than devices have."""
+    write_bundle(tmp_path / "b", material(), BundleOptions(formats=("onnx",)))
+    np.savez(tmp_path / "s.npz", x=1e-4 * reference()[:8])
+    small, samples = tmp_path / "small", tmp_path / "s.npz"
+    command = ("quantize", str(tmp_path / "b"), "--to", "int8-static", "--calibration", str(samples), "--json")
+    assert run_export(*command, "--out", str(small)) == 1
+    told = capsys.readouterr()
+    rows = json.loads(told.out)
+    assert (rows["bundle"], rows["ok"]) == (str(small), False)
+    assert {r["format"] for r in rows["files"] if not r["ok"]} == {"onnx-int8-static"}
+    assert "quantized, and more than 0.02 worse than torch" in told.err
+    assert {"onnx", "onnx-int8-static"} <= read_bundle(small).manifest["centers"][0]["files"].keys()
