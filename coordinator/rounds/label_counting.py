@@ -9,19 +9,15 @@ keeps its totals, as it keeps its values.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from coordinator.strategies.base import Round, State, Strategy
-from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, check_room, label_counts
+from coordinator.strategies.common.label_totals import COUNTS_KEY, check_room, label_counts, with_label_totals
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.updates import pack_by_client
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import F64, Array, ClientId, Probe
+from edge_client.protocol.task import ClientId, Probe
 
 SAME_NUMBER = 0.5  # samples by which a sum of soft labels may differ from their number
 
@@ -63,25 +59,4 @@ def count_labels(strategy: Strategy, before: State, exchanges: Round) -> Round:
     if not counts:
         return after
     after = replace(after, extra={**after.extra, **pack_by_client(COUNTS_KEY, counts)})
-    totals = center_totals(strategy.label_shares(after), _of_one_length(counts), before, len(after.centers))
-    return replace(after, extra={**after.extra, TOTALS_KEY: totals})
-
-
-def center_totals(
-    shares: Mapping[ClientId, Array], counts: Mapping[ClientId, Array], before: State, n_centers: int
-) -> F64:
-    """[n_centers, C] the sum of the devices' label counts by their shares; the old totals of a center without any."""
-    classes = len(next(iter(counts.values())))
-    totals = np.zeros((n_centers, classes))
-    for client in sorted(shares.keys() & counts.keys()):
-        totals += np.outer(shares[client], counts[client])
-    old = before.extra.get(TOTALS_KEY, np.zeros((0, classes)))
-    kept = np.flatnonzero(~totals[: len(old)].any(axis=1))
-    totals[kept] = old[kept]
-    return totals
-
-
-def _of_one_length(counts: Mapping[ClientId, Array]) -> dict[ClientId, Array]:
-    """The counts with the most common number of classes: a device may lie about it."""
-    classes = Counter(len(labels) for labels in counts.values()).most_common(1)[0][0]
-    return {c: labels for c, labels in counts.items() if len(labels) == classes}
+    return with_label_totals(after, strategy.label_shares(after), before)

@@ -108,29 +108,46 @@ def run_probe(
     _check_data(program, data)
     if "labels" in want:
         return Reply(n=len(data), labels=label_counts(program, data))
-    models = [_candidate(model, own) for model in task.models]
     if "grad" in want:
-        if len(models) != 1:
-            raise Malformed("bad_task", f"a gradient is taken of one model, got {len(models)}")
-        return Reply(n=len(data), grad=learner.gradient(models[0], data, batch=task.batch, seed=task.seed))
-    if task.buffers == "own" and (kept := own("main")) is not None:
-        sent = [not isinstance(model, OwnModel) for model in task.models]
-        models = [with_buffers(program, m, kept) if s else m for m, s in zip(models, sent, strict=True)]
-    elif task.buffers == "batch":
-        models = [recalibrate(learner, model, local.train, batch=task.batch) for model in models]
+        if len(task.models) != 1:
+            raise Malformed("bad_task", f"a gradient is taken of one model, got {len(task.models)}")
+        model = _candidate(task.models[0], own)
+        return Reply(n=len(data), grad=learner.gradient(model, data, batch=task.batch, seed=task.seed))
+    models = probed_models(learner, task, train=lambda: local.train, own=own)
     if program.positions > 1:
         return _probe_positions(learner, models, data, local, task, keep=keep)
     losses, logits = learner.evaluate(models, data, batch=task.batch)
     if task.label_totals is not None:
-        totals = [
-            None if isinstance(model, OwnModel) and own(model.slot) is not None else row
-            for model, row in zip(task.models, task.label_totals, strict=True)
-        ]
-        losses, logits = with_label_prior(program, logits, data, local.train, totals)
+        totals = label_totals(task, own)
+        losses, logits = with_label_prior(program, logits, data, label_counts(program, local.train), totals)
     reply = _reply(local, data, task, losses, score_outputs(program, logits, data.y, task), keep)
     if "answers" in want:
         reply = replace(reply, answers=_answer_looks(learner, models, local, logits, batch=task.batch))
     return reply
+
+
+def probed_models(
+    learner: Learner, task: Probe, *, train: Callable[[], Dataset], own: Callable[[str], Flat | None]
+) -> list[Flat]:
+    """The task's models [schema.size], with the running statistics that it names.
+
+    `train` gives the device's training samples, `own` its model in a slot; neither is called where it is not needed.
+    """
+    program, models = learner.program, [_candidate(model, own) for model in task.models]
+    if task.buffers == "own" and (kept := own("main")) is not None:
+        sent = [not isinstance(model, OwnModel) for model in task.models]
+        return [with_buffers(program, m, kept) if s else m for m, s in zip(models, sent, strict=True)]
+    if task.buffers == "batch":
+        return [recalibrate(learner, model, train(), batch=task.batch) for model in models]
+    return models
+
+
+def label_totals(task: Probe, own: Callable[[str], Flat | None]) -> list[Sequence[float] | None]:
+    """The label totals of each model of a task that has some; None for a model that the device trained for itself."""
+    return [
+        None if isinstance(model, OwnModel) and own(model.slot) is not None else row
+        for model, row in zip(task.models, task.label_totals or (), strict=True)
+    ]
 
 
 def _reply(
@@ -254,17 +271,19 @@ def batch_statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cu
 
 
 def with_label_prior(
-    program: Program, logits: Array, data: Dataset, train: Dataset, totals: Sequence[Sequence[float] | None]
+    program: Program, logits: Array, data: Dataset, here: F64, totals: Sequence[Sequence[float] | None]
 ) -> tuple[F64, Array]:
     """Losses [M, n] and logits [M, n, C] of classifiers that are corrected to the labels of the training samples.
 
-    log(n_c + e) - log(t_c + e) is added to class c: n are the samples [C] of `train`, t those that the candidate was
-    trained on, its entry of `totals`; e is LABEL_PRIOR_SAMPLES. A candidate without an entry stays as it is. This is
-    Bayes' rule for a new prior: Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a Classifier", (2.4).
+    log(n_c + e) - log(t_c + e) is added to class c: n are the device's training samples [C], `here`, t those that the
+    candidate was trained on, its entry of `totals`; e is LABEL_PRIOR_SAMPLES. A candidate without an entry stays as it
+    is. This is Bayes' rule for a new prior: Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a
+    Classifier", (2.4).
     """
     if program.own_loss:
         raise Malformed("bad_task", "a label prior corrects cross-entropy, and this program has a loss of its own")
-    here, truth = label_counts(program, train), one_hot(program, data.y)
+    _check_classifier(program, "a label prior")
+    truth = one_hot(program, data.y)
     if any(row is not None and len(row) != program.classes for row in totals):
         raise Malformed("bad_task", f"label_totals needs {program.classes} numbers for each model")
     known = np.array([here if row is None else np.asarray(row, dtype=np.float64) for row in totals])

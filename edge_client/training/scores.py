@@ -41,7 +41,7 @@ def confusion_counts(program: Program, logits: Array, y: Array, prior: Sequence[
     if c > MAX_COUNTED_CLASSES:
         raise Malformed("bad_task", f"a confusion matrix is of at most {MAX_COUNTED_CLASSES} classes")
     truth = _labels(y)
-    scores = logits if prior is None else _mixture(logits, prior, axis)
+    scores = logits if prior is None else mixed_outputs(program, logits, prior)
     cells = truth * c + scores.argmax(axis=axis)  # [M, n], or [M, n, *positions]
     return np.stack([np.bincount(row[truth != IGNORED], minlength=c * c).reshape(c, c) for row in cells])
 
@@ -54,7 +54,7 @@ def position_sums(program: Program, logits: Array, y: Array, prior: Sequence[flo
     counted = truth != IGNORED
     logs = log_softmax(logits, axis)
     if prior is not None:
-        logs = np.log(np.maximum(_mixture(logits, prior, axis), LEAST_PROBABILITY))
+        logs = np.log(np.maximum(mixed_outputs(program, logits, prior), LEAST_PROBABILITY))
     index = np.expand_dims(np.where(counted, truth, 0), (0, axis))
     entropy = -np.take_along_axis(logs, np.broadcast_to(index, (len(logs), *index.shape[1:])), axis).squeeze(axis)
     right = (logs.argmax(axis=axis) == truth) & counted
@@ -73,7 +73,7 @@ def mean_errors(program: Program, outputs: Array, y: Array, prior: Sequence[floa
         raise Malformed("bad_task", f"errors compare outputs {outputs.shape[2:]} with targets {y.shape[1:]}")
     truth, found = y.astype(np.float64), outputs.astype(np.float64)
     if prior is not None:
-        found = np.tensordot(_shares(prior), found, axes=1)[None]
+        found = mixed_outputs(program, found, prior)
     variance = float(truth.var(axis=0).mean())
     wrong = (found - truth).reshape(len(found), -1)
     return np.array([((row**2).mean(), np.abs(row).mean(), variance) for row in wrong])
@@ -84,11 +84,8 @@ def _labels(y: Array) -> Array:
     return y if np.issubdtype(y.dtype, np.integer) else y.argmax(axis=-1)
 
 
-def _mixture(logits: Array, prior: Sequence[float], axis: int) -> F64:
-    """Probabilities [1, n, ...] of the mixture."""
-    return np.asarray(np.tensordot(_shares(prior), np.exp(log_softmax(logits, axis)), axes=1)[None])
-
-
-def _shares(prior: Sequence[float]) -> F64:
+def mixed_outputs(program: Program, outputs: Array, prior: Sequence[float]) -> F64:
+    """[1, n, ...] of the mixture of models with outputs [M, n, ...]: probabilities of classes, else mean outputs."""
+    each = np.exp(log_softmax(outputs, 2 + program.class_axis)) if program.has_classes else outputs
     weights = np.asarray(prior, dtype=np.float64)
-    return np.asarray(weights / weights.sum())
+    return np.asarray(np.tensordot(weights / weights.sum(), each, axes=1)[None])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from coordinator.models.registry import Model, build_model, summed
 from edge_client.errors import UsageError
@@ -175,6 +175,11 @@ def frozen_checksum(module: nn.Module) -> int:
         if not value.requires_grad:
             found = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, found)
     return found
+
+
+def is_traced(module: nn.Module) -> bool:
+    """Whether it is the copy in a run's folder, which is traced in inference mode."""
+    return isinstance(module, fx.GraphModule)
 
 
 def make_module(make: object, seed: int) -> nn.Module:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from coordinator.rounds.round import serving_probe
+from coordinator.strategies.common.label_totals import label_counts
+from coordinator.strategies.registry import method_settings
 from edge_client.data.dataset import Dataset
 from edge_client.engines.targets import no_targets
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from edge_client.nearest.choose_center import UNSURE, Selection, choose_center
+from edge_client.nearest.features import has_batch_norm
 from edge_client.protocol.program import IGNORED
-from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
-from edge_client.training.learner import log_softmax
+from edge_client.protocol.task import Array, Flat, OwnModel
+from edge_client.training.fit_probe import label_counts as labels_of
 from emulator.api.data.reading import as_array, frame_inputs, is_frame, read_inputs
 from emulator.data.loaders.samples import to_unit_range
 from emulator.run_centers import RunCenters
+from emulator.simulation.served_outputs import served_outputs
 
 
 def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN401 - arrays of any kind
@@ -34,17 +40,10 @@ def predict_samples(source: RunCenters, x: Any, *, device: object, center: int |
     """Classes [n], or targets [n, ...], for samples `x` [n, ...]. Raises UsageError for an unknown device or center."""
     if device is not None and center is not None:
         raise UsageError("predict by a device and by a center", hint="give one of them")
-    served = _served(source, device) if device is not None else [(1.0, _center(source, x, center))]
-    samples = _samples(source, x)
-    data = Dataset(samples, no_targets(source.program, len(samples)))
-    outputs = source.opened.evaluate([model for _, model in served], data, batch=len(data))[1]
-    if len(served) > 1:
-        outputs = np.tensordot(
-            [w for w, _ in served], np.exp(log_softmax(outputs, 2 + source.program.class_axis)), axes=1
-        )[None]
+    outputs = _of_center(source, x, center) if device is None else _of_device(source, x, device)
     if not source.program.has_classes:
-        return np.asarray(outputs[0])
-    found: Array = outputs[0].argmax(axis=1 + source.program.class_axis)
+        return np.asarray(outputs)
+    found: Array = outputs.argmax(axis=1 + source.program.class_axis)
     return _class_values(source)[found] if source.data.classes else found
 
 
@@ -96,21 +95,40 @@ def _chosen(found: Selection) -> int:
     return found.center
 
 
-def _served(source: RunCenters, device: object) -> list[tuple[float, Flat]]:
+def _of_center(source: RunCenters, x: Any, center: int | None) -> Array:  # noqa: ANN401
+    """The outputs [n, ...] of a center, or of that which is nearest to the samples."""
+    model, data = _center(source, x, center), _inputs(source, x)
+    return np.asarray(source.opened.evaluate([model], data, batch=len(data))[1][0])
+
+
+def _of_device(source: RunCenters, x: Any, device: object) -> Array:  # noqa: ANN401
+    """The outputs [n, ...] of what a device is served, as it is scored in the run."""
+    from emulator.api.models import is_traced
+
     who = source.data.name(device)
     if who is None:
         raise UsageError(f"no device {device!r}", hint=f"the run has {', '.join(sorted(source.devices)[:3])} ...")
-    return [(w, _model(source, who, model)) for w, model in source.method.predictor(source.state, who)]
+    task = serving_probe(source.method, source.state, who, batch=int(method_settings(source.method)["batch-size"]))
+    for model in task.models:
+        if isinstance(model, OwnModel) and model.init is None and source.own(who, model.slot) is None:
+            raise UsageError(f"{who} has no model of its own yet", hint="run more rounds, or predict by a center")
+    if task.buffers == "batch" and has_batch_norm(source.program.schema) and is_traced(source.get_model().module):
+        told = "batch-norm batch takes statistics of batches, which the folder's traced copy of the model does not"
+        raise ConfigError(told, hint="give the run's own: fc.load(folder, model=..., fleet=...)")
+    known = label_counts(source.state).get(who)
+    return served_outputs(
+        source.opened,
+        task,
+        _inputs(source, x),
+        train=lambda: source.devices[who].train,
+        labels=lambda: labels_of(source.program, source.devices[who].train) if known is None else known,
+        own=partial(source.own, who),
+    )
 
 
-def _model(source: RunCenters, device: ClientId, model: Flat | OwnModel) -> Flat:
-    """A model that a device is served; of its own ones the start where it never trained."""
-    if not isinstance(model, OwnModel):
-        return model
-    kept = source.own(device, model.slot)
-    if kept is None and model.init is None:
-        raise UsageError(f"{device} has no model of its own yet", hint="run more rounds, or predict by a center")
-    return model.init if kept is None else kept  # type: ignore[return-value]
+def _inputs(source: RunCenters, x: Any) -> Dataset:  # noqa: ANN401
+    samples = _samples(source, x)
+    return Dataset(samples, no_targets(source.program, len(samples)))
 
 
 def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401

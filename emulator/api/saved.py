@@ -56,10 +56,11 @@ def load(
 
     History, assignments, `predict`, `nearest` and `export` need nothing else: the folder has a traced copy of the
     user's own module, and what the devices taught `nearest`. `model`, `fleet`, `method` and `loss` are those of the
-    run, where it had the user's own: `fleet` for the samples, on which `export` then compares its files, and which its
-    quantization "int8-static" needs; `method` for a class that cannot be imported, as of `__main__`; `loss` for the
-    program of an export, which has the usual one without it, as a warning says. Raises ConfigError for a folder without
-    a run, and for a part that is not the run's or is missing.
+    run, where it had the user's own: `fleet` for the samples, on which `export` then compares its files, and which
+    its quantization "int8-static" needs; `model` and `fleet` for `predict` by a device of a run with batch-norm
+    batch; `method` for a class that cannot be imported, as of `__main__`; `loss` for the program of an export,
+    which has the usual one without it, as a warning says. Raises ConfigError for a folder without a run, and for a
+    part that is not the run's or is missing.
 
     >>> import fedcenters as fc, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
+from coordinator.rounds.round import serving_probe
 from coordinator.rounds.round_record import MetricRecord
 from coordinator.strategies.base import State, Strategy
+from edge_client.data.dataset import Dataset
 from edge_client.errors import UsageError
-from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
-from edge_client.training.learner import log_softmax
+from edge_client.protocol.task import Array, ClientId, Flat, Probe
+from edge_client.training.fit_probe import label_counts
 from emulator.simulation.emulated_devices import EmulatedDevices
+from emulator.simulation.served_outputs import served_outputs
 
 Metric = Callable[[Array, Array], float]  # y [n, ...] and outputs [n, ...] of one device -> a number
 
@@ -32,28 +35,30 @@ def measure_own(
         test = devices.local[who].test
         if test is None or not len(test):
             continue
-        served = strategy.predictor(state, who)
-        models = [_model(model, who, devices) for _, model in served]
-        outputs = devices.learner.evaluate(models, test, batch=batch)[1]
-        mixed = outputs[0] if len(served) == 1 else _mixture([weight for weight, _ in served], outputs, devices.program)
+        outputs = _outputs(serving_probe(strategy, state, who, batch=batch), test, who, devices)
         n[who] = len(test)
         for name, metric in metrics.items():
-            found[name][who] = _number(name, metric(test.y, mixed))
+            found[name][who] = _number(name, metric(test.y, outputs))
     return {name: _averages(values, n) for name, values in found.items()}
 
 
-def _model(model: Flat | OwnModel, who: ClientId, devices: EmulatedDevices) -> Flat:
-    if not isinstance(model, OwnModel):
-        return model
-    kept = devices.own.get((who, model.slot), model.init)
-    if kept is None or not len(kept):  # a worker process has it
+def _outputs(task: Probe, test: Dataset, who: ClientId, devices: EmulatedDevices) -> Array:
+    train = devices.local[who].train
+    return served_outputs(
+        devices.learner,
+        task,
+        test,
+        train=lambda: train,
+        labels=lambda: label_counts(devices.program, train),
+        own=partial(_own, devices, who),
+    )
+
+
+def _own(devices: EmulatedDevices, who: ClientId, slot: str) -> Flat | None:
+    kept = devices.own.get((who, slot))
+    if kept is not None and not len(kept):  # a worker process has it
         raise UsageError("metrics of models that the devices keep", hint="use workers=1")
     return kept
-
-
-def _mixture(weights: Sequence[float], outputs: Array, program: Program) -> Array:
-    each = np.exp(log_softmax(outputs, 2 + program.class_axis)) if program.has_classes else outputs
-    return np.tensordot(np.asarray(weights), each, axes=1)
 
 
 def _number(name: str, value: object) -> float:

@@ -145,5 +145,5 @@ def same(a: State, b: State) -> bool:
         and a.centers.dtype == b.centers.dtype
         and dict(a.assignment) == dict(b.assignment)
         and a.extra.keys() == b.extra.keys()
-        and all(np.array_equal(a.extra[name], b.extra[name]) for name in a.extra)
+        and all(np.array_equal(a.extra[name], b.extra[name], equal_nan=True) for name in a.extra)
     )

@@ -11,7 +11,9 @@ live ones are sent.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,6 +38,33 @@ Shorten = Callable[[F64], list[Total]]
 def label_counts(state: State) -> Mapping[ClientId, Array]:
     """Client -> [C] its training samples of each class, of the clients that were asked."""
     return unpack_by_client(state.extra, COUNTS_KEY)
+
+
+def with_label_totals(state: State, shares: Mapping[ClientId, Array], before: State) -> State:
+    """The state with the totals of its centers, by the devices' `shares` [K] and the counts that it has of them."""
+    counts = _of_one_length(label_counts(state))
+    totals = center_totals(shares, counts, before, len(state.centers))
+    return replace(state, extra={**state.extra, TOTALS_KEY: totals})
+
+
+def center_totals(
+    shares: Mapping[ClientId, Array], counts: Mapping[ClientId, Array], before: State, n_centers: int
+) -> F64:
+    """[n_centers, C] the sum of the devices' label counts by their shares; the old totals of a center without any."""
+    classes = len(next(iter(counts.values())))
+    totals = np.zeros((n_centers, classes))
+    for client in sorted(shares.keys() & counts.keys()):
+        totals += np.outer(shares[client], counts[client])
+    old = before.extra.get(TOTALS_KEY, np.zeros((0, classes)))
+    kept = np.flatnonzero(~totals[: len(old)].any(axis=1))
+    totals[kept] = old[kept]
+    return totals
+
+
+def _of_one_length(counts: Mapping[ClientId, Array]) -> dict[ClientId, Array]:
+    """The counts with the most common number of classes: a device may lie about it."""
+    classes = Counter(len(labels) for labels in counts.values()).most_common(1)[0][0]
+    return {c: labels for c, labels in counts.items() if len(labels) == classes}
 
 
 def label_totals_of(state: State, models: Sequence[Flat | OwnModel]) -> list[list[Total] | None] | None:

@@ -34,7 +34,7 @@ from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import canonical_labels
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.common.assignment import centers_of_newcomers, newcomers, serving_center, told_losses
-from coordinator.strategies.common.label_totals import label_totals_of
+from coordinator.strategies.common.label_totals import label_counts, label_totals_of, with_label_totals
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
 from coordinator.strategies.common.representation import check_representation, represent_rows
@@ -281,7 +281,7 @@ class FedCenters(LocalSgd):
         }
         if not asked:
             return state
-        told = told_losses((yield asked))
+        told, before = told_losses((yield asked)), state
         for one in proposals:
             who = [c for c in one.updates.clients if c in told]
             if not who:
@@ -293,7 +293,9 @@ class FedCenters(LocalSgd):
             if best and len(state.centers) + parts - 1 <= self.most_centers:
                 means = self._mean(one.start, one.updates, one_hot(labels, parts), schema=schema)
                 state = _split(state, one, labels, means)
-        return state
+        if state is before or not label_counts(state):
+            return state
+        return with_label_totals(state, self.label_shares(state), before)  # shares are those of corrected centers
 
     def _weighed(self, state: State, held: Mapping[ClientId, int]) -> Round:
         """One EM step of the shares of each device that has held-out samples."""

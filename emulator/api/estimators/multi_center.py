@@ -87,18 +87,19 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
         return self
 
     def predict(self, x: Any, devices: Any = None) -> Array:  # noqa: ANN401 - what scikit-learn reads
-        """The classes [n] of samples `x` [n, features], each by the center of its device in `devices` [n].
+        """The classes [n] of samples `x` [n, features], each by what its device in `devices` [n] is served.
 
-        The rows of a device that `fit` did not see, and all rows without `devices`, are those of a new device: they
-        get the center that `fc.Result.nearest` finds for them, with a warning where several may be the right one.
-        A single center is theirs without a search. Raises UsageError where none fits,
-        and where fewer than five devices trained, which tells too little of that.
+        The rows of a device that `fit` did not see, or that has no center where others have one, and all rows without
+        `devices`, are those of a new device: they get the center that `fc.Result.nearest` finds for them, with a
+        warning where several may be the right one. A single center is theirs without a search. Raises UsageError where
+        none fits, and where fewer than five devices trained, which tells too little of that.
         """
         check_is_fitted(self)
         x = validate_data(self, x, dtype=np.float32, reset=False)
         whose = np.full(len(x), None, object) if devices is None else _devices(devices, x)
         named = zip(self.devices_.tolist(), self._names, self.labels_, strict=True)
-        known = {value: name for value, name, center in named if center >= 0}
+        none = (self.labels_ < 0).all()  # as with NonFed: what a device is served is no center of its own
+        known = {value: name for value, name, center in named if none or center >= 0}
         found = np.empty(len(x), np.int64)
         of_devices = defaultdict[Any, list[int]](list)
         for row, value in enumerate(whose.tolist()):

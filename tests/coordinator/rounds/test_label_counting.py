@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.rounds.label_counting import center_totals, count_labels
+from coordinator.rounds.label_counting import count_labels
 from coordinator.rounds.round import serving_probe
 from coordinator.strategies.base import Exchange, Replies, Round, State, drive
-from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, label_counts
-from coordinator.strategies.registry import METHODS, make_method, method_settings
+from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, center_totals, label_counts
+from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, OwnModel, Probe, Reply
 from tests.support.methods import MethodWorld, build, world
-from tests.support.softmax_program import CLASSES, samples
+from tests.support.softmax_program import CLASSES, grouped_fleet, samples
 
 LABELS = Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0)
 WITH_PRIOR = sorted(name for name in METHODS if "label-prior" in method_settings(make_method(name)))
@@ -150,3 +150,22 @@ def test_more_totals_than_a_task_has_room_for_are_refused() -> None:
     state = replace(there.state, extra={**there.state.extra, TOTALS_KEY: wide})
     with pytest.raises(ConfigError, match="300 label totals for each of 2 centers"):
         there.strategy.probe_centers(state, "loss")  # type: ignore[attr-defined]
+
+
+def test_a_center_that_a_round_splits_is_weighed_with_the_labels_of_its_own_devices() -> None:
+    """The parts were weighed with the labels of all devices, or with none, and the shares of the last trial stay."""
+    local = grouped_fleet(8, 2, n=80)
+    settings: dict[str, Setting] = {"label-prior": "device", "trial-rounds": 2, "local-steps": 10}
+    begun = world(build("fedcenters", {**settings, "most-centers": 1}), local, rounds=1)
+    fleet = MethodWorld(build("fedcenters", settings), begun.devices, begun.state, number=1)
+    fleet.round()
+    assert len(fleet.state.centers) == 2
+    told = [
+        (fleet.state.assignment[c], task.label_totals[0])
+        for exchange in fleet.exchanges
+        for c, task in exchange.items()
+        if isinstance(task, Probe) and "posterior" in task.want and task.label_totals
+    ]
+    assert {k for k, _ in told} == {0, 1}
+    for k, totals in told:
+        assert totals == fleet.state.extra[TOTALS_KEY][k].tolist()

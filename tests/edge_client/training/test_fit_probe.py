@@ -202,9 +202,9 @@ def test_label_counts_are_those_of_all_training_samples() -> None:
 def test_label_totals_need_a_classifier_with_as_many_classes() -> None:
     regression = replace(LEARNER.program, loss="squared-error")
     with pytest.raises(Malformed, match="a label prior needs a classifier"):
-        with_label_prior(regression, np.zeros((1, 2, 3)), DATA, DATA, [None])
+        with_label_prior(regression, np.zeros((1, 2, 3)), DATA, np.ones(CLASSES), [None])
     with pytest.raises(Malformed, match=f"needs {CLASSES} numbers"):
-        with_label_prior(LEARNER.program, np.zeros((1, 2, CLASSES)), DATA, DATA, [[1.0]])
+        with_label_prior(LEARNER.program, np.zeros((1, 2, CLASSES)), DATA, np.ones(CLASSES), [[1.0]])
 
 
 def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> None:

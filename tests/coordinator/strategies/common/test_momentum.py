@@ -5,6 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from coordinator.models.members import SumLayout
 from coordinator.strategies.base import State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import VELOCITY_KEY, apply_momentum, reset_velocity
@@ -112,6 +113,29 @@ def test_a_round_of_any_method_is_its_own_and_then_part_of_each_centers_last_mov
     assert fleet.state.assignment == plain.state.assignment
 
 
+@pytest.mark.parametrize(
+    ("case", "held"), [("femam level-rounds=2", 2), ("cam common=false warm-up=2 start=redraw", 2), ("cam", 9)]
+)
+def test_in_a_sum_of_models_a_member_that_is_held_stays_and_the_common_one_is_that_of_all_centers(
+    case: str, held: int
+) -> None:
+    """After `held` rounds the common member is not trained any more."""
+    fleet = world(build(case, {"server-momentum": BETA}, k=3), LOCAL, rounds=2)
+    common = SumLayout(fleet.schema, fleet.members).places[0]
+    for number in range(3, 6):
+        before = fleet.state.centers[0, common]
+        fleet.round()
+        after = fleet.state.centers[:, common]
+        assert (after == after[0]).all()
+        assert (after[0] == before).all() == (number > held)
+
+
+def test_the_first_move_of_a_groups_member_is_not_made_again_though_the_common_one_moved_before() -> None:
+    fleet = world(build("cam-wecfl common=false warm-up=2", {"server-momentum": BETA}, k=2), LOCAL, rounds=3)
+    group = np.flatnonzero(fleet.own_places[: fleet.schema.n_params])
+    assert (fleet.state.extra[VELOCITY_KEY][:, group] == 0).all()
+
+
 @with_the_setting
 def test_a_silent_fleet_moves_no_center_and_a_replay_is_exact(case: str) -> None:
     method = build(case, {"server-momentum": BETA})
@@ -119,4 +143,4 @@ def test_a_silent_fleet_moves_no_center_and_a_replay_is_exact(case: str) -> None
     assert same(fleet.state, again.state)
     fleet.round(silent=LOCAL)
     np.testing.assert_array_equal(fleet.state.centers, again.state.centers)
-    assert np.array_equal(fleet.state.extra.get(VELOCITY_KEY, 0), again.state.extra.get(VELOCITY_KEY, 0))
+    np.testing.assert_array_equal(fleet.state.extra.get(VELOCITY_KEY, 0), again.state.extra.get(VELOCITY_KEY, 0))

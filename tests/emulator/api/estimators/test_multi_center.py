@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import fedcenters as fc
+from coordinator.strategies.base import Strategy
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array
 
@@ -49,6 +50,17 @@ def test_each_device_is_predicted_by_the_center_of_its_group(fitted: Any, sample
     assert (fitted.labels_ == fitted.labels_[0]).tolist() == [True, True, False, False]
     mixed = np.random.default_rng(1).permutation(len(x))
     assert (fitted.predict(x[mixed], devices[mixed]) == fitted.predict(x, devices)[mixed]).all()
+
+
+@pytest.mark.parametrize("method", [fc.NonFed(), fc.FedAvgPlus(2)])
+def test_a_device_is_predicted_by_what_it_is_served_where_a_method_assigns_no_centers(
+    method: Strategy, samples: tuple[Array, Array, Array]
+) -> None:
+    """Each was taken for a new device, which needs a center of its own."""
+    x, y, devices = samples
+    fitted = fc.MultiCenter(method, rounds=3).fit(x, y, devices)
+    assert set(fitted.labels_) == {-1}
+    assert fitted.score(x, y, devices=devices) == pytest.approx(fitted.result_.accuracy)
 
 
 def test_devices_of_a_score_are_named(fitted: Any, samples: tuple[Array, Array, Array]) -> None:  # noqa: ANN401
