@@ -112,6 +112,7 @@ def uvicorn_config(
         log_level="error",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # else who comes by a tunnel or a proxy that ends here names its own address
         timeout_keep_alive=round(timeout_s),
         timeout_graceful_shutdown=1,
         ssl_certfile=certificate,
