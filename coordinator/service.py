@@ -146,7 +146,7 @@ class _FederationThread:
         if self._hub is None:
             raise ValueError(f"{self.name} has no dashboard")
         running = DashboardServer(endpoint, self._config, self._hub, self.server)
-        write_stderr(f"dashboard: {running.link}")
+        write_stderr(f"dashboard: {running.link_in_logs}")
         return running
 
     def _run(self) -> None:

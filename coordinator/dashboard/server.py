@@ -63,7 +63,7 @@ class DashboardServer:
             map_worker.close()
             raise
         self.port: int = self._socket.getsockname()[1]
-        self.link = endpoint.link(self.port)
+        self.link, self.link_in_logs = endpoint.link(self.port), endpoint.link_in_logs(self.port)
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="dashboard", daemon=True
