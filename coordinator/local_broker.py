@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Broker:
     url: str
     kind: str
     pid: int | None = None  # of the broker's process; None for an embedded or an external broker
-    web: str = ""  # ws://... for browsers, or empty
+    web: Sequence[str] = ()  # ws://... for browsers
     _stop: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def stop(self) -> None:
@@ -125,12 +125,14 @@ def embedded_broker_warning(devices: int) -> str:
     )
 
 
-def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None, web_port: int = 0) -> Broker:
+def start_broker(
+    folder: Path, prefer: str = "auto", *, port: int | None = None, web_ports: Collection[int] = ()
+) -> Broker:
     """Start a broker, or check the one at a URL.
 
     `prefer` is "auto" (mosquitto when it is installed and works, else embedded), "mosquitto", "embedded", or the URL of
-    a broker that runs already. `folder` receives the generated configuration; without `port` a free one is taken. With
-    `web_port` pages of this machine reach it there, over WebSockets.
+    a broker that runs already. `folder` receives the generated configuration; without `port` a free one is taken. At
+    `web_ports` pages of this machine reach it, over WebSockets.
     Raises NetworkError for a port in use or an unreachable URL, RuntimeMissing for an absent or broken broker.
     """
     if "://" in prefer:
@@ -139,10 +141,12 @@ def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None,
         raise UsageError(
             f"unknown broker {prefer!r}", hint=f"use one of {', '.join(BROKER_KINDS)}, or a URL like mqtt://host:1883"
         )
-    if not web_port:
-        return _start(folder, prefer, port)
-    check_port_free(web_port)
-    return _with_browsers(_start(folder, prefer, port), web_port)
+    for each in web_ports:
+        check_port_free(each)
+    broker = _start(folder, prefer, port)
+    for each in web_ports:
+        broker = _with_browsers(broker, each)
+    return broker
 
 
 def _start(folder: Path, prefer: str, port: int | None) -> Broker:
@@ -162,24 +166,21 @@ def _start(folder: Path, prefer: str, port: int | None) -> Broker:
 
 
 def _with_browsers(broker: Broker, web_port: int) -> Broker:
-    """The broker with a listener for the pages of this machine."""
+    """The broker with one more listener for the pages of this machine."""
     from coordinator.browser_listener import listen_for_browsers  # its library takes 0.1 s to import
 
     try:
         end = listen_for_browsers(web_port, int(broker.url.rpartition(":")[2]))
-    except BaseException as wrong:
+    except OSError as wrong:
         broker.stop()
-        if not isinstance(wrong, OSError):
-            raise
-        raise NetworkError(
-            f"port {web_port} cannot be used: {wrong.strerror or wrong}", hint="choose another web-port"
-        ) from wrong
+        what = f"port {web_port} cannot be used: {wrong.strerror or wrong}"
+        raise NetworkError(what, hint="choose another web-port") from wrong
 
     def stop() -> None:
         end()
         broker.stop()
 
-    return replace(broker, web=f"ws://127.0.0.1:{web_port}", _stop=stop)
+    return replace(broker, web=(*broker.web, f"ws://127.0.0.1:{web_port}"), _stop=stop)
 
 
 def _external(url: str) -> Broker:

@@ -41,7 +41,7 @@ def answer(port: int, origin: str | None) -> bytes:
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_pages_of_this_machine_reach_a_broker_without_accounts(kind: str, tmp_path: Path) -> None:
     port = brokers.free_port()
-    with brokers.start_broker(tmp_path, kind, web_port=port):
+    with brokers.start_broker(tmp_path, kind, web_ports=[port]):
         for origin in OURS:
             assert answer(port, origin) == CONNACK, origin
         for origin in FOREIGN:
@@ -55,7 +55,7 @@ def test_only_pages_of_this_machine_reach_a_broker_without_accounts(kind: str, t
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_machines_reach_no_port_of_a_broker_without_accounts(kind: str, tmp_path: Path) -> None:
     port = brokers.free_port()
-    with brokers.start_broker(tmp_path, kind, web_port=port) as broker:
+    with brokers.start_broker(tmp_path, kind, web_ports=[port]) as broker:
         ours = {port, int(broker.url.rpartition(":")[2])}
         here = psutil.Process()
         open_ports = [one for each in (here, *here.children()) for one in each.net_connections()]
@@ -66,7 +66,7 @@ def test_other_machines_reach_no_port_of_a_broker_without_accounts(kind: str, tm
 @pytest.mark.broker
 def test_text_and_frames_beyond_the_brokers_limit_end_their_connection_alone(tmp_path: Path) -> None:
     port = brokers.free_port()
-    with brokers.start_broker(tmp_path, "mosquitto", web_port=port):
+    with brokers.start_broker(tmp_path, "mosquitto", web_ports=[port]):
         for bad in ("text", bytes(2 << 20)):
             with connect(f"ws://127.0.0.1:{port}", subprotocols=[Subprotocol("mqtt")], proxy=None) as page:
                 page.send(bad)

@@ -291,8 +291,8 @@ def test_links_become_codes_for_terminals_and_pages() -> None:
 @pytest.mark.parametrize("kind", ["embedded", pytest.param("mosquitto", marks=pytest.mark.broker)])
 def test_both_kinds_of_broker_listen_for_browsers(kind: str, tmp_path: Path) -> None:
     port = brokers.free_port()
-    with brokers.start_broker(tmp_path, kind, web_port=port) as broker:
-        assert broker.web == f"ws://127.0.0.1:{port}"
+    with brokers.start_broker(tmp_path, kind, web_ports=[port]) as broker:
+        assert broker.web == (f"ws://127.0.0.1:{port}",)
         over_tcp = paho.Client(CallbackAPIVersion.VERSION2)
         browser = paho.Client(CallbackAPIVersion.VERSION2, transport="websockets")
         heard: list[bytes] = []
