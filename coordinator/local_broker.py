@@ -16,8 +16,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,13 +44,9 @@ max_inflight_messages 64
 max_queued_messages 100000
 max_packet_size 1114112
 memory_limit 1073741824
-{web}log_dest stdout
+log_dest stdout
 log_type error
 log_type warning
-"""
-MOSQUITTO_WEB_LISTENER = """\
-listener {port} 127.0.0.1
-protocol websockets
 """
 
 
@@ -61,7 +57,7 @@ class Broker:
     url: str
     kind: str
     pid: int | None = None  # of the broker's process; None for an embedded or an external broker
-    web: str = ""  # ws://... for browsers, or empty
+    web: Sequence[str] = ()  # ws://... for browsers
     _stop: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def stop(self) -> None:
@@ -129,12 +125,14 @@ def embedded_broker_warning(devices: int) -> str:
     )
 
 
-def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None, web_port: int = 0) -> Broker:
+def start_broker(
+    folder: Path, prefer: str = "auto", *, port: int | None = None, web_ports: Collection[int] = ()
+) -> Broker:
     """Start a broker, or check the one at a URL.
 
     `prefer` is "auto" (mosquitto when it is installed and works, else embedded), "mosquitto", "embedded", or the URL of
-    a broker that runs already. `folder` receives the generated configuration; without `port` a free one is taken. With
-    `web_port` the broker also listens there for browsers, over WebSockets.
+    a broker that runs already. `folder` receives the generated configuration; without `port` a free one is taken. At
+    `web_ports` pages of this machine reach it, over WebSockets.
     Raises NetworkError for a port in use or an unreachable URL, RuntimeMissing for an absent or broken broker.
     """
     if "://" in prefer:
@@ -143,21 +141,46 @@ def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None,
         raise UsageError(
             f"unknown broker {prefer!r}", hint=f"use one of {', '.join(BROKER_KINDS)}, or a URL like mqtt://host:1883"
         )
-    if web_port:
-        check_port_free(web_port)
+    for each in web_ports:
+        check_port_free(each)
+    broker = _start(folder, prefer, port)
+    for each in web_ports:
+        broker = _with_browsers(broker, each)
+    return broker
+
+
+def _start(folder: Path, prefer: str, port: int | None) -> Broker:
     if prefer == "embedded":
-        return _start_embedded(port, web_port)
+        return _start_embedded(port)
     program = find_mosquitto()
     if prefer == "mosquitto" and program is None:
         raise RuntimeMissing("mosquitto is not installed", hint="apt install mosquitto, or use --broker embedded")
     if program is None:
-        return _start_embedded(port, web_port)
+        return _start_embedded(port)
     try:
-        return _start_mosquitto(program, folder, port, web_port)
+        return _start_mosquitto(program, folder, port)
     except RuntimeMissing:
         if prefer == "mosquitto":
             raise
-        return _start_embedded(port, web_port)
+        return _start_embedded(port)
+
+
+def _with_browsers(broker: Broker, web_port: int) -> Broker:
+    """The broker with one more listener for the pages of this machine."""
+    from coordinator.browser_listener import listen_for_browsers  # its library takes 0.1 s to import
+
+    try:
+        end = listen_for_browsers(web_port, int(broker.url.rpartition(":")[2]))
+    except OSError as wrong:
+        broker.stop()
+        what = f"port {web_port} cannot be used: {wrong.strerror or wrong}"
+        raise NetworkError(what, hint="choose another web-port") from wrong
+
+    def stop() -> None:
+        end()
+        broker.stop()
+
+    return replace(broker, web=(*broker.web, f"ws://127.0.0.1:{web_port}"), _stop=stop)
 
 
 def _external(url: str) -> Broker:
@@ -178,16 +201,16 @@ def _external(url: str) -> Broker:
     return Broker(url=url, kind="external")
 
 
-def _start_mosquitto(program: str, folder: Path, port: int | None, web_port: int) -> Broker:
+def _start_mosquitto(program: str, folder: Path, port: int | None) -> Broker:
     if port is not None:
-        return _try_mosquitto(program, folder, port, web_port)
+        return _try_mosquitto(program, folder, port)
     for _ in range(PORT_ATTEMPTS - 1):  # a port found free can be taken before the broker binds it
         with contextlib.suppress(NetworkError):
-            return _try_mosquitto(program, folder, free_port(), web_port)
-    return _try_mosquitto(program, folder, free_port(), web_port)
+            return _try_mosquitto(program, folder, free_port())
+    return _try_mosquitto(program, folder, free_port())
 
 
-def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Broker:
+def _try_mosquitto(program: str, folder: Path, port: int) -> Broker:
     conf, log = folder / f"mosquitto-{port}.conf", folder / f"mosquitto-{port}.log"
     try:
         check_port_free(port)
@@ -195,8 +218,7 @@ def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Brok
         _end_orphan(conf)
         check_port_free(port)
     folder.mkdir(parents=True, exist_ok=True)
-    web = MOSQUITTO_WEB_LISTENER.format(port=web_port) if web_port else ""
-    conf.write_text(MOSQUITTO_CONF.format(port=port, web=web))
+    conf.write_text(MOSQUITTO_CONF.format(port=port))
     # Its own session: a Ctrl-C in the terminal does not reach the broker, which has to outlive the clients.
     with log.open("wb") as out:
         try:
@@ -213,13 +235,12 @@ def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Brok
         log.unlink(missing_ok=True)
 
     try:
-        for each in filter(None, (port, web_port)):
-            _wait_for(each, lambda: process.poll() is None, lambda: log.read_text(errors="replace"), program)
+        _wait_for(port, lambda: process.poll() is None, lambda: log.read_text(errors="replace"), program)
     except BaseException:
         stop()
         raise
     url = f"mqtt://127.0.0.1:{port}"
-    return Broker(url=url, kind="mosquitto", pid=process.pid, web=_web_url(web_port), _stop=stop)
+    return Broker(url=url, kind="mosquitto", pid=process.pid, _stop=stop)
 
 
 def _end_orphan(conf: Path) -> None:
@@ -232,10 +253,6 @@ def _end_orphan(conf: Path) -> None:
                 until_s = time.monotonic() + STOP_TIMEOUT_S
                 while path.read_bytes() and time.monotonic() < until_s:
                     time.sleep(0.02)
-
-
-def _web_url(port: int) -> str:
-    return f"ws://127.0.0.1:{port}" if port else ""
 
 
 def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], program: str) -> None:
@@ -271,7 +288,7 @@ class SnapshotDict(dict[Any, Any]):
         return list(super().items())
 
 
-def _start_embedded(port: int | None, web_port: int) -> Broker:
+def _start_embedded(port: int | None) -> Broker:
     try:
         from amqtt.broker import Broker as AmqttBroker
     except ImportError as missing:
@@ -284,11 +301,8 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     chosen = port or free_port()
     check_port_free(chosen)
-    listeners = {"default": {"type": "tcp", "bind": f"127.0.0.1:{chosen}"}}
-    if web_port:
-        listeners["web"] = {"type": "ws", "bind": f"127.0.0.1:{web_port}"}
     config = {
-        "listeners": listeners,
+        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{chosen}"}},
         # No persistence plugin: it decodes retained payloads as text.
         "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
     }
@@ -331,7 +345,7 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
             f"the embedded broker cannot listen on port {chosen}: {started[0] if started else 'it does not answer'}",
             hint="install mosquitto (apt install mosquitto), or pass the URL of a broker",
         ) from (started[0] if started else None)
-    return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="embedded", web=_web_url(web_port), _stop=stop)
+    return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="embedded", _stop=stop)
 
 
 async def _shut_down(broker: Any) -> None:  # noqa: ANN401 - amqtt's, which may be missing

@@ -146,7 +146,7 @@ class _FederationThread:
         if self._hub is None:
             raise ValueError(f"{self.name} has no dashboard")
         running = DashboardServer(endpoint, self._config, self._hub, self.server)
-        write_stderr(f"dashboard: {running.link}")
+        write_stderr(f"dashboard: {running.link_in_logs}")
         return running
 
     def _run(self) -> None:
@@ -244,11 +244,15 @@ def _embedded(config: CoordinatorConfig) -> bool:
 
 
 def _brokers(settings: Iterable[CoordinatorConfig]) -> Iterable[brokers.Broker]:
-    """Start once each local broker that a configuration names."""
-    wanted = {own: config for config in settings if (own := brokers.local_broker(config.broker)) is not None}
-    for (kind, port), config in wanted.items():
-        started = brokers.start_broker(config.folder / "broker", kind, port=port, web_port=config.web.port)
-        browsers = f", for browsers at {started.web}" if started.web else ""
+    """Start once each local broker that a configuration names, with the ports for browsers of all that name it."""
+    wanted: dict[tuple[str, int], list[CoordinatorConfig]] = {}
+    for config in settings:
+        if (own := brokers.local_broker(config.broker)) is not None:
+            wanted.setdefault(own, []).append(config)
+    for (kind, port), users in wanted.items():
+        web_ports = sorted({config.web.port for config in users} - {0})
+        started = brokers.start_broker(users[-1].folder / "broker", kind, port=port, web_ports=web_ports)
+        browsers = f", for browsers at {' and '.join(started.web)}" if started.web else ""
         write_stderr(f"{started.kind} broker at {started.url}{browsers}, for this machine only")
         yield started
 

@@ -137,7 +137,9 @@ class _DashboardHandlers:
         return FileResponse(path, filename=path.name, media_type="application/octet-stream")
 
     async def join(self, request: Request) -> Response:
-        base = f"{request.url.scheme}://{request.headers.get('host', '')[:MAX_NAME_CHARS]}"
+        """The address is that of the page, which may come by a proxy that speaks TLS; who lies gets a wrong link."""
+        scheme = "https" if request.headers.get("x-forwarded-proto") == "https" else request.url.scheme
+        base = f"{scheme}://{request.headers.get('host', '')[:MAX_NAME_CHARS]}"
         return JSONResponse(dict(self._panels.join(base)))
 
     async def command(self, request: Request) -> Response:

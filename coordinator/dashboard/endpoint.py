@@ -20,7 +20,10 @@ LINK_FILE = "dashboard.url"  # in the run folder while the server runs, mode 060
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An address with its tokens and its certificate. `read` None: no token is needed to read."""
+    """An address with its tokens and its certificate. `read` None: no token is needed to read.
+
+    `is_lasting`: the control token is the operator's own, for each start.
+    """
 
     host: str
     port: int
@@ -28,12 +31,22 @@ class Endpoint:
     read: str | None = field(default=None, repr=False)
     certificate: Path | None = None
     key: Path | None = None
+    is_lasting: bool = False
 
     def link(self, port: int) -> str:
-        """The address for a browser. `port` is the one in use, which may differ from a configured 0."""
+        """The address for a browser, with the right to steer. `port` is the one in use; a configured one may be 0."""
+        return f"{self._address(port)}#control={self.control}"
+
+    def link_in_logs(self, port: int) -> str:
+        """The same, for what a service manager may keep for others to read: without a token that lasts."""
+        if not self.is_lasting:
+            return self.link(port)
+        return f"{self._address(port)} (to steer, put #control= and the text of dashboard-control-token behind it)"
+
+    def _address(self, port: int) -> str:
         scheme = "http" if self.certificate is None else "https"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{port}/#control={self.control}"
+        return f"{scheme}://{host}:{port}/"
 
 
 def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
@@ -65,6 +78,7 @@ def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
         read=read,
         certificate=config.dashboard.certificate,
         key=config.dashboard.key,
+        is_lasting=control is not None,
     )
 
 

@@ -18,7 +18,7 @@ from coordinator.dashboard.event_hub import Hub
 from coordinator.dashboard.join import join_info
 from coordinator.dashboard.map_worker import MapWorker
 from coordinator.dashboard.side_panels import SidePanels
-from coordinator.phone.routes import phone_routes
+from coordinator.phone.routes import phone_routes, web_broker_url
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 from export.serve.listener import ConnectionSlots, open_listener
 from export.serve.uvicorn_settings import uvicorn_config
@@ -63,7 +63,7 @@ class DashboardServer:
             map_worker.close()
             raise
         self.port: int = self._socket.getsockname()[1]
-        self.link = endpoint.link(self.port)
+        self.link, self.link_in_logs = endpoint.link(self.port), endpoint.link_in_logs(self.port)
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="dashboard", daemon=True
@@ -88,9 +88,11 @@ class DashboardServer:
 
 
 def _phone(config: CoordinatorConfig) -> Sequence[BaseRoute] | None:
-    """The routes of the phone's page; None without a broker for browsers, or without the page's vendored files."""
+    """The routes of the phone's page; None without a broker for browsers, or, with a warning, where it lacks more."""
+    if not web_broker_url(config):
+        return None
     try:
         return phone_routes(config)
     except (ConfigError, RuntimeMissing) as why:
-        log.info("no page for phones: %s", why.message)
+        log.warning("no page for phones: %s (%s)", why.message, why.hint)
         return None

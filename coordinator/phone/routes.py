@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, Route
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.join_links import PHONE_PATH
-from coordinator.identity.signing_key import trusted_keys
+from coordinator.identity.signing_key import read_signing_key, trusted_keys
 from coordinator.phone import vendored_files
 from coordinator.phone.page_files import INDEX, MEDIA_TYPES, PageFile, read_page_files
 from coordinator.storage.run_reader import read_program
@@ -70,9 +70,8 @@ class _PhoneHandlers:
                 f"{config.federation} has no broker that a browser can dial",
                 hint="set web-port for a broker that serve starts, or web-broker = 'wss://host:port'",
             )
-        self._headers, self._keys = _headers(self._broker), trusted_keys(config.signing_key_folder)
-        self._page = read_page_files(third)
-        self._model: Mapping[str, Any] | None = None
+        self._headers, self._page = _headers(self._broker), read_page_files(third)
+        trusted_keys(config.signing_key_folder)  # makes the key where the coordinator did not start yet
 
     async def entry(self, request: Request) -> Response:
         """The page, its manifest, its service worker: a browser asks each time whether they changed."""
@@ -113,18 +112,27 @@ class _PhoneHandlers:
         return FileResponse(path, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
     async def join(self, _: Request) -> Response:
-        """The public facts that a browser needs before it connects."""
-        if self._model is None:
-            self._model = await asyncio.to_thread(model_summary, self._config.folder)
+        """The public facts that a browser needs before it connects.
+
+        Key and model are read each time: beside this server the coordinator may change its key, or begin anew.
+        """
+        try:
+            keys, model = await asyncio.to_thread(self._read_facts)
+        except (ConfigError, OSError):
+            raise HTTPException(503, "the coordinator's key is not there", headers=self._headers) from None
         facts = {
             "federation": self._config.federation,
             "broker": self._broker,
-            "signing_keys": self._keys,
+            "signing_keys": keys,
             "open": brokers.local_broker(self._config.broker) is not None,
             "page": self._page.version,
-            "model": self._model,
+            "model": model,
         }
         return JSONResponse(facts, headers={**self._headers, "Cache-Control": "no-store"})
+
+    def _read_facts(self) -> tuple[list[str], Mapping[str, Any] | None]:
+        read_signing_key(self._config.signing_key_folder)  # a folder that was removed gets no key from here
+        return trusted_keys(self._config.signing_key_folder), model_summary(self._config.folder)
 
 
 def model_summary(folder: Path) -> dict[str, Any] | None:

@@ -54,7 +54,12 @@ class Session:
         self.config, self.clock = config, clock
         self._handlers, self._presence, self._retry_s = handlers, presence, retry_s
         self._topics = Topics(config.federation)
-        self.state = DeviceState(config.state, federation=config.federation, device_id=config.device_id)
+        self.state = DeviceState(
+            config.state,
+            federation=config.federation,
+            device_id=config.device_id,
+            trusted_keys=[signing.key_id(key) for key in config.signing_keys],
+        )
         self.transport = dial(self._will)
         self.sender = DeviceSender(self._topics, config.device_id, self.transport, clock=clock, rng=rng)
         self.cache = open_cache(config)
@@ -135,7 +140,7 @@ class Session:
                 log.warning("ignored a coordinator's record: %s", wrong.message)
             self._ignored_boot = message["boot"]
             return False
-        return self.state.see_epoch(epoch)
+        return self.state.see_epoch(epoch, message["key"])
 
     def _refuse_unreadable(self, payload: bytes, wrong: Malformed) -> None:
         """Answer a message that breaks a rule, if its id can be read."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -92,16 +92,22 @@ class DeviceState:
     """The durable state of one device. Only `next_birth` is thread-safe.
 
     Methods are durable when they return. On a disk that takes nothing, an epoch and an acknowledgement stay in memory
-    until the next change: after a crash the coordinator says them again.
+    until the next change: after a crash the coordinator says them again. `trusted_keys` are the ids of the keys whose
+    records count; an epoch that another one signed, before a federation that began anew, counts no more.
     """
 
-    def __init__(self, folder: Path, *, federation: str, device_id: str) -> None:
+    def __init__(
+        self, folder: Path, *, federation: str, device_id: str, trusted_keys: Collection[str] | None = None
+    ) -> None:
         self._file, self._births = folder / "state.json", folder / "birth"
         self._owner = {"federation": federation, "device": device_id}
         self.pending_result = _open_folder(folder / "kept")
         self._lock = threading.Lock()
         raw, self.result = self._load()
         self.epoch: int = raw.get("signed_epoch", 0)  # the highest of a signed record
+        self._epoch_key: str = raw.get("epoch_key", "")  # which key signed it; "": an earlier version did not note it
+        if self._epoch_key and trusted_keys is not None and self._epoch_key not in trusted_keys:
+            self.epoch, self._epoch_key = 0, ""
         self._own: dict[str, list[str]] = raw.get("own", {})  # run/slot -> [sha256, schema]
         self._residuals: dict[str, list[Any]] = raw.get("residuals", {})  # run/center/schema -> [sha256, round]
         self._posterior: list[Any] | None = raw.get("posterior")  # [sha256, run, round]
@@ -119,10 +125,10 @@ class DeviceState:
                 write_atomically(self._births, str(self.birth).encode())
             return self.birth
 
-    def see_epoch(self, epoch: int) -> bool:
-        """Note the epoch of a coordinator's verified record; False when a later one has spoken already."""
-        if epoch > self.epoch:
-            self.epoch = epoch
+    def see_epoch(self, epoch: int, key: str) -> bool:
+        """Note the epoch of a coordinator's record that `key` signed; False when a later one has spoken already."""
+        if epoch > self.epoch or (epoch == self.epoch and key != self._epoch_key):
+            self.epoch, self._epoch_key = epoch, key
             self._try_to_save()
         return epoch == self.epoch
 
@@ -297,6 +303,7 @@ class DeviceState:
         result = self.result.to_json() if self.result else None
         raw: dict[str, Any] = {
             "signed_epoch": self.epoch,
+            "epoch_key": self._epoch_key,
             "result": result,
             "own": self._own,
             "residuals": self._residuals,

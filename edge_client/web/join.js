@@ -9,6 +9,7 @@ export const PAGE_STORE = "fedcenters"; // what is no single federation's
 const IDENTITY = "identity/";
 const LAST_FACTS = "join";
 const RETRY_MS = 5_000;
+const PATIENCE_MS = 8_000; // as worker.js has it: a network that drops what is sent answers nothing, for minutes
 const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 
 /** The coordinator cannot be reached, or what stands before it says so. */
@@ -16,9 +17,10 @@ class Unreachable extends Error {}
 
 /** What the coordinator says at join.json, checked: {federation, broker, keys, open, model}. Throws Error with words. */
 export async function fetchJoin(url, kept) {
+  const signal = AbortSignal.timeout(PATIENCE_MS); // also for the body
   let answer;
   try {
-    answer = await fetch(url, { cache: "no-store" });
+    answer = await fetch(url, { cache: "no-store", signal });
   } catch (wrong) {
     throw new Unreachable(`the coordinator cannot be reached: ${wrong.message}`);
   }

@@ -15,6 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from export.serve.renewed_certificate import follow_renewals
+
 if TYPE_CHECKING:
     _Http = H11Protocol
 else:
@@ -87,6 +89,15 @@ def bounded_protocol(*, fast: bool, timeout_s: float) -> type[asyncio.Protocol]:
     return type("Protocol", (BoundedProtocol, base), {"timeout_s": timeout_s})
 
 
+class RenewingConfig(uvicorn.Config):
+    """Settings whose certificate may be renewed while the server runs."""
+
+    def load(self) -> None:
+        super().load()
+        if self.ssl is not None and self.ssl_certfile and self.ssl_keyfile:
+            follow_renewals(self.ssl, Path(self.ssl_certfile), Path(self.ssl_keyfile))
+
+
 def uvicorn_config(
     app: ASGIApp,
     *,
@@ -101,7 +112,7 @@ def uvicorn_config(
     uvicorn's own log settings are left out: they close the handlers of all loggers in the process. Its errors are
     handled as those of any logger.
     """
-    return uvicorn.Config(
+    return RenewingConfig(
         app,
         loop="asyncio",
         http=bounded_protocol(fast=fast, timeout_s=timeout_s),
@@ -112,6 +123,7 @@ def uvicorn_config(
         log_level="error",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # else who comes by a tunnel or a proxy that ends here names its own address
         timeout_keep_alive=round(timeout_s),
         timeout_graceful_shutdown=1,
         ssl_certfile=certificate,

@@ -51,6 +51,17 @@ def test_guessing_is_slow(site: DashboardSite) -> None:
     assert site.buttons.asked == ["pause"]
 
 
+def test_guessing_is_slow_for_one_who_gives_each_guess_another_address(site: DashboardSite) -> None:
+    """uvicorn takes such a header from this machine, and so from everyone whose tunnel or TLS ends here."""
+    named = ("x_forwarded_for", "x_real_ip", "forwarded")
+    answers = [
+        site.order({"do": "stop"}, authorization=f"Bearer {i}", **dict.fromkeys(named, f"10.0.0.{i}"))
+        for i in range(40)
+    ]
+    assert answers.count(401) <= access.TOKEN_FAILURES_BURST + 5
+    assert answers[-1] == 429
+
+
 @pytest.mark.parametrize(
     "headers",
     [

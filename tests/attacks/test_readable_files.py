@@ -65,6 +65,6 @@ def test_what_a_device_trained_and_the_keys_of_its_sums_are_for_its_owner_alone(
     for name in ("state.json.tmp", "state.json"):
         (tmp_path / name).write_text("{}")
     state = DeviceState(tmp_path, federation="demo", device_id="d1")
-    state.see_epoch(3)
+    state.see_epoch(3, "1" * 16)
     found = modes(tmp_path)
     assert {name: found[name] for name in ("kept", "state.json")} == {"kept": 0o700, "state.json": 0o600}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+from coordinator import local_broker as brokers
 from coordinator.config import read_config
 from coordinator.local_broker import Broker, broker_url, embedded_broker_warning, local_broker
 from coordinator.service import run_service
@@ -82,6 +84,22 @@ def test_one_process_serves_several_federations_over_the_broker_that_it_starts(t
         _, rest = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "Traceback" in rest) == (0, False)
     assert [read_status(tmp_path / name)["phase"] for name in ("one", "two")] == ["stopped", "stopped"]
+
+
+def test_browsers_of_each_federation_reach_the_broker_that_several_share(tmp_path: Path, free_port: int) -> None:
+    ports = sorted({brokers.free_port() for _ in range(8)} - {free_port})[:2]
+    own = f"embedded:{free_port}"
+    web: Sequence[dict[str, int]] = ({"web-port": ports[1]}, {"web-port": ports[0]}, {})
+    configs = [
+        str(written(tmp_path, name, own, **more)) for name, more in zip(("one", "two", "three"), web, strict=True)
+    ]
+    with started("serve", *configs) as process:
+        lines = heard(process, "embedded broker at", *(f"leading {name}" for name in ("one", "two", "three")))
+        named = " and ".join(f"ws://127.0.0.1:{port}" for port in ports)
+        (line,) = (line for line in lines if line.startswith("embedded broker at"))
+        assert line.endswith(f":{free_port}, for browsers at {named}, for this machine only\n")
+        for port in ports:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
 
 @pytest.mark.broker

@@ -89,3 +89,22 @@ test("what stands before the coordinator, or holds it up, is no coordinator: the
   answers("{}", { status: 404 });
   await assert.rejects(findJoin("join.json", store), /answers 404/);
 });
+
+test("a coordinator that takes the question and does not answer, or not to its end, is not waited for", async (t) => {
+  const store = new MemoryStore();
+  const stuck = (signal) => new Promise((_, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));
+  t.mock.method(globalThis, "fetch", async () => new Response(JSON.stringify(FACTS)));
+  await findJoin("join.json", store);
+  t.mock.method(AbortSignal, "timeout", (ms) => {
+    assert.ok(ms <= 10_000);
+    const timer = new AbortController();
+    setImmediate(() => timer.abort(new DOMException("the time is over", "TimeoutError")));
+    return timer.signal;
+  });
+  t.mock.timers.enable({ apis: ["setTimeout"] }); // no second question
+  for (const answer of [({ signal }) => stuck(signal), async ({ signal }) => ({ ok: true, status: 200, json: () => stuck(signal) })]) {
+    t.mock.method(globalThis, "fetch", (_, options) => answer(options));
+    const { join, offline } = await findJoin("join.json", store);
+    assert.deepEqual([join.federation, offline], ["home", true]);
+  }
+});

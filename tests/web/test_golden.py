@@ -86,3 +86,7 @@ def test_the_screen_stays_on_for_work_alone() -> None:
 
 def test_a_phone_keeps_its_name_also_from_an_earlier_version_of_the_page() -> None:
     assert "# fail 0" in run_node("--test", Path(__file__).with_name("join.test.mjs"))
+
+
+def test_a_phone_follows_the_coordinator_of_the_keys_that_it_trusts() -> None:
+    assert "# fail 0" in run_node("--test", Path(__file__).with_name("state.test.mjs"))

@@ -8,11 +8,14 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import tarfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -24,11 +27,12 @@ from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig, config_from_keys
 from coordinator.config_sections import ModelConfig, RunConfig
 from coordinator.identity import join_links
-from coordinator.identity.signing_key import open_signing_key
+from coordinator.identity.signing_key import announce_next_key, open_signing_key, switch_key
 from coordinator.phone import page_files, routes, vendored_files
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, ProtocolError, RuntimeMissing
 from edge_client.protocol.messages import canonical_json
+from edge_client.protocol.program import Program
 from tests.support import softmax_program
 
 PACKAGE = vendored_files.NpmPackage(
@@ -170,10 +174,7 @@ def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: P
         "page": page_files.read_page_files(third).version,
         "model": None,
     }
-    with closing(Store(tmp_path / "store")) as store:
-        program = softmax_program.program()
-        named = store.blobs.put(canonical_json(program.to_json()))
-        store.facts.put("program", json.dumps({"program": named, "initial": named}))
+    program = store_program(tmp_path)
     model = web.get("/phone/join.json").json()["model"]
     assert model == {
         "name": program.model,
@@ -181,6 +182,36 @@ def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: P
         "target": list(program.target),
         "loss": program.loss,
     }
+
+
+def test_join_json_follows_a_coordinator_that_changes_its_key_or_begins_anew(tmp_path: Path, third: Path) -> None:
+    run = tmp_path / "run"
+    web = client(run, third)
+    store_program(run, input=(1, 8, 8))
+    first = web.get("/phone/join.json").json()
+    assert first["model"]["input"] == [1, 8, 8]
+    announce_next_key(run)
+    switched = web.get("/phone/join.json").json()["signing_keys"]
+    assert switched[0] == first["signing_keys"][0]
+    switch_key(run)
+    assert web.get("/phone/join.json").json()["signing_keys"] == switched[1:]
+
+    shutil.rmtree(run)
+    assert web.get("/phone/join.json").status_code == 503
+    assert not run.exists()
+    other = open_signing_key(run).public.hex()
+    said = web.get("/phone/join.json").json()
+    assert (said["signing_keys"], said["model"]) == ([other], None)
+    store_program(run, input=(1, 28, 28))
+    assert web.get("/phone/join.json").json()["model"]["input"] == [1, 28, 28]
+
+
+def store_program(run: Path, **changes: Any) -> Program:  # noqa: ANN401 - of its fields
+    program = replace(softmax_program.program(), **changes)
+    with closing(Store(run / "store")) as store:
+        named = store.blobs.put(canonical_json(program.to_json()))
+        store.facts.put("program", json.dumps({"program": named, "initial": named}))
+    return program
 
 
 def test_a_broker_elsewhere_is_dialled_by_the_address_that_was_set_and_its_phones_need_links(
@@ -260,8 +291,8 @@ def test_links_become_codes_for_terminals_and_pages() -> None:
 @pytest.mark.parametrize("kind", ["embedded", pytest.param("mosquitto", marks=pytest.mark.broker)])
 def test_both_kinds_of_broker_listen_for_browsers(kind: str, tmp_path: Path) -> None:
     port = brokers.free_port()
-    with brokers.start_broker(tmp_path, kind, web_port=port) as broker:
-        assert broker.web == f"ws://127.0.0.1:{port}"
+    with brokers.start_broker(tmp_path, kind, web_ports=[port]) as broker:
+        assert broker.web == (f"ws://127.0.0.1:{port}",)
         over_tcp = paho.Client(CallbackAPIVersion.VERSION2)
         browser = paho.Client(CallbackAPIVersion.VERSION2, transport="websockets")
         heard: list[bytes] = []

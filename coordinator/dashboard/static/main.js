@@ -7,7 +7,7 @@ import * as control from "./control.js";
 import { byId, centerColour, el, setText } from "./dom.js";
 import * as overview from "./overview.js";
 import { showDevice, showEnded, showFiles, showJoin, shownDevice } from "./panels.js";
-import { fetchJson, Refused, stream } from "./remote.js";
+import { fetchJson, isLost, Refused, stream } from "./remote.js";
 import * as devices from "./devices.js";
 import { applyEvent, endStream, isDone, lastError, place, state } from "./state.js";
 
@@ -122,7 +122,7 @@ async function fetchPictures() {
     redraw("grid", "map", "head");
     await refreshDevice();
   } catch (wrong) {
-    if (!(wrong instanceof Refused) && !(wrong instanceof TypeError)) throw wrong;
+    if (!(wrong instanceof Refused) && !isLost(wrong)) throw wrong;
   } finally {
     asking = false;
     if (again) { again = false; fetchPictures(); }

@@ -1,6 +1,8 @@
 // Requests to the server: one stream of events, JSON, files, and commands. Tokens travel in the header Authorization.
 
 const store = sessionStorage;
+const SILENT_MS = 35_000; // the stream says something every 10 s: after so long it is dead, though no one has closed it
+const ANSWER_MS = 30_000; // for all else but downloads
 
 function takeTokens() { // from the link's fragment, which no server receives; they are then removed from the address
   const given = new URLSearchParams(location.hash.slice(1));
@@ -29,22 +31,43 @@ async function checkResponse(response) {
   throw new Refused(response.status, String(words));
 }
 
-export const fetchJson = async (path) => (await checkResponse(await fetch(path, { headers: headers("read") }))).json();
+const answersSoon = () => AbortSignal.timeout(ANSWER_MS);
+// What ends a request that is not answered: the network, or our patience.
+export const isLost = (wrong) => wrong instanceof TypeError || ["AbortError", "TimeoutError"].includes(wrong.name);
+
+export const fetchJson = async (path) => (await checkResponse(await fetch(path, { headers: headers("read"), signal: answersSoon() }))).json();
 export const fetchBlob = async (path) => (await checkResponse(await fetch(path, { headers: headers("read") }))).blob();
 export const sendCommand = async (body) =>
   (await checkResponse(await fetch("api/control", {
     method: "POST",
     headers: { ...headers("control"), "Content-Type": "application/json" },
     body: JSON.stringify(body),
+    signal: answersSoon(),
   }))).json();
 
-// Call `take(kind, data)` for every event until the server ends the stream. Throws Refused or a network error.
+// Call `take(kind, data)` for every event until the server ends the stream. Throws Refused, or an error of a stream that is lost.
 export async function stream(take) {
-  const response = await checkResponse(await fetch("api/stream", { headers: headers("read"), cache: "no-store" }));
+  const patience = new AbortController();
+  let silence = 0;
+  const heard = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => patience.abort(), SILENT_MS);
+  };
+  heard();
+  try {
+    await follow(take, patience.signal, heard);
+  } finally {
+    clearTimeout(silence);
+  }
+}
+
+async function follow(take, signal, heard) {
+  const response = await checkResponse(await fetch("api/stream", { headers: headers("read"), cache: "no-store", signal }));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
+    heard();
     if (done) return;
     rest += value;
     const blocks = rest.split("\n\n");

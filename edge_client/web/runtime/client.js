@@ -11,7 +11,7 @@ import { Malformed } from "../protocol/errors.js";
 import { parseJson } from "../protocol/json.js";
 import { CODECS, MAX_DETAIL_CHARS, NACK_CODES } from "../protocol/message_schemas.js";
 import { MAX_MESSAGE_BYTES, readMessage, VERSION } from "../protocol/messages.js";
-import { verifyRecord } from "../protocol/signing.js";
+import { keyId, verifyRecord } from "../protocol/signing.js";
 import { Topics } from "../protocol/topics.js";
 import { Blobs, NoRoom } from "./store.js";
 import { isBefore, keyOf, sameKey, State } from "./state.js";
@@ -30,7 +30,7 @@ export class Client {
     Object.assign(client, { join, device, store, ort, local, tell, now, random });
     client.topics = new Topics(join.federation);
     client.blobs = new Blobs(store);
-    client.state = await State.open(store, join.federation, device.id);
+    client.state = await State.open(store, join.federation, device.id, await Promise.all(join.keys.map(keyId)));
     client.participates = (await store.get("takes part")) === true;
     client.paused = !client.participates;
     client.sender = new DeviceSender(client.topics, device.id);
@@ -201,7 +201,7 @@ export class Client {
       if (wrong.code === "bad_signature") this.tell({ what: "unknown-key" });
       return false;
     }
-    return this.state.seeEpoch(message.epoch);
+    return this.state.seeEpoch(message.epoch, message.key);
   }
 
   /** A message that breaks a rule is answered if it can be named, so that the coordinator does not wait for its task. */

@@ -25,14 +25,17 @@ export const isBefore = (a, b) => a.run === b.run && (a.round < b.round || (a.ro
 
 /** Opened by `State.open`. `result` is what `rdy` says about the last finished task, and its acknowledgement once it came. */
 export class State {
-  static async open(store, federation, cid) {
+  /** `trusted` are the ids of the keys whose records count: an epoch that another one signed counts no more. */
+  static async open(store, federation, cid, trusted) {
     const state = new State();
     state.store = store;
     state.written = Promise.resolve(); // the last write
     state.full = false; // whether it found no room
     state.sums = readState(await store.get(SUMS), federation, cid);
     const kept = (await store.get(NAME)) ?? {};
-    state.epoch = kept.signedEpoch ?? 0; // the highest of a signed record
+    state.epochKey = kept.epochKey ?? ""; // which key signed the epoch; "": an earlier version did not note it
+    const foreign = state.epochKey && !trusted.includes(state.epochKey); // before a federation that began anew
+    state.epoch = foreign ? 0 : kept.signedEpoch ?? 0; // the highest of a signed record
     state.birth = kept.birth ?? 0;
     state.result = kept.result ?? null;
     state.done = kept.done ?? 0; // fits, for people
@@ -47,9 +50,9 @@ export class State {
     return this.birth;
   }
 
-  /** Note the epoch of a coordinator's verified record; false when a later one has spoken already. */
-  async seeEpoch(epoch) {
-    if (epoch > this.epoch) await this.note(() => ({ epoch }));
+  /** Note the epoch of a coordinator's record that `key` signed; false when a later one has spoken already. */
+  async seeEpoch(epoch, key) {
+    if (epoch > this.epoch || (epoch === this.epoch && key !== this.epochKey)) await this.note(() => ({ epoch, epochKey: key }));
     return epoch === this.epoch;
   }
 
@@ -155,8 +158,8 @@ export class State {
   async save(changes, put = {}, gone = []) {
     const write = async () => {
       const changed = changes();
-      const { epoch, birth, result, done, loss, sent } = { ...this, ...changed };
-      const kept = { ...put, [NAME]: { signedEpoch: epoch, birth, result, done, loss, sent } };
+      const { epoch, epochKey, birth, result, done, loss, sent } = { ...this, ...changed };
+      const kept = { ...put, [NAME]: { signedEpoch: epoch, epochKey, birth, result, done, loss, sent } };
       await this.store.write(kept, gone).catch((wrong) => {
         this.full = wrong instanceof NoRoom;
         throw wrong;

@@ -16,17 +16,21 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
+from starlette.testclient import TestClient
 
 from coordinator.dashboard import event_hub as hubs
+from coordinator.dashboard.app import create_app
 from coordinator.dashboard.endpoint import LINK_FILE
 from coordinator.dashboard.join import join_info
+from coordinator.dashboard.side_panels import SidePanels
 from coordinator.identity.certificate_authority import open_authority
+from coordinator.phone.vendored_files import FOLDER_VARIABLE
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.errors import NetworkError
 from edge_client.transport.keys import open_private_key
 from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
 from tests.coordinator.dashboard.test_endpoint import token
-from tests.support.served_dashboard import Anything, DashboardSite, serve_dashboard
+from tests.support.served_dashboard import Anything, DashboardSite, RecordedControl, serve_dashboard
 from tests.support.virtual_federation import config
 
 
@@ -125,6 +129,28 @@ def test_what_a_new_device_needs_holds_no_secret(site: DashboardSite) -> None:
     assert 'federation = "test"' in told["config"]
     assert (site.folder / "signing.pub").read_text().strip() in told["config"]
     assert (site.folder / "signing.key").read_text().strip() not in json.dumps(told)
+
+
+def test_links_are_https_where_a_proxy_speaks_it_for_the_dashboard() -> None:
+    panels = SidePanels(None, None, lambda base: {"base": base})
+    app = create_app(hubs.Hub(), RecordedControl(), read_token=None, control_token=None, panels=panels)
+    web = TestClient(app, base_url="http://localhost:8080")
+    for header, scheme in ((None, "http"), ("https", "https"), ("javascript", "http")):
+        told = web.get("/api/join", headers={} if header is None else {"X-Forwarded-Proto": header})
+        assert told.json() == {"base": f"{scheme}://localhost:8080"}
+
+
+def test_a_missing_page_for_phones_is_told_where_a_broker_for_browsers_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "nothing"))
+    with serve_dashboard(tmp_path / "without"):
+        assert caplog.records == []
+    with serve_dashboard(tmp_path / "with", web_broker="ws://127.0.0.1:9001") as site:
+        assert site.ask("GET", "/phone/")[0] == 404
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("no page for phones: the phone's page needs ")
+    assert "fedcenters-coordinator web-files" in told
 
 
 def test_the_link_lies_in_the_run_folder_for_its_owner_alone_and_goes_with_the_server(tmp_path: Path) -> None:

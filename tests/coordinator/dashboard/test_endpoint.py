@@ -60,6 +60,17 @@ def test_elsewhere_both_tokens_and_tls_are_needed(tmp_path: Path) -> None:
         assert where.link(8080).startswith("https://")
 
 
+def test_a_token_that_lasts_is_in_the_link_and_not_in_the_log(tmp_path: Path) -> None:
+    control = token(tmp_path, "control")
+    own = dashboard_endpoint(config(tmp_path, dashboard="8080", dashboard_control_token=control))
+    assert own.link(8080) == f"http://127.0.0.1:8080/#control={control.read_text().strip()}"
+    assert own.link_in_logs(8080).startswith("http://127.0.0.1:8080/ ")
+    assert control.read_text().strip() not in own.link_in_logs(8080)
+    assert control.read_text().strip() not in repr(own)
+    drawn = dashboard_endpoint(config(tmp_path, dashboard="8080"))
+    assert drawn.link_in_logs(8080) == drawn.link(8080)
+
+
 def test_one_token_for_both_rights_is_refused(tmp_path: Path) -> None:
     read, control = token(tmp_path, "read", "a" * 40), token(tmp_path, "control", "a" * 40)
     tokens: dict[str, Any] = {"dashboard_read_token": read, "dashboard_control_token": control}

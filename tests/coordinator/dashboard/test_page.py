@@ -130,6 +130,26 @@ def test_a_devices_page_follows_the_run_and_keeps_the_focus(site: DashboardSite,
     assert focused(page) == "← Overview"
 
 
+def test_a_stream_that_falls_silent_is_told_as_lost_and_begun_anew(site: DashboardSite, visit: Open) -> None:
+    """As when the network goes, or the other machine: no one closes the connection."""
+    page = visit("about:blank").page
+    page.clock.install()
+    page.goto(site.link)
+    expect(page.locator("#phase")).to_have_text("running")
+    page.evaluate(
+        "window.told = []; new MutationObserver(() => told.push(document.getElementById('notice').textContent))"
+        ".observe(document.getElementById('notice'), { childList: true })"
+    )
+    page.clock.run_for(20_000)
+    assert page.evaluate("told") == []
+    page.clock.run_for(40_000)  # the server says something every 10 s of its own clock
+    expect(page.locator("#notice")).to_be_hidden()
+    assert page.evaluate("told") == ["The connection is lost; trying again.", ""]
+    site.hub.event(round_event(3, [0, 0, 0, 1]))
+    page.clock.run_for(2_000)
+    expect(page.locator("#rounds tbody tr")).to_have_count(3)
+
+
 def test_every_control_and_picture_has_a_name(site: DashboardSite, visit: Open) -> None:
     page = visit(site.link).page
     expect(page.locator("#devices tbody tr")).to_have_count(4)

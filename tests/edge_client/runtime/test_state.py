@@ -22,14 +22,15 @@ from edge_client.runtime.state import DeviceState, StoredResult, SumProgress, Ta
 from edge_client.transport import blobs
 
 SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(3,)),))
+KEY, NEXT_KEY, OTHER_KEY = "1" * 16, "2" * 16, "3" * 16  # ids of signing keys
 
 
 class PowerCut(BaseException):
     """Everything stops here."""
 
 
-def open_state(folder: Path) -> DeviceState:
-    return DeviceState(folder, federation="test", device_id="dev-1")
+def open_state(folder: Path, *trusted: str) -> DeviceState:
+    return DeviceState(folder, federation="test", device_id="dev-1", trusted_keys=trusted or None)
 
 
 def flat(*values: float) -> Flat:
@@ -81,11 +82,31 @@ def test_births_are_counted_over_restarts(tmp_path: Path) -> None:
 
 def test_the_highest_epoch_is_remembered(tmp_path: Path) -> None:
     state = open_state(tmp_path)
-    assert state.see_epoch(4)
-    assert state.see_epoch(4)
+    assert state.see_epoch(4, KEY)
+    assert state.see_epoch(4, KEY)
     again = open_state(tmp_path)
-    assert not again.see_epoch(3)
-    assert again.see_epoch(5)
+    assert not again.see_epoch(3, KEY)
+    assert again.see_epoch(5, KEY)
+
+
+def test_an_epoch_counts_as_long_as_the_key_that_signed_it_is_trusted(tmp_path: Path) -> None:
+    """A federation that begins anew, with another key, begins with epoch 1; one that changes its key goes on."""
+    assert open_state(tmp_path, KEY).see_epoch(7, KEY)
+    state = open_state(tmp_path, KEY, NEXT_KEY)
+    assert not state.see_epoch(6, NEXT_KEY)
+    assert state.see_epoch(8, NEXT_KEY)
+    assert not open_state(tmp_path, NEXT_KEY).see_epoch(7, NEXT_KEY)
+    anew = open_state(tmp_path, OTHER_KEY)
+    assert anew.epoch == 0
+    assert anew.see_epoch(1, OTHER_KEY)
+    assert open_state(tmp_path, OTHER_KEY).epoch == 1
+
+
+def test_an_epoch_that_an_earlier_version_noted_without_its_key_counts_and_gets_one(tmp_path: Path) -> None:
+    open_state(tmp_path).see_epoch(7, "")
+    assert not open_state(tmp_path, KEY).see_epoch(6, KEY)
+    assert open_state(tmp_path, KEY).see_epoch(7, KEY)
+    assert open_state(tmp_path, OTHER_KEY).epoch == 0
 
 
 def test_a_model_of_another_run_slot_or_schema_is_not_ours(tmp_path: Path) -> None:
@@ -142,7 +163,7 @@ def test_an_update_that_was_taken_stays_taken_also_after_an_earlier_try_refused_
 
 
 def test_a_folder_belongs_to_one_device(tmp_path: Path) -> None:
-    open_state(tmp_path).see_epoch(1)
+    open_state(tmp_path).see_epoch(1, KEY)
     with pytest.raises(ConfigError, match="belongs to device dev-1 of federation test"):
         DeviceState(tmp_path, federation="test", device_id="dev-2")
 
@@ -175,7 +196,7 @@ def test_nothing_unnamed_stays_on_disk(tmp_path: Path) -> None:
 STEPS: dict[str, Callable[[DeviceState], object]] = {
     "finish": lambda state: finish(state, 2),
     "acknowledge": lambda state: state.commit_acknowledgement("ok"),
-    "epoch": lambda state: state.see_epoch(9),
+    "epoch": lambda state: state.see_epoch(9, KEY),
 }
 
 
@@ -188,7 +209,7 @@ def test_a_power_cut_at_any_write_leaves_the_state_before_or_after(
     for cut_at in range(20):
         folder = tmp_path / str(cut_at)
         state = open_state(folder)
-        state.see_epoch(1)
+        state.see_epoch(1, KEY)
         finish(state, 1)
         before = seen(folder)
         writes = iter(range(100))
@@ -221,9 +242,9 @@ def test_a_full_disk_costs_neither_an_epoch_nor_an_answer(tmp_path: Path, monkey
     before, on_disk = open_state(tmp_path).epoch, set((tmp_path / "kept").iterdir())
     with monkeypatch.context() as full:
         full.setattr(state_module, "write_atomically", Mock(side_effect=OSError(errno.ENOSPC, "no space")))
-        assert state.see_epoch(before + 1)
+        assert state.see_epoch(before + 1, KEY)
         state.commit_acknowledgement("ok")
-        assert not state.see_epoch(before)
+        assert not state.see_epoch(before, KEY)
         with pytest.raises(ConfigError, match="cannot write to the state folder") as told:
             state.next_birth()
         assert told.value.hint == "free disk space"

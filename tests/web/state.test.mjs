@@ -1,0 +1,31 @@
+// Which coordinator this phone follows, from visit to visit.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { State } from "../../edge_client/web/runtime/state.js";
+import { MemoryStore } from "../support/memory_store.mjs";
+
+const [KEY, NEXT_KEY, OTHER_KEY] = ["1", "2", "3"].map((digit) => digit.repeat(16));
+const opened = (store, ...trusted) => State.open(store, "home", "phone-1", trusted);
+
+test("an epoch counts as long as the key that signed it is trusted: a federation that begins anew begins with epoch 1", async () => {
+  const store = new MemoryStore();
+  assert.equal(await (await opened(store, KEY)).seeEpoch(7, KEY), true);
+  const both = await opened(store, KEY, NEXT_KEY);
+  assert.equal(await both.seeEpoch(6, NEXT_KEY), false);
+  assert.equal(await both.seeEpoch(8, NEXT_KEY), true);
+  assert.equal(await (await opened(store, NEXT_KEY)).seeEpoch(7, NEXT_KEY), false);
+  const anew = await opened(store, OTHER_KEY);
+  assert.equal(anew.epoch, 0);
+  assert.equal(await anew.seeEpoch(1, OTHER_KEY), true);
+  assert.equal((await opened(store, OTHER_KEY)).epoch, 1);
+});
+
+test("an epoch that an earlier version of the page noted without its key counts, and gets one", async () => {
+  const store = new MemoryStore();
+  await store.write({ state: { signedEpoch: 7 } });
+  assert.equal(await (await opened(store, KEY)).seeEpoch(6, KEY), false);
+  assert.equal(await (await opened(store, KEY)).seeEpoch(7, KEY), true);
+  assert.equal((await opened(store, OTHER_KEY)).epoch, 0);
+});
