@@ -60,6 +60,7 @@ from export.containers.write_onnx import OPSET
 
 ENGINES = ("onnx", "litert", "pt2")
 HALVES = (torch.float16, torch.bfloat16)
+LARGEST_IN_BUFFER = 1e30  # a mask of attention has infinities: their mean and difference are no numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +259,7 @@ def _check_constants(source: TraceSource) -> None:
     if written:
         raise ProgramRefused(
             f"model {source.name!r} writes {', '.join(written)} when it trains, which no step can give back",
-            hint="use a buffer of floating point numbers with persistent=True, in one place",
+            hint="use a buffer of finite floating point numbers with persistent=True, in one place",
         )
 
 
@@ -277,9 +278,9 @@ def _check_repeats(source: TraceSource) -> None:
 def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Schema:
     """The tensors that a round exchanges, in torch's order: trainable parameters, then the saved float buffers.
 
-    Frozen parameters are in a file of their own, and other buffers are constants. A shared parameter counts once, under
-    its first name. `classifier`: parameter names; by default those of the last linear or convolution layer that is
-    trained. Raises ProgramRefused when there is nothing to train.
+    Frozen parameters are in a file of their own. Other buffers, and one with a number above LARGEST_IN_BUFFER, are
+    constants. A shared parameter counts once, under its first name. `classifier`: parameter names; by default those of
+    the last linear or convolution layer that is trained. Raises ProgramRefused when there is nothing to train.
     """
     params = [
         TensorSpec(name=n, role="p", shape=tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad
@@ -288,7 +289,7 @@ def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Sch
     buffers = [
         TensorSpec(name=n, role="b", shape=tuple(b.shape))
         for n, b in module.named_buffers()
-        if b.is_floating_point() and n in saved
+        if b.is_floating_point() and n in saved and not bool((b.abs() > LARGEST_IN_BUFFER).any())
     ]
     if not params:
         frozen = any(True for _ in module.parameters())
