@@ -6,8 +6,8 @@ A linear layer over sequences gets one long batch: torch's own flattening fixes 
 a product with a mask: torch's own needs the number of values as a plain number. Stacked recurrent layers are called
 one by one: torch's decomposition of a stack leaves out the dropout between the layers (torch 2.13). Pools over three
 axes are pools over two and then over one, and padding by repetition picks by index: their gradients then exist.
-Fourier transforms give pairs of real tensors (decompositions/fourier.py). Values that are written where a mask says so
-are chosen: torch's own gradient counts the places of the mask.
+Fourier transforms and other complex numbers are pairs of real tensors (decompositions/complex_pairs.py). Values that
+are written where a mask says so are chosen: torch's own gradient counts the places of the mask.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from export.compiler.decompositions.complex_pairs import COMPLEX_OVERRIDES, call_of_pairs, is_complex_call
 from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
 from export.compiler.decompositions.matrices import GRID_OVERRIDES
 from export.compiler.decompositions.picks import PICK_OVERRIDES
@@ -49,10 +51,11 @@ class ForwardOverrides(TorchFunctionMode):
         kwargs = kwargs or {}
         if _writes(func, kwargs):
             self._rectified = []
-        if func in FORWARD_OVERRIDES:
+        own = partial(call_of_pairs, func) if is_complex_call(func, args) else FORWARD_OVERRIDES.get(func)
+        if own is not None:
             if "input" in kwargs:  # what torch calls the first argument of most functions
                 args, kwargs = (kwargs["input"], *args), {k: v for k, v in kwargs.items() if k != "input"}
-            return FORWARD_OVERRIDES[func](*args, **kwargs)
+            return own(*args, **kwargs)
         if func in RELUS:
             out = func(*args, **kwargs)
             self._rectified = [(out, args[0])]
@@ -306,6 +309,7 @@ def _tril_indices(row: int, col: int, offset: int = 0, **_: object) -> Tensor:
 
 FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **LOSS_OVERRIDES,
+    **COMPLEX_OVERRIDES,
     **FOURIER_OVERRIDES,
     **SHORT_TIME_OVERRIDES,
     **GRID_OVERRIDES,

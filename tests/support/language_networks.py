@@ -25,6 +25,26 @@ class Causal(nn.Module):
         return self.head(self.layer(h, src_mask=self.mask, is_causal=True)[:, -1])  # type: ignore[no-any-return]
 
 
+class ComplexRotary(nn.Module):
+    """Rotary positions as complex numbers that the module holds, as Llama's first code has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.keys, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        angles = torch.outer(torch.arange(2 * LENGTH), 10.0 ** -torch.arange(0, 2, 0.5))
+        self.turns = torch.polar(torch.ones_like(angles), angles)
+
+    def turned(self, h: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(h.float().reshape(*h.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.turns[:LENGTH].unsqueeze(0)).flatten(2).type_as(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.tokens(x.long())
+        near = (self.turned(h) @ self.turned(self.keys(h)).mT).softmax(-1)
+        return self.head((near @ h).mean(1))  # type: ignore[no-any-return]
+
+
 ENTRIES = {
+    "complex-rotary": ModelEntry(make=ComplexRotary, input=(LENGTH,), classes=3),
     "causal": ModelEntry(make=Causal, input=(LENGTH,), classes=TOKENS),
 }
