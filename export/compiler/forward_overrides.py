@@ -32,6 +32,7 @@ from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.losses.label_losses import LOSS_OVERRIDES
 
 F = nn.functional
+Bias = Tensor | None
 LINEAR = F.linear
 SELU_ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity (Klambauer et al. 2017, section 3)
 SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
@@ -195,6 +196,33 @@ def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
     return (x if batch_first else x.transpose(0, 1), *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
 
+def _lstm_cell(
+    x: Tensor, state: Sequence[Tensor], w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None
+) -> tuple[Tensor, Tensor]:
+    """Torch's documentation of nn.LSTMCell; torch's own cells write in place. -> hidden and cell [batch, hidden]."""
+    hidden, cell = state
+    taken, kept, new, shown = (F.linear(x, w_x, b_x) + F.linear(hidden, w_h, b_h)).chunk(4, -1)
+    cell = torch.sigmoid(kept) * cell + torch.sigmoid(taken) * torch.tanh(new)
+    return torch.sigmoid(shown) * torch.tanh(cell), cell
+
+
+def _gru_cell(x: Tensor, hidden: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
+    """Torch's documentation of nn.GRUCell."""
+    of_x, of_h = F.linear(x, w_x, b_x).chunk(3, -1), F.linear(hidden, w_h, b_h).chunk(3, -1)
+    reset, kept = (torch.sigmoid(of_x[i] + of_h[i]) for i in (0, 1))
+    new = torch.tanh(of_x[2] + reset * of_h[2])
+    return (hidden - new) * kept + new
+
+
+def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Torch's documentation of nn.RNNCell."""
+
+    def cell(x: Tensor, hidden: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
+        return activation(F.linear(x, w_x, b_x) + F.linear(hidden, w_h, b_h))
+
+    return cell
+
+
 MAX_POOL_OPTIONS = ("dilation", "ceil_mode", "return_indices")  # in this order after the padding
 
 
@@ -314,6 +342,10 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **SHORT_TIME_OVERRIDES,
     **GRID_OVERRIDES,
     **PICK_OVERRIDES,
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    torch.rnn_tanh_cell: _rnn_cell(torch.tanh),
+    torch.rnn_relu_cell: _rnn_cell(torch.relu),
     F.linear: _linear,
     F.rms_norm: _rms_norm,
     F.dropout: DROPOUT,
