@@ -160,7 +160,7 @@ def _attention(  # noqa: PLR0913, PLR0917 - the arguments of torch's function
         scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return DROPOUT(torch.softmax(scores, -1), dropout_p) @ value
+    return DROPOUT(torch._safe_softmax(scores, -1), dropout_p) @ value  # noqa: SLF001 - zeros where a row has no key
 
 
 ATTENTION = F.scaled_dot_product_attention
