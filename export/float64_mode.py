@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 WIDER_CALLS = {Tensor.float: Tensor.double}
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 class Float64Mode(TorchFunctionMode):
@@ -25,5 +26,5 @@ class Float64Mode(TorchFunctionMode):
 
 def _widened(value: Any) -> Any:  # noqa: ANN401 - anything that torch takes and gives
     if isinstance(value, Tensor):
-        return value.double() if value.dtype == torch.float32 else value
-    return torch.float64 if value is torch.float32 else value
+        return value.to(WIDER[value.dtype]) if value.dtype in WIDER else value
+    return WIDER.get(value, value) if isinstance(value, torch.dtype) else value

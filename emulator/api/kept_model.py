@@ -29,6 +29,7 @@ from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
 from emulator.data import registry
 from export.bundle.center_files import export_center
+from export.compiler.adapters.frozen import travels
 from export.compiler.forward_pass import tracing_context
 from export.compiler.losses.sample_losses import loss_name
 from export.compiler.program import schema_of
@@ -142,7 +143,8 @@ def _restore_places(graph: nn.Module, schema: Schema, tied: Mapping[str, str]) -
     nodes = graph.graph.nodes if isinstance(graph, fx.GraphModule) else ()
     for name in sorted({str(node.target) for node in nodes if node.op == "get_attr"} - known):
         value = attrgetter(name)(graph)
-        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.is_floating_point():
+        plain = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+        if plain and value.is_floating_point() and travels(value):
             _put(graph, name, nn.Parameter(value, requires_grad=False))
 
 

@@ -30,6 +30,7 @@ SCHEMES_OF = {"onnx": SCHEMES, "tflite": SCHEMES, "pt2": ()}
 MIN_QUANTIZED_VALUES = (
     64  # values; smaller tensors (biases, norms) stay in float32: they take few bytes and need their digits
 )
+LARGEST_QUANTIZED = 65504  # float16's largest; a mask's -1e9 or -inf leaves its neighbours in a row no digits
 MAX_CALIBRATION_SAMPLES = 128  # samples
 INT8_MAX = 127
 
@@ -90,7 +91,8 @@ def _with_small_weights(file: bytes, store: Callable[[Array, str], tuple[list[An
     kept, nodes = [], []
     for tensor in proto.graph.initializer:
         value = onnx.numpy_helper.to_array(tensor)
-        if value.dtype != np.float32 or value.ndim < 2 or value.size < MIN_QUANTIZED_VALUES:  # noqa: PLR2004 - a matrix
+        matrix = value.dtype == np.float32 and value.ndim > 1 and value.size >= MIN_QUANTIZED_VALUES
+        if not matrix or np.abs(value).max() > LARGEST_QUANTIZED:
             kept.append(tensor)
             continue
         stored, node = store(value, tensor.name)

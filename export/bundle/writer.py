@@ -6,6 +6,7 @@ import glob
 import hashlib
 import json
 import logging
+import math
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -205,6 +206,8 @@ class _BundleBuild:
         kept = None if wanted else self._material.made.get(path)
         small = kept or quantize.quantize_file(data, fmt, scheme, self._material.calibration)
         parity = largest_difference(network, small, fmt, self._samples)
+        if not math.isfinite(parity):
+            raise ProgramRefused(f"{fmt} in {scheme} gives values that are not finite", hint="leave this scheme out")
         return {**self.writer.put(path, small), "parity": parity}
 
     def _stacked(self, fmt: str) -> dict[str, Any]:

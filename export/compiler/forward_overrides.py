@@ -6,8 +6,8 @@ A linear layer over sequences gets one long batch: torch's own flattening fixes 
 a product with a mask: torch's own needs the number of values as a plain number. Stacked recurrent layers are called
 one by one: torch's decomposition of a stack leaves out the dropout between the layers (torch 2.13). Pools over three
 axes are pools over two and then over one, and padding by repetition picks by index: their gradients then exist.
-Fourier transforms give pairs of real tensors (decompositions/fourier.py). Values that are written where a mask says so
-are chosen: torch's own gradient counts the places of the mask.
+Fourier transforms and other complex numbers are pairs of real tensors (decompositions/complex_pairs.py). Values that
+are written where a mask says so are chosen: torch's own gradient counts the places of the mask.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from export.compiler.decompositions.complex_pairs import COMPLEX_OVERRIDES, call_of_pairs, is_complex_call
 from export.compiler.decompositions.fourier import FOURIER_OVERRIDES
 from export.compiler.decompositions.matrices import GRID_OVERRIDES
 from export.compiler.decompositions.picks import PICK_OVERRIDES
@@ -30,6 +32,7 @@ from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.losses.label_losses import LOSS_OVERRIDES
 
 F = nn.functional
+Bias = Tensor | None
 LINEAR = F.linear
 SELU_ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity (Klambauer et al. 2017, section 3)
 SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
@@ -49,10 +52,11 @@ class ForwardOverrides(TorchFunctionMode):
         kwargs = kwargs or {}
         if _writes(func, kwargs):
             self._rectified = []
-        if func in FORWARD_OVERRIDES:
+        own = partial(call_of_pairs, func) if is_complex_call(func, args) else FORWARD_OVERRIDES.get(func)
+        if own is not None:
             if "input" in kwargs:  # what torch calls the first argument of most functions
                 args, kwargs = (kwargs["input"], *args), {k: v for k, v in kwargs.items() if k != "input"}
-            return FORWARD_OVERRIDES[func](*args, **kwargs)
+            return own(*args, **kwargs)
         if func in RELUS:
             out = func(*args, **kwargs)
             self._rectified = [(out, args[0])]
@@ -156,7 +160,7 @@ def _attention(  # noqa: PLR0913, PLR0917 - the arguments of torch's function
         scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return DROPOUT(torch.softmax(scores, -1), dropout_p) @ value
+    return DROPOUT(torch._safe_softmax(scores, -1), dropout_p) @ value  # noqa: SLF001 - zeros where a row has no key
 
 
 ATTENTION = F.scaled_dot_product_attention
@@ -190,6 +194,33 @@ def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
             )  # torch's own layout here, so that the same random numbers drop the same values
             x = DROPOUT(time_first, dropout, training).transpose(0, 1)
     return (x if batch_first else x.transpose(0, 1), *(torch.cat(parts) for parts in zip(*ends, strict=True)))
+
+
+def _lstm_cell(
+    x: Tensor, state: Sequence[Tensor], w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None
+) -> tuple[Tensor, Tensor]:
+    """Torch's documentation of nn.LSTMCell; torch's own cells write in place. -> hidden and cell [batch, hidden]."""
+    hidden, cell = state
+    taken, kept, new, shown = (F.linear(x, w_x, b_x) + F.linear(hidden, w_h, b_h)).chunk(4, -1)
+    cell = torch.sigmoid(kept) * cell + torch.sigmoid(taken) * torch.tanh(new)
+    return torch.sigmoid(shown) * torch.tanh(cell), cell
+
+
+def _gru_cell(x: Tensor, hidden: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
+    """Torch's documentation of nn.GRUCell."""
+    of_x, of_h = F.linear(x, w_x, b_x).chunk(3, -1), F.linear(hidden, w_h, b_h).chunk(3, -1)
+    reset, kept = (torch.sigmoid(of_x[i] + of_h[i]) for i in (0, 1))
+    new = torch.tanh(of_x[2] + reset * of_h[2])
+    return (hidden - new) * kept + new
+
+
+def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Torch's documentation of nn.RNNCell."""
+
+    def cell(x: Tensor, hidden: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
+        return activation(F.linear(x, w_x, b_x) + F.linear(hidden, w_h, b_h))
+
+    return cell
 
 
 MAX_POOL_OPTIONS = ("dilation", "ceil_mode", "return_indices")  # in this order after the padding
@@ -306,10 +337,15 @@ def _tril_indices(row: int, col: int, offset: int = 0, **_: object) -> Tensor:
 
 FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     **LOSS_OVERRIDES,
+    **COMPLEX_OVERRIDES,
     **FOURIER_OVERRIDES,
     **SHORT_TIME_OVERRIDES,
     **GRID_OVERRIDES,
     **PICK_OVERRIDES,
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    torch.rnn_tanh_cell: _rnn_cell(torch.tanh),
+    torch.rnn_relu_cell: _rnn_cell(torch.relu),
     F.linear: _linear,
     F.rms_norm: _rms_norm,
     F.dropout: DROPOUT,

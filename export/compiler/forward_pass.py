@@ -20,6 +20,7 @@ from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.graph_passes.inplace_writes import without_writes
+from export.compiler.graph_passes.vmap_levels import transforms_left, with_own_levels
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs
@@ -72,7 +73,8 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            return with_own_gradients(without_writes(exported.module(check_guards=False)))
+            module = with_own_levels(exported.module(check_guards=False))
+            return with_own_gradients(without_writes(module))
     except UnsupportedOperator as refused:
         refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
@@ -83,6 +85,7 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
 def tracing_context() -> Iterator[None]:
     """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU."""
     with ExitStack() as stack:
+        stack.enter_context(transforms_left())
         stack.enter_context(quiet_warnings())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))

@@ -25,7 +25,15 @@ from export.diagnostics import first_sentence
 from export.dispatch_mode import PlainDispatchMode
 
 TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
-OVERRIDES = ("label_losses.py", "fourier.py", "short_time.py", "matrices.py", "picks.py")
+OVERRIDES = (
+    "label_losses.py",
+    "cells.py",
+    "complex_pairs.py",
+    "fourier.py",
+    "short_time.py",
+    "matrices.py",
+    "picks.py",
+)
 # of the compiler, called by a model's code
 BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", *OVERRIDES)
 ONE_SIZE = "Constraints violated"  # how torch.export begins

@@ -27,7 +27,7 @@ from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program, class_axis
 from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
-from export.compiler.adapters.frozen import freeze
+from export.compiler.adapters.frozen import freeze, travels
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.forward_pass import MAX_BATCH
@@ -258,7 +258,7 @@ def _check_constants(source: TraceSource) -> None:
     if written:
         raise ProgramRefused(
             f"model {source.name!r} writes {', '.join(written)} when it trains, which no step can give back",
-            hint="use a buffer of floating point numbers with persistent=True, in one place",
+            hint="use a buffer of finite floating point numbers with persistent=True, in one place",
         )
 
 
@@ -277,9 +277,9 @@ def _check_repeats(source: TraceSource) -> None:
 def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Schema:
     """The tensors that a round exchanges, in torch's order: trainable parameters, then the saved float buffers.
 
-    Frozen parameters are in a file of their own, and other buffers are constants. A shared parameter counts once, under
-    its first name. `classifier`: parameter names; by default those of the last linear or convolution layer that is
-    trained. Raises ProgramRefused when there is nothing to train.
+    Frozen parameters are in a file of their own. Other buffers, and a mask of infinities, are constants. A shared
+    parameter counts once, under its first name. `classifier`: parameter names; by default those of the last linear or
+    convolution layer that is trained. Raises ProgramRefused when there is nothing to train.
     """
     params = [
         TensorSpec(name=n, role="p", shape=tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad
@@ -288,7 +288,7 @@ def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Sch
     buffers = [
         TensorSpec(name=n, role="b", shape=tuple(b.shape))
         for n, b in module.named_buffers()
-        if b.is_floating_point() and n in saved
+        if b.is_floating_point() and n in saved and travels(b)
     ]
     if not params:
         frozen = any(True for _ in module.parameters())

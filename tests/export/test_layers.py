@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,20 @@ class First(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.layer(*[x] * self.inputs)
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
+
+
+class CellLoop(nn.Module):
+    """A recurrent cell over a sequence; its last state."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Any = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state[0] if isinstance(state, tuple) else state  # type: ignore[no-any-return]
 
 
 class TokenHead(nn.Module):
@@ -121,6 +136,11 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
         "RNN": lambda: First(nn.RNN(8, 3, batch_first=True)),
         "GRU": lambda: First(nn.GRU(8, 3, batch_first=True)),
         "LSTM": lambda: First(nn.LSTM(8, 3, batch_first=True)),
+    },
+    ("sequence", "cells"): {
+        "RNNCell": lambda: CellLoop(nn.RNNCell(8, 3, nonlinearity="relu")),
+        "GRUCell": lambda: CellLoop(nn.GRUCell(8, 3, bias=False)),
+        "LSTMCell": lambda: CellLoop(nn.LSTMCell(8, 3)),
     },
     ("sequence", "attention"): {
         "MultiheadAttention": lambda: First(nn.MultiheadAttention(8, 2, batch_first=True), 3),

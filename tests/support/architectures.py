@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from coordinator.models.registry import ModelEntry
 from edge_client.protocol.samples.input_parts import InputPart
-from tests.support import networks, own_gradient_networks, picking_networks
+from tests.support import language_networks, networks, own_gradient_networks, picking_networks
 
 
 class Recurrent(nn.Module):
@@ -234,6 +234,7 @@ SEVERAL_INPUTS = ModelEntry(make=SeveralInputs, parts=PARTS, classes=3)
 IMAGE, ROW, SEQUENCE, TOKENS, VECTORS = (1, 8, 8), (5,), (6, 5), (6,), (6, 8)
 ENTRIES = {
     **networks.ENTRIES,
+    **language_networks.ENTRIES,
     **own_gradient_networks.ENTRIES,
     **picking_networks.ENTRIES,
     "frozen-body": ModelEntry(make=frozen_body, input=IMAGE, classes=3),

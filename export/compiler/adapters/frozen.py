@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Schema, Tensors, TensorSpec
 
+LARGEST_THAT_TRAVELS = 1e30  # a mask of attention has infinities: their mean and difference are no numbers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
@@ -46,6 +48,11 @@ def load_frozen(module: nn.Module, values: Tensors) -> None:
 
 
 def frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """Real numbers that want no gradient, by name; not those of size 0."""
+    """Real numbers that want no gradient, by name; not those of size 0, nor a mask of infinities."""
     held = {name: p for name, p in module.named_parameters() if not p.requires_grad}
-    return {name: p for name, p in held.items() if p.is_floating_point() and p.numel()}
+    return {name: p for name, p in held.items() if p.is_floating_point() and p.numel() and travels(p)}
+
+
+def travels(value: Tensor) -> bool:
+    """Whether a float tensor can be sent and averaged; another one is a constant of the program."""
+    return not bool((value.detach().abs() > LARGEST_THAT_TRAVELS).any())

@@ -1,161 +1,25 @@
 """Fourier transforms as products with cosines and sines, so that no graph holds complex numbers; any gradient follows.
 
-While a forward pass is exported, the functions of torch.fft, torch.stft and those that make complex tensors give a
-`ComplexPair`: two real tensors with the arithmetic of a complex one. What a model makes real again (`.real`, `abs`,
-`view_as_real`) is a plain tensor. A transform of n values takes n (n / 2 + 1) products and two constant matrices, so
-axes are at most MAX_LENGTH long; short_time.py has the short-time transforms.
+While a forward pass is exported, the functions of torch.fft and torch.stft give a `ComplexPair` (complex_pairs.py). A
+transform of n values takes n (n / 2 + 1) products and two constant matrices, so axes are at most MAX_LENGTH long;
+short_time.py has the short-time transforms.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from export.compiler.decompositions.complex_pairs import ComplexPair, real_of
 from export.compiler.decompositions.matrices import through
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 MAX_LENGTH = 4_096  # the product of two places stays exact in float32
 Axes = int | Sequence[int] | None
-
-
-@dataclass(frozen=True, eq=False)
-class ComplexPair:
-    """A complex tensor as its real and its imaginary part, of one shape. Other operators than these are refused."""
-
-    real: Tensor
-    imag: Tensor
-
-    @classmethod
-    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
-        name = getattr(func, "__name__", str(func))
-        if func in MAKES_REAL:
-            return MAKES_REAL[func](*args, **(kwargs or {}))
-        if isinstance(args[0], cls) and name in ALIKE:
-            return args[0].alike(name, *args[1:], **(kwargs or {}))
-        raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method
-        if name in ALIKE:
-            return lambda *args, **kwargs: self.alike(name, *args, **kwargs)
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
-
-    def alike(self, name: str, *args: Any, **kwargs: Any) -> ComplexPair:  # noqa: ANN401 - torch's
-        """An operator that does the same to both parts."""
-        return ComplexPair(*(getattr(part, name)(*args, **kwargs) for part in (self.real, self.imag)))
-
-    def __getitem__(self, key: Any) -> ComplexPair:  # noqa: ANN401 - torch's
-        return ComplexPair(self.real[key], self.imag[key])
-
-    def __add__(self, other: Any) -> ComplexPair:  # noqa: ANN401 - a pair, a tensor or a number
-        return ComplexPair(self.real + real_of(other), self.imag + imag_of(other))
-
-    def __sub__(self, other: Any) -> ComplexPair:  # noqa: ANN401
-        return ComplexPair(self.real - real_of(other), self.imag - imag_of(other))
-
-    def __neg__(self) -> ComplexPair:
-        return ComplexPair(-self.real, -self.imag)
-
-    def __mul__(self, other: Any) -> ComplexPair:  # noqa: ANN401
-        if not isinstance(other, (ComplexPair, complex)):
-            return ComplexPair(self.real * other, self.imag * other)
-        a, b = real_of(other), imag_of(other)
-        return ComplexPair(self.real * a - self.imag * b, self.real * b + self.imag * a)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __truediv__(self, other: Tensor | float) -> ComplexPair:
-        return ComplexPair(self.real / other, self.imag / other)
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.real.shape
-
-    @property
-    def ndim(self) -> int:
-        return self.real.dim()
-
-    def dim(self) -> int:
-        return self.real.dim()
-
-    def size(self, *dim: int) -> Any:  # noqa: ANN401 - torch's
-        return self.real.size(*dim)
-
-    def conj(self) -> ComplexPair:
-        return ComplexPair(self.real, -self.imag)
-
-    def abs(self) -> Tensor:
-        """The magnitude; its gradient at 0 is 0, as torch's."""
-        return magnitude(self)
-
-
-# What does the same to both parts: shapes, places, sums.
-ALIKE = frozenset(
-    [
-        "clone",
-        "contiguous",
-        "detach",
-        "expand",
-        "flatten",
-        "flip",
-        "mean",
-        "movedim",
-        "narrow",
-        "permute",
-        "repeat",
-        "reshape",
-        "roll",
-        "select",
-        "squeeze",
-        "sum",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "to",
-        "transpose",
-        "type",
-        "unflatten",
-        "unsqueeze",
-        "view",
-    ]
-)
-
-
-def real_of(value: Any) -> Any:  # noqa: ANN401 - a pair, a tensor or a number
-    """The real part of a pair or a number; anything else as it is."""
-    return value.real if isinstance(value, (ComplexPair, complex)) else value
-
-
-def imag_of(value: Any) -> Any:  # noqa: ANN401
-    """The imaginary part of a pair or a number; 0 for anything else."""
-    return value.imag if isinstance(value, (ComplexPair, complex)) else 0.0
-
-
-def magnitude(x: ComplexPair) -> Tensor:
-    """sqrt(re^2 + im^2) as a norm, whose gradient at 0 is 0."""
-    norms: Tensor = torch.linalg.vector_norm(torch.stack([x.real, x.imag], -1), 2, -1)
-    return norms
-
-
-def view_as_real(x: ComplexPair) -> Tensor:
-    """Both parts side by side, [..., 2]."""
-    return torch.stack([x.real, x.imag], -1)
-
-
-def view_as_complex(x: Tensor) -> ComplexPair:
-    """[..., 2] as a pair."""
-    return ComplexPair(x[..., 0], x[..., 1])
-
-
-def polar(size: Tensor, angle: Tensor) -> ComplexPair:
-    """A pair of this size and angle."""
-    return ComplexPair(size * torch.cos(angle), size * torch.sin(angle))
 
 
 def fft(x: Tensor | ComplexPair, n: int | None = None, dim: int = -1, norm: str | None = None) -> ComplexPair:
@@ -261,20 +125,6 @@ def fftshift(x: Any, dim: Axes = None) -> Any:  # noqa: ANN401 - real or complex
     return x.roll([x.shape[d] // 2 for d in dims], dims)
 
 
-MAKES_REAL: Mapping[Any, Callable[..., Any]] = {
-    torch.abs: magnitude,
-    Tensor.abs: magnitude,
-    torch.real: lambda x: x.real,
-    torch.imag: lambda x: x.imag,
-    torch.view_as_real: view_as_real,
-    torch.conj: ComplexPair.conj,
-    torch.mul: lambda x, y: x * y if isinstance(x, ComplexPair) else y * x,
-    Tensor.__mul__: lambda x, y: y * x,
-    Tensor.mul: lambda x, y: y * x,
-    Tensor.__rmul__: lambda x, y: y * x,
-    torch.add: lambda x, y: x + y if isinstance(x, ComplexPair) else y + x,
-    Tensor.__add__: lambda x, y: y + x,
-}
 FOURIER_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.fft.fft: fft,
     torch.fft.ifft: ifft,
@@ -289,7 +139,4 @@ FOURIER_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.fft.rfftn: over_axes(fft, rfft, None),
     torch.fft.irfftn: over_axes(ifft, irfft, None),
     torch.fft.fftshift: fftshift,
-    torch.complex: ComplexPair,
-    torch.polar: polar,
-    torch.view_as_complex: view_as_complex,
 }

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from export.compiler.decompositions.fourier import ComplexPair, view_as_real, waves
+from export.compiler.decompositions.complex_pairs import ComplexPair, view_as_real
+from export.compiler.decompositions.fourier import waves
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 

@@ -265,7 +265,7 @@ def test_a_model_of_tokens_answers_without_its_code(tmp_path: Path) -> None:
 
 
 class Shared(nn.Module):
-    """A layer under two names, a weight in two layers, a buffer that is not saved, and a plain tensor."""
+    """A layer under two names, a weight in two layers, an unsaved buffer, a mask of infinities, and a plain tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,10 +273,11 @@ class Shared(nn.Module):
         self.again, self.one, self.two = self.body, nn.Linear(4, 3), nn.Linear(4, 3)
         self.two.weight = self.one.weight
         self.register_buffer("shift", torch.full((4,), 0.5), persistent=False)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0, 0.0]))
         self.scale = torch.tensor([1.0, 2.0, 3.0])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.again(torch.relu(self.body(x + self.get_buffer("shift"))))
+        hidden = self.again(torch.relu(self.body(x + self.get_buffer("shift")))) * self.get_buffer("mask").exp()
         made: torch.Tensor = self.one(hidden) + self.two(hidden) * self.scale
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
+from torch import Tensor, nn
 
+from edge_client.errors import ProgramRefused
 from edge_client.protocol.task import Array
 from export.bundle.center_files import export_center
 from export.bundle.quantize import quantize_file
@@ -39,6 +43,42 @@ def test_the_8_bit_products_of_a_static_file_are_those_of_its_float_arithmetic()
     stored = {tensor.data_type for tensor in onnx.load_from_string(file).graph.initializer}
     assert onnx.TensorProto.UINT8 in stored
     assert onnx.TensorProto.INT8 not in stored  # its products saturate on x86 without VNNI
+
+
+class Masked(nn.Module):
+    """A layer and a mask beside biases of positions, whose digits one scale per row would lose."""
+
+    def __init__(self, hidden: float) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 64)
+        self.register_buffer("mask", torch.full((8, 8), hidden).triu(1) + torch.randn(8, 8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.body(x).reshape(-1, 8, 8) + self.mask).softmax(-1).flatten(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("scheme", ["fp16", "int8"])
+@pytest.mark.parametrize("hidden", [-torch.inf, -1e9])
+def test_a_mask_of_attention_stays_as_it_is(hidden: float, scheme: str) -> None:
+    module, x = Masked(hidden), np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    small = quantize_file(export_center(module, (8,), "onnx"), "onnx", scheme)
+    with torch.no_grad():
+        expected = module(torch.from_numpy(x)).numpy()
+    assert np.abs(logits(small, x, ort.GraphOptimizationLevel.ORT_ENABLE_ALL) - expected).max() < 0.01
+
+
+def test_a_smaller_file_that_gives_no_numbers_is_refused_and_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = model("digits-mlp")
+    broken = copy.deepcopy(known.module)
+    for value in broken.parameters():
+        value.data.fill_(torch.nan)
+    made = export_center(broken, known.input, "onnx")
+    monkeypatch.setattr("export.bundle.quantize.quantize_file", lambda *_: made)
+    with pytest.raises(ProgramRefused, match="onnx in fp16 gives values that are not finite"):
+        write_bundle(tmp_path / "b", material(), BundleOptions(formats=("onnx",), schemes=("fp16",)))
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_smaller_bundle_of_a_signed_one_is_said_not_to_be_signed(

@@ -16,7 +16,7 @@ from edge_client.engines.frozen import open_frozen
 from edge_client.engines.golden_run import golden_inputs
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import FROZEN, Program
-from export.compiler.program import CompilerOutput, compile_program
+from export.compiler.program import CompilerOutput, compile_program, make_source
 
 SILENT = lambda _: None  # noqa: E731 - a listener
 
@@ -147,3 +147,11 @@ def test_the_file_is_named_by_its_hash(adapted: CompilerOutput) -> None:
     file = adapted.program.containers["onnx"][FROZEN]
     assert hashlib.sha256(adapted.files[file.sha256]).hexdigest() == file.sha256
     assert file.manifest(FROZEN, 65_536).kind == FROZEN
+
+
+def test_a_mask_of_infinities_is_a_constant_and_no_frozen_parameter() -> None:
+    module = Adapted()
+    module.mask = nn.Parameter(torch.full((3, 3), -torch.inf).triu(1), requires_grad=False)
+    source = make_source(module, input=(12,))
+    assert "mask" not in source.frozen_names
+    assert torch.equal(source.constants["mask"], module.mask)

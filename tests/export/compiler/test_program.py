@@ -141,6 +141,14 @@ def test_a_shared_weight_travels_once_and_the_classifier_knows_it_by_its_first_n
     assert schema.classifier == ("tokens.weight", "out.bias")
 
 
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+def test_a_mask_of_infinities_stays_at_home_too(hidden: float) -> None:
+    layer = nn.Linear(4, 3)
+    layer.register_buffer("mask", torch.full((4, 4), hidden).triu(1))
+    layer.register_buffer("slopes", torch.full((4,), -1e9))
+    assert [t.name for t in schema_of(layer).tensors] == ["weight", "bias", "slopes"]
+
+
 def test_buffers_that_torch_does_not_save_or_that_are_integers_stay_at_home() -> None:
     schema = schema_of(model("several-buffers").module)
     assert [t.name for t in schema.tensors if t.role == "b"] == ["largest", "mean", "scale"]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
-from export.compiler.decompositions.fourier import MAX_LENGTH, ComplexPair
+from export.compiler.decompositions.complex_pairs import ComplexPair
+from export.compiler.decompositions.fourier import MAX_LENGTH
 from export.compiler.forward_overrides import FORWARD_OVERRIDES
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source

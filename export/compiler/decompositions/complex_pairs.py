@@ -1,0 +1,270 @@
+"""Complex numbers as pairs of real tensors, so that no graph holds a complex one; any gradient follows.
+
+While a forward pass is exported or recorded, what makes complex tensors (torch.fft, torch.polar, torch.view_as_complex,
+a product with 1j) gives a `ComplexPair`: two real tensors with the arithmetic of a complex one. So does a function that
+gets a complex tensor of the module's own, as the rotations of rotary positions. What a model makes real again (`.real`,
+`abs`, `view_as_real`) is a plain tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
+
+
+@dataclass(frozen=True, eq=False)
+class ComplexPair:
+    """A complex tensor as its real and its imaginary part, of one shape. Other operators than these are refused."""
+
+    real: Tensor
+    imag: Tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        name = getattr(func, "__name__", str(func))
+        if func in COVERED:
+            return COVERED[func](*args, **(kwargs or {}))
+        if isinstance(args[0], cls) and name in ALIKE:
+            return args[0].alike(name, *args[1:], **(kwargs or {}))
+        raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method
+        if name in ALIKE:
+            return lambda *args, **kwargs: self.alike(name, *args, **kwargs)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
+
+    def alike(self, name: str, *args: Any, **kwargs: Any) -> ComplexPair:  # noqa: ANN401 - torch's
+        """An operator that does the same to both parts."""
+        return ComplexPair(*(getattr(part, name)(*args, **kwargs) for part in (self.real, self.imag)))
+
+    def __getitem__(self, key: Any) -> ComplexPair:  # noqa: ANN401 - torch's
+        return ComplexPair(self.real[key], self.imag[key])
+
+    def __add__(self, other: Any) -> ComplexPair:  # noqa: ANN401 - a pair, a tensor or a number
+        return ComplexPair(self.real + real_of(other), self.imag + imag_of(other))
+
+    def __sub__(self, other: Any) -> ComplexPair:  # noqa: ANN401
+        return ComplexPair(self.real - real_of(other), self.imag - imag_of(other))
+
+    def __rsub__(self, other: Any) -> ComplexPair:  # noqa: ANN401
+        return ComplexPair(real_of(other) - self.real, imag_of(other) - self.imag)
+
+    def __matmul__(self, other: Any) -> ComplexPair:  # noqa: ANN401
+        return product_by(torch.matmul)(self, other)
+
+    def __neg__(self) -> ComplexPair:
+        return ComplexPair(-self.real, -self.imag)
+
+    def __mul__(self, other: Any) -> ComplexPair:  # noqa: ANN401
+        other = as_pair(other)
+        if not isinstance(other, ComplexPair):
+            return ComplexPair(self.real * other, self.imag * other)
+        a, b = other.real, other.imag
+        return ComplexPair(self.real * a - self.imag * b, self.real * b + self.imag * a)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, other: Any) -> ComplexPair:  # noqa: ANN401
+        return quotient(self, as_pair(other))
+
+    def __rtruediv__(self, other: Any) -> ComplexPair:  # noqa: ANN401
+        return quotient(as_pair(other), self)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.real.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.real.dim()
+
+    def dim(self) -> int:
+        return self.real.dim()
+
+    def size(self, *dim: int) -> Any:  # noqa: ANN401 - torch's
+        return self.real.size(*dim)
+
+    def conj(self) -> ComplexPair:
+        return ComplexPair(self.real, -self.imag)
+
+    def abs(self) -> Tensor:
+        """The magnitude; its gradient at 0 is 0, as torch's."""
+        return magnitude(self)
+
+
+# What does the same to both parts: shapes, places, sums.
+ALIKE = frozenset(
+    [
+        "clone",
+        "contiguous",
+        "detach",
+        "expand",
+        "flatten",
+        "flip",
+        "mean",
+        "movedim",
+        "narrow",
+        "permute",
+        "repeat",
+        "reshape",
+        "roll",
+        "select",
+        "squeeze",
+        "sum",
+        "swapaxes",
+        "swapdims",
+        "t",
+        "to",
+        "transpose",
+        "type",
+        "unflatten",
+        "unsqueeze",
+        "view",
+    ]
+)
+
+
+def real_of(value: Any) -> Any:  # noqa: ANN401 - a pair, a tensor or a number
+    """The real part of what is complex; anything else as it is."""
+    value = as_pair(value)
+    return value.real if isinstance(value, ComplexPair) else value
+
+
+def imag_of(value: Any) -> Any:  # noqa: ANN401
+    """The imaginary part of what is complex; 0 for anything else."""
+    value = as_pair(value)
+    return value.imag if isinstance(value, ComplexPair) else 0.0
+
+
+def magnitude(x: ComplexPair) -> Tensor:
+    """sqrt(re^2 + im^2) as a norm, whose gradient at 0 is 0."""
+    norms: Tensor = torch.linalg.vector_norm(torch.stack([x.real, x.imag], -1), 2, -1)
+    return norms
+
+
+def view_as_real(x: ComplexPair) -> Tensor:
+    """Both parts side by side, [..., 2]."""
+    return torch.stack([x.real, x.imag], -1)
+
+
+def view_as_complex(x: Tensor) -> ComplexPair:
+    """[..., 2] as a pair."""
+    return ComplexPair(x[..., 0], x[..., 1])
+
+
+def polar(size: Tensor, angle: Tensor) -> ComplexPair:
+    """A pair of this size and angle."""
+    return ComplexPair(size * torch.cos(angle), size * torch.sin(angle))
+
+
+def exponential(x: ComplexPair) -> ComplexPair:
+    """The exponential: its size is that of the real part, its angle the imaginary one."""
+    return polar(torch.exp(x.real), x.imag)
+
+
+def side_by_side(join: Callable[..., Tensor]) -> Callable[..., ComplexPair]:
+    """A function of a list of tensors, as torch.cat, for pairs and real tensors."""
+
+    def joined(parts: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexPair:  # noqa: ANN401 - torch's
+        pairs = [as_pair(part) for part in parts]
+        imag = [part.imag if isinstance(part, ComplexPair) else torch.zeros_like(part) for part in pairs]
+        return ComplexPair(join([real_of(part) for part in pairs], *args, **kwargs), join(imag, *args, **kwargs))
+
+    return joined
+
+
+def product_by(multiply: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], ComplexPair]:
+    """A product that is linear in each of two tensors, for a pair and a pair or a real tensor."""
+
+    def product(x: Any, y: Any) -> ComplexPair:  # noqa: ANN401 - a pair or a tensor
+        x, y = as_pair(x), as_pair(y)
+        if not isinstance(y, ComplexPair):
+            return ComplexPair(multiply(x.real, y), multiply(x.imag, y))
+        if not isinstance(x, ComplexPair):
+            return ComplexPair(multiply(x, y.real), multiply(x, y.imag))
+        real = multiply(x.real, y.real) - multiply(x.imag, y.imag)
+        return ComplexPair(real, multiply(x.real, y.imag) + multiply(x.imag, y.real))
+
+    return product
+
+
+def quotient(x: Any, y: Any) -> ComplexPair:  # noqa: ANN401 - a pair or a tensor
+    """The first over the second."""
+    if not isinstance(y, ComplexPair):
+        return ComplexPair(x.real / y, x.imag / y)
+    turned = y.conj() * x
+    size = y.real * y.real + y.imag * y.imag
+    return ComplexPair(turned.real / size, turned.imag / size)
+
+
+def einsum(equation: str, *operands: Any) -> ComplexPair:  # noqa: ANN401 - pairs or tensors
+    """See torch.einsum, of one or two tensors."""
+    if len(operands) == 1:
+        return ComplexPair(*(torch.einsum(equation, part) for part in (operands[0].real, operands[0].imag)))
+    if len(operands) > 2:  # noqa: PLR2004 - a product
+        raise UnsupportedOperator("einsum", "complex numbers in more than two tensors at once are not covered")
+    return product_by(lambda x, y: torch.einsum(equation, x, y))(*operands)
+
+
+COVERED: Mapping[Any, Callable[..., Any]] = {
+    torch.abs: magnitude,
+    Tensor.abs: magnitude,
+    torch.real: lambda x: x.real,
+    torch.imag: lambda x: x.imag,
+    torch.view_as_real: view_as_real,
+    Tensor.real.__get__: lambda x: x.real,  # type: ignore[attr-defined]  # a getter in C
+    Tensor.imag.__get__: lambda x: x.imag,  # type: ignore[attr-defined]
+    Tensor.__getitem__: ComplexPair.__getitem__,
+    torch.conj: ComplexPair.conj,
+    Tensor.conj: ComplexPair.conj,
+    torch.exp: exponential,
+    Tensor.exp: exponential,
+    torch.cat: side_by_side(torch.cat),
+    torch.stack: side_by_side(torch.stack),
+    torch.einsum: einsum,
+    torch.matmul: product_by(torch.matmul),
+    Tensor.matmul: product_by(torch.matmul),
+    Tensor.__matmul__: product_by(torch.matmul),
+    torch.bmm: product_by(torch.bmm),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), lambda x, y: y * x),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), lambda x, y: y + x),
+    **dict.fromkeys((torch.sub, Tensor.sub, Tensor.__sub__), lambda x, y: -y + x),
+    **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__), quotient),
+}
+COMPLEX_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
+    torch.complex: ComplexPair,
+    torch.polar: polar,
+    torch.view_as_complex: view_as_complex,
+}
+
+
+def is_complex_call(func: Any, args: Sequence[Any]) -> bool:  # noqa: ANN401 - a function of torch
+    """Whether a function that pairs cover gets a complex number or a complex tensor, as one of the module's own."""
+    covered = func in COVERED or getattr(func, "__name__", "") in ALIKE
+    return covered and any(isinstance(x, complex) or (isinstance(x, Tensor) and x.is_complex()) for x in args)
+
+
+def as_pair(value: Any) -> Any:  # noqa: ANN401 - an argument of any function
+    """A complex number or tensor as a pair, anything else as it is. Of a constant the parts are constants."""
+    if isinstance(value, complex):
+        return ComplexPair(value.real, value.imag)  # type: ignore[arg-type]  # numbers serve as well
+    if not (isinstance(value, Tensor) and value.is_complex()):
+        return value
+    if torch.compiler.is_exporting() and type(value) is Tensor:  # from outside of the graph: what it computes is none
+        with _disable_current_modes():
+            return ComplexPair(value.real.clone(), value.imag.clone())
+    return ComplexPair(value.real, value.imag)
+
+
+def call_of_pairs(func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+    """A covered function, with pairs in the place of complex arguments."""
+    return ComplexPair.__torch_function__(func, (), tuple(as_pair(x) for x in args), kwargs)

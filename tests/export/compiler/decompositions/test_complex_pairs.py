@@ -1,0 +1,64 @@
+"""Complex arithmetic as pairs of real tensors: torch's own values, also where a constant of the model is complex."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from export.compiler.decompositions.complex_pairs import ComplexPair
+from export.compiler.forward_overrides import ForwardOverrides
+from export.compiler.forward_pass import ForwardPasses
+from export.compiler.program import make_source
+from export.compiler.program_functions import example_inputs
+from export.compiler.program_parity import output_differences, torch_outputs
+from export.compiler.tracing import trace_function
+
+EXACT = 1e-10  # float64
+RNG = torch.Generator().manual_seed(0)
+X = torch.randn(4, 6, generator=RNG, dtype=torch.float64)
+TURNS = torch.polar(torch.ones(4, 6), torch.arange(24.0).reshape(4, 6)).to(torch.complex128)
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "constant left": lambda z: TURNS * z,
+    "constant right": lambda z: z * TURNS,
+    "part of a constant": lambda z: z * TURNS[1:3].reshape(2, 1, 6)[0],
+    "sum and difference": lambda z: (TURNS + z) - (TURNS.conj() - z) + 2,
+    "quotients": lambda z: TURNS / (z + 3) + z / TURNS + z / 2.0,
+    "matrices": lambda z: torch.matmul(z, TURNS.mT) + z @ X.mT.to(torch.complex128),
+    "einsum": lambda z: torch.einsum("ij,kj->ik", z, TURNS),
+    "joined": lambda z: torch.cat([z, TURNS, torch.stack([z, z])[0]], 1),
+    "exponential": lambda z: torch.exp(z) * 1j,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_arithmetic_is_torchs(name: str) -> None:
+    rule, rotated = RULES[name], torch.complex(X, X.flip(1))
+    with ForwardOverrides():
+        found = rule(torch.view_as_complex(torch.stack([X, X.flip(1)], -1)))
+    assert isinstance(found, ComplexPair)
+    torch.testing.assert_close(torch.complex(found.real, found.imag), rule(rotated))
+
+
+class ByAngles(nn.Module):
+    """What a layer gives is an angle, turned by a constant of the module, and mixed by weights as a complex matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.weight, self.head = nn.Linear(6, 6), nn.Parameter(torch.randn(4, 6, 2)), nn.Linear(8, 3)
+        self.turns = torch.polar(torch.ones(6), torch.arange(6.0)).to(torch.complex128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.exp(1j * self.body(x)) * self.turns
+        mixed = torch.einsum("bi,oi->bo", z, torch.view_as_complex(self.weight))
+        return self.head(torch.view_as_real(mixed).flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_step_through_complex_numbers_is_torchs() -> None:
+    source = make_source(ByAngles(), input=(6,), loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True, closed=True)
+    given = example_inputs(source, "step", 5)
+    found = [t.detach().numpy() for t in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < EXACT
