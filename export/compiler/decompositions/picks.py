@@ -75,11 +75,6 @@ def scatter_reduce(
     return (x + found) / (count + 1) if include_self else torch.where(count > 0, found / count.clamp(min=1), x)
 
 
-def index_select(x: Tensor, dim: int, rows: Tensor) -> Tensor:
-    """The rows of one axis by number."""
-    return index(x, [None] * (dim % x.dim()) + [rows.reshape(-1)])
-
-
 def index_add(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """The gradient of `index_select`."""
     source = source if alpha == 1 else source * alpha
@@ -252,7 +247,6 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.scatter.src: scatter,
     aten.scatter.value: scatter_value,
     aten.scatter_reduce.two: scatter_reduce,
-    aten.index_select.default: index_select,
     aten.index_add.default: index_add,
     aten.unfold.default: unfold,
     aten.unfold_backward.default: unfold_backward,
