@@ -31,7 +31,8 @@ ENGINES: dict[str, Callable[[Model], Recipe]] = {
     "stacked": lambda model: StackedRecipe(model=model, device="cpu", dtype="float64"),
     "graphs": lambda model: Unrecorded(model=model),
 }
-# A model, and the runtime whose numbers count. In float64 ONNX Runtime has no convolution, and rounds factors of products.
+# A model, and the runtime whose numbers count. In float64 ONNX Runtime has no convolution, and rounds factors beside
+# products.
 RUNTIMES = {
     "digits-mlp": "onnx",
     "wecfl-cnn": "pt2",
