@@ -45,6 +45,7 @@ from export.compiler.operator_watch import count_random_numbers
 from export.compiler.program_functions import (
     TraceSource,
     call_module,
+    changed_places,
     example_inputs,
     function_ports,
     private_copy,
@@ -244,20 +245,17 @@ def _check_own_loss(source: TraceSource) -> None:
 
 def _check_constants(source: TraceSource) -> None:
     """A training pass may write only float buffers that torch saves: a step returns no others."""
-    state = {name: value.clone() for name, value in tensors_of(source.module).items()}
-    versions = {name: value._version for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        _, held = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
-    shared = Counter(tensor_places(source.module).values())
-    written = [
+    places = tensor_places(source.module)
+    replaced, written = changed_places(source)
+    shared = Counter(places.values())
+    lost = [
         name
-        for place, name in tensor_places(source.module).items()
-        if (name in source.constants and (held[place] is not state[name] or state[name]._version != versions[name]))  # noqa: SLF001
-        or (shared[name] > 1 and held[place] is not state[name])
+        for place, name in places.items()
+        if (name in source.constants and place in replaced | written) or (shared[name] > 1 and place in replaced)
     ]
-    if written:
+    if lost:
         raise ProgramRefused(
-            f"model {source.name!r} writes {', '.join(written)} when it trains, which no step can give back",
+            f"model {source.name!r} writes {', '.join(lost)} when it trains, which no step can give back",
             hint="use a buffer of finite floating point numbers with persistent=True, in one place",
         )
 

@@ -153,6 +153,17 @@ def call_module(module: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tu
     return out, held
 
 
+def changed_places(source: TraceSource) -> tuple[set[str], set[str]]:
+    """The places of `tensor_places` to which a training pass gives another tensor, and those into whose it writes."""
+    state = {name: value.clone() for name, value in tensors_of(source.module).items()}
+    versions = {name: value._version for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        _, held = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
+    places = tensor_places(source.module).items()
+    replaced = {place for place, name in places if held[place] is not state[name]}
+    return replaced, {place for place, name in places if state[name]._version != versions[name]}  # noqa: SLF001
+
+
 def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
     """[batch]: the source's loss of outputs [batch, *target] and the port y."""
     if source.own_loss is not None:

@@ -52,7 +52,7 @@ class Reading(nn.Module):
 
 
 class CountingBuffer(nn.Module):
-    """A buffer that is no batch norm's."""
+    """Writes a buffer that is no batch norm's."""
 
     seen: Tensor
 
@@ -62,6 +62,7 @@ class CountingBuffer(nn.Module):
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
         out: Tensor = self.head(x)
         return out
 

@@ -25,6 +25,22 @@ class Causal(nn.Module):
         return self.head(self.layer(h, src_mask=self.mask, is_causal=True)[:, -1])  # type: ignore[no-any-return]
 
 
+class Triangle(nn.Module):
+    """Attention behind a saved triangle of ones, which no step writes, as nanoGPT's."""
+
+    tril: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.mix, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3)
+        self.register_buffer("tril", torch.ones(LENGTH, LENGTH).tril())
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.mix(self.tokens(x.long())).chunk(3, -1)
+        near = (query @ key.mT).masked_fill(self.tril == 0, -torch.inf)
+        return self.head((near.softmax(-1) @ value).mean(1))  # type: ignore[no-any-return]
+
+
 class ComplexRotary(nn.Module):
     """Rotary positions as complex numbers that the module holds, as Llama's first code has them."""
 
@@ -46,5 +62,6 @@ class ComplexRotary(nn.Module):
 
 ENTRIES = {
     "complex-rotary": ModelEntry(make=ComplexRotary, input=(LENGTH,), classes=3),
+    "triangle": ModelEntry(make=Triangle, input=(LENGTH,), classes=3),
     "causal": ModelEntry(make=Causal, input=(LENGTH,), classes=TOKENS),
 }

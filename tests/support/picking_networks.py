@@ -207,7 +207,25 @@ class Angled(nn.Module):
         return 4 * apart + self.head(torch.cat([turned, torch.atan(h[:, :3]), torch.asin(torch.tanh(h[:, 3:]))], 1))  # type: ignore[no-any-return]
 
 
+class Cumulated(nn.Module):
+    """Products and extremes along an axis, some factors 0; lengths, signs and the larger of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 6), nn.Linear(30, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        factors = torch.cat([h[:, :3], torch.relu(h[:, 3:])], 1)
+        one, other = h.roll(1, 1), x[:, :1].expand(-1, 6)
+        signs = torch.copysign(h, other) + torch.fmax(h, one) * ((h > 0) ^ torch.logical_xor(other > 0, one > 0))
+        parts = [factors.cumprod(1), factors.prod(1, keepdim=True) + torch.hypot(h, one), h.logcumsumexp(1)]
+        parts += [h.cummax(1).values + h.cummin(1)[0] * torch.erfc(one), signs + torch.fmin(one, other)]
+        return self.head(torch.cat(parts, 1))  # type: ignore[no-any-return]
+
+
 ENTRIES = {
+    "cumulated": ModelEntry(make=Cumulated, input=(5,), classes=3),
     "angled": ModelEntry(make=Angled, input=(5,), classes=3),
     "asking": ModelEntry(make=Asking, input=(6,), classes=3),
     "normed": ModelEntry(make=Normed, input=(5,), classes=3),

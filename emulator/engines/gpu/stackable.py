@@ -14,7 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from edge_client.errors import ProgramRefused
 from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
-from export.compiler.program_functions import TraceSource, example_inputs, function_ports
+from export.compiler.program_functions import (
+    TraceSource,
+    changed_places,
+    example_inputs,
+    function_ports,
+    tensor_places,
+)
 from export.diagnostics import first_sentence
 
 CLIENTS, BATCH = 2, 3
@@ -77,7 +83,7 @@ def check_stackable(objective: Objective) -> None:
     name, other = objective.source.name, foreign_buffers(objective.source)
     if other:
         raise ProgramRefused(
-            f"model {name!r} has buffers that are not batch norm's: {', '.join(other)}", hint=LEAN_HINT
+            f"model {name!r} writes buffers that are not batch norm's: {', '.join(other)}", hint=LEAN_HINT
         )
     some = random_passes(objective, clients=CLIENTS, batch=BATCH)
     with use_exact_kernels(objective.device):
@@ -105,9 +111,11 @@ def predicts_stacked(objective: Objective) -> bool:
 
 
 def foreign_buffers(source: TraceSource) -> list[str]:
-    """Names of trained buffers outside of batch norm layers: what a pass writes there is not known to stay apart."""
+    """Names of buffers outside of batch norm layers that a pass writes: those are not known to stay apart."""
     norms = {name for name, layer in source.module.named_modules() if isinstance(layer, _BatchNorm)}
-    return [name for name in source.buffers if name.rpartition(".")[0] not in norms]
+    changed, places = set.union(*changed_places(source)), tensor_places(source.module)
+    moving = {places[place] for place in changed if place.rpartition(".")[0] not in norms}
+    return [name for name in source.buffers if name in moving]
 
 
 def _error(one: Tensor, other: Tensor) -> float:

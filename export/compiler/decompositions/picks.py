@@ -75,11 +75,6 @@ def scatter_reduce(
     return (x + found) / (count + 1) if include_self else torch.where(count > 0, found / count.clamp(min=1), x)
 
 
-def index_select(x: Tensor, dim: int, rows: Tensor) -> Tensor:
-    """The rows of one axis by number."""
-    return index(x, [None] * (dim % x.dim()) + [rows.reshape(-1)])
-
-
 def index_add(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """The gradient of `index_select`."""
     source = source if alpha == 1 else source * alpha
@@ -109,6 +104,62 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     places = torch.arange(x.shape[dim], device=x.device)
     triangle = (places.reshape(1, -1) <= places.reshape(-1, 1)).to(values.dtype)
     return through(values, dim % x.dim(), triangle).to(dtype or whole)
+
+
+def cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """-> (values, positions): the largest of each value and those before it; of equal values the last position."""
+    return _running(x, dim, largest=True)
+
+
+def cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """-> (values, positions), see `cummax`."""
+    return _running(x, dim, largest=False)
+
+
+def _running(x: Tensor, dim: int, *, largest: bool) -> tuple[Tensor, Tensor]:
+    values = _float(x).movedim(dim, -1) * (1 if largest else -1)
+    wide = _until(values)
+    found, places = wide.amax(-1), _along(wide, -1)
+    at = _where(wide == found.unsqueeze(-1), places).amax(-1).to(torch.int64)
+    return (found * (1 if largest else -1)).movedim(-1, dim).to(x.dtype), at.movedim(-1, dim)
+
+
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """The logarithm of the sum of exponentials of each value and those before it."""
+    return torch.logsumexp(_until(x.movedim(dim, -1)), -1).movedim(-1, dim)
+
+
+def _until(x: Tensor) -> Tensor:
+    """[..., size] -> [..., size, size]: for each place the values up to it, and minus infinity for those after it."""
+    places = torch.arange(x.shape[-1], device=x.device)
+    wide = x.unsqueeze(-2).expand([*x.shape, x.shape[-1]])
+    return _where((places.reshape(1, -1) <= places.reshape(-1, 1)).expand(wide.shape), wide, -math.inf)
+
+
+def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """By halves: the gradient is the product of the others, of zeros too, without torch's look for them."""
+    x = _factors("prod", x if dim is not None else x.reshape(-1), dim or 0, dtype)
+    axis = dim or 0
+    while (size := x.shape[axis]) > 1:
+        half = size // 2
+        halves = x.narrow(axis, 0, half) * x.narrow(axis, half, half)
+        x = torch.cat([halves, x.narrow(axis, 2 * half, 1)], axis) if size % 2 else halves
+    return x if keepdim else x.squeeze(axis)
+
+
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Times the value one place before, then two, four, ...; see `prod`."""
+    x, step = _factors("cumprod", x, dim, dtype), 1
+    while step < (size := x.shape[dim]):
+        rest = x.narrow(dim, step, size - step) * x.narrow(dim, 0, size - step)
+        x, step = torch.cat([x.narrow(dim, 0, step), rest], dim), 2 * step
+    return x
+
+
+def _factors(operator: str, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    if not isinstance(x.shape[dim], int) or x.shape[dim] == 0:
+        raise UnsupportedOperator(operator, "only products along an axis of a known size are covered")
+    return x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64))
 
 
 def roll(x: Tensor, shifts: list[int], dims: list[int] = ()) -> Tensor:  # type: ignore[assignment]  # torch's own
@@ -252,11 +303,12 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.scatter.src: scatter,
     aten.scatter.value: scatter_value,
     aten.scatter_reduce.two: scatter_reduce,
-    aten.index_select.default: index_select,
     aten.index_add.default: index_add,
     aten.unfold.default: unfold,
     aten.unfold_backward.default: unfold_backward,
     aten.cumsum.default: cumsum,
+    aten.cummax.default: cummax,
+    aten.cummin.default: cummin,
     aten.roll.default: roll,
     aten.argmax.default: argmax,
     aten.argmin.default: argmin,
@@ -268,4 +320,13 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.kthvalue.default: kthvalue,
     aten.bucketize.Tensor: bucketize,
 }
-PICK_OVERRIDES: Mapping[Any, Callable[..., Any]] = {torch.quantile: quantile, Tensor.quantile: quantile}
+PICK_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
+    torch.quantile: quantile,
+    Tensor.quantile: quantile,
+    torch.prod: prod,
+    Tensor.prod: prod,
+    torch.cumprod: cumprod,
+    Tensor.cumprod: cumprod,
+    torch.logcumsumexp: logcumsumexp,
+    Tensor.logcumsumexp: logcumsumexp,
+}

@@ -34,8 +34,8 @@ REDUCTIONS = _names("_log_softmax _softmax amax amin mean sum")
 PRODUCTS = _names("addmm bmm convolution embedding mm")
 POOLS = _names("avg_pool2d max_pool2d_with_indices")
 SHAPES = _names("""
-    _unsafe_view alias cat clone constant_pad_nd copy expand flip permute select slice squeeze stack sym_numel sym_size
-    unsqueeze view
+    _unsafe_view alias cat clone constant_pad_nd copy expand flip index_select permute select slice squeeze stack
+    sym_numel sym_size unsqueeze view
 """)
 CONSTANTS = _names(
     "arange full full_like lift_fresh_copy new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like"

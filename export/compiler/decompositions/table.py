@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
+from math import copysign as copied_sign
 from math import log, pi, sqrt
 from typing import Any, cast
 
@@ -175,6 +176,46 @@ def cosh(x: Tensor) -> Tensor:
     return (torch.exp(x) + torch.exp(-x)) * 0.5
 
 
+def erfc(x: Tensor) -> Tensor:
+    """1 - erf(x); where it is small the absolute error is the rounding of 1."""
+    return 1 - torch.erf(x)
+
+
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """The length of (x, y), by the longer side, whose square may be beyond all floats."""
+    longer = torch.maximum(torch.abs(x), torch.abs(y))
+    by = torch.where(longer == 0, torch.ones_like(longer), longer)
+    return longer * torch.sqrt((x / by) ** 2 + (y / by) ** 2)
+
+
+def fmax(x: Tensor, y: Tensor) -> Tensor:
+    """The larger one, or the one that is not NaN."""
+    x, y = torch.broadcast_tensors(x, y)  # type: ignore[no-untyped-call]
+    return torch.where((x >= y) | torch.ne(y, y), x, y)
+
+
+def fmin(x: Tensor, y: Tensor) -> Tensor:
+    """See `fmax`."""
+    return -fmax(-x, -y)
+
+
+def copysign(x: Tensor, sign: Tensor | float) -> Tensor:
+    """The size of x with another sign; that of -0.0 is negative, too."""
+    if not isinstance(sign, Tensor):
+        return torch.abs(x) * copied_sign(1, sign)
+    return torch.abs(x) * (1 - 2 * ((sign < 0) | (torch.reciprocal(sign) < 0)).to(x.dtype))
+
+
+def xor(x: Tensor, y: Tensor) -> Tensor:
+    """Of booleans alone: whether they differ."""
+    return torch.ne(x, y) if x.dtype == y.dtype == torch.bool else NotImplemented
+
+
+def logical_xor(x: Tensor, y: Tensor) -> Tensor:
+    """Whether one of the two is 0 and the other not."""
+    return torch.ne(x != 0, y != 0)
+
+
 def any_of(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own signature
     """Whether one of the values is not 0, along the axes or of all."""
     axes = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
@@ -258,6 +299,14 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     aten.tan.default: tan,
     aten.sinh.default: sinh,
     aten.cosh.default: cosh,
+    aten.erfc.default: erfc,
+    aten.hypot.default: hypot,
+    aten.fmax.default: fmax,
+    aten.fmin.default: fmin,
+    aten.copysign.Tensor: copysign,
+    aten.copysign.Scalar: copysign,
+    aten.bitwise_xor.Tensor: xor,
+    aten.logical_xor.default: logical_xor,
     aten.any.default: any_of,
     aten.any.dim: any_of,
     aten.any.dims: any_of,

@@ -46,15 +46,16 @@ def nll_loss(  # noqa: PLR0913, PLR0917 - the arguments of torch's function
     beside = [-1 if d == axis else 1 for d in range(logs.dim())]
     counted = (target != ignore_index).to(logs.dtype)
     classes = torch.arange(logs.shape[axis], dtype=target.dtype, device=target.device).reshape(beside)
-    chosen = (target.unsqueeze(axis) == classes).to(logs.dtype) * counted.unsqueeze(axis)
-    weighed = chosen if weight is None else chosen * weight.reshape(beside)
-    each = -(weighed * logs).sum(axis)
+    chosen = (target.unsqueeze(axis) == classes) & (target != ignore_index).unsqueeze(axis)
+    spread = logs if weight is None else logs * weight.reshape(beside)
+    each = -torch.where(chosen, spread, 0).sum(axis)  # a product would make NaN of a class that a mask excludes
     if label_smoothing > 0:
-        spread = logs if weight is None else logs * weight.reshape(beside)
         each = (1 - label_smoothing) * each - label_smoothing / logs.shape[axis] * spread.sum(axis) * counted
     if reduction == "none":
         return each
-    return each.sum() if reduction == "sum" else each.sum() / weighed.sum()
+    if reduction == "sum":
+        return each.sum()
+    return each.sum() / (counted.sum() if weight is None else (chosen.to(logs.dtype) * weight.reshape(beside)).sum())
 
 
 def _axis(scores: Tensor) -> int:

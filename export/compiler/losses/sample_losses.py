@@ -37,7 +37,8 @@ def loss_name(loss: LossFunction) -> str:
 def per_sample_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
     """[batch]: cross-entropy against probabilities or labels, or the squared error's mean over a sample's targets."""
     if loss == "cross-entropy":
-        return -(y * torch.log_softmax(out, -1)).sum(-1)
+        logs = torch.log_softmax(out, -1)
+        return -(y * torch.where(y != 0, logs, 0)).sum(-1)  # a class that a mask excludes has minus infinity
     if loss in POSITION_LOSSES:
         return _position_loss(out, y, 1 if loss == "pixel-cross-entropy" else out.dim() - 1)
     return ((out - y) ** 2).flatten(1).mean(1)
@@ -51,7 +52,6 @@ def _position_loss(out: Tensor, y: Tensor, axis: int) -> Tensor:
     """
     classes = torch.arange(out.shape[axis], dtype=y.dtype, device=y.device)
     classes = classes.reshape([-1 if d == axis else 1 for d in range(out.dim())])
-    chosen = (y.unsqueeze(axis) == classes).to(out.dtype)
-    each = -(chosen * torch.log_softmax(out, axis)).sum(axis)
+    each = -torch.where(y.unsqueeze(axis) == classes, torch.log_softmax(out, axis), 0).sum(axis)
     counted = (y != IGNORED).to(out.dtype)
     return each.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp_min(1)

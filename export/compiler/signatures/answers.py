@@ -14,6 +14,12 @@ INPUTS = (
     "check the input's shape; samples arrive as floating point numbers: for whole ones write x.long() in forward, or "
     "give a batch of them by the name of forward's parameter"
 )
+BEYOND = ("index out of range", "is out of bounds for dimension")  # of F.embedding, and of a table's rows by number
+TOKENS = (
+    "samples are drawn as normal numbers where no nn.Embedding tells how many tokens there are; give a batch of tokens "
+    "by the name of forward's parameter, as fc.compile(model, {'ids': ids}) for forward(self, ids), and a fleet's "
+    "samples so, too: 'Several inputs' in docs/train-your-own-model.md"
+)
 
 
 def check_answers(
@@ -33,7 +39,7 @@ def check_answers(
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
         raise ProgramRefused(
             f"model {name!r} does not take samples of shape {tuple(samples.shape[1:])}: {first_sentence(wrong)}",
-            hint=INPUTS,
+            hint=TOKENS if any(told in str(wrong) for told in BEYOND) else INPUTS,
         ) from wrong
     refuse_several_outputs(name, out)
     if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
@@ -52,7 +58,8 @@ def check_answers(
         dtype = str(out.dtype).removeprefix("torch.")
         raise ProgramRefused(
             f"model {name!r} gives values that are not finite, in {dtype}, for samples drawn at random",
-            hint="a mask must not overflow in float64, in which programs are compared, and a logarithm needs a bound",
+            hint="a mask must not overflow in float64, in which programs are compared, and a logarithm needs a bound; "
+            "exclude classes by a large negative number, as -1e9, or in a loss of your own",
         )
     if not float((out[1] - others[1]).abs().max()) <= limit * max(1.0, float(out.abs().max())):
         raise ProgramRefused(

@@ -247,6 +247,29 @@ def test_a_wrong_input_shape_is_refused_with_torchs_reason() -> None:
         compile_small(nn.Linear(6, 3), input=(5,))
 
 
+class OwnTable(nn.Module):
+    """A table of tokens that is no nn.Embedding."""
+
+    def __init__(self, *, indexed: bool) -> None:
+        super().__init__()
+        self.indexed, self.table, self.head = indexed, nn.Parameter(torch.randn(9, 4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.long()
+        h = self.table[12 * x] if self.indexed else nn.functional.embedding(x, self.table)
+        return self.head(h.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_tokens_of_a_table_of_ones_own_can_be_given_by_name_as_the_refusal_says(*, indexed: bool) -> None:
+    module = OwnTable(indexed=indexed)
+    with pytest.raises(ProgramRefused, match=r"does not take samples[\s\S]*hint: samples are drawn[\s\S]*by the name"):
+        compile_small(module)
+    tokens = np.arange(18).reshape(3, 6) % (1 if indexed else 9)
+    made = compile_program(module, {"x": tokens}, classes=3, batch=4, engines=("pt2",))
+    assert [part.below for part in made.program.parts] == [1 if indexed else 9]
+
+
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()

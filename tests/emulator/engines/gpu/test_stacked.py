@@ -176,7 +176,7 @@ def test_float32_updates_are_float32_and_near() -> None:
     assert difference(job, single, double) < 1e-4  # float32 has 7 digits; the update is a tenth of the weights
 
 
-def test_a_buffer_that_is_not_batch_norms_is_refused_by_name() -> None:
+def test_a_buffer_that_a_step_writes_and_is_not_batch_norms_is_refused_by_name() -> None:
     with pytest.raises(ProgramRefused, match=r"seen\n\nhint: choose the engine lean"):
         StackedRecipe(model=made(CountingBuffer, (3,), 2), device="cpu").open()
 

@@ -86,6 +86,20 @@ def test_places_of_several_axes_and_their_gradient_are_torchs(indices: list[Tens
     assert same(matrices.index_put(torch.zeros_like(x), indices, grad, True), back)
 
 
+@pytest.mark.parametrize("indices", [[None, torch.tensor([2, 0])], [torch.tensor([0, 1]), torch.tensor([1, 0])]])
+def test_infinities_beside_the_picked_values_stay_there(indices: list[Tensor | None]) -> None:
+    x = noise(3, 4)
+    x[:, 3] = x[2] = -torch.inf
+    assert same(matrices.index(x, indices), torch.ops.aten.index(x, indices))
+
+
+def test_infinities_put_at_numbered_places_replace_what_is_there_alone() -> None:
+    x, indices, values = noise(3, 4), [torch.tensor([0, -1]).unsqueeze(1), torch.tensor([3, 1])], noise(2, 2, seed=1)
+    values[0, 0] = values[1, 1] = -torch.inf
+    for put in (values, torch.tensor(-torch.inf, dtype=x.dtype)):
+        assert same(matrices.index_put(x, indices, put), torch.ops.aten.index_put(x, indices, put))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_whole_numbers_and_masks_keep_their_type_when_they_are_indexed(dtype: torch.dtype) -> None:
     x, rows = torch.tensor([[1, 0, 7], [2, 5, 0]]).to(dtype), torch.tensor([2, 0])

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from export.compiler.decompositions import picks
 from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS
 from export.compiler.decompositions.table import OWN_DECOMPOSITIONS
 
@@ -53,6 +54,13 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "index_select": lambda x: x.index_select(-1, torch.tensor([4, 0, 0])),
     "windows": lambda x: x.unfold(1, 2, 1).unfold(2, 3, 2),
     "cumsum": lambda x: x.cumsum(1) * x.cumsum(-1),
+    "cumulated extremes": lambda x: (
+        x.cummax(1).values * x.cummax(1).indices + x.round().cummin(-1).values * x.round().cummin(-1).indices
+    ),
+    "the larger or smaller": lambda x: torch.fmax(x, x[:, :1]) * 2 + torch.fmin(_with_nan(x), x[..., :1]),
+    "lengths": lambda x: torch.hypot(x, x[:, :1] * 1e200) + torch.hypot(x + 3, x),
+    "signs": lambda x: torch.copysign(x, x[:, :1] * -0.0) * 2 + torch.copysign(x, -3.0) + torch.erfc(x),
+    "either": lambda x: x * ((x > 0) ^ (x[:, :1] < 1)) + x * torch.logical_xor(x.round(), x > 1),
     "roll": lambda x: x.roll((-1, 7), (1, 2)) * x.roll(3),
     "extremes": lambda x: x.max(1).values + x.min(1, keepdim=True).values[:, 0] * x.argmax(1) + x.argmin(),
     "topk": lambda x: torch.cat(
@@ -79,6 +87,10 @@ def _masked(x: Tensor, number: Tensor) -> Tensor:
     put, rows = torch.ops.aten.index_put, torch.tensor([True, False, True, False])
     out: Tensor = put(put(x * 2, [None, rows], number.detach()), [x[..., 0] > 0], torch.tensor(2.5).double(), True)  # noqa: FBT003 - torch's signature
     return out
+
+
+def _with_nan(x: Tensor) -> Tensor:
+    return x.masked_fill(x > 1, torch.nan)
 
 
 def _untied(x: Tensor) -> Tensor:
@@ -129,3 +141,27 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.allclose(a, b, rtol=0, atol=TOLERANCE)
+
+
+PRODUCTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "prod": lambda of, x: of.prod(x, 1) * of.prod(x, -1, keepdim=True)[..., 0].sum() + of.prod(x),
+    "cumprod": lambda of, x: of.cumprod(x, 1) * of.cumprod(x, -1),
+    "logcumsumexp": lambda of, x: of.logcumsumexp(x, 1) * of.logcumsumexp(x * 300, -1),
+    "whole numbers": lambda of, x: x * of.prod(torch.arange(1, 6) > 2, 0) * of.cumprod(torch.arange(1, 6), 0),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+def test_products_and_their_gradients_are_torchs_with_zeros_too(name: str, zeros: int) -> None:
+    values = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values[0, 0, :zeros] = values[1, :zeros, 2] = 0
+
+    def run(functions: Any) -> list[Tensor]:  # noqa: ANN401 - torch, or a module with functions of the same names
+        x = values.clone().requires_grad_()
+        out = PRODUCTS[name](functions, x)
+        weight = torch.arange(out.numel(), dtype=out.dtype).reshape(out.shape)
+        return [out.detach(), *torch.autograd.grad(out, x, weight)]
+
+    for found, expected in zip(run(picks), run(torch), strict=True):
+        assert torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
