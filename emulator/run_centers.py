@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -85,6 +85,14 @@ class RunCenters:
         """Whether the centers and the assignment alone say what model a device is served."""
         known = type(self.method).predictor in (LocalSgd.predictor, FedAvg.predictor)
         return known and isinstance(self.method, LocalSgd) and self.method.label_prior == "model"
+
+    def measured(self, last: Mapping[str, Any]) -> bool:
+        """Whether the accuracies of `last`, the record of a run's last round, are those of the centers too.
+
+        A run that was stopped has not measured its centers, which may be others than what devices are served.
+        """
+        exported = self._by_center and isinstance(self.method, LocalSgd) and self.method.batch_norm == "average"
+        return "centers" in last or last["round"] == last["of"] or exported
 
     def check_served(self) -> None:
         """Raise ConfigError where what a device is served depends on more than the centers, and there is no more."""

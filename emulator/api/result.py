@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PICTURE_DPI = 80
+SCORES = ("accuracy", "f1_of_devices", "f1_pooled", "loss", "metrics")  # of a record
 
 
 class TemporaryPlace:
@@ -243,17 +244,22 @@ class Result:
         return found[0] if found is not None and found[1].round == self.run.records[-1]["round"] else None
 
     def summary(self) -> Record:
-        """The run in one JSON object, as the command prints it."""
+        """The run in one JSON object, as the command prints it; its scores are those of the last test."""
         last = self.run.records[-1]
+        tested: Record = dict(next((r for r in reversed(self.run.records) if r["per_device"] or "loss" in r), last))
+        scored = {**last, **{name: tested[name] for name in SCORES if name in tested}}  # a run may be stopped between
+        found = result_summary(self.args, self.split.groups, scored)
+        if not self._source.measured(last):
+            found["centers_accuracy"] = {"micro": None, "macro": None}
         attacked = {"hostile": sorted(self.attackers), "honest_accuracy": honest_accuracy(last, self.attackers)}
         return {
-            **result_summary(self.args, self.split.groups, last),
+            **found,
             "seconds": round(self.seconds, 3),
             "virtual_seconds": round(self.run.virtual_seconds, 3),
             "answered": last["answered"],
             **({"privacy": last["privacy"]} if "privacy" in last else {}),
             **({"secure": last["secure"]} if "secure" in last else {}),
-            **({"metrics": {k: v["micro"] for k, v in last["metrics"].items()}} if "metrics" in last else {}),
+            **({"metrics": {k: v["micro"] for k, v in scored["metrics"].items()}} if "metrics" in scored else {}),
             **(attacked if self.attackers else {}),
             "run": None if self.folder is None else str(self.folder),
         }
