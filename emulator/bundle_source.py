@@ -71,7 +71,7 @@ def source_of_centers(
         program=made.program,
         files=made.files,
         centers=run.models(range(run.centers)),
-        cards=_cards(method, last, split, run.centers),
+        cards=_cards(method, last, split, run.centers, measured=run.measured(last)),
         reference=reference,
         names=BundleNames(
             classes=split.classes,
@@ -162,7 +162,9 @@ def _few_training(split: FleetData, last: Mapping[str, Any]) -> LabelledSamples 
     return None if found is None else found.subsample(MAX_CALIBRATION_SAMPLES)
 
 
-def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int) -> list[dict[str, Any]]:
+def _cards(
+    method: str, last: Mapping[str, Any], split: FleetData, centers: int, *, measured: bool
+) -> list[dict[str, Any]]:
     from export.bundle.model_cards import center_facts
 
     samples, labels = _training_counts(split)
@@ -171,7 +173,7 @@ def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int)
         "rounds": last["round"],  # those that were done: a run may be stopped before its last
         "samples": samples,
         "served": last["per_device"],
-        "centers": last["centers"]["per_device"] if "centers" in last else None,
+        "centers": last["centers"]["per_device"] if "centers" in last else None if measured else [{}] * centers,
         "labels": labels,
         "labels_of": "training samples",
     }

@@ -28,6 +28,7 @@ CONFIG_FILE = (
     "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
 )
 GROUPS_FILE = "groups.json"  # the true group of each device, beside it
+STATE_FILE = "state.safetensors"  # beside the centers, where no checkpoint has the state of the last round
 TREE_FILE = "tree.npz"  # beside the centers: edges and models of coordinator/strategies/common/center_tree.py
 
 

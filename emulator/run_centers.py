@@ -6,15 +6,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coordinator.strategies.base import State, Strategy
+from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.center_tree import SplitTree
 from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.data.dataset import DeviceData
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.nearest.selection_rule import guessing_loss
@@ -37,7 +38,8 @@ class RunCenters:
 
     `get_model` gives the run's model, `first` is the common first model [schema.size]. `taught` is the router that the
     devices of a loaded run taught, whose samples are not here. `own` gives the model that a device keeps in a slot,
-    None where it keeps none; it raises UsageError where the run did not keep them.
+    None where it keeps none; it raises UsageError where the run did not keep them. `whole` is false where `state` has
+    the centers alone.
     """
 
     method: Strategy
@@ -48,6 +50,7 @@ class RunCenters:
     get_model: Callable[[], Model]
     taught: Router | None = None
     own: Callable[[ClientId, str], Flat | None] = lambda _who, _slot: None
+    whole: bool = True
 
     @property
     def devices(self) -> Mapping[ClientId, DeviceData]:
@@ -69,12 +72,33 @@ class RunCenters:
 
     def check_trained(self) -> None:
         """Raise UsageError where devices keep their own models, and the centers are the untrained start."""
+        start = self.first.astype(np.float32)
+        if any(not np.array_equal(center.astype(np.float32), start) for center in self.state.centers):
+            return
         served = self.method.predictor(self.state, next(iter(self.devices)))
         if any(isinstance(model, OwnModel) for _, model in served):
-            start = self.first.astype(np.float32)
-            if all(np.array_equal(center.astype(np.float32), start) for center in self.state.centers):
-                told = f"{self.method!r} trains no center: each device keeps a model of its own"
-                raise UsageError(told, hint="predict(x, device=...) is by a device's own; fc.FedAvg() trains a center")
+            told = f"{self.method!r} trains no center: each device keeps a model of its own"
+            raise UsageError(told, hint="predict(x, device=...) is by a device's own; fc.FedAvg() trains a center")
+
+    @property
+    def _by_center(self) -> bool:
+        """Whether the centers and the assignment alone say what model a device is served."""
+        known = type(self.method).predictor in (LocalSgd.predictor, FedAvg.predictor)
+        return known and isinstance(self.method, LocalSgd) and self.method.label_prior == "model"
+
+    def measured(self, last: Mapping[str, Any]) -> bool:
+        """Whether the accuracies of `last`, the record of a run's last round, are those of the centers too.
+
+        A run that was stopped has not measured its centers, which may be others than what devices are served.
+        """
+        exported = self._by_center and isinstance(self.method, LocalSgd) and self.method.batch_norm == "average"
+        return "centers" in last or last["round"] == last["of"] or exported
+
+    def check_served(self) -> None:
+        """Raise ConfigError where what a device is served depends on more than the centers, and there is no more."""
+        if not self.whole and not self._by_center:
+            told = f"this folder has not what {self.method!r} knew of its devices after the last round"
+            raise ConfigError(told, hint="resume the run to its end; predict(x, center=...) is by a center alone")
 
     @cached_property
     def router(self) -> Router | None:

@@ -108,6 +108,7 @@ def _of_device(source: RunCenters, x: Any, device: object) -> Array:  # noqa: AN
     who = source.data.name(device)
     if who is None:
         raise UsageError(f"no device {device!r}", hint=f"the run has {', '.join(sorted(source.devices)[:3])} ...")
+    source.check_served()
     task = serving_probe(source.method, source.state, who, batch=int(method_settings(source.method)["batch-size"]))
     for model in task.models:
         if isinstance(model, OwnModel) and model.init is None and source.own(who, model.slot) is None:

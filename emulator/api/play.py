@@ -78,6 +78,7 @@ def play(  # noqa: PLR0913 - the parts of a run
         ):
             check_samples(devices.program, loaded.split)
             live = open_run(run.strategy, start, devices, settings, checkpoints=checkpoints)
+            began -= sum(live.real_seconds)  # of the rounds before it was resumed
 
             def result() -> Result:
                 return Result(

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PICTURE_DPI = 80
+SCORES = ("accuracy", "f1_of_devices", "f1_pooled", "loss", "metrics")  # of a record
 
 
 class TemporaryPlace:
@@ -218,6 +219,7 @@ class Result:
             get_model=lambda: self.model,
             taught=self.taught,
             own=self._own,
+            whole=self.run.whole,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,27 +228,38 @@ class Result:
 
     def _own(self, who: ClientId, slot: str) -> Flat | None:
         """The model that a device keeps; the run's checkpoint has it. Raises UsageError where there is none."""
-        place = self.folder or (self.temporary.path if self.temporary else None)
-        found = read_checkpoint(place) if place is not None else None
-        if found is None or found[1].round != self.run.records[-1]["round"] or not (found[0] / "own").is_dir():
+        found = self._checkpoint
+        if found is None or not (found / "own").is_dir():
             hint = "use the result that `simulate` returned at its end; over MQTT the devices alone have theirs"
             raise UsageError(f"{who} keeps a model of its own, which this result does not have", hint=hint)
         kept: dict[tuple[ClientId, str], Flat] = {}
-        load_models(found[0] / "own", {who}, kept)
+        load_models(found / "own", {who}, kept)
         return kept.get((who, slot))
 
+    @property
+    def _checkpoint(self) -> Path | None:
+        """The checkpoint of the last round, where the run has one: a run that goes on may have a later one."""
+        place = self.folder or (self.temporary.path if self.temporary else None)
+        found = read_checkpoint(place) if place is not None else None
+        return found[0] if found is not None and found[1].round == self.run.records[-1]["round"] else None
+
     def summary(self) -> Record:
-        """The run in one JSON object, as the command prints it."""
+        """The run in one JSON object, as the command prints it; its scores are those of the last test."""
         last = self.run.records[-1]
+        tested: Record = dict(next((r for r in reversed(self.run.records) if r["per_device"] or "loss" in r), last))
+        scored = {**last, **{name: tested[name] for name in SCORES if name in tested}}  # a run may be stopped between
+        found = result_summary(self.args, self.split.groups, scored)
+        if not self._source.measured(last):
+            found["centers_accuracy"] = {"micro": None, "macro": None}
         attacked = {"hostile": sorted(self.attackers), "honest_accuracy": honest_accuracy(last, self.attackers)}
         return {
-            **result_summary(self.args, self.split.groups, last),
+            **found,
             "seconds": round(self.seconds, 3),
             "virtual_seconds": round(self.run.virtual_seconds, 3),
             "answered": last["answered"],
             **({"privacy": last["privacy"]} if "privacy" in last else {}),
             **({"secure": last["secure"]} if "secure" in last else {}),
-            **({"metrics": {k: v["micro"] for k, v in last["metrics"].items()}} if "metrics" in last else {}),
+            **({"metrics": {k: v["micro"] for k, v in scored["metrics"].items()}} if "metrics" in scored else {}),
             **(attacked if self.attackers else {}),
             "run": None if self.folder is None else str(self.folder),
         }
@@ -329,7 +342,8 @@ class Result:
 
     def write(self, place: Path) -> None:
         """Write the files of the run's folder, apart from config.toml and the checkpoint."""
-        write_run(place, method_name(self.method), self.run, self.split, self.marks)
+        state = self.run.whole and self._checkpoint is None
+        write_run(place, method_name(self.method), self.run, self.split, self.marks, state=state)
         if self.own_model is None and registry.is_named(self.args.data_set):
             return  # the parts are found by their names, and torch is not needed to write them
         from emulator.api.kept_model import keep_parts

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from coordinator.storage.state_codec import decode_state
 from coordinator.strategies.base import State, Strategy
 from coordinator.strategies.registry import make_method, method_name, method_path, method_settings, summed_members
 from edge_client.data.dataset import DeviceData
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.api.kept_model import check_module, read_facts, read_guide, read_kept_model
 from emulator.api.result import Result
 from emulator.bundle_source import is_run_folder, read_centers, read_tree
-from emulator.config import make_args, read_table
+from emulator.config import STATE_FILE, make_args, read_table
 from emulator.data import registry
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
@@ -259,19 +260,20 @@ def _own_loss(place: Path, called: str | None, given: LossFunction | None, *, in
 
 
 def _read(place: Path, method: str, schema: Schema) -> SimulationResult:
-    """The rounds, and the state: of the last round's checkpoint, or the centers and what belongs to them."""
+    """The rounds, and the state after the last: of its checkpoint, of a file, or the centers and their tree alone."""
     rounds = round_events(read_events(place / "metrics.jsonl"), method)
     folder, last = place / "centers" / method, rounds[-1]
-    kept = read_checkpoint(place)
+    kept, whole = read_checkpoint(place), True
     if kept is not None and kept[1].round == last["round"]:
         state = kept[1].state
-        if state.centers.shape[1] != schema.size:
-            told = f"the centers have {state.centers.shape[1]} numbers, this module {schema.size}"
-            raise ConfigError(told, hint="give the run's own module: fc.load(folder, model=...)")
-        state = replace(state, assignment=state.assignment or last["assignment"])
+    elif (folder / STATE_FILE).is_file():
+        state = _read_state(folder / STATE_FILE)
     else:
-        centers = np.stack(read_centers(folder, schema))
-        state = State(centers=centers, assignment=last["assignment"], extra=read_tree(folder))
+        state, whole = State(centers=np.stack(read_centers(folder, schema)), extra=read_tree(folder)), False
+    if state.centers.shape[1] != schema.size:
+        told = f"the centers have {state.centers.shape[1]} numbers, this module {schema.size}"
+        raise ConfigError(told, hint="give the run's own module: fc.load(folder, model=...)")
+    state = replace(state, assignment=state.assignment or last["assignment"])
     return SimulationResult(
         records=[cast("RoundRecord", {k: v for k, v in record.items() if k != "real_seconds"}) for record in rounds],
         real_seconds=[record.get("real_seconds", 0.0) for record in rounds],
@@ -279,4 +281,12 @@ def _read(place: Path, method: str, schema: Schema) -> SimulationResult:
         schema=schema,
         virtual_seconds=sum(record["seconds"] for record in rounds),
         kept=pictures.read_picture_data(place / pictures.PICTURES_FILE),
+        whole=whole,
     )
+
+
+def _read_state(file: Path) -> State:
+    try:
+        return decode_state(file.read_bytes())
+    except (OSError, Malformed) as wrong:
+        raise ConfigError(f"{file} cannot be read: {wrong}", hint="save the run again") from wrong

@@ -206,12 +206,20 @@ def _row(line: RunSummary) -> list[str]:
         str(len(last.get("per_device") or last.get("assignment") or line.fleet) or ""),
         str(len(last.get("per_center", ())) or ""),
         *(format_share(line.result("accuracy", kind)) for kind in ("micro", "macro")),
-        format_share(last.get("centers", last)["accuracy"]["micro"]),
+        format_share(_centers_alone(last)),
         *(format_share(line.result(*which)) for which in (("f1_of_devices", "unweighted"), ("f1_pooled", ""))),
         *(format_share(line.percentile(share)) for share in (0, 50)),
         "" if line.ari is None else f"{line.ari:.3f}",
         f"{down / 1e6:.1f} / {up / 1e6:.1f} MB",
     ]
+
+
+def _centers_alone(last: Mapping[str, Any]) -> float | None:
+    """The accuracy of the centers, which a run that was stopped has not measured."""
+    if "centers" not in last and last["round"] < last["of"]:
+        return None
+    found: float | None = last.get("centers", last)["accuracy"]["micro"]
+    return found
 
 
 def _draw(lines: Sequence[RunSummary], quantity: str, kind: str, axes: Any) -> None:  # noqa: ANN401 - matplotlib's

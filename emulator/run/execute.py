@@ -45,7 +45,8 @@ class SimulationResult:
     """One JSON object per round, the state after the last round, and the data that the run's pictures are drawn from.
 
     `real_seconds` are those of each round on this machine. They are no part of the records, which are the same whenever
-    and wherever a run is repeated.
+    and wherever a run is repeated. `whole` is false where `state` has the centers alone: an interrupted run's
+    folder has no more of the rounds before.
     """
 
     records: Sequence[RoundRecord]
@@ -54,6 +55,7 @@ class SimulationResult:
     schema: Schema
     virtual_seconds: float
     kept: PictureData = field(default=PictureData(), repr=False)
+    whole: bool = True
 
     def scores(self, groups: Mapping[ClientId, int]) -> dict[str, float | None]:
         """`ari`, `nmi` and `purity` of the last assignment against the true groups."""

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from coordinator.storage.state_codec import encode_state
 from coordinator.strategies.common.center_tree import SplitTree
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Schema
-from emulator.config import TREE_FILE
+from emulator.config import STATE_FILE, TREE_FILE
 from emulator.data.fleet_split import FleetData, label_counts
 from emulator.reports.pictures import records as pictures
 from emulator.reports.pictures.image_grid import pick_images
@@ -20,9 +21,16 @@ from emulator.run.run_parts import FLEET_FILE, KEY, Marks, run_parts
 from emulator.run.summary import Record
 
 
-def write_run(folder: Path, method: str, result: SimulationResult, split: FleetData, marks: Marks) -> None:
-    """metrics.jsonl, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier ones."""
+def write_run(
+    folder: Path, method: str, result: SimulationResult, split: FleetData, marks: Marks, *, state: bool
+) -> None:
+    """metrics.jsonl, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier ones.
+
+    `state`: also the method's whole state, which else a checkpoint has.
+    """
     _write_centers(folder / "centers" / method, result)
+    if state:
+        (folder / "centers" / method / STATE_FILE).write_bytes(encode_state(result.state))
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
         for record, real_s in zip(result.records, result.real_seconds, strict=True):
             metrics.write(json.dumps({**record, "real_seconds": real_s}, sort_keys=True) + "\n")
@@ -40,7 +48,8 @@ def _write_centers(folder: Path, result: SimulationResult) -> None:
         data = codecs.encode_vector(center, result.schema, codec="f32", kind="model")
         (folder / f"center-{k}.safetensors").write_bytes(data)
     tree = SplitTree.from_state(result.state)
-    (folder / TREE_FILE).unlink(missing_ok=True)
+    for name in (STATE_FILE, TREE_FILE):
+        (folder / name).unlink(missing_ok=True)
     if len(tree.models):
         np.savez(folder / TREE_FILE, edges=tree.edges, models=tree.models.astype(np.float32))
 

@@ -219,3 +219,14 @@ def test_a_run_that_its_machine_ends_says_how_it_goes_on(error: Exception, tmp_p
     command = f"fedcenters-emulator simulate {tmp_path}/cut/config.toml --resume"
     kept = f"rounds 1 to 2 of 4 are kept in {tmp_path}/cut"
     assert told == [f"ended by an error; {kept}. Go on with: {command} (in Python: resume=True)"]
+
+
+def test_the_seconds_of_a_run_that_went_on_are_those_of_all_its_rounds(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"fleet": fc.fleets.digits(devices=3), "out": tmp_path, "name": "mine", "progress": False}
+    fc.simulate(fc.FedAvg(local_steps=2), rounds=2, **asked)
+    folder = tmp_path / "mine"
+    told = json.loads((folder / "checkpoint" / "run.json").read_text())
+    (folder / "checkpoint" / "run.json").write_text(json.dumps({**told, "real_seconds": [100.0, 200.0]}))
+    again = fc.simulate(fc.FedAvg(local_steps=2), rounds=2, resume=True, **asked)
+    assert again.seconds >= 300
+    assert again.seconds >= sum(fc.load(folder).run.real_seconds)

@@ -77,3 +77,35 @@ def test_a_loaded_run_predicts_alike_and_asks_for_what_batch_statistics_need(tmp
         fc.load(saved, model=model).predict(x, device="device-1")
     again = fc.load(saved, model=model, fleet=fleet)
     np.testing.assert_array_equal(again.predict(x, device="device-1"), normed.predict(x, device="device-1"))
+
+
+@pytest.mark.parametrize("method", [METHODS["FedRC"], METHODS["label prior"], fc.FeMAM(2)])
+def test_a_result_without_a_checkpoint_of_its_round_is_saved_with_all_that_predicts(
+    method: Strategy, tmp_path: Path
+) -> None:
+    so_far: list[fc.Result] = []
+    fleet = fc.fleets.digits(devices=4, partition=PAIRS)
+    x = fleet["device-00"].train.x
+    fc.simulate(method, fleet=fleet, rounds=3, on_round=so_far.append, progress=False)
+    kept_none = fc.simulate(method, fleet=fleet, rounds=3, checkpoint_every=0, progress=False)
+    for name, result in (("second", so_far[1]), ("none", kept_none)):  # the checkpoint of the first is of round 3
+        again = fc.load(result.save(tmp_path / name))
+        for who in fleet:
+            np.testing.assert_array_equal(again.predict(x, device=who), result.predict(x, device=who))
+    twice = fc.load(again.save(tmp_path / "twice"))
+    np.testing.assert_array_equal(twice.predict(x, device=who), result.predict(x, device=who))
+
+
+def test_the_folder_of_a_run_that_was_interrupted_does_not_guess_what_devices_are_served(tmp_path: Path) -> None:
+    fleet = fc.fleets.digits(devices=4, partition=PAIRS)
+    x = fleet["device-00"].train.x
+    methods: dict[str, Strategy] = {"fedrc": fc.FedRC(2, local_steps=5), "fesem": fc.FeSEM(2, local_steps=5)}
+    for name, method in methods.items():
+        folder = tmp_path / name
+        fc.simulate(method, fleet=fleet, rounds=2, out=tmp_path, name=name, progress=False)
+        told = (folder / "metrics.jsonl").read_text().splitlines()
+        (folder / "metrics.jsonl").write_text(told[0] + "\n")  # its checkpoint is of a later round than its files
+    with pytest.raises(ConfigError, match="knew of its devices"):
+        fc.load(tmp_path / "fedrc").predict(x, device="device-00")
+    assert len(fc.load(tmp_path / "fedrc").predict(x, center=0)) == len(x)
+    assert len(fc.load(tmp_path / "fesem").predict(x, device="device-00")) == len(x)

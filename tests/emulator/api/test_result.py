@@ -367,3 +367,27 @@ def test_the_program_of_an_export_has_the_runs_own_loss(tmp_path: Path, capsys: 
     mean = fc.simulate(fc.FedAvg(local_steps=1), **asked, loss=nn.CrossEntropyLoss()).export(tmp_path / "b", formats=())
     assert not mean.program.own_loss
     assert "The bundle's program has cross-entropy in its place" in capsys.readouterr().err
+
+
+def test_a_run_that_is_stopped_between_tests_tells_the_last_test() -> None:
+    options: dict[str, Any] = {"fleet": fc.fleets.digits(devices=4), "rounds": 6, "evaluate_every": 2}
+    result = fc.simulate(fc.FeSEM(2, local_steps=5), **options, on_round=lambda r: len(r.history) == 3, progress=False)
+    told, tested = result.summary(), result.run.records[1]
+    assert (told["rounds"], told["accuracy"]["micro"]) == (3, result.accuracy)
+    assert told["f1_of_devices"] == tested["f1_of_devices"]
+    assert told["centers_accuracy"] == tested["accuracy"]
+    assert f"{result.accuracy:.1%}" in repr(result)
+
+
+def test_a_run_that_is_stopped_does_not_take_what_devices_keep_for_its_centers(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2
+    options: dict[str, Any] = {"fleet": fc.fleet((x, y), by=np.arange(80) % 4), "rounds": 9, "progress": False}
+    cards, alone = {}, {}
+    for name, method in {"own": fc.Ditto(local_steps=5), "common": fc.FedAvg(local_steps=5)}.items():
+        result = fc.simulate(method, **options, on_round=lambda r: len(r.history) == 2)
+        again = fc.load(result.save(tmp_path / name))  # the samples are not there, so that nothing is measured anew
+        bundle = again.export(tmp_path / f"{name}-files", formats=("onnx",), progress=False)
+        cards[name], alone[name] = bundle.manifest["centers"][0]["card"], again.summary()["centers_accuracy"]["micro"]
+    assert (cards["own"]["accuracy"], alone["own"]) == (None, None)
+    assert cards["own"]["served"]["devices"] == 4
+    assert (cards["common"]["accuracy"]["devices"], alone["common"]) == (4, result.accuracy)
