@@ -109,7 +109,7 @@ class AxisPicks:
 
     def _placed(self, values: Tensor, place: Callable[[Tensor, int, Tensor], Tensor]) -> Tensor:
         """`place`: values, axis and [picked, size] ones where a value belongs -> values with all places of the axis."""
-        values = values.expand(self._picked(self.shape)).reshape(self._picked([len(rows) for rows in self.rows]))
+        values = values.expand(self._picked(self.shape)).reshape(self._picked([rows.shape[0] for rows in self.rows]))
         for axis, rows in enumerate(self.rows, self.first):
             values = place(values, axis, _one_hot(rows, self.flat[axis], values))
         back = [self.order.index(axis) for axis in range(len(self.order))]
