@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
+ROUNDS = 5
 ROOM = 24_000_000  # bytes for the page, its files and what it keeps
 FULL = "^this phone has no room left for this page: nothing was added"
 STUCK = "^This phone has no room left for this page: it takes no more samples and cannot train"
@@ -52,6 +53,11 @@ def allow_room(page: Page, url: str, size: int | None) -> None:
     """How much the browser keeps for the page's site, in bytes; None: what the disk has."""
     limits: dict[str, Any] = {"origin": url.rpartition("/phone/")[0]} | ({} if size is None else {"quotaSize": size})
     page.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", limits)
+
+
+def devices_of_rounds(scene: FleetScene, rounds: int) -> list[list[str]]:
+    """The devices that were tested in each of the first rounds, when so many have ended."""
+    return [list(event["per_device"]) for event in scene.wait_for("round", rounds)]
 
 
 @contextmanager
@@ -108,7 +114,7 @@ def test_a_phone_whose_disk_fills_up_in_a_fit_says_so_and_trains_to_the_end_when
 ) -> None:
     broker = f"mqtt://127.0.0.1:{free_port()}"
     with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
-        testbed = FleetScene(tmp_path / "run", broker, children, ({**RUN, "num-rounds": 4, "local-steps": 800},))
+        testbed = FleetScene(tmp_path / "run", broker, children, ({**RUN, "num-rounds": ROUNDS, "local-steps": 800},))
         with on_a_small_disk(visit, federation_of_one(testbed, below_quorum="continue")) as (opened, page, url):
             load_table(page, tmp_path, 60)
             page.get_by_role("button", name="Take part").click()
@@ -117,10 +123,10 @@ def test_a_phone_whose_disk_fills_up_in_a_fit_says_so_and_trains_to_the_end_when
             text(page, "trouble", STUCK)
             opened.shot("trained-on-a-full-disk")
             expect(page.locator("#link")).to_have_text("connected")
+            assert any([] in devices_of_rounds(testbed, n) for n in range(1, ROUNDS - 1))
             allow_room(page, url, None)
             text(page, "rounds", "[1-9]")
             expect(page.locator("#trouble")).to_be_hidden()
-            rounds = [list(event["per_device"]) for event in testbed.wait_for("round", 4)]
-            assert [] in rounds
+            rounds = devices_of_rounds(testbed, ROUNDS)
             assert rounds[-1] == [page.locator("#name").inner_text()]
             children.wait_for_exit(children.running)
