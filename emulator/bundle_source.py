@@ -168,12 +168,14 @@ def _cards(
     from export.bundle.model_cards import center_facts
 
     samples, labels = _training_counts(split)
+    # None stands for the accuracies of what devices are served.
+    alone: list[dict[str, Any]] | None = None if measured else [{}] * centers
     told: dict[str, Any] = {
         "method": method,
         "rounds": last["round"],  # those that were done: a run may be stopped before its last
         "samples": samples,
         "served": last["per_device"],
-        "centers": last["centers"]["per_device"] if "centers" in last else None if measured else [{}] * centers,
+        "centers": last["centers"]["per_device"] if "centers" in last else alone,
         "labels": labels,
         "labels_of": "training samples",
     }

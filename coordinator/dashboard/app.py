@@ -137,7 +137,7 @@ class _DashboardHandlers:
         return FileResponse(path, filename=path.name, media_type="application/octet-stream")
 
     async def join(self, request: Request) -> Response:
-        """The address is that of the page, which may come by a proxy that speaks TLS; who lies gets a wrong link."""
+        """By the address of the page, perhaps of a proxy with TLS; a false header changes its sender's links only."""
         scheme = "https" if request.headers.get("x-forwarded-proto") == "https" else request.url.scheme
         base = f"{scheme}://{request.headers.get('host', '')[:MAX_NAME_CHARS]}"
         return JSONResponse(dict(self._panels.join(base)))

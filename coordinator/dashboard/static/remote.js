@@ -1,7 +1,7 @@
 // Requests to the server: one stream of events, JSON, files, and commands. Tokens travel in the header Authorization.
 
 const store = sessionStorage;
-const SILENT_MS = 35_000; // the stream says something every 10 s: after so long it is dead, though no one has closed it
+const SILENT_MS = 35_000; // the stream says something every 10 s: after so long it is dead, though neither side has closed it
 const ANSWER_MS = 30_000; // for all else but downloads
 
 function takeTokens() { // from the link's fragment, which no server receives; they are then removed from the address
