@@ -21,7 +21,9 @@ import errno
 import functools
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +35,7 @@ from edge_client.users_code import UsersLine, users_line
 log = logging.getLogger(__name__)
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
+REPEATED_AFTER_S = 0.05  # seconds in which Python leaves the destructor
 HINT = "\n\nhint: "  # between what is wrong and what to do
 
 
@@ -143,7 +146,8 @@ def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int: 
     `interrupted` is what Ctrl-C says. A raised KeyboardInterrupt may carry an `exit_code` of its own.
     """
     try:
-        return action() or EXIT_OK
+        with _interrupts_repeated():
+            return action() or EXIT_OK
     except FedcentersError as wrong:
         _say(f"error: {wrong}")
         return wrong.exit_code
@@ -214,6 +218,30 @@ def _drop_what_is_half_made(stopped: BaseException) -> None:
         while chain is not None:
             traceback.clear_frames(chain.__traceback__)
             chain = chain.__context__
+
+
+@contextmanager
+def _interrupts_repeated() -> Iterator[None]:
+    """Interrupt the main thread again where Ctrl-C came inside a destructor or a callback of the garbage collector.
+
+    Python prints such an exception as "Exception ignored in ..." and goes on; imports have such callbacks.
+    """
+    before = sys.unraisablehook
+
+    def hook(ignored: sys.UnraisableHookArgs) -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            before(ignored)
+            return
+        signum = getattr(ignored.exc_value, "exit_code", EXIT_INTERRUPTED) - 128
+        later = threading.Timer(REPEATED_AFTER_S, signal.pthread_kill, [threading.main_thread().ident, signum])
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager

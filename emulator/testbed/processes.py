@@ -43,12 +43,15 @@ class DeferredSignals:
     def __init__(self) -> None:
         self._depth, self._waiting, self._leaving = 0, 0, False
         self._before: dict[int, Any] = {}
+        self._hook = sys.unraisablehook
 
     def __enter__(self) -> DeferredSignals:  # noqa: PYI034 - typing.Self needs 3.11
         self._before = {s: signal.signal(s, self._on_signal) for s in STOP_SIGNALS}
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._on_ignored
         return self
 
     def __exit__(self, *_: object) -> None:
+        sys.unraisablehook = self._hook
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
@@ -58,6 +61,11 @@ class DeferredSignals:
         elif not self._leaving:
             self._leaving = True
             raise Interrupted(signum)
+
+    def _on_ignored(self, ignored: sys.UnraisableHookArgs) -> None:
+        """The signal came inside a destructor, where Python drops what is raised; `run_cli` repeats it."""
+        self._leaving &= not issubclass(ignored.exc_type, Interrupted)
+        self._hook(ignored)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,23 @@ def test_an_interrupt_inside_a_constructor_prints_nothing_of_the_object_that_it_
     gc.collect()
     assert len(printed) == 1
     assert sys.unraisablehook == printed.append
+
+
+class InterruptedDestructor:
+    """An object whose destructor meets a Ctrl-C, as a callback of Python's imports may."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def wait_for_the_interrupt() -> None:
+    InterruptedDestructor()
+    threading.Event().wait(60)
+
+
+def test_ctrl_c_inside_a_destructor_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(wait_for_the_interrupt, interrupted="stopped") == 130
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_a_wrong_key_is_told_in_one_line_with_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

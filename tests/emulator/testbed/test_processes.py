@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from coordinator.local_broker import terminate_process
-from edge_client.errors import FedcentersError, NetworkError
+from edge_client.errors import FedcentersError, NetworkError, run_cli
 from emulator.testbed.processes import ChildProcesses, DeferredSignals, Interrupted
 
 FOREVER = "import time; print('up', flush=True); time.sleep(1000)"
@@ -94,3 +95,19 @@ def test_the_handlers_of_before_come_back() -> None:
     with DeferredSignals():
         pass
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+class InterruptedDestructor:
+    """An object whose destructor meets a SIGTERM."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_inside_a_destructor_is_not_lost() -> None:
+    def action() -> None:
+        with DeferredSignals():
+            InterruptedDestructor()
+            threading.Event().wait(60)
+
+    assert run_cli(action) == 128 + signal.SIGTERM

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,17 +196,22 @@ class Squeezing(nn.Module):
         return self.head(x[:, None]).squeeze()  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("seed", [0, 1])  # the first sample drawn tells seed 1's two computations not apart
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("make", "told"),
     [
-        (AskingForTheBatch(when=True), "computes a batch of one sample in another way"),
-        (AskingForTheBatch(when=False), "answers one sample alone in another way"),
-        (Squeezing(), r"gives \(3,\) for one sample, expected \(1, 3\)"),
+        (lambda: AskingForTheBatch(when=True), "computes a batch of one sample in another way"),
+        (lambda: AskingForTheBatch(when=False), "answers one sample alone in another way"),
+        (Squeezing, r"gives \(3,\) for one sample, expected \(1, 3\)"),
     ],
+    ids=["training", "inference", "squeeze"],
 )
-def test_a_model_that_does_otherwise_with_one_sample_is_refused(module: nn.Module, told: str) -> None:
+def test_a_model_that_does_otherwise_with_one_sample_is_refused(
+    make: Callable[[], nn.Module], told: str, seed: int
+) -> None:
+    torch.manual_seed(seed)
     with pytest.raises(ProgramRefused, match=told) as refused:
-        compile_small(module)
+        compile_small(make())
     assert "batch size" in refused.value.hint
 
 
