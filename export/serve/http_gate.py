@@ -140,7 +140,8 @@ async def read_json(request: Request, max_bytes: int, name: str) -> Any:  # noqa
 
 def require_json_type(request: Request, name: str) -> None:
     """Raise HTTPException 415 for a content type that an HTML form could send."""
-    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()  # RFC 9110, 8.3.1: any case
+    if kind != "application/json":
         raise HTTPException(415, f"{name} is application/json")
 
 

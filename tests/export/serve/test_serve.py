@@ -327,6 +327,11 @@ def test_what_a_page_could_post_across_origins_is_refused(server: ServerProcess,
     assert server.ask(path, "POST", {}, Origin="http://evil.example").status == 403
 
 
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON ; charset=utf-8"])
+def test_json_is_taken_however_its_type_is_written(server: ServerProcess, kind: str) -> None:
+    assert server.ask("/nearest", "POST", {"how": "votes", "votes": [5, 2]}, Content_Type=kind).status == 200
+
+
 def test_reports_of_strangers_decide_nothing(tmp_path: Path) -> None:
     """Where others reach the server, a report needs a token; files and questions stay public."""
     write_bundle(tmp_path / "b", "one")
