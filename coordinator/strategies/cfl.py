@@ -24,6 +24,7 @@ from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.hierarchy import bipartition, cosines
 from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
+from coordinator.strategies.common.sampling import part_of
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import I64, Array, Flat, Schema
@@ -77,7 +78,7 @@ class CFL(TreeOfCenters):
 
     def _ready(self, state: State, leaf: int, answered: int) -> bool:
         members = sum(k == leaf for k in state.assignment.values())
-        return answered >= max(self.smallest, self.coverage * members)
+        return answered >= max(self.smallest, part_of(self.coverage, members))
 
     def _stalled(self, mean: Callable[[], float], norms: Array, scale: float) -> bool:
         """The criterion; `mean` is the length of the mean update, for which all updates are read again."""

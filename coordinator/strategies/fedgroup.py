@@ -3,8 +3,8 @@
     EDC_ij = cos(dw_i, v_j)      v_1..v_K the first right singular vectors of all dw_i
 
 Cold start: 20 devices per group train from w0, and k-means clusters their rows of EDC. Groups begin at w0, as FedAvg
-does. A device that comes later trains from w0 once and joins the group whose mean first update has the greatest cosine
-with its own. Devices do not move afterwards.
+does. A device that comes later trains from w0 once and joins the group whose first updates' mean direction has the
+greatest cosine with its own update; long updates count no more than short ones. Devices do not move afterwards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """FL+HC (Briggs, Fan and Andras 2020): FedAvg, one hierarchical clustering of all updates, then FedAvg per cluster.
 
 After `warm_up` rounds the whole fleet is asked once. Clusters are joined bottom-up while their distance is at most
-`threshold`. Devices do not move afterwards. A device that was away then trains once from that round's model and joins
-the cluster whose mean update has the greatest cosine with its own.
+`threshold`; scipy's distance of two clusters for linkage "ward" is sqrt(2 n m / (n + m)) times that of their means.
+Devices do not move afterwards. A device that was away then trains once from that round's model and joins the cluster
+whose updates' mean direction has the greatest cosine with its own update; long updates count no more than short ones.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,15 +74,26 @@ class MethodWorld:
     number: int = 0
     exchanges: list[Exchange] = field(default_factory=list)  # of the last round, that of evaluation included
 
-    def round(self, *, silent: Collection[ClientId] = (), fleet: Fleet | None = None, last: bool = True) -> RoundReport:
-        """One more round and its evaluation, as the last one of its run or not; devices in `silent` answer neither."""
+    def round(
+        self,
+        *,
+        silent: Collection[ClientId] = (),
+        silent_in: Mapping[int, Collection[ClientId]] = MappingProxyType({}),
+        fleet: Fleet | None = None,
+        last: bool = True,
+    ) -> RoundReport:
+        """One more round and its evaluation, as the last one of its run or not.
+
+        Devices in `silent` answer neither, those of `silent_in` not the exchange of that number, from 0 on.
+        """
         self.number, self.exchanges = self.number + 1, []
         self.devices.open_round()
 
         def ask(exchange: Exchange) -> Replies:
+            quiet = {*silent, *silent_in.get(len(self.exchanges), ())}
             self.exchanges.append(exchange)
             return learned(
-                exchange, {c: self.devices.answer(c, task) for c, task in exchange.items() if c not in silent}
+                exchange, {c: self.devices.answer(c, task) for c, task in exchange.items() if c not in quiet}
             )
 
         rng, present = round_rng(self.seed, self.number), self.fleet if fleet is None else fleet

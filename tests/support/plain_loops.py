@@ -31,10 +31,14 @@ def fit(  # noqa: PLR0913 - the objective has these parts
     mu: float = 0.0,
     anchor: Flat | None = None,
     q: F64 | None = None,
+    linear: Flat | None = None,
     moves: int | None = None,
     steps: int = STEPS,
 ) -> Flat:
-    """SGD with momentum on (1/n) sum_j q_j loss_j + (mu/2) |w - anchor|^2; `moves`: which member of a sum it moves."""
+    """SGD with momentum on (1/n) sum_j q_j loss_j + <linear, w> + (mu/2) |w - anchor|^2.
+
+    `moves`: which member of a sum it moves.
+    """
     w, velocity = np.array(start), np.zeros_like(start)
     on = np.ones_like(w) if moves is None else (np.arange(len(w)) // SIZE == moves).astype(np.float64)
     weight = torch.from_numpy(np.ones(len(data)) if q is None else q)
@@ -43,7 +47,8 @@ def fit(  # noqa: PLR0913 - the objective has these parts
         loss = (weight[rows] * _losses(leaf, data.x[rows], data.y[rows])).sum() / len(rows)
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no hints here
         assert leaf.grad is not None
-        velocity = MOMENTUM * velocity + on * leaf.grad.numpy() + (0.0 if anchor is None else mu * (w - anchor))
+        pull = (0.0 if anchor is None else mu * (w - anchor)) + (0.0 if linear is None else linear)
+        velocity = MOMENTUM * velocity + on * leaf.grad.numpy() + pull
         w = w - RATE * velocity
     return w
 

@@ -40,8 +40,8 @@ def initial_centers(model: Flat, schema: Schema, k: int, rng: np.random.Generato
 class MultiStartSgd(LocalSgd):
     """`clusters` models that every device compares, and which therefore must differ before training.
 
-    start "groups": in the first round the devices are dealt into random groups, and each group's mean after one fit
-    from the common model is a start (as IFCA does for FEMNIST, over 20 rounds); these starts are about equally good.
+    start "groups": in the first round the devices are dealt into random groups, and each group's mean by samples after
+    one fit from the common model is a start (as IFCA does for FEMNIST, over 20 rounds); these are about equally good.
     "k-means": the same with the groups that WeCFL's first clustering finds in the devices' last layers; a device rarely
     leaves such a group, since no other start serves its labels. "redraw": the common model and others drawn by
     `initial_centers`, without an exchange; all devices may then choose the one that is best by chance.

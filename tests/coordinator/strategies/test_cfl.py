@@ -161,3 +161,12 @@ def test_groups_of_a_real_fleet_are_found_with_the_defaults() -> None:
 
 def test_a_fleet_without_groups_is_not_split() -> None:
     assert len(play(CFL(local_steps=10, batch_size=8), grouped_fleet(9, 1), rounds=8).centers) == 1
+
+
+@pytest.mark.parametrize(("answered", "leaves"), [(13, 1), (14, 2)])
+def test_a_share_of_the_devices_is_enough_when_as_many_answer_as_it_says(answered: int, leaves: int) -> None:
+    group = {f"d{i:02d}": 2 * (i % 2) for i in range(25)}
+    method = CFL(warm_up=1, eps_2=0.1, coverage=0.56)  # 0.56 of 25 are 14, and their product is 14 + 2e-15
+    state = method.begin(START, schema(), dict.fromkeys(group, 10), np.random.default_rng(0))
+    state = one_round(state, group, method)
+    assert len(one_round(state, group, method, silent=sorted(group)[answered:]).centers) == leaves
