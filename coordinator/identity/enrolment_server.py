@@ -67,6 +67,9 @@ class Registrar:
             if wrong.code != "unknown":
                 self.tell(f"refused: {wrong.message}")
             return HTTPStatus.FORBIDDEN, {"error": wrong.code, "detail": wrong.message}
+        except (ConfigError, OSError) as wrong:  # a full disk, a damaged file
+            self.tell(f"a device could not enrol: {wrong}")
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "no_space", "detail": "its files need the operator"}
 
     def _certificate(self, body: bytes) -> str:
         asked = parse_json(body, MAX_BODY_BYTES)
