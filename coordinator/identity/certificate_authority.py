@@ -28,6 +28,7 @@ from edge_client.transport.tls import read_certificate
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
+COPIES = ("broker", "coordinator", "enrolment")  # folders beside the authority's that have its certificate
 CLOCK_SKEW = dt.timedelta(hours=1)  # a device whose clock is late still accepts a fresh certificate
 MAX_REQUEST_BYTES = 8192
 
@@ -53,7 +54,7 @@ class CertificateAuthority:
 
     def issued_names(self) -> list[str]:
         """Every name that ever had a certificate, sorted."""
-        return sorted(path.name for path in (self.folder / "issued").glob("*"))
+        return sorted({path.parent.name for path in (self.folder / "issued").glob("*/*.crt")})
 
     def certificates_of(self, name: str) -> list[x509.Certificate]:
         """The certificates of a name, the newest last; revoked and expired ones too."""
@@ -88,7 +89,15 @@ class CertificateAuthority:
 
 
 def open_authority(folder: Path, federation: str, now: dt.datetime) -> CertificateAuthority:
-    """The authority in `folder`, created there if there is none. Raises ConfigError for another federation's."""
+    """The authority in `folder`, created there if there is none. Raises ConfigError for another federation's.
+
+    Raises it too for one whose key is gone, and where the folders beside it have certificates of an authority already.
+    """
+    copies = [each / "ca.crt" for each in (folder, *(folder.parent / name for name in COPIES))]
+    there = [path for path in copies if path.exists()]
+    if there and not (folder / "ca.key").exists():
+        hint = "bring it back, or restore it from a backup: another authority would lock all devices out"
+        raise ConfigError(f"there is no {folder / 'ca.key'}, and {there[0]} is of that key", hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     path, key = folder / "ca.crt", open_private_key(folder / "ca.key")

@@ -32,6 +32,7 @@ from edge_client.errors import ConfigError, Malformed, NetworkError
 from edge_client.protocol.messages import parse_json
 from edge_client.transport.tls import check_private_file
 from export.serve.listener import ConnectionSlots
+from export.serve.renewed_certificate import renewal_watch
 
 MAX_BODY_BYTES = 16_384
 MAX_TOKEN_CHARS = 128
@@ -66,6 +67,9 @@ class Registrar:
             if wrong.code != "unknown":
                 self.tell(f"refused: {wrong.message}")
             return HTTPStatus.FORBIDDEN, {"error": wrong.code, "detail": wrong.message}
+        except (ConfigError, OSError) as wrong:  # a full disk, a damaged file
+            self.tell(f"a device could not enrol: {wrong}")
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "no_space", "detail": "its files need the operator"}
 
     def _certificate(self, body: bytes) -> str:
         asked = parse_json(body, MAX_BODY_BYTES)
@@ -93,13 +97,19 @@ class EnrolmentServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext, registrar: Registrar) -> None:
+    def __init__(
+        self, address: tuple[str, int], tls: ssl.SSLContext, registrar: Registrar, look: Callable[[], None]
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.registrar = registrar
+        self.registrar, self._take_renewed_certificate = registrar, look
         self._slots = ConnectionSlots(total=MAX_OPEN_REQUESTS, per_address=MAX_OPEN_REQUESTS_PER_ADDRESS)
         super().__init__(address, _Handler)
         # The handshake runs in the request's own thread: a silent client cannot block the listener.
         self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    def get_request(self) -> Any:  # noqa: ANN401 - as socketserver says
+        self._take_renewed_certificate()
+        return super().get_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
         if self._slots.take(client_address[0]):
@@ -164,10 +174,12 @@ def open_enrolment_server(
     )
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
-    check_private_file(folder / "enrolment" / "server.key")
-    tls.load_cert_chain(folder / "enrolment" / "server.crt", folder / "enrolment" / "server.key", password="")
+    files = folder / "enrolment" / "server.crt", folder / "enrolment" / "server.key"
+    check_private_file(files[1])
+    tls.load_cert_chain(*files, password="")
+    look = renewal_watch(tls, *files)
     try:
-        return EnrolmentServer((listen, plan.enrol_port if port is None else port), tls, registrar)
+        return EnrolmentServer((listen, plan.enrol_port if port is None else port), tls, registrar, look)
     except OSError as wrong:
         raise NetworkError(
             f"cannot listen on {listen}:{plan.enrol_port}: {wrong.strerror or wrong}",

@@ -105,14 +105,14 @@ class Provisioner:
 
     def write_infrastructure(self) -> None:
         coordinator = self.folder / "coordinator"
+        for folder in (coordinator, self.folder / "release"):
+            key = folder / signing_key.CURRENT_KEY_FILE
+            if not (key.exists() or (folder / signing_key.PUBLIC_KEY_FILE).exists()):  # it may be kept elsewhere
+                if folder == coordinator and self.authority.certificates_of(broker_acl.COORDINATOR_CLIENT_ID):
+                    raise signing_key.lost_key(folder)
+                self.written.append(key)
+                signing_key.open_signing_key(folder)
         self._client(coordinator, "coordinator", broker_acl.COORDINATOR_CLIENT_ID)
-        if not (coordinator / signing_key.CURRENT_KEY_FILE).exists():
-            signing_key.open_signing_key(coordinator)
-            self.written.append(coordinator / signing_key.CURRENT_KEY_FILE)
-        release = self.folder / "release"
-        if not (release / signing_key.PUBLIC_KEY_FILE).exists():  # the key may have been brought to another place
-            signing_key.open_signing_key(release)
-            self.written.append(release / signing_key.CURRENT_KEY_FILE)
         for folder, name in ((self.folder / "broker", BROKER_NAME), (self.folder / "enrolment", ENROLMENT_NAME)):
             self._server(folder, name)
         if self.plan.web_port:
@@ -147,7 +147,7 @@ class Provisioner:
 
     def _token(self, folder: Path, cid: str) -> None:
         now_s, path = self.now.timestamp(), folder / "token"
-        if not path.exists() or not self.tokens.is_open(path.read_text(encoding="ascii").strip(), now_s):
+        if not path.exists() or not self.tokens.is_open(path.read_text("ascii", "replace").strip(), now_s):
             write_private_file(path, self.tokens.issue(cid, now_s).encode("ascii") + b"\n")
             self.written.append(path)
         self._put(folder / "ca.crt", _pem(self.authority.certificate))
@@ -193,16 +193,8 @@ class Provisioner:
     def pin_keys(self) -> None:
         """Write the trusted signing keys into every join file; its other settings stay."""
         for file in sorted((self.folder / "devices").glob("*/client.toml")):
-            self._put(
-                file,
-                _toml(
-                    {
-                        **read_toml(file, hint=READ_HINT),
-                        "signing-keys": self._pins(),
-                        "release-keys": self._release_pins(),
-                    }
-                ),
-            )
+            pins = {"signing-keys": self._pins(), "release-keys": self._release_pins()}
+            self._put(file, _toml({**read_toml(file, hint=READ_HINT), **pins}))
 
     def other_addresses(self) -> dict[str, str]:
         """The devices whose join file dials an address that the broker's certificate is not for, with that address."""
@@ -280,6 +272,8 @@ class Provisioner:
     def _web_server(self) -> None:
         """Write a certificate for the browsers' listener, unless there is one; the operator may replace it."""
         hosts = self.plan.hosts
+        if (self.folder / "broker" / "web.crt").exists() and not self._web_is_ours():
+            return
         self._certify(
             self.folder / "broker", "web", lambda key: self.authority.issue_server(key, WEB_NAME, hosts, self.now)
         )
@@ -295,6 +289,7 @@ class Provisioner:
         key, certificate = folder / f"{stem}.key", folder / f"{stem}.crt"
         if not key.exists():
             self.written.append(key)
+            certificate.unlink(missing_ok=True)  # it is of the key that is gone
         public = open_private_key(key).public_key()
         if not certificate.exists():
             self._put(certificate, _pem(issue(public)))
@@ -339,7 +334,7 @@ class Provisioner:
         return signing_key.trusted_keys(self.folder / "coordinator")
 
     def _release_pins(self) -> list[str]:
-        return [(self.folder / "release" / signing_key.PUBLIC_KEY_FILE).read_text(encoding="ascii").strip()]
+        return [signing_key.public_key(self.folder / "release")]
 
     def _put(self, path: Path, data: bytes, *, private: bool = False) -> None:
         """Write a file unless it has this content already, and no other user can read it where it is `private`.

@@ -72,8 +72,12 @@ def broker_files(authority: CertificateAuthority, revoked: Sequence[str]) -> dic
 
 
 def create_list(authority: CertificateAuthority, now: dt.datetime) -> None:
-    """Write the empty list of a new authority, unless there is a list."""
-    if not (authority.folder / CRL_FILE).exists():
+    """Write the empty list of a new authority, unless there is a list. Raises ConfigError where it was lost."""
+    path = authority.folder / CRL_FILE
+    if not path.exists():
+        if authority.issued_names():
+            hint = "bring it back: the broker has a copy. With an empty one all revoked devices would be let in"
+            raise ConfigError(f"there is no {path}, which says who was revoked", hint=hint)
         _write_list(authority, [], now)
 
 

@@ -47,8 +47,13 @@ class SigningKey:
 
 
 def open_signing_key(folder: Path) -> SigningKey:
-    """The key in `folder`, created there if there is none. Raises ConfigError for a file that others can read."""
+    """The key in `folder`, created there if there is none. Raises ConfigError for a file that others can read.
+
+    Raises it too where only its public part is left, which devices pin.
+    """
     if not (folder / CURRENT_KEY_FILE).exists():
+        if (folder / PUBLIC_KEY_FILE).exists():
+            raise lost_key(folder)
         _create(folder / CURRENT_KEY_FILE)
     key = _read(folder / CURRENT_KEY_FILE)
     _write_if_changed(folder / PUBLIC_KEY_FILE, key.public.hex() + "\n")
@@ -64,12 +69,34 @@ def read_signing_key(folder: Path) -> SigningKey:
         raise ConfigError(f"{folder / CURRENT_KEY_FILE} cannot be read: {wrong.strerror}", hint=hint) from wrong
 
 
+def lost_key(folder: Path) -> ConfigError:
+    """What to say where the key is gone that devices pin."""
+    path = folder / CURRENT_KEY_FILE
+    hint = f"bring it back, or restore it from a backup. If it is lost: `openssl rand -hex 32 > {path}` and "
+    hint += f"`chmod 600 {path}` make another one, which each device must be given (docs/security.md)"
+    return ConfigError(f"there is no {path}, and the devices trust that key alone", hint=hint)
+
+
+def public_key(folder: Path) -> str:
+    """The public key [hex] of a folder whose private one may be elsewhere. Raises ConfigError for a damaged file."""
+    if (folder / CURRENT_KEY_FILE).exists():
+        return open_signing_key(folder).public.hex()
+    path = folder / PUBLIC_KEY_FILE
+    try:
+        public = bytes.fromhex(path.read_text(encoding="ascii"))
+    except ValueError:
+        public = b""
+    if len(public) != KEY_BYTES:
+        raise ConfigError(f"{path} holds no public key", hint="restore it from a backup")
+    return public.hex()
+
+
 def trusted_keys(folder: Path) -> list[str]:
     """The public keys [hex] that devices must trust: the one in use, then the announced one if there is one."""
-    keys = [open_signing_key(folder)]
+    keys = [public_key(folder) if (folder / PUBLIC_KEY_FILE).exists() else open_signing_key(folder).public.hex()]
     if (folder / NEXT_KEY_FILE).exists():
-        keys.append(_read(folder / NEXT_KEY_FILE))
-    return [key.public.hex() for key in keys]
+        keys.append(_read(folder / NEXT_KEY_FILE).public.hex())
+    return keys
 
 
 def announce_next_key(folder: Path) -> None:
@@ -121,5 +148,5 @@ def _create(path: Path) -> None:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not path.exists() or path.read_bytes() != text.encode("utf-8"):
         write_atomically(path, text.encode("utf-8"))

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.errors import FedcentersError
+from edge_client.errors import ConfigError, FedcentersError
 
 TOKEN_LIFETIME_HOURS = 24.0
 TOKENS_SCHEMA = """
@@ -105,12 +105,18 @@ class TokenStore:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; other processes wait for its end."""
-        with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
-            database.execute("begin immediate")
-            database.execute(TOKENS_SCHEMA)
-            yield database
-            database.execute("commit")
+        """One transaction; other processes wait for its end. Raises ConfigError for a damaged file, OSError else."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
+                database.execute("begin immediate")
+                database.execute(TOKENS_SCHEMA)
+                yield database
+                database.execute("commit")
+        except sqlite3.OperationalError as wrong:  # a full disk, no rights
+            raise OSError(f"{self.path}: {wrong}") from wrong
+        except sqlite3.DatabaseError as wrong:
+            hint = "remove it: the tokens that wait are void then, and --token makes new ones"
+            raise ConfigError(f"{self.path} is damaged ({wrong})", hint=hint) from wrong
 
 
 def _hash(token: str) -> str:

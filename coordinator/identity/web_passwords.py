@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from coordinator.identity.join_links import phone_link, qr_svg
+from edge_client.errors import ConfigError
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.keys import write_private_file
 
@@ -40,7 +41,10 @@ class WebDevices:
 
     def revoked(self) -> list[str]:
         path = self.folder / "authority" / "web-revoked"
-        return sorted(path.read_text(encoding="ascii").split()) if path.exists() else []
+        try:
+            return sorted(path.read_text(encoding="ascii").split()) if path.exists() else []
+        except UnicodeDecodeError as wrong:
+            raise ConfigError(f"{path} holds no names", hint="restore it from a backup") from wrong
 
     def add(self, cid: str, folder: Path, page: str) -> list[Path]:
         """Write a link into the device's folder, unless there is one; -> the files written."""
@@ -65,7 +69,7 @@ class WebDevices:
     def write_passwords(self) -> list[Path]:
         """Write Mosquitto's password file; -> the files written. A line with the right password keeps its salt."""
         path = self.folder / "broker" / "mosquitto.passwd"
-        old = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+        old = path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else []
         kept = dict(line.split(":", 1) for line in old if ":" in line)
         lines = []
         for cid in self.names():
@@ -81,8 +85,13 @@ class WebDevices:
         return [path]
 
     def _secret(self, cid: str) -> str:
-        link = (self.folder / "devices" / cid / "link.txt").read_text(encoding="ascii").strip()
-        return parse_qs(urlsplit(link).fragment)["secret"][0]
+        path = self.folder / "devices" / cid / "link.txt"
+        try:
+            link = path.read_text(encoding="ascii").strip()
+            return parse_qs(urlsplit(link).fragment)["secret"][0]
+        except (ValueError, KeyError) as wrong:
+            hint = f"restore it from a backup, or remove it: --web-device {cid} makes another one"
+            raise ConfigError(f"{path} holds no link", hint=hint) from wrong
 
 
 def hash_password(secret: str, salt: bytes, iterations: int = HASH_ITERATIONS) -> str:
@@ -96,4 +105,7 @@ def verify_password(stored: str, secret: str) -> bool:
     parts = stored.split("$")
     if len(parts) != 5 or parts[1] != "7":  # noqa: PLR2004 - "", kind, iterations, salt, digest
         return False
-    return secrets.compare_digest(stored, hash_password(secret, base64.b64decode(parts[3]), int(parts[2])))
+    try:
+        return secrets.compare_digest(stored, hash_password(secret, base64.b64decode(parts[3]), int(parts[2])))
+    except (ValueError, TypeError, OverflowError):  # a damaged line
+        return False

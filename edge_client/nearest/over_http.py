@@ -12,7 +12,6 @@ import http.client
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -23,6 +22,7 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData, require_fit
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError, UsageError
+from edge_client.nearest import bounded_http
 from edge_client.nearest import result as answers
 from edge_client.nearest.choose_center import choose_center
 from edge_client.nearest.over_mqtt import NearestOptions, personalise_and_score
@@ -41,7 +41,6 @@ from edge_client.runtime.golden_results import require_golden
 from edge_client.training.learner import EngineLearner
 from edge_client.transport.blobs import BlobFolder
 
-TIMEOUT_S = 30.0
 MAX_WAITS, MAX_WAIT_S = 60, 30  # for a server that has too many requests of this address, as of a whole site's devices
 MAX_INDEX_BYTES, MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
 MAX_CLASSES, MAX_CLASS_CHARS = 65_536, 1_024
@@ -96,7 +95,7 @@ class SiteClient:
                 f"{url!r} is no address of a site", hint="give http(s)://host:port, or mqtt(s)://host/name"
             )
         self._base, self._cache, self._device = url.rstrip("/"), cache, device
-        self._opener, self._sleep = urllib.request.build_opener(_RefuseRedirects), sleep
+        self._opener, self._sleep = bounded_http.build_opener(), sleep
         self.fetched = 0
 
     def index(self) -> str:
@@ -133,45 +132,48 @@ class SiteClient:
         return self._cache.path(sha256)
 
     def _get(self, path: str, limit: int) -> bytes:
-        request = urllib.request.Request(f"{self._base}/{path}")  # noqa: S310 - http and https only, checked above
+        url = f"{self._base}/{path}"
         try:
-            with self._answer(request) as response:
-                data: bytes = response.read(limit + 1)
-                missing = response.length or 0  # None where the length was not told
+            data, missing = self._answer(url, limit)
         except urllib.error.HTTPError as refused:
             refused.close()
-            what = f"{request.full_url} answers {refused.code}"
+            what = f"{url} answers {refused.code}"
             hint = _HINTS.get(refused.code, "is this a site of centers?")
             if refused.code == HTTPStatus.NOT_FOUND and path.endswith("manifest.sig"):
                 what = f"this bundle is not signed: {self._base} has no manifest.sig of it"
                 hint = "`fedcenters-export bundle --key --federation` signs it, --unsigned accepts it"
             raise NetworkError(what, hint=hint) from None
+        except bounded_http.SlowServer as slow:
+            what = f"{url} is too slow: {slow}"
+            raise NetworkError(
+                what, hint="try again where the network is better; what has arrived whole is kept"
+            ) from None
         except OSError as lost:
-            raise NetworkError(f"{request.full_url} cannot be reached: {lost}", hint="check the address") from None
+            raise NetworkError(f"{url} cannot be reached: {lost}", hint="check the address") from None
         except http.client.IncompleteRead:
-            raise _cut_off(request.full_url) from None
+            raise _cut_off(url) from None
         except http.client.HTTPException as other:
-            what = f"{request.full_url} does not speak HTTP: {type(other).__name__}"
+            what = f"{url} does not speak HTTP: {type(other).__name__}"
             raise NetworkError(what, hint="check the address, its port, and whether it is http or https") from None
         if len(data) > limit:
             raise Malformed("too_big", f"{path} has more than {limit} bytes")
         if missing > 0:
-            raise _cut_off(request.full_url)
+            raise _cut_off(url)
         self.fetched += len(data)
         return data
 
-    def _answer(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """The answer, after a while where the server asks to wait. Raises HTTPError and OSError."""
+    def _answer(self, url: str, limit: int) -> tuple[bytes, int]:
+        """See `bounded_http.get`; after a while where the server asks to wait."""
         for _ in range(MAX_WAITS):
             try:
-                return self._opener.open(request, timeout=TIMEOUT_S)  # type: ignore[no-any-return]
+                return bounded_http.get(self._opener, url, limit)
             except urllib.error.HTTPError as refused:
                 if refused.code != HTTPStatus.TOO_MANY_REQUESTS:
                     raise
                 told = refused.headers.get("Retry-After", "")
                 refused.close()
             self._sleep(min(float(told), MAX_WAIT_S) if told.isdecimal() else 1.0)
-        return self._opener.open(request, timeout=TIMEOUT_S)  # type: ignore[no-any-return]
+        return bounded_http.get(self._opener, url, limit)
 
 
 _HINTS: Mapping[int, str] = {
@@ -183,13 +185,6 @@ _HINTS: Mapping[int, str] = {
 
 def _cut_off(url: str) -> NetworkError:
     return NetworkError(f"{url} broke off before its end", hint="try again; what has arrived whole is kept")
-
-
-class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
-    """What is asked for is at the address that was given, or nowhere."""
-
-    def redirect_request(self, *_: object) -> None:
-        """Follow nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,9 @@ def _post(config: ClientConfig, body: bytes) -> dict[str, object]:
         answer = parse_json(data, MAX_ANSWER_BYTES)
     except Malformed as wrong:
         raise ProtocolError(f"{config.enrol_url} answers no JSON", hint="is it the enrolment's port?") from wrong
+    if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+        hint = "try again when its operator, who was told, has seen to it; the token is still good"
+        raise NetworkError(f"{config.enrol_url} cannot enrol devices now", hint=hint)
     if status != http.HTTPStatus.OK or not isinstance(answer, dict):
         detail = answer.get("detail", "") if isinstance(answer, dict) else ""
         raise ProtocolError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -16,9 +17,19 @@ FileStamps = tuple[tuple[int, int, int], ...]  # of both files: modification tim
 
 def follow_renewals(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     """Let `context`, which has these files already, take them again whenever they have changed and fit each other."""
+    look = renewal_watch(context, certificate, key)
+    context.sni_callback = lambda *_: look()
+
+
+def renewal_watch(context: ssl.SSLContext, certificate: Path, key: Path) -> Callable[[], None]:
+    """What lets `context` take its files again, if they have changed, when it is called; never from two threads.
+
+    A server with a thread for each connection calls it before it accepts one, as another thread may be in the middle of
+    using the context where its own handshake would.
+    """
     seen = _stamps(certificate, key)
 
-    def look(*_: object) -> None:
+    def look() -> None:
         nonlocal seen
         now = _stamps(certificate, key)
         if now is None or now == seen:
@@ -33,7 +44,7 @@ def follow_renewals(context: ssl.SSLContext, certificate: Path, key: Path) -> No
             return
         log.info("%s is taken", certificate)
 
-    context.sni_callback = look
+    return look
 
 
 def _stamps(*files: Path) -> FileStamps | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import ssl
 import stat
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
 from edge_client.runtime import enrolment
 from edge_client.transport.keys import open_private_key, signing_request
-from edge_client.transport.tls import check_subject
+from edge_client.transport.tls import check_subject, read_certificate
 from tests.coordinator.identity.test_provisioning import invoke
 from tests.support.guarded_broker import FEDERATION, now, provision_federation
 
@@ -230,6 +231,24 @@ def test_a_device_with_a_token_enrols_before_anything_else(
     assert f"d1: enrolled; its certificate is {home / 'device.crt'}" in capsys.readouterr().err
     assert (home / "device.crt").exists()
     assert not (home / "token").exists()
+
+
+def test_the_listener_takes_its_renewed_certificate_without_a_restart(tmp_path: Path) -> None:
+    """A listener that runs for over a year; the client that finds the new file gets it."""
+    work = provision_federation(tmp_path / "keys")
+    with listening(work, []) as server:
+
+        def shown() -> int:
+            pem = ssl.get_server_certificate(("127.0.0.1", int(server.server_address[1])))
+            return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+        first = shown()
+        work.renew("server.enrol")
+        second = read_certificate(work.folder / "enrolment" / "server.crt").serial_number
+        assert second != first
+        assert shown() == second
+        (work.folder / "enrolment" / "server.crt").write_text("half of")  # while it is copied
+        assert shown() == second
 
 
 def test_a_refusal_says_what_to_do_and_keeps_the_token(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import http.server
@@ -19,6 +20,7 @@ import pytest
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, Malformed, NetworkError, UsageError
+from edge_client.nearest import bounded_http
 from edge_client.nearest.over_http import SiteCenterSource, SiteClient, TrustedKeys, find_nearest
 from edge_client.nearest.over_mqtt import NearestOptions
 from edge_client.protocol import codecs, signing
@@ -39,6 +41,11 @@ RAW = {
     "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nabc",
     "guarded": b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n",
 }
+DRIPS = {  # the beginning of an answer, and what then comes for ever
+    "head": (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
+    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"a"),
+    "parts": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
+}
 KEYS = TrustedKeys(trusted=(signing.public_key(PRIVATE),))
 
 
@@ -46,11 +53,17 @@ class StaticSiteHandler(http.server.SimpleHTTPRequestHandler):
     """Files of a folder; /away leads elsewhere, /busy is free at the third request, others answer with its name's."""
 
     asked: ClassVar[Counter[str]] = Counter()
+    never: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
         kind, _, rest = self.path.strip("/").partition("/")
         self.asked[self.path] += 1
-        if kind in RAW:
+        if kind in DRIPS:
+            with contextlib.suppress(OSError):  # the device hangs up
+                self.wfile.write(DRIPS[kind][0])
+                while not self.never.wait(0.002):
+                    self.wfile.write(DRIPS[kind][1])
+        elif kind in RAW:
             self.wfile.write(RAW[kind])
         elif kind == "busy" and self.asked[self.path] % 3:
             self.send_response(429)
@@ -254,6 +267,24 @@ def test_an_answer_that_is_none_is_a_fault_of_the_network(place: StaticSite, kin
     with pytest.raises(NetworkError, match=told) as refused:
         place.offer(url=f"{place.url}/{kind}")
     assert kind != "guarded" or "token" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("kind", DRIPS)
+def test_a_site_that_sends_a_byte_now_and_then_holds_no_device(
+    place: StaticSite, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "PATIENCE_S", 0.2)
+    with pytest.raises(NetworkError, match=r"/index.json is too slow: \d+ bytes in 0 s") as wrong:
+        SiteClient(f"{place.url}/{kind}", BlobFolder(place.state)).index()
+    assert "try again" in wrong.value.hint
+
+
+def test_a_slow_transfer_goes_on_while_enough_of_it_comes(place: StaticSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(bounded_http, "PART_BYTES", 1)
+    monkeypatch.setattr(bounded_http, "LEAST_BYTES_PER_S", 1)
+    with pytest.raises(Malformed, match="more than 300 bytes"):
+        SiteClient(f"{place.url}/body", BlobFolder(place.state))._get("index.json", 300)
 
 
 def test_a_site_with_too_many_requests_is_asked_again_when_it_says(place: StaticSite) -> None:
