@@ -97,7 +97,7 @@ def test_the_handlers_of_before_come_back() -> None:
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-class InterruptedDestructor:
+class StoppedDestructor:
     """An object whose destructor meets a SIGTERM."""
 
     def __del__(self) -> None:
@@ -107,7 +107,7 @@ class InterruptedDestructor:
 def test_a_signal_inside_a_destructor_is_not_lost() -> None:
     def action() -> None:
         with DeferredSignals():
-            InterruptedDestructor()
+            StoppedDestructor()
             threading.Event().wait(60)
 
     assert run_cli(action) == 128 + signal.SIGTERM
