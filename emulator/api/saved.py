@@ -94,7 +94,7 @@ def load(
         own_model=prepared,
         seconds=sum(found.real_seconds),
         folder=place,
-        taught=read_guide(place, traced=traced) if fleet is None else None,
+        taught=read_guide(place, traced=traced, own_loss=loss is not None) if fleet is None else None,
         marks={key: value for key, value in kept_parts(place).items() if key in MARKED},
     )
 

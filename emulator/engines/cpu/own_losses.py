@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,13 @@ def losses_alone(loss: LossFunction, out: Tensor, y: Tensor) -> Tensor:
     """[batch] losses of outputs [batch, ...] and labels or targets y [batch, ...]."""
     losses: Tensor = torch.vmap(lambda one, truth: loss(one[None], truth[None]).mean())(out, y)
     return losses
+
+
+def asked_alone(loss: LossFunction) -> LossFunction:
+    """The same loss as a function of one number per sample, for a program."""
+    alone = partial(losses_alone, loss)
+    alone.__name__ = loss_name(loss)  # type: ignore[attr-defined]  # what messages call it
+    return alone
 
 
 def check_own_loss(source: TraceSource) -> None:
