@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -48,6 +49,9 @@ def numeric_fields(event: Event) -> dict[str, float]:
             found |= {f"{name}/{key}": v for key, v in value.items() if isinstance(v, (int, float))}
     for key, name in (("per_center", "center_accuracy"), ("loss_per_center", "center_loss")):
         found |= {f"{name}/{k}": value for k, value in enumerate(event.get(key, ())) if value is not None}
+    for score, average in (event.get("metrics") or {}).items():  # beside accuracy, and the user's own
+        name = re.sub(r"[^A-Za-z0-9_./ -]", "_", score)  # MLflow takes no others
+        found |= {f"{name}/{key}": average[key] for key in ("micro", "macro") if average.get(key) is not None}
     exported = event.get("centers", {"accuracy": {}})["accuracy"]  # where devices are served other models
     found |= {f"exported_centers_accuracy/{key}": value for key, value in exported.items() if value is not None}
     found |= {

@@ -58,6 +58,13 @@ def test_a_round_in_numbers_leaves_out_devices_and_what_is_unknown() -> None:
     }
 
 
+def test_scores_beside_accuracy_and_metrics_of_ones_own_are_told() -> None:
+    """A regression, which has no accuracy, had its loss alone there. MLflow refuses a whole round for one odd name."""
+    scores = {"r2": {"micro": 0.5, "macro": None, "per_device": {"a": 0.5}}, "top 5 (%)": {"micro": 2, "macro": 3}}
+    told = numeric_fields({"event": "round", "run": "fesem", "round": 1, "seconds": 1, "metrics": scores})
+    assert told == {"r2/micro": 0.5, "top 5 ___/micro": 2.0, "top 5 ___/macro": 3.0, "seconds": 1.0}
+
+
 def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

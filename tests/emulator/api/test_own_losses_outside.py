@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 
 import fedcenters as fc
 from edge_client.protocol.nearest.router import NEED_LABELS
+from export.compiler.losses.sample_losses import LossFunction
 
 DEVICES = 6
 
@@ -25,7 +25,7 @@ def yes_and_no() -> fc.Fleet:
     return fc.fleet((x, y), by=who)
 
 
-def trained(loss: Any) -> fc.Result:
+def trained(loss: LossFunction) -> fc.Result:
     method = fc.FeSEM(2, local_steps=40, learning_rate=1.0)
     return fc.simulate(method, fleet=yes_and_no(), model=nn.Linear(5, 3), rounds=4, loss=loss, progress=False)
 
@@ -66,7 +66,7 @@ def test_where_another_loss_stands_for_the_runs_own_the_guide_is_of_that_one(
 
 
 def test_a_loaded_run_without_its_own_loss_judges_no_device_by_another(tmp_path: Path) -> None:
-    """The limits were of the own loss, and the squared error was held against them: no center fitted its own devices."""
+    """The squared error was held against limits of the own loss, so that no center fitted its own devices."""
     result = trained(nn.BCEWithLogitsLoss())
     place, some = result.save(tmp_path / "mine"), result.split.devices["device-1"].train
     expected = result.nearest(some.x, some.y)
