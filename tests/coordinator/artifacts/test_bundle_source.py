@@ -59,8 +59,8 @@ def test_every_center_has_a_card_of_its_devices(run: Path) -> None:
 def test_the_card_of_a_run_that_goes_on_is_of_the_end_that_its_centers_are_of(run: Path) -> None:
     """With more rounds than before it tests again, and what devices are served then is not what the folder has."""
     before = bundle_source.bundle_source(run, method="", engines=(), data=None).cards
-    later = {**bundle_source.last_round(run, "fesem"), "round": 3, "of": 5, "assignment": {}}
-    later["per_device"] = dict.fromkeys(later["per_device"], 0.0)
+    told = bundle_source.last_round(run, "fesem")
+    later = {**told, "round": 3, "of": 5, "assignment": {}, "per_device": dict.fromkeys(told["per_device"], 0.0)}
     with closing(sqlite3.connect(run / "store" / "coordinator.sqlite")) as db, db:
         db.execute("insert into events (line) values (?)", (json.dumps(later),))
     assert bundle_source.bundle_source(run, method="", engines=(), data=None).cards == before
