@@ -75,7 +75,7 @@ def load(
     if not is_run_folder(place):
         if is_coordinators_folder(place):
             told = f"{place} is a coordinator's folder, which has no device's samples and no traced model"
-            hint = "`save` the result of `home.run(...)`, and load that; fc.read_bundle reads what `bundle` exports of it"
+            hint = "`save` the result of `home.run(...)`, and load that; `fedcenters-export bundle` reads this one"
             raise ConfigError(told, hint=hint)
         raise ConfigError(f"{place} has no simulated run", hint="give the folder that `save` wrote")
     table = read_table(place / "config.toml")
