@@ -27,6 +27,7 @@ from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from edge_client.toml_files import read_toml
 from emulator import config
 from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
+from emulator.run.run_parts import USUAL_LOSS, kept_parts
 from emulator.run_centers import RunCenters
 from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData
 
@@ -140,6 +141,14 @@ def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any
         model, split = build_model(asked["model"], seed=asked["seed"]), _split(asked, data, hint=hint)
     except UsageError as unknown:
         raise ConfigError(f"{run} has a module that only its user has: {unknown.message}", hint=hint) from None
+    if own_loss := kept_parts(run).get("loss", USUAL_LOSS)[0]:
+        log.warning(
+            "the run's own loss %s is not in %s: the bundle's program has %s in its place, also for personal steps. "
+            "In Python: fc.load(folder, loss=...).export(bundle)",
+            own_loss,
+            run,
+            model.loss,
+        )
     schema, folder = schema_of(model.module), run / "centers" / last["method"]
     centers = read_centers(folder, schema)
     return RunCenters(
