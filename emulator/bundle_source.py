@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,13 @@ from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import SplitTree
 from edge_client.errors import ConfigError, Malformed, ProgramRefused, UsageError
 from edge_client.protocol import codecs
+from edge_client.protocol.nearest.router import NEED_LABELS
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from edge_client.toml_files import read_toml
 from emulator import config
 from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
+from emulator.run.run_parts import USUAL_LOSS, kept_parts
 from emulator.run_centers import RunCenters
 from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData
 
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 IN_PYTHON = "do it there: fc.load(folder).export(bundle)"
+ANY = "any"  # batch size of a program's files
 MAX_CALIBRATION_SAMPLES = 512  # training samples, every device's share alike
 
 
@@ -59,14 +64,15 @@ def source_of_centers(
     no center.
     """
     run.check_trained()
-    model, split = run.get_model(), run.data
+    split = run.data
+    made = _compiled(run.get_model(), batch, engines)
+    run = _taught_with(made.program, run)
     reference, calibration, router = None, None, run.taught
     try:
         reference = _samples(split, last["assignment"], "test", run.centers)
         calibration, router = _few_training(split, last), run.router
     except SamplesMissing as missing:
         log.warning("%s: the files are compared on random inputs. %s", missing.message, missing.hint)
-    made = _compiled(model, batch, engines)
     return BundleSource(
         program=made.program,
         files=made.files,
@@ -89,20 +95,39 @@ def source_of_centers(
 
 
 def _compiled(model: Model, batch: int, engines: Sequence[str]) -> CompilerOutput:
-    """The program of the run's own loss; where no program can have that, of what stands for it, with a warning."""
-    from coordinator.models.compiled import compiled_model
+    """The program of the run's own loss; where no program can have that, of what stands for it, with a warning.
 
+    A loss that gives a batch's mean is asked for one sample at a time, as it was in training.
+    """
+    from coordinator.models.compiled import compiled_model
+    from emulator.engines.cpu.own_losses import asked_alone
+
+    how: dict[str, Any] = {"batch": batch, "engines": engines}
+    if model.own_loss is None:
+        return compiled_model(model, **how)
     try:
-        return compiled_model(model, batch=batch, engines=engines)
-    except ProgramRefused as refused:
-        if model.own_loss is None:
-            raise
-        plain = replace(model, own_loss=None)
-        made = compiled_model(plain, batch=batch, engines=engines)
-        log.warning(
-            "%s. The bundle's program has %s in its place, also for personal steps", refused.message, model.loss
-        )
-        return made
+        return compiled_model(model, **how)
+    except ProgramRefused as wrong:
+        refused = wrong
+    with suppress(ProgramRefused):
+        made = compiled_model(replace(model, own_loss=asked_alone(model.own_loss)), **how)
+        if all(size == ANY for size in made.program.batch.values()):
+            return made
+    made = compiled_model(replace(model, own_loss=None), **how)
+    log.warning("%s. The bundle's program has %s in its place, also for personal steps", refused.message, model.loss)
+    return made
+
+
+def _taught_with(program: Program, run: RunCenters) -> RunCenters:
+    """The run, whose devices teach newcomers by the loss that the program has, which newcomers measure.
+
+    Of a loaded run they have taught already; where that was by another loss, what it says of losses is left out.
+    """
+    model = run.get_model()
+    if program.own_loss == (model.own_loss is not None):
+        return run
+    taught = None if run.taught is None else run.taught.without(NEED_LABELS)
+    return replace(run, get_model=lambda: replace(model, own_loss=None), taught=taught)
 
 
 def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any], *, data: Path | None) -> RunCenters:
@@ -116,6 +141,14 @@ def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any
         model, split = build_model(asked["model"], seed=asked["seed"]), _split(asked, data, hint=hint)
     except UsageError as unknown:
         raise ConfigError(f"{run} has a module that only its user has: {unknown.message}", hint=hint) from None
+    if own_loss := kept_parts(run).get("loss", USUAL_LOSS)[0]:
+        log.warning(
+            "the run's own loss %s is not in %s: the bundle's program has %s in its place, also for personal steps. "
+            "In Python: fc.load(folder, loss=...).export(bundle)",
+            own_loss,
+            run,
+            model.loss,
+        )
     schema, folder = schema_of(model.module), run / "centers" / last["method"]
     centers = read_centers(folder, schema)
     return RunCenters(

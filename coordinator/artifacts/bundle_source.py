@@ -124,15 +124,18 @@ def last_test(run: Path, name: str, program: Program) -> tuple[dict[ClientId, fl
 
 
 def last_round(run: Path, name: str) -> RoundRecord:
-    """The event of the newest round of the run `name`. Raises ConfigError when there is none."""
+    """The event of the newest last round of the run `name`, else of its newest round. Raises ConfigError without any.
+
+    A run that goes on with more rounds has the centers and scores of its former end until it ends again.
+    """
     with open_database(run) as db:
         events = [
             upgraded_record(json.loads(line)) for (line,) in db.execute("select line from events order by id desc")
         ]
-    for event in events:
-        if event["event"] == "round" and event["run"] == name:
-            return cast("RoundRecord", event)
-    raise ConfigError(f"{run} has no round of {name!r}", hint="let the run finish first")
+    rounds = [event for event in events if event["event"] == "round" and event["run"] == name]
+    if not rounds:
+        raise ConfigError(f"{run} has no round of {name!r}", hint="let the run finish first")
+    return cast("RoundRecord", next((event for event in rounds if event["round"] == event["of"]), rounds[0]))
 
 
 def _labels(run: Path, name: str, rounds: int, program: Program) -> dict[ClientId, list[int]]:

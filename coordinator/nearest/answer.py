@@ -23,7 +23,7 @@ def answer_near(
 
     With a `router` also how it fits. Raises Malformed when the question cannot be answered.
     """
-    how, n = question["how"], int(question.get("n", 1))
+    how, n = question["how"], int(question.get("n", selection_rule.ASSUMED_SAMPLES))
     if how == "loss":
         distances = _losses(question, schema, n, len(catalog.centers))
         abstain = catalog.abstain

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,7 @@ EventHandler = Callable[[Event], None]
 PROMETHEUS_PORT = 9464
 MAX_WAITING = 1_000  # rounds that a tracker has not taken yet
 PATIENCE_S = 5.0  # at the end, for a tracker that takes no round meanwhile
+EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 MAX_PARAMS = 100  # MLflow takes no more at once
 
 
@@ -48,6 +50,9 @@ def numeric_fields(event: Event) -> dict[str, float]:
             found |= {f"{name}/{key}": v for key, v in value.items() if isinstance(v, (int, float))}
     for key, name in (("per_center", "center_accuracy"), ("loss_per_center", "center_loss")):
         found |= {f"{name}/{k}": value for k, value in enumerate(event.get(key, ())) if value is not None}
+    for score, average in (event.get("metrics") or {}).items():  # beside accuracy, and the user's own
+        name = re.sub(r"[^A-Za-z0-9_./ -]", "_", score)  # MLflow takes no others
+        found |= {f"{name}/{key}": average[key] for key in ("micro", "macro") if average.get(key) is not None}
     exported = event.get("centers", {"accuracy": {}})["accuracy"]  # where devices are served other models
     found |= {f"exported_centers_accuracy/{key}": value for key, value in exported.items() if value is not None}
     found |= {
@@ -143,7 +148,7 @@ class _TrackerThread:
 
 
 class TensorBoardTracker:
-    """Event files in `folder`/tensorboard/<run>, for `tensorboard --logdir`."""
+    """Event files in `folder`/tensorboard/<run>, for `tensorboard --logdir`. A run that begins anew replaces them."""
 
     def __init__(self, folder: Path, _option: str, _config: Mapping[str, Any]) -> None:
         try:
@@ -154,6 +159,8 @@ class TensorBoardTracker:
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
         if run not in self._writers:
+            for old in (self._folder / run).glob(EVENT_FILES) if step == 1 else ():
+                old.unlink()
             self._writers[run] = self._open(str(self._folder / run))
         for name, value in numbers.items():
             self._writers[run].add_scalar(name, value, step)
@@ -165,7 +172,7 @@ class TensorBoardTracker:
 
 
 class MLflowTracker:
-    """A run of its own per method, on the server that MLFLOW_TRACKING_URI names, in the experiment mlflow:NAME."""
+    """A run of its own per method and start, on the server of MLFLOW_TRACKING_URI, in the experiment mlflow:NAME."""
 
     def __init__(self, _folder: Path, option: str, config: Mapping[str, Any]) -> None:
         try:

@@ -2,7 +2,7 @@
 
 `[images]` of schema.toml: `size` = [height, width], `channels` = 1 or 3, `classes` = the folders' names in their order,
 and perhaps `mean` and `scale`: pixels become (value / 255 - mean) / scale. Pictures are turned as their camera says,
-and those of 16 bits have the range of others, as in a browser.
+and those of 16 bits have the range of others, as in a browser. Where one is transparent it lies on white.
 """
 
 from __future__ import annotations
@@ -67,8 +67,11 @@ def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Arr
 
 def _with_range(picture: Picture, mode: str) -> Picture:
     """In this mode with values from 0 to 255; one of 16 bits in gray, whose values Pillow would cut off at 255."""
-    if picture.mode not in SIXTEEN_BITS:
-        return picture.convert(mode)
     from PIL import Image
 
+    if picture.mode not in SIXTEEN_BITS:
+        if "A" in picture.getbands() or "transparency" in picture.info:
+            clear = picture.convert("RGBA")
+            picture = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
+        return picture.convert(mode)
     return Image.fromarray(np.asarray(picture, dtype=np.float32) / np.float32(257))

@@ -12,7 +12,6 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch import fx, nn
 from coordinator.models.registry import Model
 from edge_client.engines.pt2 import read_exported
 from edge_client.errors import ConfigError, ProgramRefused
-from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.nearest.router import NEED_LABELS, Router
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
@@ -167,20 +166,20 @@ def _copy_quietly(kind: Any) -> None:  # noqa: ANN401 - torch makes a class of i
     kind.__deepcopy__ = quiet_copy
 
 
-def read_guide(folder: Path, *, traced: bool) -> Router | None:
-    """What the devices taught. A traced module does not count batches, so that "norms" cannot be measured with it."""
+def read_guide(folder: Path, *, traced: bool, own_loss: bool) -> Router | None:
+    """What the devices taught.
+
+    A traced module does not count batches, so that "norms" cannot be measured with it. `own_loss`: whether the loss of
+    the user's own is here that the run had; without it another one would be compared with the devices' losses.
+    """
     path = folder / GUIDE_FILE
     if not path.is_file():
         return None
     guide = read_router(path.read_bytes())
-    if not traced:
-        return guide
-    ways = {}
-    for name, way in guide.ways.items():
-        left = [i for i, feature in enumerate(way.features) if feature != "norms"]
-        if left:
-            ways[name] = replace(way, features=tuple(way.features[i] for i in left), weights=way.weights[:, left])
-    return replace(guide, ways=ways)
+    facts = read_facts(folder)
+    if facts is not None and facts[2] is not None and not own_loss:
+        guide = guide.without(NEED_LABELS)
+    return guide.without({"norms"}) if traced else guide
 
 
 def check_module(module: nn.Module, schema: Schema, kept: nn.Module | None) -> None:

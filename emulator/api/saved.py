@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from coordinator.artifacts.bundle_source import is_run_folder as is_coordinators_folder
 from coordinator.storage.state_codec import decode_state
 from coordinator.strategies.base import State, Strategy
 from coordinator.strategies.registry import make_method, method_name, method_path, method_settings, summed_members
@@ -72,6 +73,10 @@ def load(
     """
     place = Path(folder)
     if not is_run_folder(place):
+        if is_coordinators_folder(place):
+            told = f"{place} is a coordinator's folder, which has no device's samples and no traced model"
+            hint = "`save` the result of `home.run(...)`, and load that; `fedcenters-export bundle` reads this one"
+            raise ConfigError(told, hint=hint)
         raise ConfigError(f"{place} has no simulated run", hint="give the folder that `save` wrote")
     table = read_table(place / "config.toml")
     strategy = _method(table, method)
@@ -94,7 +99,7 @@ def load(
         own_model=prepared,
         seconds=sum(found.real_seconds),
         folder=place,
-        taught=read_guide(place, traced=traced) if fleet is None else None,
+        taught=read_guide(place, traced=traced, own_loss=loss is not None) if fleet is None else None,
         marks={key: value for key, value in kept_parts(place).items() if key in MARKED},
     )
 

@@ -199,7 +199,7 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
     network.open_round(number)
     state, report = _play(live, settings, number)
     live.recorder.record_round_end(number, state)
-    method = method_name(strategy)
+    method, which = method_name(strategy), {"round": number, "of": settings.rounds}
     record = round_record(
         report,
         run=method,
@@ -208,11 +208,11 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
         bytes_up=network.bytes_up,
         seconds=network.now_s - network.opened_s,
         local_steps=network.local_steps,
-        round=number,
-        of=settings.rounds,
+        **which,
     )
-    if settings.metrics and (number == settings.rounds or number % settings.evaluation.every == 0):
-        own = measure_own(settings.metrics, strategy, state, live.devices, settings.batch)
+    cohort = settings.evaluation.cohort(live.fleet, round_rng(settings.seed, number), **which)
+    if settings.metrics and cohort:
+        own = measure_own(settings.metrics, strategy, state, live.devices, settings.batch, cohort=cohort)
         record["metrics"] = {**record.get("metrics", {}), **own}
     if live.asynchronous:
         record["asynchronous"] = live.asynchronous.record()

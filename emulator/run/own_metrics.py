@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,24 +22,31 @@ Metric = Callable[[Array, Array], float]  # y [n, ...] and outputs [n, ...] of o
 
 
 def measure_own(
-    metrics: Mapping[str, Metric], strategy: Strategy, state: State, devices: EmulatedDevices, batch: int
+    metrics: Mapping[str, Metric],
+    strategy: Strategy,
+    state: State,
+    devices: EmulatedDevices,
+    batch: int,
+    *,
+    cohort: Sequence[ClientId] | None = None,
 ) -> dict[str, MetricRecord]:
     """Name -> {"micro", "macro", "per_device"}: means over samples and over devices, and each device's own.
 
-    A device that is served a mixture has the mean of its models' probabilities as outputs, and where targets are no
-    classes the mean of their outputs. Devices without held-out
-    samples are left out. Raises UsageError for a function that gives no number.
+    `cohort`: the devices that the round tests; None: all. A device that is served a mixture has the mean of its models'
+    probabilities as outputs, and where targets are no classes the mean of their outputs. Devices without held-out
+    samples are left out, and those whose number is not finite. Raises UsageError for a function that gives no number.
     """
     found: dict[str, dict[ClientId, float]] = {name: {} for name in metrics}
     n: dict[ClientId, int] = {}
-    for who in sorted(devices.local):
+    for who in sorted(devices.local if cohort is None else cohort):
         test = devices.local[who].test
         if test is None or not len(test):
             continue
         outputs = _outputs(serving_probe(strategy, state, who, batch=batch), test, who, devices)
         n[who] = len(test)
         for name, metric in metrics.items():
-            found[name][who] = _number(name, metric(test.y, outputs))
+            if math.isfinite(value := _number(name, metric(test.y, outputs))):
+                found[name][who] = value
     return {name: _averages(values, n) for name, values in found.items()}
 
 

@@ -21,7 +21,6 @@ MAX_SKETCH = MAX_SKETCH_SIZE
 NUMBER_FIELD = validators.number(-validators.MAX_SAFE_INTEGER, validators.MAX_SAFE_INTEGER)
 SKETCH_FIELD = validators.list_of(NUMBER_FIELD, 1, MAX_SKETCH)
 SAMPLES_FIELDS = validators.optional(n=validators.integer(1, 2**31))
-DEFAULT_SAMPLES = 20  # assumed where the question has no `n`
 QUESTION_SCHEMAS = {
     "loss": validators.record(
         validators.required(losses=validators.list_of(NUMBER_FIELD, 1, MAX_CENTERS)) | SAMPLES_FIELDS
@@ -45,7 +44,7 @@ def answer_nearest(bundle: Bundle, question: Mapping[str, Any]) -> dict[str, Any
     if not isinstance(how, str) or how not in QUESTION_SCHEMAS:
         raise Malformed("bad_field", f"how is {how!r:.40}; ask by one of {', '.join(QUESTION_SCHEMAS)}")
     given = QUESTION_SCHEMAS[how](question, "the question")
-    router, n, k = bundle.router, given.get("n", DEFAULT_SAMPLES), len(bundle.manifest["centers"])
+    router, n, k = bundle.router, given.get("n", selection_rule.ASSUMED_SAMPLES), len(bundle.manifest["centers"])
     if how == "votes":
         return selection_rule.choose_by_votes(_one_per_center(given["votes"], k)).to_json()
     if how == "loss":

@@ -108,6 +108,20 @@ def test_a_photo_is_taken_upright_whatever_way_the_camera_was_held(opened: Visit
     assert max(shown[40:]) < 50
 
 
+def test_a_transparent_picture_lies_on_white(opened: Visit, tmp_path: Path) -> None:
+    drawn = Image.new("RGBA", (60, 60), (0, 0, 0, 0))
+    drawn.paste((0, 0, 0, 255), (0, 0, 60, 30))
+    drawn.save(tmp_path / "drawn.png")
+    page = opened.page
+    page.get_by_role("tab", name="Photos").click()
+    page.set_input_files("#photos", tmp_path / "drawn.png")
+    text(page, "count", "^1 in 1 class")
+    shown = page.locator("#strip canvas").evaluate(
+        "(canvas) => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, i) => i % 4 === 0)"
+    )
+    assert abs(shown[0] - shown[-1]) > 200  # black all over before, whether ink is 1 or 0
+
+
 def test_with_a_hundred_classes_the_pad_is_in_sight_and_each_class_can_be_reached_with_keys(
     visit: Open, tmp_path: Path
 ) -> None:

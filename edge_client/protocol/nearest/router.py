@@ -14,7 +14,7 @@ coordinator/nearest/fit_router.py learns a router; devices, the coordinator and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -158,6 +158,15 @@ class Router:
         used = slice(max(0, at - 1), max(1, at if n in self.sizes else at + 1))  # the sizes around n
         counts = {f: self.usual[f].devices for f in features if f in TESTED and f in self.usual}
         return {f: min(count[used]) for f, count in counts.items() if count is not None}
+
+    def without(self, features: Iterable[str]) -> Router:
+        """This router, which neither weighs these features nor tells by them how a center fits."""
+        gone, ways = frozenset(features), {}
+        for name, way in self.ways.items():
+            left = [i for i, feature in enumerate(way.features) if feature not in gone]
+            if left:
+                ways[name] = replace(way, features=tuple(way.features[i] for i in left), weights=way.weights[:, left])
+        return replace(self, ways=ways, usual={f: known for f, known in self.usual.items() if f not in gone})
 
     def fit_of(self, feature: str, n: int) -> Callable[[float], str | None]:
         """A distance by one feature of `n` samples -> how such a center fits, None where the feature cannot tell."""

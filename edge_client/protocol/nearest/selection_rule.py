@@ -20,6 +20,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 
 MAX_ALTERNATIVES = 8
+ASSUMED_SAMPLES = 20  # behind a question that does not say how many it used
 GUESSING_UNKNOWN = math.sqrt(np.finfo(np.float32).max)  # the level of guessing where none is known
 
 

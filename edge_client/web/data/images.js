@@ -89,7 +89,7 @@ export class Pad {
   }
 }
 
-/** A photo -> a sample's numbers: the middle square, upright, scaled down. RangeError names a file that is none. */
+/** A photo -> a sample's numbers: the middle square, upright, scaled down, transparent on white. RangeError names a file that is none. */
 export async function fromPhoto(file, input, { invert }) {
   const bitmap = await createImageBitmap(file).catch(() => {
     throw new RangeError(`${file.name} is no picture that this browser reads; JPEG and PNG are. No photo was added`);
@@ -100,6 +100,8 @@ export async function fromPhoto(file, input, { invert }) {
   const side = Math.min(bitmap.width / width, bitmap.height / height);
   const [w, h] = [side * width, side * height];
   pen.imageSmoothingQuality = "high";
+  pen.fillStyle = "#fff";
+  pen.fillRect(0, 0, width, height);
   pen.drawImage(bitmap, (bitmap.width - w) / 2, (bitmap.height - h) / 2, w, h, 0, 0, width, height);
   bitmap.close();
   return fromPixels(pen.getImageData(0, 0, width, height).data, input, { invert });

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from edge_client.errors import ProgramRefused
-from edge_client.protocol.program import class_axis
+from edge_client.protocol.program import IGNORED, class_axis
 from export.compiler.losses.choose_loss import NO_GRADIENT, NO_GRADIENT_HINT
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import TraceSource, example_inputs
@@ -21,9 +22,21 @@ CLOSE = 1e-3  # relative: float32's order of sums
 
 
 def losses_alone(loss: LossFunction, out: Tensor, y: Tensor) -> Tensor:
-    """[batch] losses of outputs [batch, ...] and labels or targets y [batch, ...]."""
+    """[batch] losses of outputs [batch, ...] and labels or targets y [batch, ...].
+
+    A sample whose labels are all left out has 0, as with the usual losses; a mean over no label is NaN.
+    """
     losses: Tensor = torch.vmap(lambda one, truth: loss(one[None], truth[None]).mean())(out, y)
-    return losses
+    if y.dim() == 1 or y.is_floating_point():
+        return losses
+    return torch.where((y != IGNORED).flatten(1).any(1), losses, 0.0)
+
+
+def asked_alone(loss: LossFunction) -> LossFunction:
+    """The same loss as a function of one number per sample, for a program."""
+    alone = partial(losses_alone, loss)
+    alone.__name__ = loss_name(loss)  # type: ignore[attr-defined]  # what messages call it
+    return alone
 
 
 def check_own_loss(source: TraceSource) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +54,16 @@ def test_every_center_has_a_card_of_its_devices(run: Path) -> None:
         assert 0 <= card["accuracy"]["min"] <= card["accuracy"]["median"] <= card["accuracy"]["max"] <= 1
         assert card["labels"]["of"] == "held-out samples"
         assert np.sum(card["labels"]["counts"]) > 0
+
+
+def test_the_card_of_a_run_that_goes_on_is_of_the_end_that_its_centers_are_of(run: Path) -> None:
+    """With more rounds than before it tests again, and what devices are served then is not what the folder has."""
+    before = bundle_source.bundle_source(run, method="", engines=(), data=None).cards
+    told = bundle_source.last_round(run, "fesem")
+    later = {**told, "round": 3, "of": 5, "assignment": {}, "per_device": dict.fromkeys(told["per_device"], 0.0)}
+    with closing(sqlite3.connect(run / "store" / "coordinator.sqlite")) as db, db:
+        db.execute("insert into events (line) values (?)", (json.dumps(later),))
+    assert bundle_source.bundle_source(run, method="", engines=(), data=None).cards == before
 
 
 def test_where_choices_are_hidden_a_card_has_the_number_of_devices_that_was_summed_and_none_is_guessed(

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -16,8 +17,12 @@ from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
 from edge_client.protocol.nearest.router import FeatureBaseline, Router
 from edge_client.protocol.nearest.selection_rule import guessing_loss
 from edge_client.protocol.task import Reply
+from export.serve.nearest import answer_nearest
 from tests.support.softmax_program import program, schema
 from tests.support.virtual_federation import Anything
+
+if TYPE_CHECKING:
+    from export.bundle.reader import Bundle
 
 MODEL = manifest_of(b"model", "model")
 FILES = {"onnx": manifest_of(b"onnx", "container"), "tflite": manifest_of(b"tflite", "container")}
@@ -68,6 +73,20 @@ def test_a_router_says_how_the_nearest_center_fits(loss: float, fit: str, center
     router = Router(centers=3, sizes=(5,), usual={"loss": usual}, ways={})
     answer = answer_near(catalog(), question([1.9, loss, 1.9]), schema(), router)
     assert (answer["center"], answer["fit"]) == (center, fit)
+
+
+def test_a_question_without_its_number_of_samples_has_the_same_answer_over_mqtt_and_http() -> None:
+    """Limits for one sample are wider than those for twenty: MQTT took one, HTTP twenty."""
+    usual = FeatureBaseline(
+        middle=np.array([0.5, 0.5]), spread=np.array([0.1, 0.1]), well=np.array([1.6, 0.6]), none=np.array([1.8, 0.8])
+    )
+    router = Router(centers=3, sizes=(1, 20), usual={"loss": usual}, ways={})
+    asked = question([1.9, 1.0, 1.9])
+    silent = {key: value for key, value in asked.items() if key != "n"}
+    answers = [answer_near(catalog(), said, schema(), router) for said in ({**asked, "n": 20}, silent)]
+    http = SimpleNamespace(router=router, manifest={"centers": [{}] * 3}, program=program())
+    answers.append(answer_nearest(cast("Bundle", http), {"how": "loss", "losses": [1.9, 1.0, 1.9]}))
+    assert [(answer["center"], answer["fit"]) for answer in answers] == [(None, "none")] * 3
 
 
 def test_a_center_that_only_guesses_does_not_fit() -> None:

@@ -58,19 +58,40 @@ def test_a_round_in_numbers_leaves_out_devices_and_what_is_unknown() -> None:
     }
 
 
+def test_scores_beside_accuracy_and_metrics_of_ones_own_are_told() -> None:
+    """A regression, which has no accuracy, had its loss alone there. MLflow refuses a whole round for one odd name."""
+    scores = {"r2": {"micro": 0.5, "macro": None, "per_device": {"a": 0.5}}, "top 5 (%)": {"micro": 2, "macro": 3}}
+    told = numeric_fields({"event": "round", "run": "fesem", "round": 1, "seconds": 1, "metrics": scores})
+    assert told == {"r2/micro": 0.5, "top 5 ___/micro": 2.0, "top 5 ___/macro": 3.0, "seconds": 1.0}
+
+
 def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util.tensor_util import make_ndarray
-
     with open_trackers("tensorboard", tmp_path, {}) as tell:
         tell({"event": "start"})
         tell(round_event(1, 0.25))
+    with open_trackers("tensorboard", tmp_path, {}) as tell:  # it goes on
         tell(round_event(2, 0.5))
-    reader = EventAccumulator(str(tmp_path / "tensorboard" / "fesem"))
+    assert tensorboard_has(tmp_path) == [(1, 0.25), (2, 0.5)]
+
+
+def test_a_run_that_begins_anew_replaces_its_rounds_in_tensorboard(tmp_path: Path) -> None:
+    """Each round was there twice, so that the curves went back and forth."""
+    pytest.importorskip("tensorboard")
+    for accuracy in (0.25, 0.75):
+        with open_trackers("tensorboard", tmp_path, {}) as tell:
+            tell(round_event(1, accuracy))
+    assert tensorboard_has(tmp_path) == [(1, 0.75)]
+
+
+def tensorboard_has(folder: Path) -> list[tuple[int, float]]:
+    """Step and accuracy, as TensorBoard's own reader finds them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    reader = EventAccumulator(str(folder / "tensorboard" / "fesem"))
     reader.Reload()
-    found = [(e.step, float(make_ndarray(e.tensor_proto))) for e in reader.Tensors("accuracy/micro")]
-    assert found == [(1, 0.25), (2, 0.5)]
+    return [(e.step, float(make_ndarray(e.tensor_proto))) for e in reader.Tensors("accuracy/micro")]
 
 
 def test_mlflow_has_the_rounds_and_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,17 @@ def test_a_picture_of_16_bits_has_the_range_of_others(channels: int, tmp_path: P
     assert np.allclose(load_folder(tmp_path).train.x, np.broadcast_to([0, 0.2, 1], (1, channels, 1, 3)))
 
 
+@pytest.mark.parametrize("kind", ["RGBA", "LA", "P"])
+def test_a_transparent_picture_lies_on_white(kind: str, tmp_path: Path) -> None:
+    """Black ink on nothing was black all over, and so a sample without a drawing."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install '.[images]')")
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA.replace("[2, 3]", "[1, 3]"))
+    (tmp_path / "train" / "dog").mkdir(parents=True)
+    drawn = image.fromarray(np.array([[[0, 0, 0, 255], [0, 0, 0, 0], [0, 0, 0, 51]]], np.uint8))
+    drawn.convert(kind).save(tmp_path / "train" / "dog" / "1.png")
+    assert np.allclose(load_folder(tmp_path).train.x, [[[[0.0, 1.0, 0.8]]]], atol=0.003)
+
+
 def test_a_photo_stands_as_its_camera_says(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install '.[images]')")
     (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA.replace("[2, 3]", "[2, 2]"))

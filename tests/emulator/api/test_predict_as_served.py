@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,3 +110,38 @@ def test_the_folder_of_a_run_that_was_interrupted_does_not_guess_what_devices_ar
         fc.load(tmp_path / "fedrc").predict(x, device="device-00")
     assert len(fc.load(tmp_path / "fedrc").predict(x, center=0)) == len(x)
     assert len(fc.load(tmp_path / "fesem").predict(x, device="device-00")) == len(x)
+
+
+def test_a_metric_is_of_the_devices_that_a_round_tests() -> None:
+    """Beside an accuracy of a sample of the fleet it was of all devices."""
+    asked: dict[str, Any] = {
+        "fleet": fc.fleets.digits(devices=6),
+        "rounds": 3,
+        "fraction_evaluate": 0.4,
+        "progress": False,
+    }
+    run = fc.simulate(fc.FedAvg(local_steps=2), **asked, evaluate_every=2, metrics={"mine": accuracy}).run
+    found: list[Any] = list(run.records)
+    assert [len(record["per_device"]) for record in found] == [0, 3, 6]
+    assert "metrics" not in found[0]
+    for record in found[1:]:
+        assert record["metrics"]["mine"]["per_device"] == pytest.approx(record["per_device"])
+        assert record["metrics"]["mine"]["micro"] == pytest.approx(record["accuracy"]["micro"])
+
+
+def test_a_metric_that_is_no_number_on_one_device_leaves_that_device_out(tmp_path: Path) -> None:
+    """The mean was NaN, which is no JSON: an area under a curve, say, of a device that has one class."""
+
+    def of_few(y: Array, outputs: Array) -> float:
+        return float("nan") if len(y) > 40 else len(outputs) / len(y)
+
+    x = np.random.default_rng(0).normal(size=(140, 4)).astype(np.float32)
+    fleet = fc.fleet({"big": (x[:100], np.arange(100) % 2), "small": (x[100:], np.arange(40) % 2)}, test=0.5)
+    asked: dict[str, Any] = {"fleet": fleet, "rounds": 1, "progress": False, "out": tmp_path, "name": "mine"}
+    result = fc.simulate(fc.FedAvg(local_steps=1), **asked, metrics={"few": of_few, "never": lambda *_: float("inf")})
+    assert result.run.records[0]["metrics"]["few"] == {"micro": 1.0, "macro": 1.0, "per_device": {"small": 1.0}}
+    assert result.history["never"].isna().all()
+    assert "few" in repr(result)
+    text = (tmp_path / "mine/metrics.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text

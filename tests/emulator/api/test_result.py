@@ -355,7 +355,7 @@ def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_program_of_an_export_has_the_runs_own_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Devices compare centers and take personal steps by it. A batch's mean is a loss that no program takes."""
+    """Devices compare centers and take personal steps by it."""
     asked: dict[str, Any] = {
         "fleet": fc.fleets.digits(devices=3),
         "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
@@ -364,9 +364,6 @@ def test_the_program_of_an_export_has_the_runs_own_loss(tmp_path: Path, capsys: 
     own = fc.simulate(fc.FedAvg(local_steps=1), **asked, loss=smoothed).export(tmp_path / "own", formats=())
     assert own.program.own_loss
     assert "in its place" not in capsys.readouterr().err
-    mean = fc.simulate(fc.FedAvg(local_steps=1), **asked, loss=nn.CrossEntropyLoss()).export(tmp_path / "b", formats=())
-    assert not mean.program.own_loss
-    assert "The bundle's program has cross-entropy in its place" in capsys.readouterr().err
 
 
 def test_a_run_that_is_stopped_between_tests_tells_the_last_test() -> None:

@@ -135,6 +135,15 @@ def test_a_loaded_run_is_exported_without_its_samples_and_says_what_it_misses(
     assert bundle.manifest["names"] == whole.manifest["names"]
 
 
+def test_a_coordinators_folder_is_told_as_one(tmp_path: Path) -> None:
+    """As `fc.federation` leaves it. It was "no simulated run", with the folder that `save` wrote as what to give."""
+    (tmp_path / "home/store").mkdir(parents=True)
+    (tmp_path / "home/store/coordinator.sqlite").touch()
+    with pytest.raises(ConfigError, match="home is a coordinator's folder") as refused:
+        fc.load(tmp_path / "home")
+    assert "`save` the result" in refused.value.hint
+
+
 def test_what_needs_the_samples_says_so(place: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)samples of 'fruit'.*fc.load\(.*fleet="):
         fc.load(place).export(tmp_path / "centers", formats=("onnx",), quantize=("int8-static",))

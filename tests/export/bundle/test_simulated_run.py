@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from edge_client.errors import ConfigError
 from export.bundle.commands import bundle_run, verify_bundle
@@ -78,3 +80,19 @@ def test_bundling_a_run_says_what_it_works_on(
     told = capsys.readouterr().err.splitlines()
     assert told.count("compiling pt2 step") == 1
     assert [line for line in told if "center" in line] == ["writing center 1 of 2", "writing center 2 of 2"]
+
+
+def test_the_command_says_that_the_users_own_loss_is_not_in_the_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `fc.load` does: the program had another loss in its place, without a word."""
+    import fedcenters as fc
+
+    asked: dict[str, Any] = {"fleet": fc.fleets.digits(devices=3), "model": "digits-mlp", "rounds": 1}
+    fc.simulate(fc.FedAvg(local_steps=1), **asked, loss=nn.CrossEntropyLoss(), out=tmp_path, name="own")
+    assert run_export("bundle", str(tmp_path / "own"), "--out", str(tmp_path / "b"), "--formats", "onnx") == 0
+    assert "own loss CrossEntropyLoss is not in" in caplog.text
+    caplog.clear()
+    run = simulated(tmp_path)
+    assert run_export("bundle", str(run), "--out", str(tmp_path / "c"), "--formats", "onnx") == 0
+    assert "own loss" not in caplog.text

@@ -15,6 +15,7 @@ import fedcenters as fc
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.task import Array
 from emulator.data.fleet import Fleet
+from emulator.engines.cpu.own_losses import losses_alone
 
 RNG = np.random.default_rng(0)
 X, WHO = RNG.normal(size=(60, 4)), np.repeat([0, 1, 2], 20)
@@ -69,3 +70,16 @@ def test_where_a_sample_has_several_labels_another_mean_over_a_batch_is_told(cap
     caplog.clear()
     trained(y, nn.CrossEntropyLoss(), module)
     assert not caplog.text
+
+
+def test_a_sample_whose_labels_are_all_left_out_has_no_loss_and_no_gradient() -> None:
+    """Torch's mean over no label is NaN: a device with one such sample was missing in the fleet's loss."""
+    y = torch.tensor([[0, 1, -100], [-100, -100, -100], [2, -100, 1]])
+    out = torch.randn((3, 4, 3), generator=torch.Generator().manual_seed(0)).requires_grad_()
+    losses = losses_alone(nn.CrossEntropyLoss(), out, y)
+    usual = F.cross_entropy(out, y, reduction="none").sum(1) / torch.tensor([2.0, 1.0, 2.0])
+    torch.testing.assert_close(losses, usual)
+    torch.autograd.backward(losses.sum())
+    assert out.grad is not None
+    assert out.grad[1].eq(0).all()
+    assert out.grad.isfinite().all()
