@@ -29,6 +29,7 @@ NO_GROUP = -1  # no center yet, or no true group
 UNASSIGNED_COLOUR = "#9ca3af"
 DOT_WIDTH, LEAST_DOT_WIDTH = 7.4, 1.5  # points
 MARGIN = 0.1  # of the extent, at each side
+SAME_PLACE = 1e-9  # of the extent: rounding
 SMALL_MARKERS = "*."  # shapes that look smaller than the others
 MIN_PERPLEXITY, DEFAULT_PERPLEXITY = 5, 30  # of the range that van der Maaten and Hinton (2008) recommend
 MAX_ROWS = 60  # devices in a heat map; each pair is a vector square
@@ -73,8 +74,11 @@ def tsne(points: Array) -> Array:
     return plane
 
 
-def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: str) -> None:
-    """[n, 2] places: colour shows the center, shape the true group; NO_GROUP is gray, or a dot."""
+def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: str) -> bool:
+    """[n, 2] places: colour shows the center, shape the true group; NO_GROUP is gray, or a dot.
+
+    -> whether dots were moved apart, so that distances between near ones are not those of the plane.
+    """
     nearest = least_distance(len(plane))
     places = move_apart(plane, nearest)
     width = _dot_width(axes, plane, places, nearest)
@@ -85,6 +89,7 @@ def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: 
         axes.scatter(here[:, 0], here[:, 1], s=wide**2, alpha=0.9, **look)
     axes.set(title=title, xticks=[], yticks=[])
     axes.margins(MARGIN)
+    return bool((np.abs(places - plane) > SAME_PLACE * np.ptp(plane, axis=0)).any())
 
 
 def _dot_width(axes: Axes, plane: Array, places: Array, nearest: float) -> float:
@@ -128,10 +133,11 @@ def mean_within_cosine(cos: Array, centers: I64, k: int) -> float | None:
 def draw_within(axes: Axes, points: Array, centers: I64, groups: I64, *, title: str) -> None:
     """The cosine of every pair of devices, sorted by center; beside each center the mean of its own pairs.
 
-    Within a center devices stand by their true group, so that a center of two groups shows them.
+    Within a center devices stand by their true group, so that a center of two groups shows them. The means are those of
+    all pairs, also where a crowd is thinned out.
     """
-    rows = order_by_center(centers, groups)
-    cos, sorted_centers = cosines(points[rows]), centers[rows]
+    rows, every = order_by_center(centers, groups), cosines(points)
+    cos, sorted_centers = every[np.ix_(rows, rows)], centers[rows]
     draw_heat(axes, cos, low=float(cos.min()))
     edges = [0, *(np.flatnonzero(np.diff(sorted_centers)) + 1).tolist(), len(rows)]
     for edge in edges[1:-1]:
@@ -139,7 +145,7 @@ def draw_within(axes: Axes, points: Array, centers: I64, groups: I64, *, title: 
         axes.axvline(edge - 0.5, color="#D55E00", lw=1.1)
     middles = [(a + b - 1) / 2 for a, b in pairwise(edges)]
     held = [int(sorted_centers[a]) for a in edges[:-1]]
-    means = [mean_within_cosine(cos, sorted_centers, k) for k in held]
+    means = [mean_within_cosine(every, centers, k) for k in held]
     told = [
         _center_name(k) + ("" if mean is None else f"\nmean {mean:.3f}") for k, mean in zip(held, means, strict=True)
     ]

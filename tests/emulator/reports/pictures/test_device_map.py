@@ -133,6 +133,15 @@ def test_the_heat_map_is_sorted_by_center_and_tells_the_mean_of_each_ones_pairs(
     assert edges == [1.5, 3.5]
 
 
+def test_the_mean_of_a_crowd_is_that_of_all_its_pairs_and_not_of_those_that_are_drawn() -> None:
+    points = np.tile([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 2.0], [-1.0, 1.0]], (40, 1)) + RNG.random((200, 2))
+    centers = np.repeat([0, 1], [150, 50])
+    axes = drawn(lambda ax: device_map.draw_within(ax, points, centers, np.zeros(200, np.int64), title="t"))
+    cos = plots.cosines(points)
+    told = [f"center {k}\nmean {device_map.mean_within_cosine(cos, centers, k):.3f}" for k in (0, 1)]
+    assert [t.get_text() for t in axes.get_yticklabels()] == told
+
+
 def test_the_mean_within_a_center_leaves_out_a_device_and_itself() -> None:
     cos: Array = np.array([[1.0, 0.2, 0.4], [0.2, 1.0, 0.6], [0.4, 0.6, 1.0]])
     assert device_map.mean_within_cosine(cos, np.array([0, 0, 0]), 0) == pytest.approx(0.4)
