@@ -352,7 +352,7 @@ def principal_plane(rows: Array) -> Array:
     return flipped
 
 
-def make_figure(width: float, height: float, *drawings: Callable[[Axes], None]) -> Figure:
+def make_figure(width: float, height: float, *drawings: Callable[[Axes], object]) -> Figure:
     """A figure of `width` x `height` inches with the drawings side by side."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")

@@ -20,7 +20,7 @@ from emulator.reports.pictures import device_map
 RNG = np.random.default_rng(0)
 
 
-def drawn(draw: Callable[[Axes], None]) -> Axes:
+def drawn(draw: Callable[[Axes], object]) -> Axes:
     return plots.make_figure(4, 3, draw).axes[0]
 
 
