@@ -28,6 +28,7 @@ from emulator.reports.plots import (
 NO_GROUP = -1  # no center yet, or no true group
 UNASSIGNED_COLOUR = "#9ca3af"
 DOT_WIDTH, LEAST_DOT_WIDTH = 7.4, 1.5  # points
+MAX_LEGEND_ROWS = 14
 MARGIN = 0.1  # of the extent, at each side
 SAME_PLACE = 1e-9  # of the extent: rounding
 SMALL_MARKERS = "*."  # shapes that look smaller than the others
@@ -102,7 +103,10 @@ def _dot_width(axes: Axes, plane: Array, places: Array, nearest: float) -> float
 
 
 def name_looks(axes: Axes, centers: I64, groups: I64) -> None:
-    """A legend beside the Axes: a stroke of colour per center, a shape per true group, ten of each at most."""
+    """A legend beside the Axes: a stroke of colour per center, a shape per true group, ten of each at most.
+
+    More than MAX_LEGEND_ROWS stand in two columns: a legend that is taller than the Axes would make them lower.
+    """
     handles = [
         Line2D([], [], color=_colour(k), lw=7, label=_center_name(k))
         for k in sorted(set(centers.tolist()))[:MAX_NAMED_CLASSES]
@@ -110,7 +114,8 @@ def name_looks(axes: Axes, centers: I64, groups: I64) -> None:
     shape: dict[str, Any] = {"ls": "", "ms": 7, "color": "#374151"}
     known = sorted(set(groups.tolist()) - {NO_GROUP})[:MAX_NAMED_CLASSES]
     handles += [Line2D([], [], marker=_marker(g), label=f"true group {g}", **shape) for g in known]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=SMALL_TEXT, handlelength=1.3)
+    look: dict[str, Any] = {"ncols": 1 + (len(handles) > MAX_LEGEND_ROWS), "handlelength": 1.3, "fontsize": SMALL_TEXT}
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), **look)
 
 
 def order_by_center(centers: I64, groups: I64) -> I64:

@@ -119,6 +119,23 @@ def test_the_legend_names_every_center_and_every_known_group_beside_the_points()
     assert legend.get_bbox_to_anchor().x0 > axes.bbox.x1
 
 
+@pytest.mark.parametrize("n", [3, 6, 10, 40])
+def test_a_legend_of_many_leaves_the_map_its_height(n: int) -> None:
+    which = np.arange(n)
+
+    def map_and_legend(axes: Axes) -> None:
+        device_map.draw_devices(axes, RNG.random((n, 2)), which, which, title="t")
+        device_map.name_looks(axes, which, which)
+
+    figure = plots.make_figure(5.5, 4.2, map_and_legend)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == 2 * min(n, 10)
+    assert axes.get_window_extent().height > 0.85 * figure.bbox.height
+
+
 def test_the_heat_map_is_sorted_by_center_and_tells_the_mean_of_each_ones_pairs() -> None:
     points = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
     centers, groups = np.array([0, 1, 0, 1, 2]), np.array([4, 1, 4, 0, 0])
