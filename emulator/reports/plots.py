@@ -295,10 +295,10 @@ def _stack(values: Array) -> tuple[Array, Array]:
 
 
 def name_rounds(axes: Axes, last: int) -> None:
-    """The x axis of rounds 1 to `last`: whole numbers, and room beside a single one."""
+    """The x axis of rounds 1 to `last`: whole numbers of rounds that exist, and room beside a single one."""
     room = max(0.5 if last == 1 else 0.2, 0.03 * last)
-    axes.set(xlabel="round", xlim=(1 - room, last + room))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+    places = MaxNLocator(integer=True, nbins=8, min_n_ticks=1, steps=[1, 2, 5, 10]).tick_values(1, last)
+    axes.set(xlabel="round", xlim=(1 - room, last + room), xticks=[float(t) for t in places if 1 <= t <= last])
 
 
 def draw_cosines(axes: Axes, vectors: Array, *, title: str) -> None:
@@ -352,7 +352,7 @@ def principal_plane(rows: Array) -> Array:
     return flipped
 
 
-def make_figure(width: float, height: float, *drawings: Callable[[Axes], None]) -> Figure:
+def make_figure(width: float, height: float, *drawings: Callable[[Axes], object]) -> Figure:
     """A figure of `width` x `height` inches with the drawings side by side."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")

@@ -139,8 +139,9 @@ def _planes(run: RunFolder, how: str, place: Callable[[Array], tuple[Array, str]
 
     def panel(i: int, axes: Axes) -> None:
         plane, note = place(moments[i].points)
-        device_map.draw_devices(axes, plane, centers[i], groups[i], title=f"Round {moments[i].round}")
-        axes.set(xlabel=f"{how} of models ({run.kept.representation}){note}")
+        moved = device_map.draw_devices(axes, plane, centers[i], groups[i], title=f"Round {moments[i].round}")
+        told = f"{how} of models ({run.kept.representation}){note}"
+        axes.set(xlabel=told + ("\nnear dots are moved apart" if moved else ""))
         if i == len(moments) - 1:
             device_map.name_looks(axes, np.concatenate(centers), np.concatenate(groups))
 

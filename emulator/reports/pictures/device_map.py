@@ -28,7 +28,9 @@ from emulator.reports.plots import (
 NO_GROUP = -1  # no center yet, or no true group
 UNASSIGNED_COLOUR = "#9ca3af"
 DOT_WIDTH, LEAST_DOT_WIDTH = 7.4, 1.5  # points
+MAX_LEGEND_ROWS = 14
 MARGIN = 0.1  # of the extent, at each side
+SAME_PLACE = 1e-9  # of the extent: rounding
 SMALL_MARKERS = "*."  # shapes that look smaller than the others
 MIN_PERPLEXITY, DEFAULT_PERPLEXITY = 5, 30  # of the range that van der Maaten and Hinton (2008) recommend
 MAX_ROWS = 60  # devices in a heat map; each pair is a vector square
@@ -73,8 +75,11 @@ def tsne(points: Array) -> Array:
     return plane
 
 
-def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: str) -> None:
-    """[n, 2] places: colour shows the center, shape the true group; NO_GROUP is gray, or a dot."""
+def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: str) -> bool:
+    """[n, 2] places: colour shows the center, shape the true group; NO_GROUP is gray, or a dot.
+
+    -> whether dots were moved apart, so that distances between near ones are not those of the plane.
+    """
     nearest = least_distance(len(plane))
     places = move_apart(plane, nearest)
     width = _dot_width(axes, plane, places, nearest)
@@ -85,6 +90,7 @@ def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: 
         axes.scatter(here[:, 0], here[:, 1], s=wide**2, alpha=0.9, **look)
     axes.set(title=title, xticks=[], yticks=[])
     axes.margins(MARGIN)
+    return bool((np.abs(places - plane) > SAME_PLACE * np.ptp(plane, axis=0)).any())
 
 
 def _dot_width(axes: Axes, plane: Array, places: Array, nearest: float) -> float:
@@ -97,7 +103,10 @@ def _dot_width(axes: Axes, plane: Array, places: Array, nearest: float) -> float
 
 
 def name_looks(axes: Axes, centers: I64, groups: I64) -> None:
-    """A legend beside the Axes: a stroke of colour per center, a shape per true group, ten of each at most."""
+    """A legend beside the Axes: a stroke of colour per center, a shape per true group, ten of each at most.
+
+    More than MAX_LEGEND_ROWS stand in two columns: a legend that is taller than the Axes would make them lower.
+    """
     handles = [
         Line2D([], [], color=_colour(k), lw=7, label=_center_name(k))
         for k in sorted(set(centers.tolist()))[:MAX_NAMED_CLASSES]
@@ -105,7 +114,8 @@ def name_looks(axes: Axes, centers: I64, groups: I64) -> None:
     shape: dict[str, Any] = {"ls": "", "ms": 7, "color": "#374151"}
     known = sorted(set(groups.tolist()) - {NO_GROUP})[:MAX_NAMED_CLASSES]
     handles += [Line2D([], [], marker=_marker(g), label=f"true group {g}", **shape) for g in known]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=SMALL_TEXT, handlelength=1.3)
+    look: dict[str, Any] = {"ncols": 1 + (len(handles) > MAX_LEGEND_ROWS), "handlelength": 1.3, "fontsize": SMALL_TEXT}
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), **look)
 
 
 def order_by_center(centers: I64, groups: I64) -> I64:
@@ -128,10 +138,11 @@ def mean_within_cosine(cos: Array, centers: I64, k: int) -> float | None:
 def draw_within(axes: Axes, points: Array, centers: I64, groups: I64, *, title: str) -> None:
     """The cosine of every pair of devices, sorted by center; beside each center the mean of its own pairs.
 
-    Within a center devices stand by their true group, so that a center of two groups shows them.
+    Within a center devices stand by their true group, so that a center of two groups shows them. The means are those of
+    all pairs, also where a crowd is thinned out.
     """
-    rows = order_by_center(centers, groups)
-    cos, sorted_centers = cosines(points[rows]), centers[rows]
+    rows, every = order_by_center(centers, groups), cosines(points)
+    cos, sorted_centers = every[np.ix_(rows, rows)], centers[rows]
     draw_heat(axes, cos, low=float(cos.min()))
     edges = [0, *(np.flatnonzero(np.diff(sorted_centers)) + 1).tolist(), len(rows)]
     for edge in edges[1:-1]:
@@ -139,7 +150,7 @@ def draw_within(axes: Axes, points: Array, centers: I64, groups: I64, *, title: 
         axes.axvline(edge - 0.5, color="#D55E00", lw=1.1)
     middles = [(a + b - 1) / 2 for a, b in pairwise(edges)]
     held = [int(sorted_centers[a]) for a in edges[:-1]]
-    means = [mean_within_cosine(cos, sorted_centers, k) for k in held]
+    means = [mean_within_cosine(every, centers, k) for k in held]
     told = [
         _center_name(k) + ("" if mean is None else f"\nmean {mean:.3f}") for k, mean in zip(held, means, strict=True)
     ]

@@ -70,6 +70,15 @@ def test_every_seed_has_a_dot_at_its_figure_of_the_table_in_the_colour_of_its_ro
         np.testing.assert_allclose(dots.get_facecolor()[0], to_rgba(line.get_color()))
 
 
+def test_the_axis_names_no_round_that_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dots stand right of the last round."""
+    drawn: list[Any] = []
+    make = plots.make_figure
+    monkeypatch.setattr(plots, "make_figure", lambda *args: drawn.append(make(*args)) or drawn[-1])  # type: ignore[func-returns-value]
+    assert curves.draw_table_curves(PLAN, lambda _: [seed(0, *[0.5] * 100)], tmp_path / "p.svg")
+    assert drawn[0].axes[0].get_xticks().tolist() == [20, 40, 60, 80, 100]
+
+
 def test_a_dot_is_the_mean_of_the_last_three_rounds_with_an_accuracy() -> None:
     assert curves.seed_ends([[0.1, 0.2, 0.4, 0.6, None], [None, None]]) == [pytest.approx(0.4)]
 

@@ -9,6 +9,7 @@ import pytest
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Schema, TensorSpec
+from emulator.reports import plots
 from emulator.reports.pictures.device_map import NO_GROUP
 from emulator.reports.pictures.records import (
     PICTURES_FILE,
@@ -152,3 +153,16 @@ def test_a_folder_without_a_run_is_refused_in_words(tmp_path: Path) -> None:
         read_run_folder(tmp_path / "nofolder")
     with pytest.raises(ConfigError, match=r"holds no simulated run: it has no metrics\.jsonl\n"):
         read_run_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("width", "told"), [(1.0, False), (1e-4, True)])
+def test_a_map_of_devices_says_that_its_near_dots_are_moved_apart(tmp_path: Path, width: float, *, told: bool) -> None:
+    run = simulated(tmp_path, centers=2)
+    who = tuple(sorted(finished_run.GROUPS))
+    points = np.array([[0, 0], [0, width], [9, 1], [9, 5]], np.float32)
+    held = PictureData(representation="all", moments=(RoundPoints(round=1, who=who, points=points),))
+    write_picture_data(run / PICTURES_FILE, held)
+    row = run_pictures(read_run_folder(run))["devices-pca"]
+    assert not isinstance(row, str)
+    (axes, *_) = plots.make_figure(row.width, row.height, *row.panels).axes
+    assert ("near dots are moved apart" in axes.get_xlabel()) == told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,10 @@ def test_fesem_gives_a_device_to_the_nearest_center_and_pulls_it_there(  # noqa:
 
     for number in range(1, 9):
         gone = away(number, data, seed)
+        if number in (3, 6):  # devices at other centers, which are near each other: else none would move
+            middle, own = centers.mean(axis=0), {c: (j + 1) % k for c, j in own.items()}
+            centers = middle + 0.3 * (centers - middle)
+            fleet.state = replace(fleet.state, centers=centers.copy(), assignment=dict(own))
         fleet.round(silent=gone)
         asked = fleet.exchanges[0]
         new = {c for c, task in asked.items() if isinstance(task, Probe)}

@@ -20,7 +20,7 @@ from emulator.reports.pictures import device_map
 RNG = np.random.default_rng(0)
 
 
-def drawn(draw: Callable[[Axes], None]) -> Axes:
+def drawn(draw: Callable[[Axes], object]) -> Axes:
     return plots.make_figure(4, 3, draw).axes[0]
 
 
@@ -119,6 +119,23 @@ def test_the_legend_names_every_center_and_every_known_group_beside_the_points()
     assert legend.get_bbox_to_anchor().x0 > axes.bbox.x1
 
 
+@pytest.mark.parametrize("n", [3, 6, 10, 40])
+def test_a_legend_of_many_leaves_the_map_its_height(n: int) -> None:
+    which = np.arange(n)
+
+    def map_and_legend(axes: Axes) -> None:
+        device_map.draw_devices(axes, RNG.random((n, 2)), which, which, title="t")
+        device_map.name_looks(axes, which, which)
+
+    figure = plots.make_figure(5.5, 4.2, map_and_legend)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == 2 * min(n, 10)
+    assert axes.get_window_extent().height > 0.85 * figure.bbox.height
+
+
 def test_the_heat_map_is_sorted_by_center_and_tells_the_mean_of_each_ones_pairs() -> None:
     points = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
     centers, groups = np.array([0, 1, 0, 1, 2]), np.array([4, 1, 4, 0, 0])
@@ -131,6 +148,15 @@ def test_the_heat_map_is_sorted_by_center_and_tells_the_mean_of_each_ones_pairs(
     assert [float(y) for y in axes.get_yticks()] == [0.5, 2.5, 4.0]
     edges = sorted({float(np.asarray(line.get_ydata())[0]) for line in axes.get_lines()} - {0.0})
     assert edges == [1.5, 3.5]
+
+
+def test_the_mean_of_a_crowd_is_that_of_all_its_pairs_and_not_of_those_that_are_drawn() -> None:
+    points = np.tile([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 2.0], [-1.0, 1.0]], (40, 1)) + RNG.random((200, 2))
+    centers = np.repeat([0, 1], [150, 50])
+    axes = drawn(lambda ax: device_map.draw_within(ax, points, centers, np.zeros(200, np.int64), title="t"))
+    cos = plots.cosines(points)
+    told = [f"center {k}\nmean {device_map.mean_within_cosine(cos, centers, k):.3f}" for k in (0, 1)]
+    assert [t.get_text() for t in axes.get_yticklabels()] == told
 
 
 def test_the_mean_within_a_center_leaves_out_a_device_and_itself() -> None:
