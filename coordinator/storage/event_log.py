@@ -1,18 +1,24 @@
 """The events of a training: rows of the database, copied to metrics.jsonl, one JSON object per line.
 
 Other programs may read metrics.jsonl while it grows. The database is the record: the next start appends the lines that
-a crash kept out of the file and completes a partial line.
+a crash kept out of the file and completes a partial line. A file with other lines than the database is kept as
+metrics.jsonl.old, and written anew: one was damaged, or only one was restored from a backup.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from coordinator.storage.database import Database
 from edge_client.errors import ConfigError
+
+log = logging.getLogger(__name__)
+COMPARED_LINES = 1_000  # at once
 
 
 def insert_events(database: Database, events: Iterable[Mapping[str, Any]]) -> None:
@@ -31,10 +37,10 @@ class EventStore:
         with self._database.transaction():
             insert_events(self._database, [event])
 
-    def lines(self, after: int = 0) -> list[str]:
-        """The stored events as JSON, oldest first, without the first `after`."""
-        query = "select line from events order by id limit -1 offset ?"
-        return [line for (line,) in self._database.rows(query, (after,))]
+    def lines(self, after: int = 0, *, most: int = -1) -> list[str]:
+        """The stored events as JSON, oldest first, without the first `after`; `most` of them where it is not -1."""
+        query = "select line from events order by id limit ? offset ?"
+        return [line for (line,) in self._database.rows(query, (most, after))]
 
 
 class EventLog:
@@ -52,7 +58,23 @@ class EventLog:
     ) -> None:
         self._path, self._store, self._watch, self.unix_ms = path, store, watch, unix_ms
         self._lines = _whole_lines(path)
+        if not self._has_only_stored_lines():
+            old = path.with_name(f"{path.name}.old")
+            log.warning("%s has other lines than the database, and is kept as %s", path, old)
+            path.replace(old)
+            self._lines = 0
         self.catch_up()
+
+    def _has_only_stored_lines(self) -> bool:
+        """Whether the lines of the file are the first ones of the database."""
+        if not self._lines:
+            return True
+        with self._path.open("rb") as file:
+            for after in range(0, self._lines, COMPARED_LINES):
+                stored = self._store.lines(after, most=min(COMPARED_LINES, self._lines - after))
+                if [line.rstrip(b"\n") for line in islice(file, COMPARED_LINES)] != [line.encode() for line in stored]:
+                    return False
+        return True
 
     def write(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values
         """Store one event, copy it to the file and pass it on."""
