@@ -103,7 +103,7 @@ class Database:
             raise
 
     def _version(self) -> str | None:
-        """The version of the schema in the file; None in a new file. Raises ConfigError for an unknown or a lost one."""
+        """The version of the schema in the file; None in a new file. Raises ConfigError for an unknown or lost one."""
         has_meta = self.rows("select 1 from sqlite_master where name = 'meta'")
         version = self.meta("schema") if has_meta else None
         if version is None and _has_blobs(self._folder):
