@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from coordinator.storage.database import Database
 from edge_client.errors import ConfigError
 
 log = logging.getLogger(__name__)
-COMPARED_LINES = 1_000  # at once
+LINES_AT_ONCE = 1_000
 
 
 def insert_events(database: Database, events: Iterable[Mapping[str, Any]]) -> None:
@@ -37,10 +36,17 @@ class EventStore:
         with self._database.transaction():
             insert_events(self._database, [event])
 
-    def lines(self, after: int = 0, *, most: int = -1) -> list[str]:
-        """The stored events as JSON, oldest first, without the first `after`; `most` of them where it is not -1."""
-        query = "select line from events order by id limit ? offset ?"
-        return [line for (line,) in self._database.rows(query, (most, after))]
+    def lines(self, after: int = 0) -> list[str]:
+        """The stored events as JSON, oldest first, without the first `after`."""
+        query = "select line from events order by id limit -1 offset ?"
+        return [line for (line,) in self._database.rows(query, (after,))]
+
+    def each_line(self) -> Iterator[str]:
+        """All of them, oldest first, of which a part is in memory: a long training has millions."""
+        query, last = "select id, line from events where id > ? order by id limit ?", 0
+        while rows := self._database.rows(query, (last, LINES_AT_ONCE)):
+            yield from (line for _, line in rows)
+            last = rows[-1][0]
 
 
 class EventLog:
@@ -69,12 +75,9 @@ class EventLog:
         """Whether the lines of the file are the first ones of the database."""
         if not self._lines:
             return True
+        stored = self._store.each_line()
         with self._path.open("rb") as file:
-            for after in range(0, self._lines, COMPARED_LINES):
-                stored = self._store.lines(after, most=min(COMPARED_LINES, self._lines - after))
-                if [line.rstrip(b"\n") for line in islice(file, COMPARED_LINES)] != [line.encode() for line in stored]:
-                    return False
-        return True
+            return all(line.rstrip(b"\n") == next(stored, "").encode() for line in file)
 
     def write(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values
         """Store one event, copy it to the file and pass it on."""
