@@ -9,6 +9,7 @@ import datetime as dt
 import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,7 +169,7 @@ def provision(  # noqa: PLR0913 - a command line
     for hint in (*told, *_hints(folder, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
     if check and found["expiring"]:
-        raise ConfigError("certificates end soon", hint="provision --renew expiring")
+        raise ConfigError("certificates end soon", hint=_ways_to_renew(work, found))
 
 
 @handle_errors
@@ -207,6 +208,22 @@ def _how_to_renew(work: Provisioner, name: str) -> str:
     if name in work.revoked_names():
         return "it was revoked: take another name"
     return f"--renew {name} makes a new {'certificate' if work.has_key_of(name) else 'token'}"
+
+
+def _ways_to_renew(work: Provisioner, found: Mapping[str, Any]) -> str:
+    """What helps each certificate that ends: a new one, or a token where the device keeps its key."""
+    names = [each["name"] for each in found["expiring"]]
+    if "authority" in names:
+        return "no certificate outlives the authority: provision another folder, and bring its files to every device"
+    away = [name for name in names if not work.has_key_of(name)]
+    asked = [name for name in away if name not in found["tokens"]]
+    ways = ["provision --renew expiring"] if len(away) < len(names) else []
+    ways += (
+        [f"--renew NAME makes a new token for {first_of(asked, MOST_NAMES)}, whose keys are not here"] if asked else []
+    )
+    waiting = [name for name in away if name in found["tokens"]]
+    ways += [f"bring the token that waits to {first_of(waiting, MOST_NAMES)}"] if waiting else []
+    return "; ".join(ways)
 
 
 def _stranded(work: Provisioner) -> list[str]:

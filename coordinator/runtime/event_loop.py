@@ -32,11 +32,15 @@ MAX_LATE_S = 10.0  # a wait that ends later than that was interrupted; a busy ma
 
 def lost_broker(reason: str, block: int) -> str:
     """What is said of a connection that the broker cut, and what to do where connecting again does not help."""
-    if "too large" not in reason.lower():
+    told, least = reason.lower(), block + PACKET_ROOM_BYTES
+    if "too large" in told:
+        why, option = "it does not take a block", "max_packet_size"
+    elif told == "protocol error":  # mosquitto's, of a message beyond its message_size_limit
+        why, option = "it may take no message as large as a block", "message_size_limit (0: none)"
+    else:
         return f"the broker is gone ({reason}); connecting again"
-    least = block + PACKET_ROOM_BYTES
     return (
-        f"the broker is gone ({reason}): it does not take a block. Set its max_packet_size to {least} or more, "
+        f"the broker is gone ({reason}): {why}. Set its {option} to {least} or more, "
         "or `block` in the coordinator's file to less; connecting again"
     )
 

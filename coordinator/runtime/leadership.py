@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 CORRECTIONS_PER_S, CORRECTIONS_BURST = 1.0, 3.0  # records of ours in answer to those of a stranger
 DISOWNED_S = 600.0  # how long a device's word that a later coordinator leads counts
-MIN_DISOWNING = 2  # devices
+MIN_DISOWNING = 2  # devices, where there are so many
 EPOCH_LEAP = 10_000  # starts of a coordinator; a device takes a signed epoch up to 1,000,000 above the one it knows
 SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
 RECORD_WAIT_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
@@ -75,6 +75,8 @@ class Leadership:
     def on_old_epoch(self, nack: Envelope) -> None:
         """A device has heard a later coordinator. One device could lie, so two and half of the enrolled are believed.
 
+        The only device of a fleet is, because nothing can be done without it.
+
         What a device said counts for DISOWNED_S. No record at the broker tells how far the later one had come, as after
         its loss and a restored backup: the next start is far above.
         """
@@ -82,7 +84,7 @@ class Leadership:
         if self._sender.has_sent(nack.fields["re"]) and nack.cid in enrolled:
             self._disowned_by[nack.cid] = now_s
         self._disowned_by = {cid: at_s for cid, at_s in self._disowned_by.items() if now_s < at_s + DISOWNED_S}
-        if len(self._disowned_by) >= max(MIN_DISOWNING, len(enrolled) / 2):
+        if len(self._disowned_by) >= max(1, min(MIN_DISOWNING, len(enrolled)), len(enrolled) / 2):
             self._store.facts.next_epoch(self._sender.epoch + EPOCH_LEAP)
             raise Superseded(self._sender.epoch)
 

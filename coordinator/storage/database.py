@@ -103,9 +103,11 @@ class Database:
             raise
 
     def _version(self) -> str | None:
-        """The version of the schema in the file; None in a new file. Raises ConfigError for an unknown one."""
+        """The version of the schema in the file; None in a new file. Raises ConfigError for an unknown or lost one."""
         has_meta = self.rows("select 1 from sqlite_master where name = 'meta'")
         version = self.meta("schema") if has_meta else None
+        if version is None and _has_blobs(self._folder):
+            raise _lost(self._folder, f"holds nothing (was it copied without {DATABASE_FILE}-wal?)")
         if version not in (None, SCHEMA_VERSION, *UPGRADES):
             raise ConfigError(
                 f"{self._folder} was written by another version of fedcenters",
@@ -189,9 +191,15 @@ def check_pages(connection: sqlite3.Connection) -> None:
 
 def _check_not_lost(folder: Path) -> None:
     """Refuse blobs without a database: a training that was begun anew would forget them in silence."""
-    path, blobs = folder / DATABASE_FILE, folder / "blobs"
-    if path.exists() and path.stat().st_size:
-        return
-    if blobs.is_dir() and any(file.is_file() for file in blobs.iterdir()):
-        state = "is empty" if path.exists() else "is missing"
-        raise ConfigError(f"{path} {state}, but there are blobs of a training beside it", hint=_RESTORE)
+    path = folder / DATABASE_FILE
+    if (not path.exists() or not path.stat().st_size) and _has_blobs(folder):
+        raise _lost(folder, "is empty" if path.exists() else "is missing")
+
+
+def _lost(folder: Path, state: str) -> ConfigError:
+    return ConfigError(f"{folder / DATABASE_FILE} {state}, but there are blobs of a training beside it", hint=_RESTORE)
+
+
+def _has_blobs(folder: Path) -> bool:
+    blobs = folder / "blobs"
+    return blobs.is_dir() and any(file.is_file() for file in blobs.iterdir())

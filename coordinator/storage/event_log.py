@@ -1,18 +1,24 @@
 """The events of a training: rows of the database, copied to metrics.jsonl, one JSON object per line.
 
 Other programs may read metrics.jsonl while it grows. The database is the record: the next start appends the lines that
-a crash kept out of the file and completes a partial line.
+a crash kept out of the file and completes a partial line. A file with other lines than the database is kept as
+metrics.jsonl.old, and written anew: one was damaged, or only one was restored from a backup.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from coordinator.storage.database import Database
 from edge_client.errors import ConfigError
+
+log = logging.getLogger(__name__)
+LINES_AT_ONCE = 1_000
 
 
 def insert_events(database: Database, events: Iterable[Mapping[str, Any]]) -> None:
@@ -31,10 +37,19 @@ class EventStore:
         with self._database.transaction():
             insert_events(self._database, [event])
 
-    def lines(self, after: int = 0) -> list[str]:
-        """The stored events as JSON, oldest first, without the first `after`."""
-        query = "select line from events order by id limit -1 offset ?"
-        return [line for (line,) in self._database.rows(query, (after,))]
+    def lines(self) -> list[str]:
+        """The stored events as JSON, oldest first."""
+        return [line for _, line in self.numbered()]
+
+    def numbered(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """The stored events as (number, JSON), oldest first, with numbers above `after`.
+
+        A part of them is in memory, and those before are not looked at: a long training has millions.
+        """
+        query = "select id, line from events where id > ? order by id limit ?"
+        while rows := self._database.rows(query, (after, LINES_AT_ONCE)):
+            yield from rows
+            after = rows[-1][0]
 
 
 class EventLog:
@@ -51,8 +66,26 @@ class EventLog:
         unix_ms: Callable[[], int],
     ) -> None:
         self._path, self._store, self._watch, self.unix_ms = path, store, watch, unix_ms
-        self._lines = _whole_lines(path)
+        self._last = 0  # number of the last event in the file
+        _cut_partial_line(path)
+        if not self._has_only_stored_lines():
+            old = path.with_name(f"{path.name}.old")
+            log.warning("%s has other lines than the database, and is kept as %s", path, old)
+            path.replace(old)
+            self._last = 0
         self.catch_up()
+
+    def _has_only_stored_lines(self) -> bool:
+        """Whether the lines of the file are the first ones of the database; notes the last one's number."""
+        if not self._path.exists():
+            return True
+        stored = self._store.numbered()
+        with self._path.open("rb") as file:
+            for line in file:
+                self._last, known = next(stored, (0, ""))
+                if line.rstrip(b"\n") != known.encode():
+                    return False
+        return True
 
     def write(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values
         """Store one event, copy it to the file and pass it on."""
@@ -67,23 +100,24 @@ class EventLog:
 
     def catch_up(self) -> None:
         """Append the stored events that the file lacks."""
-        new = self._store.lines(after=self._lines)
-        if not new:
+        first = next(stored := self._store.numbered(after=self._last), None)
+        if first is None:
             return
+        last = self._last
         with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in new)
-        self._lines += len(new)
+            for last, line in chain([first], stored):  # noqa: B007 - counts once the file is closed
+                file.write(line + "\n")
+        self._last = last
 
 
-def _whole_lines(path: Path) -> int:
-    """Remove a partial line at the end of the file; -> the number of lines. Raises ConfigError for a link."""
+def _cut_partial_line(path: Path) -> None:
+    """Remove a partial line at the end of the file. Raises ConfigError for a link."""
     if path.is_symlink():
         raise ConfigError(f"{path} is a link", hint="remove it; the lines are kept in the database and written again")
     if not path.exists():
-        return 0
+        return
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         with path.open("r+b") as file:
             file.truncate(len(whole))
-    return whole.count(b"\n")

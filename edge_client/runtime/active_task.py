@@ -139,6 +139,7 @@ class ActiveTask:
             update=manifest_of(result.data, result.what, block=block, inline=True),
             seconds=seconds,
             metrics=result.metrics,
+            epoch=self.message["epoch"],
             residual=None if residual is None else residual_name(self.key.run, self.message.get("center"), schema),
             residual_sha256=None if residual is None else state.keep_residual(residual, schema),
         )

@@ -253,8 +253,8 @@ class Client:
         until_s = self._clock.now_s() + message["left_ms"] / 1000
         if done is not None and done.key == key:
             self._uploader.announce()
-        elif done is not None and done.key.run == key.run and key < done.key:
-            log.info("ignored %s, which came after %s", key, done.key)
+        elif self.state.is_over(key, message["epoch"]):
+            log.info("ignored %s, which came after %s", key, None if done is None else done.key)
         elif active is not None and active.key == key:
             active.message, active.until_s = message, until_s  # the same task under another id, maybe with more time
         else:

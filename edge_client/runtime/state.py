@@ -70,13 +70,17 @@ class StoredResult:
     residual: str | None = None  # name of the residual that an "ok" commits ...
     residual_sha256: str | None = None  # ... and its blob
     status: str | None = None  # the acknowledgement, once it came
+    epoch: int = 0  # of the task
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"key": asdict(self.key), "update": self.update.to_json()}
+        fields = asdict(self) | {"key": asdict(self.key), "update": self.update.to_json()}
+        del fields["epoch"]
+        return fields
 
     @staticmethod
-    def from_json(raw: dict[str, Any]) -> StoredResult:
-        return StoredResult(**raw | {"key": TaskKey(**raw["key"]), "update": Manifest.from_json(raw["update"])})
+    def from_json(raw: dict[str, Any], epoch: int) -> StoredResult:
+        fields = raw | {"key": TaskKey(**raw["key"]), "update": Manifest.from_json(raw["update"])}
+        return StoredResult(**fields, epoch=epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +235,14 @@ class DeviceState:
             blob = tensors.pack_tensors(rows, kind="stats", codec="f32", schema=schema.sha256)
             self._trained = [self.pending_result.put(blob), key.run, key.round, slot]
 
+    def is_over(self, key: TaskKey, epoch: int) -> bool:
+        """Whether a task comes too late, its run being further here.
+
+        A later epoch that asks for it is that of a coordinator which was restored from a backup.
+        """
+        done = self.result
+        return done is not None and done.key.run == key.run and key < done.key and epoch <= done.epoch
+
     def keep_residual(self, residual: Flat, schema: Schema) -> str:
         """Store a residual that no acknowledgement has committed yet; returns its sha256 for `StoredResult`."""
         return self.pending_result.put(codecs.encode_vector(residual, schema, codec="f32", kind="model"))
@@ -269,7 +281,8 @@ class DeviceState:
         try:
             raw = parse_json(self._file.read_bytes(), MAX_STATE_BYTES)
             owner = {name: raw[name] for name in self._owner}
-            result = None if raw["result"] is None else StoredResult.from_json(raw["result"])
+            epoch = raw.get("result_epoch", 0)
+            result = None if raw["result"] is None else StoredResult.from_json(raw["result"], epoch)
         except FileNotFoundError:
             return {}, None
         except (Malformed, KeyError, TypeError) as wrong:
@@ -305,6 +318,7 @@ class DeviceState:
             "signed_epoch": self.epoch,
             "epoch_key": self._epoch_key,
             "result": result,
+            "result_epoch": 0 if self.result is None else self.result.epoch,  # earlier versions read "result" strictly
             "own": self._own,
             "residuals": self._residuals,
         }

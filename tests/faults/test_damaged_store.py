@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.storage.database import DATABASE_FILE
+from coordinator.storage.event_log import EventLog
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, Malformed
 from edge_client.transport.blobs import BlobFolder
@@ -107,8 +110,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_lost_or_damaged_database_is_refused_in_one_line_and_nothing_is_begun_anew(
     tmp_path: Path, finished: Path, name: str
 ) -> None:
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     for beside in (folder / "store").glob(f"{DATABASE_FILE}-*"):
@@ -123,6 +124,47 @@ def test_a_lost_or_damaged_database_is_refused_in_one_line_and_nothing_is_begun_
     shown = CliRunner().invoke(app, ["status", str(folder)])
     assert shown.exit_code == 3
     assert "Traceback" not in shown.output
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, empty, overwrite])
+def test_a_database_that_was_copied_without_its_log_is_refused_and_nothing_is_begun_anew(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """After a kill all tables are in the write-ahead log: what is in the database alone is an empty one."""
+    store, copy = Store(tmp_path / "store"), tmp_path / "copy"
+    store.blobs.put(b"a model")
+    shutil.copytree(tmp_path / "store", copy)  # as after a kill
+    store.close()
+    damage(copy / f"{DATABASE_FILE}-wal")
+    (copy / f"{DATABASE_FILE}-shm").unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match=r"holds nothing \(was it copied without"):
+        Store(copy)
+
+
+@pytest.mark.parametrize("change", ["a line is zeros", "more lines", "lines of another time"])
+def test_a_file_of_metrics_that_differs_from_the_database_is_kept_aside_and_written_anew(
+    tmp_path: Path, change: str
+) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / "metrics.jsonl"
+
+    def write(*rounds: int) -> None:
+        written = EventLog(path, store.events, lambda _: None, lambda: 0)
+        for number in rounds:
+            written.write("round", round=number)
+
+    write(1, 2, 3)
+    right = path.read_bytes()
+    changed = {
+        "a line is zeros": right.replace(b'"round":2', b"\0" * 9),
+        "more lines": right + right[: right.index(b"\n") + 1],
+        "lines of another time": right.replace(b'"unix_ms":0', b'"unix_ms":1'),
+    }[change]
+    path.write_bytes(changed)
+    write(4)
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+    assert path.read_bytes().startswith(right)
+    assert path.with_name("metrics.jsonl.old").read_bytes() == changed
+    store.close()
 
 
 def test_a_refused_database_is_not_left_locked(tmp_path: Path) -> None:

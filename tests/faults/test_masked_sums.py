@@ -253,6 +253,28 @@ def test_a_device_that_lost_its_state_misses_one_sum_and_then_offers_new_keys(tm
     assert seen.asked.count("prekeys") == 2
 
 
+@pytest.mark.parametrize("lost", [2, DEVICES])
+def test_more_devices_than_a_quorum_may_lack_lose_their_state_and_the_training_goes_on(
+    tmp_path: Path, ledger: Ledger, lost: int
+) -> None:
+    """They would refuse the same roster at each start; with two of six lost, a quorum of 0.8 is not met."""
+    fed = small(tmp_path, Stages(VICTIM), runs=(run_of(rounds=3),), quorum=0.8, deadline_s=60.0)
+    fed.start()
+    fed.world.run(lambda: fed.happened("round"))
+    fleet = grouped_fleet(DEVICES, 2)
+    for cid in [*fleet][:lost]:
+        fed.world.kill(cid)
+        shutil.rmtree(fed.world.folder / cid / "state")
+        fed.start_device(cid, fleet[cid])
+    fed.complete()
+    check_exact(ledger)
+    _, second, third = fed.rounds()
+    assert second["secure"]["failed"] == [f"{DEVICES - lost} devices sent shares that others hold; at least 5 must"]
+    assert len(second["refused"]) == lost
+    assert "failed" not in third["secure"]
+    assert not third.get("refused")
+
+
 @pytest.mark.parametrize("stage", ["deal", "mask", "show"])
 def test_a_device_that_answers_a_stage_wrongly_spoils_no_sum(
     tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, stage: str

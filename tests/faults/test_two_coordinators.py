@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.config_sections import RunConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.leadership import Superseded
 from edge_client.protocol import messages
@@ -75,20 +77,24 @@ def test_the_second_coordinator_leads_and_the_first_ends(tmp_path: Path) -> None
     first.world.end()
 
 
-def test_a_coordinator_that_the_devices_call_old_ends_and_leads_when_it_is_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_coordinator_that_the_devices_call_old_ends_and_leads_when_it_is_started_again(
+    tmp_path: Path, count: int
+) -> None:
     """The broker has forgotten the record of a later coordinator, but the devices have not: a backup was restored."""
+    run: dict[str, Any] = {"runs": (RunConfig(method="fedavg", rounds=2, name="fesem", settings={"local-steps": 3}),)}
     fed = Federation.of(tmp_path, quorum=0.5)
     for _ in range(3):
-        fed.start(2)
-        fed.world.run(lambda: sum(event["event"] == "joined" for event in fed.events) == 2)
-        for name in ("coordinator.0", "d00", "d01"):
+        fed.start(count)
+        fed.world.run(lambda: sum(event["event"] == "joined" for event in fed.events) == count)
+        for name in ("coordinator.0", *("d00", "d01")[:count]):
             fed.world.kill(name)
         fed.events.clear()
     fed.world.broker.retained.clear()
-    old = Federation(fed.world, Federation.of(tmp_path / "old", devices=2).config)
+    old = Federation(fed.world, Federation.of(tmp_path / "old", devices=count, **run).config)
     copy_keys(fed, old)
     old.start_coordinator(name="coordinator.1")
-    fed.start_devices(2)
+    fed.start_devices(count)
     with pytest.raises(Superseded):
         fed.world.run(lambda: False)
     old.start_coordinator(name="coordinator.1")

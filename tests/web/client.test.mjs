@@ -281,6 +281,21 @@ test("a task that is stopped or replaced is dropped, and the next one is done", 
   await leave();
 });
 
+test("a round that is over is played again only where a later epoch asks, as after a backup", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { client, leave } = await phone(world, store);
+  world.say("task", await world.task({ round: 3 }));
+  world.take(await world.heard((m) => m.k === "rdy"));
+  while (client.state.result.status === null) await new Promise(setImmediate);
+  const from = world.said.length;
+  world.say("task", await world.task({ round: 1 }));
+  world.say("task", { ...(await world.task({ round: 2 })), epoch: client.state.result.epoch + 1 });
+  const rdy = await world.heard((m) => m.k === "rdy", from);
+  assert.equal(rdy.round, 2);
+  assert.equal(world.said.some((m) => m.k === "nack"), false);
+  await leave();
+});
+
 test("an error to a request of an earlier task stops no later one", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   const { leave } = await phone(world, store);

@@ -249,7 +249,7 @@ class LiveExchange:
             steps.append((state, *exchange_rules.advance(state, event, now_s)))
         return steps
 
-    def _store(self, commands: Sequence[exchange_rules.Command], refused: Collection[ClientId]) -> bool:
+    def _store(self, commands: Sequence[exchange_rules.Command], refused: Mapping[ClientId, str]) -> bool:
         """Write what commands promise; -> False when accepted replies have no room and their devices have to retry."""
         accepted = [c.cid for c in commands if isinstance(c, exchange_rules.Ack) and c.status == "ok"]
         try:
@@ -260,7 +260,7 @@ class LiveExchange:
             return False
         for command in commands:
             if isinstance(command, exchange_rules.Close):
-                self._recorder.close(command, self._state.goal, refused)
+                self._recorder.close(command, self._state.goal, self._state.quorum, refused)
         return True
 
     def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:

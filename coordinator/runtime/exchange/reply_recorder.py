@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from coordinator.rounds.exchange_rules import Close
-from coordinator.rounds.update_validation import decode_accepted, outliers, update_moves
+from coordinator.rounds.update_validation import AskedStage, decode_accepted, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, PreparedTask
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
@@ -57,9 +57,14 @@ class ReplyRecorder:
             if not spec.vector:
                 self.replies[cid] = reply
 
-    def close(self, command: Close, goal: int, refused: Collection[ClientId]) -> None:
-        """Store the closing. Raises NetworkError below the quorum if the configuration stops there."""
-        if not command.enough and self._config.round.below_quorum == "stop":
+    def close(self, command: Close, goal: int, quorum: int, refused: Mapping[ClientId, str]) -> None:
+        """Store the closing. Raises NetworkError below the quorum if the configuration stops there.
+
+        `refused` has the codes of devices. Those without the key of their roster count as heard: asked again they would
+        say the same, and after the closing they are asked for other keys.
+        """
+        heard = len(command.keys) + sum(self._lost_key(cid, code) for cid, code in refused.items())
+        if heard < quorum and self._config.round.below_quorum == "stop":
             self._store.exchanges.expire(self._key)
             raise NetworkError(
                 f"only {len(command.keys)} of {goal} devices gave an answer that counts in round {self._key.round}"
@@ -68,6 +73,10 @@ class ReplyRecorder:
                 ' below-quorum = "continue"',
             )
         self._close_without_outliers(command.keys)
+
+    def _lost_key(self, cid: ClientId, code: str) -> bool:
+        task = self._tasks.get(cid)
+        return isinstance(task, AskedStage) and task.stage == "shares" and code == "bad_task"
 
     def _missing_in_words(self, counted: Collection[ClientId], refused: Collection[ClientId]) -> str:
         """Which devices gave no answer, and which gave one that does not count, with the reason."""

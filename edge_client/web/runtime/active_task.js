@@ -111,7 +111,7 @@ export class ActiveTask {
     const { client, key, message } = this;
     const update = await manifestOf(outcome.data, outcome.what, { block: client.block, inline: true });
     const { n, what, metrics } = outcome;
-    await client.state.storeResult({ key, n, what, update, seconds, metrics }, outcome, message.center);
+    await client.state.storeResult({ key, epoch: message.epoch, n, what, update, seconds, metrics }, outcome, message.center);
     const job = outcome.own ? "fit" : message.job;
     client.tell({ what: "done", job, round: key.round, loss: metrics.loss, size: update.size });
   }

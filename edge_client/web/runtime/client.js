@@ -273,7 +273,7 @@ export class Client {
     const until = this.now() + message.left_ms;
     const { result } = this.state;
     if (result && sameKey(result.key, key)) this.uploader.announce();
-    else if (result && isBefore(key, result.key)) return;
+    else if (result && isBefore(key, result.key) && message.epoch <= (result.epoch ?? 0)) return; // of a later epoch: restored from a backup
     else if (this.task !== null && sameKey(this.task.key, key)) Object.assign(this.task, { message, until }); // maybe with more time
     else {
       this.task = new ActiveTask(this, key, message, until);

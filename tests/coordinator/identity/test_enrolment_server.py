@@ -17,7 +17,7 @@ from cryptography import x509
 
 from coordinator.identity.cli import _facts
 from coordinator.identity.enrolment_server import EnrolmentServer, Registrar, open_enrolment_server
-from coordinator.identity.provisioning import Provisioner
+from coordinator.identity.provisioning import Provisioner, ProvisionPlan
 from edge_client.cli import main
 from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
@@ -151,6 +151,26 @@ def test_a_renewed_token_gives_the_same_key_a_later_certificate(office: Office, 
     second = office.ask(office.token("d1"), csr(tmp_path, "d1"))[1]
     ends = [x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc for pem in (first, second)]
     assert (ends[1] - ends[0]).days >= 340
+
+
+def test_a_check_that_fails_says_what_helps_each_certificate(tmp_path: Path) -> None:
+    """`--renew expiring` gives a device that keeps its key nothing, and no certificate outlives its authority."""
+
+    def checked(years: int) -> tuple[Path, str]:
+        plan = ProvisionPlan(federation=FEDERATION, hosts=("localhost",))
+        then = now() - dt.timedelta(days=365 * years - 10)
+        office = Office(Provisioner(folder=tmp_path / f"keys-{years}", plan=plan, now=then))
+        office.work.write_infrastructure()
+        assert office.ask(office.token("d1"), csr(tmp_path, "d1"))[0] == 200
+        return office.work.folder, invoke(str(office.work.folder), "--check").stderr
+
+    folder, said = checked(1)
+    assert "provision --renew expiring; --renew NAME makes a new token for d1, whose keys are not here" in said
+    assert invoke(str(folder), "--renew", "expiring").exit_code == 0
+    assert "hint: --renew NAME makes a new token for d1" in invoke(str(folder), "--check").stderr
+    assert invoke(str(folder), "--renew", "d1").exit_code == 0
+    assert "hint: bring the token that waits to d1" in invoke(str(folder), "--check").stderr
+    assert "no certificate outlives the authority" in checked(10)[1]
 
 
 def test_a_name_that_was_revoked_since_gets_no_certificate(office: Office, tmp_path: Path) -> None:
