@@ -79,3 +79,26 @@ def test_what_a_method_keeps_is_the_same_kind_of_thing_in_a_run_that_went_on_and
     played(longer, rounds=2, out=tmp_path, name="mine")
     more = played(longer, rounds=3, out=tmp_path, name="mine", resume=True)
     np.testing.assert_array_equal(whole.run.state.extra["rounds"], more.run.state.extra["rounds"])
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class HasOption(fc.FedAvg):
+    """FedAvg with a setting that does nothing."""
+
+    option: Any = None
+
+
+def test_a_setting_of_none_is_kept_with_the_run_as_one_without_a_value(tmp_path: Path) -> None:
+    """The run trained without a folder, and with one it ended in a TypeError of TOML."""
+    method = HasOption(local_steps=1)
+    made = fc.simulate(method, fleet=FLEET, rounds=1, out=tmp_path, name="mine", progress=False)
+    again = fc.simulate(method, fleet=FLEET, rounds=2, out=tmp_path, name="mine", resume=True, progress=False)
+    assert (len(made.history), len(again.history)) == (1, 2)
+    assert fc.load(tmp_path / "mine", method=HasOption(local_steps=1)).accuracy == again.accuracy
+
+
+@pytest.mark.parametrize("value", [np.linalg.norm, {1, 2}, [None]])
+def test_a_setting_that_no_file_can_hold_is_told_before_the_first_round(value: Any) -> None:
+    """It ended after the first round in a TypeError of json that named no setting."""
+    with pytest.raises(UsageError, match=r"option of .*HasOption is .*, which the file of a run cannot hold"):
+        fc.simulate(HasOption(local_steps=1, option=value), fleet=FLEET, rounds=1, progress=False)
