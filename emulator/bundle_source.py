@@ -100,7 +100,10 @@ def _compiled(model: Model, batch: int, engines: Sequence[str]) -> CompilerOutpu
         plain = replace(model, own_loss=None)
         made = compiled_model(plain, batch=batch, engines=engines)
         log.warning(
-            "%s. The bundle's program has %s in its place, also for personal steps", refused.message, model.loss
+            "%s. The bundle's program has %s in its place, also for personal steps. To have your own: %s",
+            refused.message,
+            model.loss,
+            refused.hint,
         )
         return made
 

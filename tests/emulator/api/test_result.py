@@ -366,7 +366,9 @@ def test_the_program_of_an_export_has_the_runs_own_loss(tmp_path: Path, capsys: 
     assert "in its place" not in capsys.readouterr().err
     mean = fc.simulate(fc.FedAvg(local_steps=1), **asked, loss=nn.CrossEntropyLoss()).export(tmp_path / "b", formats=())
     assert not mean.program.own_loss
-    assert "The bundle's program has cross-entropy in its place" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "The bundle's program has cross-entropy in its place" in told
+    assert 'To have your own: return the mean of each sample: reduction="none"' in told
 
 
 def test_a_run_that_is_stopped_between_tests_tells_the_last_test() -> None:
