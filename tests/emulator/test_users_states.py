@@ -12,8 +12,12 @@ import pytest
 import torch
 
 import fedcenters as fc
+from coordinator.strategies.base import Fleet, Round, State
 from edge_client.errors import UsageError
+from edge_client.protocol.task import Schema
 
+Change = Callable[[State, list[str]], dict[str, Any]]
+ONE = [1]
 FLEET = fc.fleets.digits(devices=3)
 
 
@@ -21,21 +25,21 @@ FLEET = fc.fleets.digits(devices=3)
 class Returns(fc.LocalSgd):
     """One center, and what a test wants to have in the state."""
 
-    change: ClassVar[Callable[[Any, Any], dict[str, Any]]]
+    change: ClassVar[Change]
 
-    def round(self, state: Any, schema: Any, fleet: Any, rng: Any) -> Any:
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         replies = yield {who: self.fit(start=state.centers[0], seed=0) for who in sorted(fleet)}
-        mean = np.mean([reply.update for reply in replies.values()], axis=0)
+        mean = np.mean([np.asarray(reply.update) for reply in replies.values()], axis=0)
         return replace(replace(state, centers=mean[None]), **type(self).change(state, sorted(fleet)))
 
 
-def played(change: Callable[[Any, Any], dict[str, Any]], **options: Any) -> Any:
+def played(change: Change, **options: Any) -> fc.Result:  # noqa: ANN401 - those of `simulate`
     Returns.change = staticmethod(change)
     return fc.simulate(Returns(local_steps=1), fleet=FLEET, progress=False, **{"rounds": 1, **options})
 
 
 @pytest.mark.parametrize("zero", [np.int64(0), np.array(0), torch.tensor(0), np.argmin([0.1, 0.7])])
-def test_the_center_of_a_device_may_be_what_argmin_gives(zero: Any) -> None:
+def test_the_center_of_a_device_may_be_what_argmin_gives(zero: object) -> None:
     """The run ended after its first round with a TypeError of json."""
     result = played(lambda _, fleet: {"assignment": dict.fromkeys(fleet, zero)})
     assert [type(center) for center in result.run.state.assignment.values()] == [int, int, int]
@@ -59,7 +63,7 @@ def test_the_center_of_a_device_may_be_what_argmin_gives(zero: Any) -> None:
         (lambda *_: {"extra": {"a": [[1], [1, 2]]}}, "Returns.round keeps list that is no array of numbers"),
     ],
 )
-def test_a_state_that_cannot_be_kept_is_told_by_what_is_wrong(change: Any, said: str) -> None:
+def test_a_state_that_cannot_be_kept_is_told_by_what_is_wrong(change: Change, said: str) -> None:
     """Each ended in an exception of json, numpy or safetensors that named no line of the user's and no state."""
     with pytest.raises(UsageError) as told:
         played(change)
@@ -72,8 +76,8 @@ def test_what_a_method_keeps_is_the_same_kind_of_thing_in_a_run_that_went_on_and
 ) -> None:
     """A list grew by `+ [1]` in an uninterrupted run, and was added to in one that went on from a checkpoint."""
 
-    def longer(state: Any, _: Any) -> dict[str, Any]:
-        return {"extra": {"rounds": state.extra.get("rounds", [0]) + [1]}}
+    def longer(state: State, _: list[str]) -> dict[str, Any]:
+        return {"extra": {"rounds": state.extra.get("rounds", [0]) + ONE}}
 
     whole = played(longer, rounds=3)
     played(longer, rounds=2, out=tmp_path, name="mine")
@@ -98,7 +102,7 @@ def test_a_setting_of_none_is_kept_with_the_run_as_one_without_a_value(tmp_path:
 
 
 @pytest.mark.parametrize("value", [np.linalg.norm, {1, 2}, [None]])
-def test_a_setting_that_no_file_can_hold_is_told_before_the_first_round(value: Any) -> None:
+def test_a_setting_that_no_file_can_hold_is_told_before_the_first_round(value: object) -> None:
     """It ended after the first round in a TypeError of json that named no setting."""
     with pytest.raises(UsageError, match=r"option of .*HasOption is .*, which the file of a run cannot hold"):
         fc.simulate(HasOption(local_steps=1, option=value), fleet=FLEET, rounds=1, progress=False)
