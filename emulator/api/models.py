@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 HIDDEN = 64
-NO_CLASSES = "; or, for yes and no or other numbers, y.astype('float32') and a loss of these"
+NO_CLASSES = "; for one-hot labels y.argmax(1); for yes and no or other numbers y.astype('float32') and a loss of these"
+    "; for one-hot labels y.argmax(1); for yes and no or other numbers, y.astype('float32') and a loss of these"
+)
 TRIED = 8  # samples of which a loss of the user's own is known again
 
 
