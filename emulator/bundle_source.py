@@ -114,7 +114,8 @@ def _compiled(model: Model, batch: int, engines: Sequence[str]) -> CompilerOutpu
         if all(size == ANY for size in made.program.batch.values()):
             return made
     made = compiled_model(replace(model, own_loss=None), **how)
-    log.warning("%s. The bundle's program has %s in its place, also for personal steps", refused.message, model.loss)
+    said = "%s. The bundle's program has %s in its place, also for personal steps. To have your own: %s"
+    log.warning(said, refused.message, model.loss, refused.hint)
     return made
 
 

@@ -73,10 +73,24 @@ def make_args(*tables: Mapping[str, Any], strategy: Strategy | None = None) -> S
 
 
 def resolved_table(args: SimulateArgs, settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """A run's config.toml: every key that has a value, and every setting of the method, defaults included."""
+    """A run's config.toml: every key that has a value, and every setting of the method, defaults included.
+
+    A setting that is None has no value, as in the file. Raises UsageError for one that a file cannot hold.
+    """
+    if wrong := [key for key, value in settings.items() if value is not None and not _is_kept(value)]:
+        hint = "a setting is a number, a text, True or False, or a list of these: name what it stands for by a text"
+        told = f"{wrong[0]} of {args.method} is {settings[wrong[0]]!r:.80}, which the file of a run cannot hold"
+        raise UsageError(told, hint=hint)
     values = {key: getattr(args, row.name) for key, row in OPTIONS.items()}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in values.items() if v is not None and v != ""}
-    return plain | dict(settings)
+    return plain | {key: value for key, value in settings.items() if value is not None}
+
+
+def _is_kept(value: object) -> bool:
+    """Whether TOML and JSON have such a value."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_kept(each) for key, each in value.items())
+    return all(map(_is_kept, value)) if isinstance(value, (list, tuple)) else isinstance(value, (bool, int, float, str))
 
 
 def fingerprint(table: Mapping[str, Any]) -> dict[str, Any]:

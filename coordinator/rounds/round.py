@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, cast
 
 import numpy as np
@@ -30,9 +31,9 @@ from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
-from coordinator.strategies.numbered_fleet import used_centers
+from coordinator.strategies.numbered_fleet import NumberedAssignment, used_centers
 from edge_client.errors import UsageError
-from edge_client.protocol.task import F64, MAX_MODELS, ClientId, Fit, Flat, OwnModel, Probe, Reply, Schema
+from edge_client.protocol.task import F64, MAX_MODELS, Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Schema
 from edge_client.users_code import place_of
 
 TASKS_HINT = "yield a dict of tasks by device: {who: self.fit(start=state.centers[0], seed=0) for who in sorted(fleet)}"
@@ -48,8 +49,7 @@ def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the
 def first_state(strategy: Strategy, model: Flat, schema: Schema, fleet: Fleet, seed: int) -> State:
     """The state before the first round, from one common model [schema.size]. Raises UsageError for what is none."""
     state = strategy.begin(model, schema, fleet, round_rng(seed, INITIAL_ROUND))
-    _check_state(f"{type(strategy).__name__}.begin", state, schema)
-    return state
+    return _plain_state(f"{type(strategy).__name__}.begin", state, schema)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,26 +168,61 @@ def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:
         hint = "yield tasks by device, receive replies by device, and return the next state"
         raise UsageError(f"{name}.round gives {type(exchanges).__name__}, not a generator", hint=hint)
     after = yield from _checked_exchanges(name, schema, exchanges)
-    _check_state(f"{name}.round", after, schema)
+    after = _plain_state(f"{name}.round", after, schema)
     if wrong := [k for k, center in enumerate(after.centers) if not np.isfinite(center).all()]:
         hint = "look at what `round` computes: a mean over no replies, or too high a learning rate, gives NaN"
         raise UsageError(f"{name}.round returned NaN or infinity in center {wrong[0]}", hint=hint)
     return after
 
 
-def _check_state(made_by: str, after: object, schema: Schema) -> None:
-    """Raise UsageError for what is no state of this model."""
+def _plain_state(made_by: str, after: object, schema: Schema) -> State:
+    """The state, with arrays and whole numbers of Python. Raises UsageError for what is no state of this model."""
     if not isinstance(after, State):
         hint = "return the next State, as replace(state, centers=...)"
         raise UsageError(f"{made_by} returned {type(after).__name__}", hint=hint)
     hint = f"give an array of [number of centers, {schema.size}]"
     if not isinstance(after.centers, np.ndarray):
         raise UsageError(f"{made_by} returned centers of {type(after.centers).__name__}", hint=hint)
-    if after.centers.ndim != 2 or after.centers.shape[1] != schema.size:  # noqa: PLR2004 - [K, size]
+    if after.centers.ndim != 2 or after.centers.shape[1] != schema.size or not len(after.centers):  # noqa: PLR2004
         raise UsageError(f"{made_by} returned centers of shape {list(after.centers.shape)}", hint=hint)
-    if strange := used_centers(after.assignment) - {*range(len(after.centers))}:
+    if after.centers.dtype.kind != "f":
+        raise UsageError(f"{made_by} returned centers of {after.centers.dtype}", hint="centers.astype(np.float32)")
+    extra = {name: _plain_array(made_by, name, value) for name, value in after.extra.items()}
+    assignment = _plain_assignment(made_by, after.assignment)
+    if strange := used_centers(assignment) - {*range(len(after.centers))}:
         told = f"{made_by} assigns a device to center {next(iter(strange))!r}"
         raise UsageError(told, hint=f"there are {len(after.centers)}, from 0 on")
+    return replace(after, assignment=assignment, extra=extra)
+
+
+def _plain_assignment(made_by: str, given: object) -> Mapping[ClientId, int]:
+    """Device -> the number of its center, also where numpy or torch counted. Raises UsageError for another thing."""
+    if isinstance(given, NumberedAssignment):
+        return given
+    hint = "give a dict {who: number of its center}, by the devices of `fleet`, as {'device-00': 0}"
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{made_by} returned an assignment of {type(given).__name__}", hint=hint)
+    plain = {}
+    for who, center in given.items():
+        if not isinstance(who, str):
+            raise UsageError(f"{made_by} assigns {who!r}, which is no name of a device", hint=hint)
+        try:
+            plain[who] = index(center)
+        except TypeError:
+            raise UsageError(f"{made_by} assigns {who} to {center!r:.80}", hint=f"{hint}: a whole number") from None
+    return plain
+
+
+def _plain_array(made_by: str, name: str, value: object) -> Array:
+    """What a method keeps under a name of `extra`, as a checkpoint gives it back: an array of numbers."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.array(None)
+    if array.dtype.kind not in "biuf":
+        told = f"{made_by} keeps {type(value).__name__} that is no array of numbers in extra[{name!r}]"
+        raise UsageError(told, hint="keep arrays of numbers, one under each name; for each device a row, in one order")
+    return array
 
 
 def _checked_exchanges(name: str, schema: Schema, exchanges: Round) -> Round:

@@ -268,9 +268,11 @@ class OwnModel:
 class Probe:
     """Evaluate 1 to 16 candidate models, each [schema.size], on local data, batch norm in inference mode.
 
-    A candidate may be the device's own. `want` is a subset of PROBE_QUANTITIES ("grad" and "labels" only alone; for
-    "labels", the number of training samples of each class, no candidate is needed), `split` says on which local data
-    ("train"; "test" for held-out samples), `prior` holds one weight per model, `limit` caps the number of samples.
+    A candidate may be the device's own. `want` is a set of what is asked: "loss", which the reply has as `losses`, or
+    "votes", "posterior", "confusion", "errors", "positions", "inputs", "answers", "grad" and "labels", which it has
+    under these names ("grad" and "labels" only alone; for "labels", the number of training samples of each class, no
+    candidate is needed). `split` says on which local data ("train"; "test" for held-out samples), `prior` holds one
+    weight per model, `limit` caps the number of samples.
     A "posterior" of all training samples also stays on the device, for the fits of the same round. `buffers` says which
     running statistics the models are evaluated with: their own ("sent"), those of the device's model in slot "main", if
     there is one ("own"), or the statistics of the device's training samples under each model ("batch"). With
@@ -299,6 +301,8 @@ class Probe:
         _counts(self.batch, self.seed)
         if not (self.want != {"labels"}) <= len(self.models) <= MAX_MODELS:
             raise ValueError(f"a probe carries 1 to {MAX_MODELS} models, got {len(self.models)}")
+        if not isinstance(self.want, (set, frozenset)):
+            raise TypeError(f"want must be a set, as {{'loss'}}, got {self.want!r:.80}")
         if not self.want or not self.want <= PROBE_QUANTITIES:
             raise ValueError(f"want must be some of {sorted(PROBE_QUANTITIES)}, got {sorted(self.want)}")
         if self.want & ASKED_ALONE and len(self.want) > 1:
@@ -329,6 +333,8 @@ def _models(name: str, vectors: Sequence[object]) -> None:
 
 
 def _counts(batch: int, seed: int) -> None:
+    if not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"seed must be a whole number, got {type(seed).__name__}")
     if not 1 <= batch <= MAX_BATCH:
         raise ValueError(f"batch must be 1 to {MAX_BATCH}, got {batch}")
     if not 0 <= seed < 2**53:
@@ -340,7 +346,13 @@ Task = Fit | Probe
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a device answered. Only what was asked for is present; M is the number of candidate models.
+    """What a device answered. Only what was asked for is present, else None; M is the number of candidate models.
+
+    `n` is the number of samples behind it. A fit has `update` [schema.size], the whole trained model, or without upload
+    `losses` [1], that of training. A probe has what it `want`s: `losses` [M], mean ones; `votes` [M], for how many
+    samples a candidate is the best; `posterior` [M], mean responsibilities; `confusion` [M, C, C], rows the true class;
+    `errors` [M, 3], squared, absolute, variance of the targets; `positions` [M, 3], labels, right ones, summed loss;
+    `grad` [n_params], the mean gradient; `labels` [C], training samples by class; `inputs`, `answers`: moments.
 
     >>> int(Reply(n=120, losses=np.array([0.2, 0.7])).losses.argmin())
     0

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 HIDDEN = 64
 NO_CLASSES = "; or, for yes and no or other numbers, y.astype('float32') and a loss of these"
+ONE_HOT = "; one-hot labels are y.argmax(1) as classes"
 TRIED = 8  # samples of which a loss of the user's own is known again
 
 
@@ -70,6 +71,7 @@ def _own_model(
             raise UsageError(
                 "these samples have a label per token or pixel, and no model of ours gives so many",
                 hint="give model=, a torch module whose output has one more axis than a sample's labels: the classes"
+                + ONE_HOT
                 + NO_CLASSES,
             )
         if labels and used[-1] >= MAX_COUNTED_CLASSES:
@@ -98,7 +100,7 @@ def _own_model(
             raise UsageError(
                 f"{source.name} gives {source.target} for a sample, whose labels are of shape {one.y.shape[1:]}",
                 hint="give it one row of outputs for each label: the classes are the first axis of a sample's output, "
-                f"or the last{NO_CLASSES}",
+                f"or the last{ONE_HOT}{NO_CLASSES}",
             )
         most, outputs = int(used[-1]), source.target[class_axis(kind, source.target)]
         if most >= outputs:

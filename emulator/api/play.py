@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from coordinator.models.registry import Model
 
 
+WRITING = "writing the run's folder"  # seconds: the model is traced, and the devices teach `nearest`
+
+
 def play(  # noqa: PLR0913 - the parts of a run
     run: ResolvedRun,
     *,
@@ -44,7 +47,8 @@ def play(  # noqa: PLR0913 - the parts of a run
 
     `fleet` and `model` replace those that the options name. `keep`: the run has a folder, which is written at its end,
     also when the caller stops. Without it only a checkpoint is kept, as long as a result of the run lives. `say` is
-    told of a run that was there before, `busy` what is prepared. The results' `args` have the rounds that were played.
+    told of a run that was there before, `busy` what is prepared, and that the folder is written. The results' `args`
+    have the rounds that were played.
     """
     began = time.perf_counter()
     if run.args.workers > 1:
@@ -108,9 +112,11 @@ def play(  # noqa: PLR0913 - the parts of a run
                 with suppress(StopIteration):
                     played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
                 if keep:
+                    busy(WRITING)
                     result().write(folder)
                 raise
         if keep:
+            busy(WRITING)
             found.write(folder)
     return found
 

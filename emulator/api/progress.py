@@ -62,7 +62,7 @@ class RunProgress:
             self.say(", ".join(part for part in (f"{self._name}: done", words) if part))
 
     def busy(self, what: str) -> None:
-        """What is prepared, before the first round."""
+        """What is prepared before the first round, or written after the last one."""
         if self._shown:
             self._line.busy(f"{self._name}  {what}")
 

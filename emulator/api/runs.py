@@ -151,6 +151,7 @@ def to_the_end(run: Generator[Result, bool | None, Result], bar: RunProgress, on
                 so_far = run.send(bool(stop) if stop is not None else None)
             except StopIteration as done:
                 result: Result = done.value
+                bar.show(result.run)  # the line had what came after the last round
                 return result
             bar.show(so_far.run)
             stop = on_round(so_far) if on_round is not None else False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -14,6 +15,8 @@ from edge_client.protocol.task import I64
 from emulator.data.fleet_split import FleetData, PartitionIndices, device_names, make_fleet_data
 from emulator.data.loaders.samples import DataSet, RawSamples
 from emulator.data.user_schemes import one_domain_each
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,6 +43,8 @@ class GivenParts:
         train, test = [self._index(i, data.train, 0) for i in range(len(self.parts))], None
         if paired == {True}:
             test = [self._index(i, data.test or data.train, 1) for i in range(len(self.parts))]
+        else:
+            _warn_of_repeats(np.concatenate(train))
         groups = one_domain_each(data, train)
         cut = PartitionIndices(names=self.names, train=train, test=test, groups=groups)
         return make_fleet_data(data, cut, np.random.Generator(np.random.PCG64(seed)))
@@ -65,6 +70,16 @@ class GivenParts:
 
     def __repr__(self) -> str:
         return f"{len(self.parts)} given parts"
+
+
+def _warn_of_repeats(given: I64) -> None:
+    """Tell of samples that are listed more than once, since a device may then test what itself or another trains."""
+    if repeated := len(given) - len(np.unique(given)):
+        log.warning(
+            "%s samples of the partition are listed again, so what tests may also train: list each once, or give "
+            "(to train, to test) pairs",
+            repeated,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

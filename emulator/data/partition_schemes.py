@@ -347,6 +347,8 @@ def _members(devices: int, groups: int) -> I64:
 def _evenly(data: DataSet, devices: int, rng: np.random.Generator) -> PartitionIndices:
     parts = [part for part in (data.train, data.test) if part is not None]
     if not 1 <= devices <= min(map(len, parts)) // 2:
-        raise ConfigError(f"{devices} devices for {[len(part) for part in parts]} samples", hint="use fewer devices")
+        tests = f" and {len(parts[1])} to test" if len(parts) > 1 else ""
+        told = f"{devices} devices for {len(parts[0])} samples{tests}, two of each for a device"
+        raise ConfigError(told, hint="use fewer devices")
     dealt = [share_matrices.deal_evenly(len(part), devices, rng) for part in parts]
     return PartitionIndices(train=dealt[0], test=dealt[1] if len(dealt) > 1 else None)

@@ -32,7 +32,8 @@ def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes:
     many processes would open the recipe. Raises UsageError for an unknown name, RuntimeMissing where it cannot run.
     """
     if name not in ENGINES:
-        raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
+        hint = f"use one of {', '.join(ENGINES)}; auto takes a GPU where torch finds one and it is faster"
+        raise UsageError(f"unknown engine {name!r}", hint=hint)
     if model.own_loss is not None:
         if name in GPU_ENGINES:
             raise UsageError(f"engine {name} has no loss of your own", hint="leave out `engine`, or name lean")

@@ -48,8 +48,11 @@ def open_run_folder(
     text = annotate_representations(tomli_w.dumps(table))
     with ExitStack() as held:
         try:
-            folder, is_new = _find(args, table, parts, resume=resume, say=say)
+            found: list[str] = []
+            folder, is_new = _find(args, table, parts, resume=resume, say=found.append)
             held.enter_context(hold_folder(folder, hint="wait for its end, stop it, or give this one another --name"))
+            for line in found:  # not before: a run that another process writes is not replaced
+                say(line)
             (folder / FILE).write_text(text, encoding="utf-8")
         except OSError as wrong:
             raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong

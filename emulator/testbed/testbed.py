@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.config import read_config
-from coordinator.identity.signing_key import open_signing_key
+from coordinator.identity.signing_key import CURRENT_KEY_FILE, PUBLIC_KEY_FILE, open_signing_key
 from coordinator.local_broker import Broker, start_broker
 from edge_client.errors import NetworkError
 from emulator.console import ConsoleProgress
@@ -31,6 +31,7 @@ SILENCE_TIMEOUT_S = (
 )
 POLL_S = 0.1
 LEAVE_TIMEOUT_S = 15.0  # for the processes of a finished run
+KEY_FILES = frozenset({CURRENT_KEY_FILE, PUBLIC_KEY_FILE})  # made before the coordinator, whose work is not there
 Events = list[dict[str, Any]]
 T = TypeVar("T")
 
@@ -158,6 +159,9 @@ def run_testbed(
                 progress.close()
                 shutil.rmtree(work, ignore_errors=True)
                 try:
+                    if {path.name for path in folder.iterdir()} <= KEY_FILES:
+                        for key in KEY_FILES:
+                            (folder / key).unlink(missing_ok=True)
                     folder.rmdir()  # nothing happened in it
                 except OSError:
                     if not finished:

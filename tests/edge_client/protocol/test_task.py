@@ -166,3 +166,19 @@ def test_a_tensor_has_a_name_a_role_and_at_most_eight_dimensions(name: str, role
     assert TensorSpec(name="a", role="b", shape=(1,) * 8).size == 1
     with pytest.raises(ValueError, match=r"tensor name|role of|shape of"):
         TensorSpec(name=name, role=role, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"want": "loss"}, "want must be a set, as {'loss'}, got 'loss'"),
+        ({"want": ["loss"]}, "want must be a set"),
+        ({"seed": np.random.default_rng(0)}, "seed must be a whole number, got Generator"),
+        ({"seed": None}, "seed must be a whole number, got NoneType"),
+        ({"seed": 1.5}, "seed must be a whole number, got float"),
+    ],
+)
+def test_a_probe_of_another_kind_of_thing_is_told_what_to_write(changed: dict[str, Any], says: str) -> None:
+    """A method's author read that `<=` is not supported between instances of 'str' and 'frozenset'."""
+    with pytest.raises(TypeError, match=says):
+        Probe(**PROBE | changed)

@@ -190,8 +190,8 @@ def test_an_error_that_is_kept_does_not_write_over_the_run_that_came_after_it(tm
     assert len((tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path) -> None:
-    """Two would mix their checkpoints, and each removed the other's."""
+def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two would mix their checkpoints, and each removed the other's. The second one said that the first is replaced."""
     asked: dict[str, Any] = {"fleet": digits(), "rounds": 3, "out": tmp_path, "name": "mine"}
     method = fc.FedAvg(local_steps=STEPS)
     first = fc.rounds(method, checkpoint_every=1, **asked)
@@ -202,6 +202,7 @@ def test_a_run_that_goes_on_has_its_folder_for_itself(tmp_path: Path) -> None:
             fc.simulate(method, resume=resume, **asked)
         assert "another `name`" in told.value.hint
     assert (tmp_path / "mine" / "config.toml").read_bytes() == kept
+    assert "it is replaced" not in capfd.readouterr().err
     assert len(list(first)) == 2
     fc.simulate(method, **asked)
 

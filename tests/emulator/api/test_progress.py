@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_score_of_an_earlier_round_is_not_told_as_that_of_this_one() -> None:
     assert "in round" not in told[1]
     assert re.search(r"3/4  accuracy \d+\.\d% in round 2  ", told[2])
     assert "in round" not in told[3]
+
+
+def test_after_the_last_round_the_line_tells_that_the_folder_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a model of the user's own that takes seconds, in which the line stood at the last round."""
+    told: list[str] = []
+    monkeypatch.setattr(progress.PlainLines, "busy", lambda _, text: told.append(text))
+    fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1, out=tmp_path)
+    assert [text.split("  ")[1] for text in told[-3:]] == ["round 1/1", "writing the run's folder", "round 1/1"]
 
 
 def test_without_a_terminal_long_work_is_told_on_stderr_again_and_again(

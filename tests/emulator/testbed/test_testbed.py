@@ -88,9 +88,11 @@ def test_a_signal_after_the_results_does_not_delete_them(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("wrote", [True, False])
 def test_an_interrupted_run_says_at_once_that_it_stops_and_where_its_rounds_are(tmp_path: Path, *, wrote: bool) -> None:
+    """The key of a coordinator that never started stayed, and took the run's name."""
     said = io.StringIO()
 
     def play(it: testbed.Testbed) -> None:
+        assert it.key
         if wrote:
             (it.folder / "metrics.jsonl").write_text("{}\n")
         os.kill(os.getpid(), signal.SIGINT)
@@ -99,5 +101,6 @@ def test_an_interrupted_run_says_at_once_that_it_stops_and_where_its_rounds_are(
         run_testbed(tmp_path / "run", "embedded", ConsoleProgress(stream=said), play, federation="test")
     assert "interrupted: stopping what was started" in said.getvalue()
     assert (f"what was done is kept in {tmp_path / 'run'}" in said.getvalue()) == wrote
-    assert [path.name for path in tmp_path.glob("run/*")] == (["metrics.jsonl"] if wrote else [])
+    kept = ["metrics.jsonl", "signing.key", "signing.pub"] if wrote else []
+    assert sorted(path.name for path in tmp_path.glob("run/*")) == kept
     assert (tmp_path / "run").exists() == wrote

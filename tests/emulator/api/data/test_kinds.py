@@ -88,8 +88,14 @@ WRONG: list[tuple[Callable[[], object], str]] = [
         "several arrays, and no model of ours takes them.*whose forward takes ids, meta",
     ),
     (lambda: run(np.stack([Y, Y], 1) > 0, 2), "give one class for each sample, whole numbers, or float targets"),
-    (lambda: run((np.stack([Y, Y], 1) > 0).astype(int), 2), "whose labels are of shape.*for yes and no.*float32"),
-    (lambda: run((np.stack([Y, Y], 1) > 0).astype(int)), "a label per token or pixel.*for yes and no.*float32"),
+    (
+        lambda: run((np.stack([Y, Y], 1) > 0).astype(int), 2),
+        "whose labels are of shape.*one-hot.*for yes and no.*float32",
+    ),
+    (
+        lambda: run((np.stack([Y, Y], 1) > 0).astype(int)),
+        "a label per token or pixel.*one-hot.*for yes and no.*float32",
+    ),
     (lambda: run((Y > 0).astype(int), 1), "Linear has 1 outputs.*one output per class: 2; or, for yes and no"),
     (lambda: run(np.stack([Y, Y * 0 + 255], 1), 3, 2), r"class 255.*-100 leaves a position out: y\[y == 255\] = -100"),
     (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedcenters as fc
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, UsageError
 from emulator.api.data import partitions
@@ -148,3 +149,16 @@ def test_given_parts_need_the_number_of_devices_and_pairs_where_there_is_a_test_
     both = DataSet(train=DATA.train, test=RawSamples(x=DATA.train.x, y=DATA.train.y))
     with pytest.raises(ConfigError, match="pairs of indices"):
         partitions.as_scheme([[0, 1], [2, 3]]).split(both, devices=0, seed=0)
+
+
+def test_samples_that_are_listed_twice_are_told_since_they_would_test_what_trained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two ranges that overlapped gave an accuracy on samples that other devices had trained on, without a word."""
+    x, y = np.zeros((300, 4), np.float32), np.arange(300) % 3
+    fc.fleet((x, y), partition=[range(200), range(100, 300)])
+    assert [message.split(" of the")[0] for message in caplog.messages] == ["100 samples"]
+    caplog.clear()
+    fc.fleet((x, y), partition=[range(200), range(200, 300)])
+    fc.fleet((x, y), partition=[(range(200), range(200, 300)), (range(100, 200), range(200, 300))])
+    assert caplog.messages == []
