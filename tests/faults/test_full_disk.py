@@ -75,8 +75,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 @pytest.mark.parametrize(
     ("ballast", "at_sync"), [(0, False), (BALLAST, False), (BALLAST, True)], ids=["inline", "blocks", "whole"]
 )
-def test_what_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ballast: int, *, at_sync: bool
+def test_what_does_not_fit_is_not_acknowledged_is_logged_once_and_is_taken_when_there_is_room(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ballast: int,
+    *,
+    at_sync: bool,
 ) -> None:
     calm, fed = (Federation.of(tmp_path / name, ballast=ballast, devices=DEVICES) for name in ("calm", "full"))
     disk = Disk(monkeypatch, "coordinator.0", at_sync=at_sync)
@@ -91,6 +96,9 @@ def test_what_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
     assert {(ack["status"], ack["detail"]) for ack in spy.said("ack")} == {
         ("retry", "storage: No space left on device")
     }
+    said = [record.getMessage() for record in caplog.records if "could not be stored" in record.message]
+    assert len(said) == 1
+    assert said[0].endswith("could not be stored: No space left on device; devices try again every 30 s")
     disk.full = False
     fed.complete()
     assert fed.outcome() == calm.outcome()
