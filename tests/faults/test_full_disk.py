@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -17,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator.cli import app
 from coordinator.config_sections import RunConfig
+from edge_client.errors import FedcentersError
 from edge_client.transport import blobs
 from tests.faults import full_disk
 from tests.support import softmax_program
@@ -140,6 +144,25 @@ def test_where_it_cannot_go_on_it_ends_with_what_is_wrong_and_a_restart_with_roo
     fed.start_coordinator()
     fed.complete()
     assert fed.outcome() == undisturbed.outcome()
+
+
+def test_a_start_on_a_full_disk_is_no_fault_of_the_configuration_so_a_service_manager_tries_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "coordinator.toml"
+    path.write_text(
+        'federation = "home"\nbroker = "embedded"\nfolder = "run"\nformats = []\n'
+        '[model]\nname = "digits-mlp"\nengines = ["onnx"]\n[[runs]]\nmethod = "fedavg"\nnum-rounds = 1\n'
+    )
+    disk = Disk(monkeypatch, threading.current_thread().name)
+    disk.full = True
+    result = CliRunner().invoke(app, ["serve", str(path)])
+    assert "No space left on device" in result.stderr
+    assert "hint: free disk space" in result.stderr
+    assert result.exit_code == FedcentersError.exit_code
+    unit = Path(__file__).parents[2] / "docs" / "deploy" / "fedcenters-coordinator@.service"
+    (prevented,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
+    assert str(result.exit_code) not in prevented.split()
 
 
 def test_a_device_whose_disk_is_full_says_so_and_takes_part_again_when_there_is_room(
