@@ -7,6 +7,7 @@ share only the process: the failure of one is reported, and the others go on.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -29,7 +30,7 @@ from coordinator.storage import experiment_trackers
 from coordinator.storage.store import Store
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.registry import method_settings
-from edge_client.errors import EXIT_OK, ConfigError
+from edge_client.errors import EXIT_OK, ConfigError, FedcentersError
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.blobs import write_atomically
@@ -271,7 +272,7 @@ def open_store(config: CoordinatorConfig) -> Store:
     """Open the store, and write config.toml beside it: the whole configuration, defaults included.
 
     Raises ConfigError for a setting that no method has, and for a folder with a training that has other settings, or
-    that another coordinator uses: their config.toml stays.
+    that another coordinator uses: their config.toml stays. Raises FedcentersError for a full disk.
     """
     import tomli_w
 
@@ -283,9 +284,10 @@ def open_store(config: CoordinatorConfig) -> Store:
             accept_settings(config, store)
             write_atomically(config.folder / "config.toml", "\n".join(parts).encode())
         except OSError as wrong:
-            raise ConfigError(
-                f"cannot write to {config.folder}: {wrong.strerror}", hint="choose another `folder`"
-            ) from wrong
+            told = f"cannot write to {config.folder}: {wrong.strerror}"
+            if wrong.errno in {errno.ENOSPC, errno.EDQUOT}:  # no ConfigError: a service manager starts it again
+                raise FedcentersError(told, hint="free disk space, or choose another `folder`") from wrong
+            raise ConfigError(told, hint="choose another `folder`") from wrong
         opened.pop_all()
     return store
 

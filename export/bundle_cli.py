@@ -269,6 +269,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     from export.serve.rollout import RolloutPlan
     from export.serve.server import ServeOptions, run_server
 
+    show_progress("export.serve")
     keys = [_public(path) for path in public_key or ()]
     where = {"bundle": bundle, "site": site or bundle.with_name(f"{bundle.name}.site"), "host": host, "port": port}
     guard = {

@@ -166,7 +166,7 @@ def provision(  # noqa: PLR0913 - a command line
     told = [f"{name} has a certificate, so it gets no token; {_how_to_renew(work, name)}" for name in enrolled]
     told += [f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept]
     told += [f"the unused token of {cid} is taken back; --token {cid} makes a new one" for cid in work.withdrawn]
-    for hint in (*told, *_hints(folder, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
+    for hint in (*told, *_hints(folder, work, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
     if check and found["expiring"]:
         raise ConfigError("certificates end soon", hint=_ways_to_renew(work, found))
@@ -237,10 +237,13 @@ def _stranded(work: Provisioner) -> list[str]:
     return [f"{told} {', '.join(old)}: they will refuse it. {ways}"]
 
 
-def _hints(folder: Path, *, revoked: bool, made: bool) -> list[str]:
+def _hints(folder: Path, work: Provisioner, *, revoked: bool, made: bool) -> list[str]:
     """What is left to do by hand."""
     hints = [RELOAD_HINT] if revoked else []
-    if made and os.name == "posix" and os.geteuid() == 0 and not _given_away(folder):
+    if made and (there := work.plan.broker_folder):
+        what = f"copy the files of {folder / 'broker'} to {there} on the broker's machine"
+        hints.append(f"{what}; where mosquitto has a user of its own, run there as root: chown -R mosquitto {there}")
+    elif made and os.name == "posix" and os.geteuid() == 0 and not _given_away(folder):
         through = f"chgrp mosquitto {folder} && chmod g+x {folder}"
         hints.append(f"{OWNER_HINT}; run once: chown -R mosquitto {folder / 'broker'} && {through}")
         closed = [str(above) for above in folder.resolve().parents if not above.stat().st_mode & stat.S_IXOTH]

@@ -78,6 +78,8 @@ class GenerationManager:
     def accept(self, generation: Generation) -> None:
         """Make a fetched generation the candidate, or the stable one where there is none. Raises OSError."""
         self.generations[generation.name] = generation  # its signature may be another one
+        if generation.name in self.rollout.withdrawn:
+            log.warning("the bundle in %s is not served: %.16s was withdrawn", self._bundle, generation.name)
         self.store_rollout(self.rollout.offer(generation.name, self.plan))
 
     def store_rollout(self, rollout: Rollout) -> None:
@@ -92,6 +94,8 @@ class GenerationManager:
         if (rollout.stable, rollout.candidate) != (before.stable, before.candidate):
             waits = f" for {self.plan.share:g} of the devices, until {self.plan.pairs} pairs of reports have come"
             told = f"{rollout.candidate:.16}{waits}" if rollout.candidate else "none"
+            if before.candidate is not None and before.candidate in rollout.withdrawn:
+                told += f"; {before.candidate:.16} was withdrawn, since its devices report less accuracy"
             log.info("stable %.16s, candidate %s", rollout.stable, told)
             self._load()
 

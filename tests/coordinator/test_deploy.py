@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.coordinator import call_filter
 
 FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
 UNIT = FOLDER / "fedcenters-coordinator@.service"
 CONTAINER = FOLDER / "Containerfile"
 PROGRAM = "/opt/fedcenters/bin/fedcenters-coordinator"
+RUNTIMES = "import torch, coordinator.service, numpy as np; print(np.ones((300, 300)) @ np.ones((300, 300)))"
 EXPOSURE = 25  # tenths that `systemd-analyze security` may count; a plain unit has 96
 
 
@@ -59,6 +64,24 @@ def test_the_unit_restarts_what_may_help_and_leaves_the_coordinator_time_to_stop
     useless = (UsageError, ConfigError, ProtocolError)
     assert service["RestartPreventExitStatus"] == [" ".join(str(error.exit_code) for error in useless)]
     assert int(service["TimeoutStopSec"][0]) > STOP_TIMEOUT_S
+
+
+def can_filter_calls() -> bool:
+    """Whether this machine has what call_filter.py needs."""
+    try:
+        ctypes.CDLL(call_filter.LIBRARY)
+    except OSError:
+        return False
+    return shutil.which("systemd-analyze") is not None
+
+
+@pytest.mark.skipif(not can_filter_calls(), reason="systemd or libseccomp is not installed")
+def test_the_coordinators_libraries_run_with_the_system_calls_that_the_unit_allows() -> None:
+    command = [sys.executable, call_filter.__file__, str(UNIT), sys.executable, "-c", RUNTIMES]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=FOLDER.parents[1])
+    assert ran.returncode == 0, ran.stderr
+    assert "300." in ran.stdout
+    assert "ProcSubset" not in unit()  # /proc/cpuinfo says which of the CPU's instructions the runtimes may use
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

@@ -71,9 +71,14 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r".* -c secure=updates": "tests/emulator/simulation/test_sealed_simulation.py plays such a run",
     },
     "docs/quick-start.md": {r"python3 -m venv .*|\. .*|pip install .*": INSTALLS, r"fedcenters-emulator demo": DEMO},
-    "docs/run-as-a-service.md": {r"podman .*": CONTAINER},
+    "docs/run-as-a-service.md": {
+        r"podman .*": CONTAINER,
+        r"(/usr/bin/python3|/opt/\S+) .*|(cp|mkdir|chmod|ln) .*|systemctl .*": "needs root and systemd; test_deploy.py",
+        r"chown .*": CHOWN,
+    },
     "docs/serve-centers.md": {
-        r"fedcenters-export serve .*": "serves until it is stopped; tests/export/serve/test_serve.py starts it so"
+        r"fedcenters-export serve .*": "serves until it is stopped; tests/export/serve/test_serve.py starts it so",
+        r"curl .*": "test_serve_page.py asks what it asks",
     },
     "docs/run-at-scale.md": {
         r"mosquitto .*|fedcenters-coordinator serve .*": OTHER_MACHINES,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from edge_client.protocol.signing import public_key
 from export.bundle.quantize import SCHEMES
+from export.bundle.run_source import make_signer
+from export.serve.nearest import DEFAULT_SAMPLES, QUESTION_SCHEMAS
 from export.serve.openapi import openapi_document
 from tests.support.doc_pages import DOCS, PageReader, blocks
 
@@ -26,6 +31,15 @@ def test_the_commands_leave_what_the_page_says(reader: PageReader) -> None:
     index = json.loads((reader.folder / "public" / "index.json").read_text())
     assert set(index) == {"v", "generation", "manifest"}
     assert (reader.folder / "public" / index["manifest"].removeprefix("/")).is_file()
+
+
+def test_a_bundles_signature_is_checked_as_the_page_says() -> None:
+    (text,) = re.findall(r"over the ASCII text `([^`]+)`", TEXT)
+    key, manifest = bytes(range(32)), b'{"v": 1}'
+    signed = json.loads(make_signer(key, "home")(manifest))
+    facts = {"federation": signed["federation"], "sha256": hashlib.sha256(manifest).hexdigest(), "size": len(manifest)}
+    checked = text.replace("\\n", "\n").format(**facts).encode("ascii")
+    Ed25519PublicKey.from_public_bytes(public_key(key)).verify(bytes.fromhex(signed["sig"]), checked)
 
 
 def test_every_key_of_the_manifest_has_its_row(reader: PageReader) -> None:
@@ -50,3 +64,10 @@ def test_the_page_lists_every_request() -> None:
     for path in openapi_document()["paths"]:
         plain = path.replace("{center}/{file}", "0/onnx").replace("{generation}/{path}", "<generation>/<path>")
         assert f"{plain}`" in TEXT
+
+
+def test_the_question_in_the_page_is_one_that_the_server_answers() -> None:
+    (question,) = re.findall(r"^curl .* -d '([^']+)' http://127.0.0.1:8080/nearest$", TEXT, flags=re.MULTILINE)
+    schema = QUESTION_SCHEMAS["loss"]
+    assert schema(json.loads(question), "the question")["n"] == 20
+    assert f"({DEFAULT_SAMPLES} is assumed without it)" in TEXT

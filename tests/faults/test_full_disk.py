@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -17,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator.cli import app
 from coordinator.config_sections import RunConfig
+from edge_client.errors import FedcentersError
 from edge_client.transport import blobs
 from tests.faults import full_disk
 from tests.support import softmax_program
@@ -75,8 +79,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 @pytest.mark.parametrize(
     ("ballast", "at_sync"), [(0, False), (BALLAST, False), (BALLAST, True)], ids=["inline", "blocks", "whole"]
 )
-def test_what_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ballast: int, *, at_sync: bool
+def test_what_does_not_fit_is_not_acknowledged_is_logged_once_and_is_taken_when_there_is_room(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ballast: int,
+    *,
+    at_sync: bool,
 ) -> None:
     calm, fed = (Federation.of(tmp_path / name, ballast=ballast, devices=DEVICES) for name in ("calm", "full"))
     disk = Disk(monkeypatch, "coordinator.0", at_sync=at_sync)
@@ -91,6 +100,9 @@ def test_what_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
     assert {(ack["status"], ack["detail"]) for ack in spy.said("ack")} == {
         ("retry", "storage: No space left on device")
     }
+    said = [record.getMessage() for record in caplog.records if "could not be stored" in record.message]
+    assert len(said) == 1
+    assert said[0].endswith("could not be stored: No space left on device; devices try again every 30 s")
     disk.full = False
     fed.complete()
     assert fed.outcome() == calm.outcome()
@@ -132,6 +144,25 @@ def test_where_it_cannot_go_on_it_ends_with_what_is_wrong_and_a_restart_with_roo
     fed.start_coordinator()
     fed.complete()
     assert fed.outcome() == undisturbed.outcome()
+
+
+def test_a_start_on_a_full_disk_is_no_fault_of_the_configuration_so_a_service_manager_tries_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "coordinator.toml"
+    path.write_text(
+        'federation = "home"\nbroker = "embedded"\nfolder = "run"\nformats = []\n'
+        '[model]\nname = "digits-mlp"\nengines = ["onnx"]\n[[runs]]\nmethod = "fedavg"\nnum-rounds = 1\n'
+    )
+    disk = Disk(monkeypatch, threading.current_thread().name)
+    disk.full = True
+    result = CliRunner().invoke(app, ["serve", str(path)])
+    assert "No space left on device" in result.stderr
+    assert "hint: free disk space" in result.stderr
+    assert result.exit_code == FedcentersError.exit_code
+    unit = Path(__file__).parents[2] / "docs" / "deploy" / "fedcenters-coordinator@.service"
+    (prevented,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
+    assert str(result.exit_code) not in prevented.split()
 
 
 def test_a_device_whose_disk_is_full_says_so_and_takes_part_again_when_there_is_room(

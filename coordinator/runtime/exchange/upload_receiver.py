@@ -9,6 +9,7 @@ check, what follows an accepted update, and what follows a refused one.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from edge_client.protocol.task import ClientId, Reply
 from edge_client.protocol.topics import UPLOAD_SHARDS, client_shard
 from edge_client.transport.blobs import StagedBlob, publish_blobs
 
+log = logging.getLogger(__name__)
 MAX_UNSYNCED = 64  # updates, which wait for the disk together
 MAX_UNSYNCED_BYTES = 8 * 2**20  # of these; their models are in memory, up to four times as large as their bytes
 
@@ -103,6 +105,7 @@ class UploadReceiver:
         self._valid_since_s, self._clock = 0.0, context.clock
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
+        self._told_no_room = False
 
     def announce(self, said: Announcement) -> None:
         """Remember what a device offers, instead of what it offered before."""
@@ -148,7 +151,11 @@ class UploadReceiver:
         self._sender.send(cid, "ack", **(self._announced[cid].ack_fields() | {"status": status} | fields))
 
     def retry(self, cid: ClientId, reason: str | None) -> None:
-        """Tell the device that its update could not be stored and may be announced again later."""
+        """Tell the device, and once the log, that its update could not be stored and may be announced again later."""
+        if not self._told_no_room:
+            pause_s = RETRY_MS // 1000
+            log.warning("an update of %s could not be stored: %s; devices try again every %d s", cid, reason, pause_s)
+        self._told_no_room = True
         self.ack(cid, "retry", detail=f"storage: {reason}"[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)
 
     def _accept(self, valid: _Valid) -> None:

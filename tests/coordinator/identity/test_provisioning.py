@@ -84,6 +84,14 @@ def test_root_is_told_how_mosquitto_can_read_its_files(
     assert (f"{keys.parent} is closed to that user, too" in made.stderr) == (user == 0)
 
 
+def test_a_folder_of_the_brokers_own_is_named_in_what_is_left_to_do(tmp_path: Path) -> None:
+    keys, there = tmp_path / "keys", "/etc/mosquitto/fedcenters"
+    said = invoke(str(keys), "--federation", "demo", "--host", "h", "--broker-folder", there).stderr
+    assert f"copy the files of {keys / 'broker'} to {there} on the broker's machine" in said
+    assert f"chown -R mosquitto {there}\n" in said
+    assert f"chown -R mosquitto {keys}" not in said
+
+
 def test_every_secret_is_for_its_owner_alone_and_is_never_printed(tmp_path: Path) -> None:
     old = os.umask(0)  # the widest
     try:

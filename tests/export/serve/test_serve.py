@@ -291,13 +291,15 @@ def certificate(folder: Path) -> None:
     subprocess.run(["openssl", "req", "-x509", *kind, *names], check=True, capture_output=True)
 
 
-def test_a_port_in_use_is_said_in_words(tmp_path: Path) -> None:
+def test_what_is_served_and_a_port_in_use_are_said_in_words(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
+    generation = hashlib.sha256((tmp_path / "b" / "manifest.json").read_bytes()).hexdigest()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "export.cli", "serve", str(tmp_path / "b"), "--port", str(port)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 4
+    assert f"stable {generation[:16]}, candidate none\n" in done.stderr
     assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in done.stderr
     assert "--port" in done.stderr
 

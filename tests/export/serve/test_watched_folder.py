@@ -24,7 +24,7 @@ from export.serve import app, generations, site
 from export.serve.access import ServeAccess
 from export.serve.generations import ROLLOUT_FILE, GenerationManager
 from export.serve.rate_limits import RateLimiter
-from export.serve.rollout import RolloutPlan
+from export.serve.rollout import Rollout, RolloutPlan
 from export.serve.site import INDEX_FILE
 from tests.support.served_bundle import write_bundle
 
@@ -205,3 +205,23 @@ def test_a_server_that_now_wants_signatures_does_not_stop_at_what_it_served_with
     (tmp_path / "b" / SIGNATURE_FILE).write_text(signature)
     manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(), [public_key(key)])
     assert SIGNATURE_FILE in manager.generation(None).files
+
+
+def test_a_withdrawn_bundle_is_told_when_it_is_withdrawn_and_when_it_comes_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for mark in ("one", "two"):
+        write_bundle(tmp_path / "b", mark)
+        manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    stable, candidate = manager.rollout.stable, manager.rollout.candidate
+    assert stable is not None
+    assert candidate is not None
+    with caplog.at_level(logging.INFO, logger="export.serve"):
+        manager.store_rollout(Rollout(stable=stable, withdrawn=(candidate,)))
+        again = manager.fetch_generation()
+        assert again is not None
+        manager.accept(again)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"stable {stable:.16}, candidate none; {candidate:.16} was withdrawn, since its devices report less accuracy",
+        f"the bundle in {tmp_path / 'b'} is not served: {candidate:.16} was withdrawn",
+    ]
