@@ -99,10 +99,9 @@ def test_a_wrong_program_is_not_accepted_because_no_inputs_can_judge_it() -> Non
 
 def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse() -> None:
     # Each channel is its own group, so that the bias before the norm changes nothing: its gradient is cancelled sums.
-    for seed in range(3):
-        torch.manual_seed(seed)
-        network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(512, 4))
-        compile_program(network, (1, 16, 16), engines=("pt2",))
+    torch.manual_seed(0)  # 6e-4 off; seeds 1 and 2 stay below the limit as they are
+    network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(512, 4))
+    compile_program(network, (1, 16, 16), engines=("pt2",))
 
 
 @pytest.mark.slow  # a model of six million weights
