@@ -9,6 +9,7 @@ import ast
 import importlib.metadata
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,15 +46,20 @@ def modules(room: str) -> list[Path]:
     return sorted((ROOT / room).rglob("*.py"))
 
 
-def imported_names(file: Path) -> set[str]:
-    """Top-level names of every import statement, those inside functions included."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+@cache
+def names_in(file: Path) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Top-level names of every import statement, those inside functions included, and the module's classes."""
+    tree, names = ast.parse(file.read_text(encoding="utf-8")), set[str]()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {a.name.split(".")[0] for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
-    return names
+    return frozenset(names), tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+def imported_names(file: Path) -> frozenset[str]:
+    return names_in(file)[0]
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -198,9 +204,8 @@ def test_messages_install_extras_as_the_readme_does_and_only_one_place_knows_how
 def test_a_class_name_has_one_meaning_in_the_whole_repository() -> None:
     defined: dict[str, list[str]] = {}
     for file in sorted(f for room in (*ROOMS, "tests") for f in modules(room)):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef):
-                defined.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+        for name in names_in(file)[1]:
+            defined.setdefault(name, []).append(str(file.relative_to(ROOT)))
     assert {name: files for name, files in defined.items() if len(files) > 1} == {}
 
 

@@ -44,3 +44,9 @@ def run_node(*arguments: str | Path, **variables: str) -> str:
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
     return done.stdout
+
+
+def run_tests(*scripts: Path, **variables: str) -> str:
+    """What test files report, in TAP. One process for all: in each, V8 compiles ONNX Runtime Web for 3 CPU s."""
+    one_after_another = "for (const file of process.argv.slice(1)) await import(file)"
+    return run_node("--input-type=module", "--eval", one_after_another, *scripts, **variables)

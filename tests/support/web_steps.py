@@ -23,7 +23,7 @@ from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner
 from edge_client.training.summed_work import SummedMemory, add_words
 from export.compiler.program import CompilerOutput
-from tests.support.node import ROOT, run_node, third_party
+from tests.support.node import ROOT, run_node, run_tests, third_party
 from tests.support.programs import feeds, model, opened, relative, torch_step
 
 SCRIPT = Path(__file__).with_name("web_steps.mjs")
@@ -50,7 +50,7 @@ def check_life(made: CompilerOutput, folder: Path) -> None:
     """The page's client against a scripted coordinator, with a real program."""
     write(made, folder)
     scripts = [ROOT / "tests" / "web" / name for name in ("client.test.mjs", "no_room.test.mjs", "sums.test.mjs")]
-    said = run_node("--test", *scripts, PROGRAM=str(folder), THIRD=str(third_party()))
+    said = run_tests(*scripts, PROGRAM=str(folder), THIRD=str(third_party()))
     assert "# fail 0" in said
     assert "# pass 29" in said
 

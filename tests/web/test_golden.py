@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.node import ROOT, run_node
+from tests.support.node import ROOT, run_node, run_tests
 
 SCRIPT = Path(__file__).with_name("golden.test.mjs")
 WEB = ROOT / "edge_client" / "web"
@@ -16,7 +16,7 @@ LIMIT_BYTES = 400_000  # client code of our own
 
 
 def test_javascript_reads_and_writes_the_golden_vectors_and_refuses_the_hostile_ones() -> None:
-    said = run_node("--test", SCRIPT)
+    said = run_tests(SCRIPT)
     passed = re.search(r"^# pass (\d+)$", said, re.MULTILINE)
     assert passed is not None, said[-2000:]
     assert int(passed[1]) >= 50
@@ -52,19 +52,19 @@ def test_our_own_code_is_small() -> None:
 
 
 def test_files_and_drawings_become_samples() -> None:
-    assert "# fail 0" in run_node("--test", Path(__file__).with_name("samples.test.mjs"))
+    assert "# fail 0" in run_tests(Path(__file__).with_name("samples.test.mjs"))
 
 
 def test_the_page_shows_a_bar_for_work_only_and_says_why_a_fit_is_not_known() -> None:
-    assert "# fail 0" in run_node("--test", Path(__file__).with_name("view.test.mjs"))
+    assert "# fail 0" in run_tests(Path(__file__).with_name("view.test.mjs"))
 
 
 def test_a_center_that_cannot_be_opened_does_not_end_the_page() -> None:
-    assert "# fail 0" in run_node("--test", Path(__file__).with_name("nearest.test.mjs"))
+    assert "# fail 0" in run_tests(Path(__file__).with_name("nearest.test.mjs"))
 
 
 def test_javascript_masks_sums_with_the_bytes_that_python_is_held_to() -> None:
-    said = run_node("--test", Path(__file__).with_name("secure.test.mjs"))
+    said = run_tests(Path(__file__).with_name("secure.test.mjs"))
     passed = re.search(r"^# pass (\d+)$", said, re.MULTILINE)
     assert passed is not None, said[-2000:]
     assert int(passed[1]) >= 60
@@ -73,20 +73,20 @@ def test_javascript_masks_sums_with_the_bytes_that_python_is_held_to() -> None:
 
 
 def test_the_page_tells_the_errors_of_a_regression() -> None:
-    assert "# fail 0" in run_node("--test", Path(__file__).with_name("scores.test.mjs"))
+    assert "# fail 0" in run_tests(Path(__file__).with_name("scores.test.mjs"))
 
 
 def test_the_page_dials_again_and_says_when_it_cannot() -> None:
-    assert "# fail 0" in run_node("--test", Path(__file__).with_name("transport.test.mjs"))
+    assert "# fail 0" in run_tests(Path(__file__).with_name("transport.test.mjs"))
 
 
 def test_the_screen_stays_on_for_work_alone() -> None:
-    assert "# fail 0" in run_node("--test", Path(__file__).with_name("screen_lock.test.mjs"))
+    assert "# fail 0" in run_tests(Path(__file__).with_name("screen_lock.test.mjs"))
 
 
 def test_a_phone_keeps_its_name_also_from_an_earlier_version_of_the_page() -> None:
-    assert "# fail 0" in run_node("--test", Path(__file__).with_name("join.test.mjs"))
+    assert "# fail 0" in run_tests(Path(__file__).with_name("join.test.mjs"))
 
 
 def test_a_phone_follows_the_coordinator_of_the_keys_that_it_trusts() -> None:
-    assert "# fail 0" in run_node("--test", Path(__file__).with_name("state.test.mjs"))
+    assert "# fail 0" in run_tests(Path(__file__).with_name("state.test.mjs"))

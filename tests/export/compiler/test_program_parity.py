@@ -99,10 +99,9 @@ def test_a_wrong_program_is_not_accepted_because_no_inputs_can_judge_it() -> Non
 
 def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse() -> None:
     # Each channel is its own group, so that the bias before the norm changes nothing: its gradient is cancelled sums.
-    for seed in range(3):
-        torch.manual_seed(seed)
-        network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(512, 4))
-        compile_program(network, (1, 16, 16), engines=("pt2",))
+    torch.manual_seed(0)  # 6e-4 off; seeds 1 and 2 stay below the limit as they are
+    network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(512, 4))
+    compile_program(network, (1, 16, 16), engines=("pt2",))
 
 
 @pytest.mark.slow  # a model of six million weights
@@ -157,7 +156,7 @@ def weighted(outputs: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("module", "shape", "loss"),
     [
-        (FromZero(), (4, 3), "cross-entropy"),
+        (FromZero(), (2, 3), "cross-entropy"),
         (Narrowed(), (2,), "cross-entropy"),
         (nn.Linear(2, 2), (2,), weighted),
         (nn.Linear(2, 2), (2,), nn.CrossEntropyLoss(weight=RARE_COUNT_MORE, reduction="none")),
@@ -166,8 +165,8 @@ def weighted(outputs: Tensor, labels: Tensor) -> Tensor:
 )
 def test_what_is_float32_of_its_own_accord_is_compared_in_float64_too(module: nn.Module, shape: Any, loss: Any) -> None:  # noqa: ANN401
     labels = torch.zeros(2, dtype=torch.int64) if callable(loss) else None
-    found = compile_program(module, shape, loss=loss, targets=labels, engines=("onnx",)).program.parity
-    assert found["onnx"] < 1e-5
+    found = compile_program(module, shape, loss=loss, targets=labels, engines=("pt2",)).program.parity
+    assert found["pt2"] < 1e-5
 
 
 def test_in_float64_torch_rounds_nothing_to_float32() -> None:
