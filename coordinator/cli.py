@@ -15,13 +15,14 @@ from typing import Annotated, Any
 try:
     import typer
 except ImportError as missing:  # a device's installation has no typer
-    from edge_client.errors import report_missing_extra
+    from edge_client.run_cli import report_missing_extra
 
     raise SystemExit(report_missing_extra(missing)) from None
 
 from coordinator.identity import cli as provision_cli
-from edge_client.errors import BeyondLimits, handle_errors
+from edge_client.errors import BeyondLimits
 from edge_client.printable import counted, first_of
+from edge_client.run_cli import handle_errors
 from export.command_line import GroupedCommand, make_app
 from export.silence import write_stderr
 

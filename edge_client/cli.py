@@ -22,9 +22,10 @@ from typing import Any
 
 from edge_client import __version__
 from edge_client.config import load_config
-from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, NetworkError, run_cli
+from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, NetworkError
 from edge_client.nearest import cli as nearest_cli
 from edge_client.printable import PrintableFormatter, write_line
+from edge_client.run_cli import run_cli
 from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client

@@ -11,31 +11,18 @@
     |- ProgramRefused                5  a model that cannot become a training program, or a program that does not fit
     `- DeviceRefused                 6  battery, heat, memory, metered link; `retry_s` says when to ask again
 
-Every message ends with what to do next: a blank line, then `hint: ...`. Ctrl-C exits with 130. `run_cli` and
-`handle_errors` are how every command of ours turns an error into that message on stderr and that exit code.
+Every message ends with what to do next: a blank line, then `hint: ...`. Ctrl-C exits with 130. run_cli.py turns an
+error into that message on stderr and that exit code.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
-import logging
-import os
-import signal
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
 
-from edge_client.printable import printable
 from edge_client.users_code import UsersLine, users_line
 
-log = logging.getLogger(__name__)
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
-REPEATED_AFTER_S = 0.05  # seconds in which Python leaves the destructor
 HINT = "\n\nhint: "  # between what is wrong and what to do
 
 
@@ -137,46 +124,11 @@ class DeviceRefused(FedcentersError):
         self.reason, self.retry_s = reason, retry_s
 
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int:  # noqa: PLR0911 - one per way to end
-    """Run a command; turn what it raises into a message on stderr and an exit code.
-
-    `interrupted` is what Ctrl-C says. A raised KeyboardInterrupt may carry an `exit_code` of its own.
-    """
-    try:
-        with _interrupts_repeated():
-            return action() or EXIT_OK
-    except FedcentersError as wrong:
-        _say(f"error: {wrong}")
-        return wrong.exit_code
-    except ModuleNotFoundError as missing:
-        return _report_users(missing) if _users_line(missing) else report_missing_extra(missing)
-    except BrokenPipeError:  # the reader of stdout has left
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
-    except (OSError, MemoryError) as wrong:  # disk full, no rights, no descriptors: no bug of the program
-        _say(f"error: {describe_error(wrong)}")
-        return FedcentersError.exit_code if _users_line(wrong) is None else UsageError.exit_code
-    except KeyboardInterrupt as stopped:
-        _drop_what_is_half_made(stopped)
-        if interrupted:
-            _say(interrupted)
-        return int(getattr(stopped, "exit_code", EXIT_INTERRUPTED))
-    except Exception as wrong:  # noqa: BLE001 - not foreseen: a bug, shown with its traceback
-        if _users_line(wrong):
-            return _report_users(wrong)
-        _say(f"{traceback.format_exc()}\nerror: this is a bug of fedcenters\n\nhint: please report the lines above")
-        return FedcentersError.exit_code
-
-
 def describe_error(wrong: Exception) -> str:
     """What ended a command, with its hint, for people who do not see its stderr."""
     if isinstance(wrong, FedcentersError):
         return str(wrong)
-    if users := _users_line(wrong):
+    if users := blamed_line(wrong):
         kind = f"{type(wrong).__name__}: {wrong}" if str(wrong) else type(wrong).__name__
         below = f" (raised in {users.raised_in})" if users.raised_in else ""
         return f"{users.place}: {kind}{below}{HINT}{_USERS_HINT if users.raised_in else 'correct that line'}"
@@ -190,86 +142,8 @@ def describe_error(wrong: Exception) -> str:
     return f"{kind} (a bug of fedcenters){HINT}please report the traceback that the command printed"
 
 
-def _users_line(wrong: Exception) -> UsersLine | None:
+def blamed_line(wrong: Exception) -> UsersLine | None:
     """The line of the user's own code that is to blame; not for what this machine lacks where ours was at work."""
     users = users_line(wrong)
     lacking = isinstance(wrong, (OSError, MemoryError, ModuleNotFoundError))
     return None if users and users.raised_in and lacking else users
-
-
-def _report_users(wrong: Exception) -> int:
-    """Tell a mistake in the user's own code; with the traceback where a line of ours raised it."""
-    users = _users_line(wrong)
-    if users and users.raised_in:
-        _say(traceback.format_exc())
-    log.debug("the user's own code failed", exc_info=wrong)
-    _say(f"error: {describe_error(wrong)}")
-    return UsageError.exit_code
-
-
-def _drop_what_is_half_made(stopped: BaseException) -> None:
-    """Destroy what the frames of an interrupt hold, silently.
-
-    An interrupt may come inside a constructor, as that of zipfile.ZipFile; the destructor of the half-made object then
-    raises, and Python prints that as "Exception ignored in ...".
-    """
-    with _quiet_destructors():
-        chain: BaseException | None = stopped
-        while chain is not None:
-            traceback.clear_frames(chain.__traceback__)
-            chain = chain.__context__
-
-
-@contextmanager
-def _interrupts_repeated() -> Iterator[None]:
-    """Interrupt the main thread again where Ctrl-C came inside a destructor or a callback of the garbage collector.
-
-    Python prints such an exception as "Exception ignored in ..." and goes on; imports have such callbacks.
-    """
-    before = sys.unraisablehook
-
-    def hook(ignored: sys.UnraisableHookArgs) -> None:
-        if not issubclass(ignored.exc_type, KeyboardInterrupt):
-            before(ignored)
-            return
-        signum = getattr(ignored.exc_value, "exit_code", EXIT_INTERRUPTED) - 128
-        later = threading.Timer(REPEATED_AFTER_S, signal.pthread_kill, [threading.main_thread().ident, signum])
-        later.daemon = True
-        later.start()
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-@contextmanager
-def _quiet_destructors() -> Iterator[None]:
-    before, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-def handle_errors(command: Command) -> Command:
-    """A decorator: `run_cli` around a command of a command line library, which keeps the command's parameters."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - the command's own
-        code = run_cli(lambda: command(*args, **kwargs), interrupted="interrupted")
-        if code != EXIT_OK:
-            raise SystemExit(code)
-
-    return wrapped  # type: ignore[return-value]  # same parameters, read through functools.wraps
-
-
-def report_missing_extra(missing: ImportError) -> int:
-    """Say which package is not installed and how to get it; the exit code. Base installations are a device's."""
-    _say(f"error: {missing.name or missing} is not installed\n\nhint: {EXTRAS_HINT}")
-    return RuntimeMissing.exit_code
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{printable(text)}\n")

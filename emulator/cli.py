@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 try:
     import typer
 except ImportError as missing:  # a device's installation has no typer
-    from edge_client.errors import report_missing_extra
+    from edge_client.run_cli import report_missing_extra
 
     raise SystemExit(report_missing_extra(missing)) from None
 
-from edge_client.errors import ConfigError, UsageError, handle_errors
+from edge_client.errors import ConfigError, UsageError
+from edge_client.run_cli import handle_errors
 from emulator.command_options import FLAGS, with_run_options
 from emulator.console import ConsoleProgress
 from emulator.experiments.cli import experiment

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from edge_client.errors import BeyondLimits, UsageError, handle_errors
+from edge_client.errors import BeyondLimits, UsageError
 from edge_client.printable import first_of
+from edge_client.run_cli import handle_errors
 from export.command_line import GroupedCommand, difference_in_words
 from export.output_paths import check_output_folder
 from export.silence import show_progress, write_stderr

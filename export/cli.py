@@ -13,12 +13,13 @@ from typing import Annotated, Any
 try:
     import typer
 except ImportError as missing:  # a device's installation has no typer
-    from edge_client.errors import report_missing_extra
+    from edge_client.run_cli import report_missing_extra
 
     raise SystemExit(report_missing_extra(missing)) from None
 
-from edge_client.errors import ProgramRefused, UsageError, handle_errors
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import Origin
+from edge_client.run_cli import handle_errors
 from export import bundle_cli
 from export.command_line import GroupedCommand, make_app
 from export.output_paths import check_output_folder

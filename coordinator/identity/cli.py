@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_client.errors import ConfigError, handle_errors
+from edge_client.errors import ConfigError
 from edge_client.printable import first_of, printable_line
+from edge_client.run_cli import handle_errors
 
 if TYPE_CHECKING:
     from coordinator.identity.provisioning import Provisioner

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from edge_client.errors import UsageError, handle_errors
+from edge_client.errors import UsageError
+from edge_client.run_cli import handle_errors
 from emulator.console import ConsoleProgress
 
 

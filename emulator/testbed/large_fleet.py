@@ -31,10 +31,11 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.base import Engine, open_engine
 from edge_client.engines.golden_run import run_golden
-from edge_client.errors import ConfigError, UsageError, run_cli
+from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import Program
 from edge_client.protocol.topics import Topics
+from edge_client.run_cli import run_cli
 from edge_client.runtime.client import Client
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import check_encrypted

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from edge_client.cli import reporter, run_clients
 from edge_client.config import load_config
-from edge_client.errors import UsageError, run_cli
+from edge_client.errors import UsageError
+from edge_client.run_cli import run_cli
 from edge_client.runtime.factory import make_client
 
 PARENT_CHECK_S = 1.0

@@ -14,11 +14,12 @@ import pytest
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.status import read_status, status_lines
 from edge_client.doctor import CheckResult
-from edge_client.errors import ProtocolError, run_cli
+from edge_client.errors import ProtocolError
 from edge_client.nearest import cli as nearest_cli
 from edge_client.nearest.result import NearestAnswer
 from edge_client.printable import PrintableFormatter, printable, printable_line
 from edge_client.protocol.messages import read_message, write_message
+from edge_client.run_cli import run_cli
 from edge_client.runtime.progress import format_event
 from emulator.console import ConsoleProgress
 from export.silence import write_stderr

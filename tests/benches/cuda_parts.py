@@ -34,7 +34,8 @@ from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
 from coordinator.models.registry import build_model
 from edge_client.engines.base import open_engine
-from edge_client.errors import RuntimeMissing, run_cli
+from edge_client.errors import RuntimeMissing
+from edge_client.run_cli import run_cli
 from emulator.engines.autotune import Workload, random_jobs
 from emulator.engines.gpu.convolutions import ProductConvolutions
 from emulator.engines.gpu.objective import use_exact_kernels

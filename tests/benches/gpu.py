@@ -21,8 +21,9 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from coordinator.models.registry import Model, build_model
-from edge_client.errors import RuntimeMissing, run_cli
+from edge_client.errors import RuntimeMissing
 from edge_client.protocol.task import Flat
+from edge_client.run_cli import run_cli
 from edge_client.training.learner import Learner, TrainingJob
 from emulator.engines.autotune import Workload, random_jobs
 from emulator.engines.cpu.cpu_engine import cpu_recipe

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from edge_client.errors import RuntimeMissing, run_cli
+from edge_client.errors import RuntimeMissing
+from edge_client.run_cli import run_cli
 from tests.benches.machine import described
 from tests.support.served_bundle import ServerProcess, run_serve, write_bundle
 

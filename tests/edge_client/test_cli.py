@@ -27,10 +27,10 @@ from edge_client.errors import (
     ProtocolError,
     RuntimeMissing,
     UsageError,
-    run_cli,
 )
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
+from edge_client.run_cli import run_cli
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.folder_lock import lock_folder
 from edge_client.transport.mqtt import MqttTransport

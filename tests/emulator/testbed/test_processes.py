@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from coordinator.local_broker import terminate_process
-from edge_client.errors import FedcentersError, NetworkError, run_cli
+from edge_client.errors import FedcentersError, NetworkError
+from edge_client.run_cli import run_cli
 from emulator.testbed.processes import ChildProcesses, DeferredSignals, Interrupted
 
 FOREVER = "import time; print('up', flush=True); time.sleep(1000)"
