@@ -9,10 +9,11 @@ import re
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from edge_client.protocol.nearest.selection_rule import ASSUMED_SAMPLES
 from edge_client.protocol.signing import public_key
 from export.bundle.quantize import SCHEMES
 from export.bundle.run_source import make_signer
-from export.serve.nearest import DEFAULT_SAMPLES, QUESTION_SCHEMAS
+from export.serve.nearest import QUESTION_SCHEMAS
 from export.serve.openapi import openapi_document
 from tests.support.doc_pages import DOCS, PageReader, blocks
 
@@ -69,5 +70,5 @@ def test_the_page_lists_every_request() -> None:
 def test_the_question_in_the_page_is_one_that_the_server_answers() -> None:
     (question,) = re.findall(r"^curl .* -d '([^']+)' http://127.0.0.1:8080/nearest$", TEXT, flags=re.MULTILINE)
     schema = QUESTION_SCHEMAS["loss"]
-    assert schema(json.loads(question), "the question")["n"] == 20
-    assert f"({DEFAULT_SAMPLES} is assumed without it)" in TEXT
+    assert schema(json.loads(question), "the question")["n"] == ASSUMED_SAMPLES
+    assert f"({ASSUMED_SAMPLES} where it is left out)" in TEXT
