@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,11 +95,16 @@ def run_serve(bundle: Path, *options: str) -> Iterator[ServerProcess]:
     """`fedcenters-export serve` on a free port, ended at the end."""
     command = [sys.executable, "-m", "export.cli", "serve", str(bundle), "--port", "0", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
         try:
-            said = process.stderr.readline() if process.stderr else ""
-            found = re.search(r"https?://127\.0\.0\.1:(\d+)", said)
-            if found is None:
-                raise RuntimeError(f"the server did not start: {said}{process.stderr.read() if process.stderr else ''}")
+            said = ""
+            for line in process.stderr:  # what is served, then where
+                said += line
+                if found := re.search(r"https?://127\.0\.0\.1:(\d+)", line):
+                    break
+            else:
+                raise RuntimeError(f"the server did not start: {said}")
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # else a full pipe would stop the server
             yield ServerProcess(port=int(found[1]))
         finally:
             process.terminate()
