@@ -216,6 +216,7 @@ def test_a_withdrawn_bundle_is_told_when_it_is_withdrawn_and_when_it_comes_again
     stable, candidate = manager.rollout.stable, manager.rollout.candidate
     assert stable is not None
     assert candidate is not None
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="export.serve"):
         manager.store_rollout(Rollout(stable=stable, withdrawn=(candidate,)))
         again = manager.fetch_generation()
