@@ -38,8 +38,9 @@ def main() -> int:
 
 def install(folder: Path, asked: list[str]) -> int:
     """The exit code of the installation."""
-    with told(f"making the environment {folder}"):
-        venv.create(folder, with_pip=True)
+    if Path(sys.prefix).resolve() != folder.resolve():  # else it is activated: it exists, and its Python runs this
+        with told(f"making the environment {folder}"):
+            venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     if with_uv(pip, python, folder, asked):
