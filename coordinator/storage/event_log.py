@@ -82,9 +82,10 @@ class EventLog:
         stored = self._store.numbered()
         with self._path.open("rb") as file:
             for line in file:
-                self._last, known = next(stored, (0, ""))
-                if line.rstrip(b"\n") != known.encode():
+                known = next(stored, None)
+                if known is None or line != known[1].encode() + b"\n":
                     return False
+                self._last = known[0]
         return True
 
     def write(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values

@@ -141,7 +141,7 @@ def test_a_database_that_was_copied_without_its_log_is_refused_and_nothing_is_be
         Store(copy)
 
 
-@pytest.mark.parametrize("change", ["a line is zeros", "more lines", "lines of another time"])
+@pytest.mark.parametrize("change", ["a line is zeros", "more lines", "an empty line", "lines of another time"])
 def test_a_file_of_metrics_that_differs_from_the_database_is_kept_aside_and_written_anew(
     tmp_path: Path, change: str
 ) -> None:
@@ -157,6 +157,7 @@ def test_a_file_of_metrics_that_differs_from_the_database_is_kept_aside_and_writ
     changed = {
         "a line is zeros": right.replace(b'"round":2', b"\0" * 9),
         "more lines": right + right[: right.index(b"\n") + 1],
+        "an empty line": right + b"\n",
         "lines of another time": right.replace(b'"unix_ms":0', b'"unix_ms":1'),
     }[change]
     path.write_bytes(changed)
