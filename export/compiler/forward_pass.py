@@ -83,11 +83,15 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
 
 @contextmanager
 def tracing_context() -> Iterator[None]:
-    """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU."""
+    """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU.
+
+    And without a backend of convolutions that torch takes from 16 samples: it would note a limit of the batch size.
+    """
     with ExitStack() as stack:
         stack.enter_context(transforms_left())
         stack.enter_context(quiet_warnings())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(torch.backends.nnpack.flags(enabled=False))
         stack.enter_context(ForwardOverrides())
         yield

@@ -7,7 +7,7 @@ lacks is refused with its name and the layer and line that used it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,11 +22,15 @@ from edge_client.protocol.program import Port
 from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, TORCH_ALONE, UnsupportedOperator
 from export.compiler.decompositions.table import decompositions_for
 from export.compiler.forward_pass import MAX_BATCH, ForwardPasses, tracing_context
+from export.compiler.graph_passes.batch_sizes import share_batch_size
 from export.compiler.graph_passes.equal_nodes import merge_equal_nodes, share_maxima
 from export.compiler.operator_watch import one_size_only, operator_name, refuse_operator, refuse_untraceable
 from export.compiler.program_functions import TraceSource, example_inputs, flat_graph, function_ports
-from export.containers.flat_graph import FlatGraph
+from export.containers.flat_graph import FlatGraph, exported_as_it_is
 from export.diagnostics import quiet_warnings
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def trace_function(
@@ -45,7 +49,7 @@ def trace_function(
     args = [*example_inputs(source, function, batch), *constants]
     try:
         table = decompositions_for(function, for_torch=for_torch)
-        traced, own = _traced(staged, function, args, inputs if dynamic else (), table)
+        traced, own, sizes = _traced(staged, function, args, inputs if dynamic else (), table)
     except ProgramRefused:
         raise
     except UnsupportedOperator as refused:
@@ -53,11 +57,12 @@ def trace_function(
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
         refuse_untraceable(source, wrong)
     _refuse_unsupported(source, traced, SUPPORTED | TORCH_ALONE if for_torch else SUPPORTED)
-    return FlatGraph(traced, [*constants[0 if closed else len(source.frozen_names) :], *own]).eval()
+    held = [*constants[0 if closed else len(source.frozen_names) :], *own]
+    return FlatGraph(traced, held, sizes).eval()
 
 
 def export_graph(
-    source: TraceSource, function: str, graph: nn.Module, *, batch: int, dynamic: bool = True
+    source: TraceSource, function: str, graph: FlatGraph, *, batch: int, dynamic: bool = True
 ) -> ExportedProgram:
     """A graph of `trace_function` as torch's exported program: batch size from 1, or `batch` unless `dynamic`."""
     dims = Dim("batch", min=1, max=MAX_BATCH) if dynamic else None
@@ -66,7 +71,7 @@ def export_graph(
     flat = (*example_inputs(source, function, batch), *source.frozen_tensors)
     shapes = (*shapes, *[None] * (len(flat) - len(shapes))) if dynamic else None
     try:
-        made = _export(graph, flat, shapes, deferred=False)
+        made = exported_as_it_is(graph, flat, MAX_BATCH) or _export(graph, flat, shapes, deferred=False)
     except Exception:  # noqa: BLE001 - what torch cannot prove for every batch; `_parity` tries another batch size
         try:
             made = _export(graph, flat, shapes, deferred=True)
@@ -93,25 +98,27 @@ def _export(graph: nn.Module, flat: tuple[Tensor, ...], shapes: Any, *, deferred
 
 def _traced(
     source: TraceSource, function: str, args: Sequence[Tensor], dynamic: Sequence[Port], table: Mapping[Any, Any]
-) -> tuple[fx.GraphModule, list[Tensor]]:
-    """The graph and further constants, which it takes after `args`.
+) -> tuple[fx.GraphModule, list[Tensor], ShapeEnv | None]:
+    """The graph, further constants, which it takes after `args`, and what torch noted about the batch size.
 
     `args`: ports, then constants. `dynamic`: ports whose "batch" stays a symbol; none for a fixed batch.
     """
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # and sympy: not before a model is compiled
+    from torch.fx.experimental import symbolic_shapes  # and sympy: not before a model is compiled
 
-    fake = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True)
+    sizes = symbolic_shapes.ShapeEnv() if dynamic else None
+    fake = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
     mine = [_fake(fake, a, dynamic[i].shape if i < len(dynamic) else ()) for i, a in enumerate(args)]
     with fake, enable_python_dispatcher(), tracing_context():
         graph = flat_graph(source, function, functionalize)
         traced = make_fx(graph, decomposition_table=table)(*mine)
     _check_batch(source, dynamic, mine)
+    share_batch_size(traced.graph)
     share_maxima(traced.graph)
     merge_equal_nodes(traced.graph)
     traced.graph.eliminate_dead_code()
     own = _own_tensors(traced, fake)
     traced.recompile()
-    return traced, own
+    return traced, own, sizes
 
 
 def _check_batch(source: TraceSource, ports: Sequence[Port], traced: Sequence[Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,13 +18,19 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
 
 class FlatGraph(nn.Module):
-    """torch.export wants a module; this one takes the graph's flat inputs and holds its constants."""
+    """torch.export wants a module; this one takes the graph's flat inputs and holds its constants.
 
-    def __init__(self, graph: fx.GraphModule, constants: Sequence[Tensor]) -> None:
+    `sizes`: what the trace knows of its symbolic sizes; None where all are plain numbers.
+    """
+
+    def __init__(self, graph: fx.GraphModule, constants: Sequence[Tensor], sizes: ShapeEnv | None = None) -> None:
         super().__init__()
-        self.graph, self.count = graph, len(constants)
+        self.graph, self.count, self.sizes = graph, len(constants), sizes
         for i, value in enumerate(constants):
             self.register_buffer(f"constant{i}", value)
 
@@ -33,11 +39,14 @@ class FlatGraph(nn.Module):
         return cast("tuple[Tensor, ...]", self.graph(*flat, *constants))
 
 
-def exported_as_it_is(module: FlatGraph, args: Sequence[Tensor]) -> ExportedProgram | None:
-    """Torch's exported program of a graph for one batch size, without another trace: the graph is one of operators.
+def exported_as_it_is(module: FlatGraph, args: Sequence[Tensor], max_size: int = 0) -> ExportedProgram | None:
+    """Torch's exported program of a graph, without another trace: the graph is one of operators.
 
-    `args`: examples of the inputs. None where only torch.export knows how: the graph has tensors of its own.
+    `args`: examples of the inputs. `max_size`: of a symbolic size. None where only torch.export knows how: the graph
+    has tensors of its own, or torch assumed something about a symbolic size while it was traced.
     """
+    if not _holds_for_all_sizes(module.sizes):
+        return None
     calls = [node for node in module.graph.graph.nodes if node.op not in ("placeholder", "output")]
     inputs = [node for node in module.graph.graph.nodes if node.op == "placeholder"]
     if not all(node.op == "call_function" for node in calls):
@@ -69,8 +78,22 @@ def exported_as_it_is(module: FlatGraph, args: Sequence[Tensor]) -> ExportedProg
         graph=graph,
         graph_signature=signature,
         state_dict=buffers,
-        range_constraints={},
+        range_constraints=_ranges(module.sizes, max_size),
         module_call_graph=[ModuleCallEntry("", call)],
         example_inputs=(tuple(args), {}),
         constants={},
     )
+
+
+def _holds_for_all_sizes(sizes: ShapeEnv | None) -> bool:
+    """Whether a trace has taken no branch by a size: torch notes each one as a guard, or as a check for later."""
+    return sizes is None or not (sizes.guards or any(sizes.deferred_runtime_asserts.values()))
+
+
+def _ranges(sizes: ShapeEnv | None, max_size: int) -> dict[Any, Any]:
+    """The limits of each symbol, from 1: torch's own lower one is 2, as a size of 1 may broadcast."""
+    if sizes is None:
+        return {}
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    return {symbol: ValueRanges(1, max_size) for symbol in sizes.var_to_range}

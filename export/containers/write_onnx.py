@@ -26,7 +26,7 @@ MAX_IR_VERSION = 10
 
 def to_onnx(exported: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """Serialise with these port names, in order. ONNX names are unique: an output named like an input gets "new/"."""
-    with suppress_output(), _no_search_for_pairs(), _no_needless_trace(), _registry_made_once():
+    with suppress_output(), _no_search_for_pairs(), _quick_rules(), _no_needless_trace(), _registry_made_once():
         made = torch.onnx.export(
             exported,
             dynamo=True,
@@ -51,6 +51,20 @@ def _no_search_for_pairs() -> AbstractContextManager[object]:
 
     every = rewriter._DEFAULT_REWRITE_RULES  # noqa: SLF001 - its optimizer takes no rules as an argument
     return patch.object(rewriter, "_DEFAULT_REWRITE_RULES", tuple(r for r in every if r.name != "SlicesSplit"))
+
+
+def _quick_rules() -> AbstractContextManager[object]:
+    """With a first look at a node's operator, before onnxscript sets up a match of each of its rules."""
+    from onnxscript.rewriter._rewrite_rule import RewriteRule
+
+    own = RewriteRule.try_rewrite
+
+    def try_rewrite(rule: Any, model: Any, graph: Any, node: Any, **given: Any) -> Any:  # noqa: ANN401 - onnxscript's own
+        operator = rule._target_pattern.output_nodes[0]._op_identifier  # noqa: SLF001 - None: a rule for any operator
+        other = operator is not None and operator != node.op_identifier()
+        return None if other else own(rule, model, graph, node, **given)
+
+    return patch.object(RewriteRule, "try_rewrite", try_rewrite)
 
 
 def _no_needless_trace() -> AbstractContextManager[object]:

@@ -75,9 +75,12 @@ def _source(node: fx.Node) -> fx.Node | None:
     if not (isinstance(before, fx.Node) and before.target in RESHAPES and isinstance(before.args[0], fx.Node)):
         return None
     source = before.args[0]
-    shapes = [tuple(one.meta["val"].shape) for one in (node, source)]
-    known = all(isinstance(size, int) for shape in shapes for size in shape)  # comparing symbols would add assumptions
-    return source if known and shapes[0] == shapes[1] else None
+    return source if _shape(node) == _shape(source) else None
+
+
+def _shape(node: fx.Node) -> list[Any]:
+    """Sizes as numbers and formulas: to compare symbolic sizes themselves would add assumptions."""
+    return [size if isinstance(size, int) else size.node.expr for size in node.meta["val"].shape]
 
 
 def _key(node: fx.Node) -> tuple[Any, ...]:
