@@ -23,7 +23,7 @@ from export.compiler.graph_passes.inplace_writes import without_writes
 from export.compiler.graph_passes.vmap_levels import transforms_left, with_own_levels
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
-from export.compiler.program_functions import TraceSource, example_inputs
+from export.compiler.program_functions import TraceSource, example_inputs, private_copy
 from export.diagnostics import quiet_warnings
 
 MAX_BATCH = 65_536
@@ -64,21 +64,36 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
     refuse_random(source)
     x = example_inputs(source, "infer", batch)[-1]
     shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
+    module = _without_complex_places(source)
     try:
         with tracing_context(), calls_as_operators(), torch.random.fork_rng(devices=[]):
             exported = torch.export.export(
-                source.module.train(training),
+                module.train(training),
                 (x,),
                 dynamic_shapes=shapes,
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            module = with_own_levels(exported.module(check_guards=False))
-            return with_own_gradients(without_writes(module))
+            return with_own_gradients(without_writes(with_own_levels(exported.module(check_guards=False))))
     except UnsupportedOperator as refused:
         refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
         refuse_untraceable(source, wrong)
+
+
+def _without_complex_places(source: TraceSource) -> nn.Module:
+    """The module; where it has complex buffers or frozen parameters, a copy in which they are plain attributes.
+
+    An attribute is a constant, of which ComplexPair reads both parts; a buffer would be a complex input of the graph.
+    """
+    if not any(value.is_complex() for value in source.constants.values()):
+        return source.module
+    mine = private_copy(source.module, source.dtype)
+    for layer in mine.modules():
+        for held in (layer._parameters, layer._buffers):  # noqa: SLF001 - there is no public way to take a parameter out
+            for name in [name for name, value in held.items() if value is not None and value.is_complex()]:
+                vars(layer)[name] = held.pop(name).detach()  # type: ignore[union-attr]
+    return mine
 
 
 @contextmanager

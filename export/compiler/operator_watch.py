@@ -5,7 +5,6 @@ One pass in torch's eager mode is watched. Refusals name the layers and lines th
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import RANDOM
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, sample_losses, tensors_of
-from export.compiler.random_ops import COVERED_OPERATORS
+from export.compiler.random_ops import COVERED_OPERATORS, TWICE
 from export.diagnostics import first_sentence
 from export.dispatch_mode import PlainDispatchMode
 
@@ -56,10 +55,10 @@ def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
 
 
 def refuse_random(source: TraceSource) -> None:
-    """Raise ProgramRefused for draws that are neither uniform numbers nor masks, even when only `infer` is traced."""
+    """Raise ProgramRefused for draws that no rule covers, even when only `infer` is traced."""
     drawn = sorted((RANDOM - COVERED_OPERATORS) & _watch_pass(source, 2).seen.keys())
     if drawn:
-        refuse_operator(source, drawn[0], "only uniform random numbers and masks can be an input of a step")
+        refuse_operator(source, drawn[0], "a step draws masks, uniform, normal and exponential numbers only")
 
 
 def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exception | None = None) -> NoReturn:
@@ -175,10 +174,11 @@ class _Watch(PlainDispatchMode):
         line = _users(_outwards(sys._getframe()))  # noqa: SLF001 - inspect.stack would read every source file
         layer += f" at {line}" if line else ""
         self.seen[name][layer] = None
+        out = func(*args, **(kwargs or {}))
         if name in COVERED_OPERATORS:
-            shape = args[0].shape if isinstance(args[0], Tensor) else args[0]
-            self.draws.append((f"layer {layer}", name, math.prod(shape)))
-        return func(*args, **(kwargs or {}))
+            drawn = out if isinstance(out, Tensor) else out[0]
+            self.draws += [(f"layer {layer}", name, drawn.numel())] * (2 if name in TWICE else 1)
+        return out
 
 
 def operator_name(operator: Any) -> str:  # noqa: ANN401 - an OpOverload

@@ -23,16 +23,16 @@ Numbers = Mapping[str, float]
 
 
 def refuse_unheld(name: str, module: nn.Module) -> None:
-    """Raise ProgramRefused for hooks on gradients, complex and lazy tensors, and batch norm that counts its batches."""
+    """Raise ProgramRefused for hooks on gradients, complex parameters, lazy tensors, and batch norm that counts."""
     for place, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
             raise ProgramRefused(
                 f"model {name!r} has a lazy layer: {place} has no size yet", hint="call the model on a batch once"
             )
-        if value.is_complex():
+        if value.is_complex() and value.requires_grad:
             raise ProgramRefused(
-                f"model {name!r} has complex numbers in {place}, which no runtime of ours holds",
-                hint="store torch.view_as_real(...) of them, and call torch.view_as_complex in forward",
+                f"model {name!r} has a complex parameter {place}, which no runtime of ours trains",
+                hint="make it nn.Parameter(torch.view_as_real(...)), and call torch.view_as_complex in forward",
             )
     for place, value in module.named_parameters():
         if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):  # noqa: SLF001 - no public name

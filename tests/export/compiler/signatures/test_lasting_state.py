@@ -49,17 +49,15 @@ class PassCounter(nn.Module):
 
 
 class Turned(nn.Module):
-    """Features turned by fixed angles, as rotary position embeddings; complex numbers, or pairs of real ones."""
+    """Features turned by angles that are trained; complex numbers, or pairs of real ones."""
 
     def __init__(self, *, pairs: bool) -> None:
         super().__init__()
         turn = torch.polar(torch.ones(4), torch.arange(4.0))
-        self.head = nn.Linear(8, 3)
-        self.register_buffer("turn", torch.view_as_real(turn) if pairs else turn)
+        self.head, self.turn = nn.Linear(8, 3), nn.Parameter(torch.view_as_real(turn) if pairs else turn)
 
     def forward(self, x: Tensor) -> Tensor:
-        held = self.get_buffer("turn")
-        turn = held if held.is_complex() else torch.view_as_complex(held)
+        turn = self.turn if self.turn.is_complex() else torch.view_as_complex(self.turn)
         turned = torch.view_as_complex(x.reshape(-1, 4, 2)) * turn
         out: Tensor = self.head(torch.view_as_real(turned).flatten(1))
         return out
@@ -114,7 +112,7 @@ def hooked(*, after: bool) -> nn.Module:
         (normed(momentum=None), 4, "momentum=None"),
         (hooked(after=False), 4, "hook on the gradient of weight"),
         (hooked(after=True), 4, "hook on the gradient of weight"),
-        (Turned(pairs=False), 8, "complex numbers in turn"),
+        (Turned(pairs=False), 8, "complex parameter turn"),
         (Cooled(4.0), 4, "differently the next time .it changes temperature"),
         (Lucky(), 4, "differently the next time"),
     ],
