@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.graph_passes.inplace_writes import without_writes
-from export.compiler.graph_passes.vmap_levels import transforms_left, with_own_levels
+from export.compiler.graph_passes.vmap_levels import no_gradients, transforms_left, with_own_levels
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs, private_copy
@@ -66,7 +67,7 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
     shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
     module = _without_complex_places(source)
     try:
-        with tracing_context(), calls_as_operators(), torch.random.fork_rng(devices=[]):
+        with tracing_context(), calls_as_operators(), no_gradients(), torch.random.fork_rng(devices=[]):
             exported = torch.export.export(
                 module.train(training),
                 (x,),
@@ -98,11 +99,15 @@ def _without_complex_places(source: TraceSource) -> nn.Module:
 
 @contextmanager
 def tracing_context() -> Iterator[None]:
-    """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU."""
+    """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU.
+
+    Distributions look at no values of their arguments, as they do by default.
+    """
     with ExitStack() as stack:
         stack.enter_context(transforms_left())
         stack.enter_context(quiet_warnings())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))  # noqa: FBT003 - its value
         stack.enter_context(ForwardOverrides())
         yield

@@ -5,6 +5,7 @@ One pass in torch's eager mode is watched. Refusals name the layers and lines th
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,9 @@ OVERRIDES = (
     "picks.py",
 )
 # of the compiler, called by a model's code
-BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", *OVERRIDES)
+BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", *OVERRIDES)
+OPERATOR = re.compile(r"aten\.\w+")
+NONZERO = "nonzero() and torch.where(mask) alone find another number of places each time: multiply by the mask; "
 ONE_SIZE = "Constraints violated"  # how torch.export begins
 
 
@@ -58,7 +61,7 @@ def refuse_random(source: TraceSource) -> None:
     """Raise ProgramRefused for draws that no rule covers, even when only `infer` is traced."""
     drawn = sorted((RANDOM - COVERED_OPERATORS) & _watch_pass(source, 2).seen.keys())
     if drawn:
-        refuse_operator(source, drawn[0], "a step draws masks, uniform, normal and exponential numbers only")
+        refuse_operator(source, drawn[0], "a step draws masks and uniform, normal, exponential and whole numbers only")
 
 
 def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exception | None = None) -> NoReturn:
@@ -101,11 +104,15 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
     if str(wrong).startswith(ONE_SIZE):
         raise one_size_only(source) from wrong
-    line = _line_of(wrong)
+    line, told = _line_of(wrong), first_sentence(wrong)
+    where = f" at {line}" if line else ""
+    if not line and (operator := OPERATOR.search(told)):  # in the second stage, which knows no lines
+        where = next((f" in layer {place}" for place in _places(_watch_pass(source, 2).seen, operator[0])), "")
     raise Untraceable(
-        f"model {source.name!r} cannot be traced{f' at {line}' if line else ''}: {first_sentence(wrong)}",
-        hint="forward must be the same operators for every batch: no branches on values, no .item()"
-        + ("" if source.own_loss is None else "; so must the loss (torch.distributions with validate_args=False)"),
+        f"model {source.name!r} cannot be traced{where}: {told}",
+        hint=(NONZERO if "nonzero" in told else "")
+        + "forward must be the same operators for every batch: no branches on values, no .item()"
+        + ("" if source.own_loss is None else "; so must the loss"),
     ) from wrong
 
 

@@ -55,7 +55,13 @@ from export.compiler.program_functions import (
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference, one_sample_differs
 from export.compiler.signatures.answers import ONE_SAMPLE, check_answers
 from export.compiler.signatures.choose_output import choose_output
-from export.compiler.signatures.lasting_state import check_repeats, refuse_unheld, warn_of_evaluation_mode
+from export.compiler.signatures.lasting_state import (
+    HOOK_HINT,
+    check_repeats,
+    hooks_on_gradients,
+    refuse_unheld,
+    warn_of_evaluation_mode,
+)
 from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
 
@@ -352,9 +358,12 @@ def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: 
             for f in FUNCTIONS
         )
     if worst > MAX_RELATIVE_DIFFERENCE:
+        hooks = hooks_on_gradients(private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)[-1])
         raise ProgramRefused(
             f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {MAX_RELATIVE_DIFFERENCE:.0e}",
-            hint=f"leave {engine} out of the engines and report the model",
+            hint=f"no program calls the hook on the gradient of {hooks}: {HOOK_HINT}"
+            if hooks
+            else f"leave {engine} out of the engines and report the model",
         )
     with refusal_context(source, engine):
         differs = size == "any" and one_sample_differs(source, engine, files["step"])

@@ -70,6 +70,11 @@ def _exponential(draw: Draw, x: Tensor, rate: float = 1.0) -> Tensor:
     return torch.log1p(-draw(x.shape).clamp(min=0.5 / UNIFORM_STEPS)) * (-1 / rate)
 
 
+def _whole(draw: Draw, low: int, high: int, shape: Sequence[int]) -> Tensor:
+    """From `low` to `high` - 1; below 2^24 the product with a number below 1 does not reach its other factor."""
+    return (torch.floor(draw(shape) * (high - low)) + low).to(torch.int64)
+
+
 # The rule's result replaces the operator's; operators that write into an argument are in IN_PLACE_RULES.
 RANDOM_RULES: Mapping[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _dropout,
@@ -86,6 +91,10 @@ RANDOM_RULES: Mapping[Any, Callable[..., Any]] = {
     aten.normal.Tensor_Tensor: _normal_around,
     aten.normal.float_float: lambda draw, mean, std, size: _normal(draw, size, mean, std),
     aten.exponential.default: _exponential,
+    aten.randint.default: lambda draw, high, size: _whole(draw, 0, high, size),
+    aten.randint.low: _whole,
+    aten.randint_like.default: lambda draw, x, high: _whole(draw, 0, high, x.shape),
+    aten.randint_like.low_dtype: lambda draw, x, low, high: _whole(draw, low, high, x.shape),
 }
 IN_PLACE_RULES: Mapping[Any, Callable[..., Tensor]] = {
     aten.bernoulli_.float: _bernoulli,

@@ -200,7 +200,8 @@ def min_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, _sorted: bool = True) -> tuple[Tensor, Tensor]:
     """-> (values, positions): a value's rank is how many come before it; of equal values the first position."""
     if not x.dtype.is_floating_point:
-        raise UnsupportedOperator("topk", "only floating point tensors can be ordered")
+        found, at = topk(_float(x), k, dim, largest)
+        return found.to(x.dtype), at
     values = x.movedim(dim, -1)
     size = values.shape[-1]
     places = torch.arange(size, device=x.device)

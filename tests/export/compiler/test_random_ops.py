@@ -155,7 +155,7 @@ def test_uniform_numbers_of_the_models_own_are_noise_too() -> None:
 
 
 class Reparametrised(nn.Module):
-    """Draws as the code of a variational autoencoder and the libraries that it calls write them."""
+    """Draws as variational autoencoders, diffusion models and the libraries that they call write them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,29 +166,34 @@ class Reparametrised(nn.Module):
         if not self.training:
             return self.head(mean)  # type: ignore[no-any-return]
         drawn = mean + spread * torch.randn_like(spread) + torch.randn(x.shape[0], 4) * spread
-        drawn = drawn + torch.distributions.Normal(mean, spread, validate_args=False).rsample()
+        drawn = drawn + torch.distributions.Normal(mean, spread).rsample()
+        drawn = drawn + spread * torch.randint(2, 5, (x.shape[0], 1)) * torch.randint(3, (x.shape[0], 4))
         drawn = drawn + torch.normal(mean.detach(), 0.1) + x.new_empty(x.shape[0], 1).normal_(0.5, 0.1)
         return self.head(drawn * nn.functional.gumbel_softmax(drawn, tau=0.7))  # type: ignore[no-any-return]
 
 
-def test_normal_and_exponential_numbers_of_the_models_own_are_noise_too() -> None:
+def test_normal_exponential_and_whole_numbers_of_the_models_own_are_noise_too() -> None:
     source = make_source(Reparametrised(), input=(5,), loss="squared-error", dtype="float64")
-    assert source.noise == 4 * (2 * 4) + 2 * 1 + 4
+    assert source.noise == 4 * (2 * 4) + 2 * 1 + 4 + 1 + 4
     graph = trace_function(ForwardPasses(source), "step", batch=EXAMPLE_BATCH, dynamic=True)
     given = example_inputs(source, "step", 5)
     found = [value.detach().numpy() for value in graph(*given)]
     assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
 
 
-def test_uniform_numbers_become_normal_and_exponential_ones() -> None:
+def test_uniform_numbers_become_normal_exponential_and_whole_ones() -> None:
     n = 50_000
-    u = torch.from_numpy(np.random.default_rng(0).random((1, 3 * n), dtype=np.float32))
+    u = torch.from_numpy(np.random.default_rng(0).random((1, 4 * n), dtype=np.float32))
     with NoiseReader(u) as draws:
         z, e = torch.randn(1, n).double(), torch.empty(1, n).exponential_(2.0).double()
+        whole = torch.randint(-1, 4, (1, n))
     draws.check()
     moments = [float((z**k).mean()) for k in (1, 2, 3, 4)]
     assert np.allclose(moments, [0, 1, 0, 3], atol=6 * np.sqrt([1 / n, 2 / n, 15 / n, 96 / n]))  # six deviations
     assert np.allclose([float(e.mean()), float((e**2).mean())], 0.5, atol=6 * np.sqrt(1.25 / n))
+    assert np.allclose((whole[0] + 1).bincount(minlength=5), n / 5, atol=6 * np.sqrt(n * 0.16))
+    with NoiseReader(torch.full((1, 64), 1 - 2.0**-24)):
+        assert all(int(torch.randint(high, (1,))) == high - 1 for high in range(1, 65))
     with NoiseReader(torch.tensor([[0.0, 0.0, 0.0, 1 - 2.0**-24, 0.5, 1 - 2.0**-24]])):  # the ends
         ends = torch.cat([torch.randn(2), torch.empty(2).exponential_()])
     assert ends.isfinite().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,20 @@ def test_a_refusal_names_the_line_of_the_models_code(branches: bool, code: str) 
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     number = next(i for i, line in enumerate(lines, 1) if line.strip().startswith(code))
     assert f"{Path(__file__).name}:{number}" in refusal(Sorting(branches=branches))
+
+
+class Routed(nn.Linear):
+    """Adds to the samples whose first number is positive, as mixtures of experts route theirs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (rows,) = torch.where(x[:, 0] > 0)
+        return super().forward(x).index_add(0, rows, x[rows, :3])
+
+
+def test_samples_picked_by_a_mask_are_refused_by_their_line_and_with_what_to_do() -> None:
+    text = refusal(Routed(4, 3), input=(4,))
+    assert re.search(r"in layer the model itself \(Routed\) at test_tracing.py:[0-9]+: aten.nonzero", text)
+    assert "multiply by the mask" in text
 
 
 class OneSize(nn.Module):

@@ -56,6 +56,21 @@ class ByAngles(nn.Module):
         return self.head(torch.view_as_real(mixed).flatten(1))  # type: ignore[no-any-return]
 
 
+class FourierLayer(nn.Module):
+    """A Fourier neural operator's layer as its authors write it: some modes are mixed, the others are zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(2, 3, 3, 2)), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        modes = torch.fft.rfft(x)
+        out = torch.zeros(x.shape[0], 3, x.size(-1) // 2 + 1, device=x.device, dtype=torch.cdouble)
+        out[:, :, :3] = torch.einsum("bix,iox->box", modes[:, :, :3], torch.view_as_complex(self.weight))
+        out = out + torch.zeros_like(out)
+        return self.head(torch.fft.irfft(out, n=x.size(-1)).flatten(1)[:, :12])  # type: ignore[no-any-return]
+
+
 class ByRotations(nn.Module):
     """Rotary positions as in Llama's reference code: the rotations are a complex buffer, or a frozen parameter."""
 
@@ -76,8 +91,13 @@ class ByRotations(nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "size"),
-    [(ByAngles(), (6,)), (ByRotations(buffer=True), (4, 6)), (ByRotations(buffer=False), (4, 6))],
-    ids=["computed", "buffer", "frozen parameter"],
+    [
+        (ByAngles(), (6,)),
+        (FourierLayer(), (2, 8)),
+        (ByRotations(buffer=True), (4, 6)),
+        (ByRotations(buffer=False), (4, 6)),
+    ],
+    ids=["computed", "modes", "buffer", "frozen parameter"],
 )
 def test_a_step_through_complex_numbers_is_torchs(module: nn.Module, size: tuple[int, ...]) -> None:
     source = make_source(module, input=size, loss="squared-error", dtype="float64")
