@@ -26,6 +26,7 @@ from export.compiler.operator_watch import refuse_operator, refuse_random, refus
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs, private_copy
 from export.diagnostics import quiet_warnings
+from export.float64_mode import without_autocast
 
 MAX_BATCH = 65_536
 
@@ -101,13 +102,16 @@ def _without_complex_places(source: TraceSource) -> nn.Module:
 def tracing_context() -> Iterator[None]:
     """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU.
 
-    Distributions look at no values of their arguments, as they do by default.
+    Distributions look at no values of their arguments, as they do by default. einsum multiplies from left to right, for
+    a search of a better order takes the batch size for a plain number.
     """
     with ExitStack() as stack:
         stack.enter_context(transforms_left())
         stack.enter_context(quiet_warnings())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))
         stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))  # noqa: FBT003 - its value
+        stack.enter_context(without_autocast())
         stack.enter_context(ForwardOverrides())
         yield

@@ -76,7 +76,7 @@ def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exce
         if seen or operator.endswith("_") or not _places(used, operator):  # a forward pass has no writes in place left
             raise _refused_loss(source, next(iter(seen), f"loss {loss_name(source.own_loss)}"), operator, reason)
     where = where or _places(used, operator)
-    line = "" if wrong is None or where else _line_of(wrong)
+    line = "" if wrong is None or where else line_of(wrong)
     some = f"some layer of {type(source.module).__name__}{f' at {line}' if line else ''}"
     layers = f"layer {', '.join(where)}" if where else some
     raise _refused_layer(source, layers, operator, reason)
@@ -104,7 +104,7 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
     if str(wrong).startswith(ONE_SIZE):
         raise one_size_only(source) from wrong
-    line, told = _line_of(wrong), first_sentence(wrong)
+    line, told = line_of(wrong), first_sentence(wrong)
     where = f" at {line}" if line else ""
     if not line and (operator := OPERATOR.search(told)):  # in the second stage, which knows no lines
         where = next((f" in layer {place}" for place in _places(_watch_pass(source, 2).seen, operator[0])), "")
@@ -193,7 +193,7 @@ def operator_name(operator: Any) -> str:  # noqa: ANN401 - an OpOverload
     return str(operator.overloadpacket).removeprefix("torch.ops.")
 
 
-def _line_of(wrong: Exception) -> str:
+def line_of(wrong: Exception) -> str:
     """The innermost line of the user's code that raised, or "": `net.py:12`."""
     frames, trace = list[tuple[str, int]](), wrong.__traceback__
     while trace is not None:
