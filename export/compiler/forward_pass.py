@@ -7,9 +7,12 @@ module, in which no branch is left.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from inspect import Parameter, signature
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -65,8 +68,11 @@ class ForwardPasses:
 def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -> nn.Module:
     refuse_random(source)
     x = example_inputs(source, "infer", batch)[-1]
-    shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
     module = _without_complex_places(source)
+    sizes: Any = {0: Dim("batch", min=1, max=MAX_BATCH)}
+    if next(iter(signature(module.forward).parameters.values())).kind is Parameter.VAR_POSITIONAL:
+        sizes = (sizes,)  # as torch.compile makes them
+    shapes = (sizes,) if dynamic else None
     try:
         with tracing_context(), calls_as_operators(), no_gradients(), torch.random.fork_rng(devices=[]):
             exported = torch.export.export(
@@ -81,6 +87,16 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
         refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
         refuse_untraceable(source, wrong)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """What torch.compile has wrapped is called as it was written, and compiled for none of the sizes that are tried."""
+    if "torch._dynamo" in sys.modules:  # which torch.compile loads
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
 
 
 def _without_complex_places(source: TraceSource) -> nn.Module:

@@ -30,7 +30,7 @@ from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.adapters.frozen import freeze, travels
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
-from export.compiler.forward_pass import MAX_BATCH
+from export.compiler.forward_pass import MAX_BATCH, uncompiled
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.losses.choose_loss import (
     Targets,
@@ -77,6 +77,7 @@ class CompilerOutput:
     files: Mapping[str, bytes] = field(repr=False)
 
 
+@uncompiled()
 def compile_program(  # noqa: PLR0913 - the facts of a model
     module: nn.Module,
     input: Example,  # noqa: A002 - the manifest's word

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import TORCH_ALONE
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.operator_watch import Untraceable
-from export.compiler.program import make_source
+from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import example_inputs
 from export.compiler.program_parity import output_differences, torch_outputs
 from export.compiler.tracing import export_graph, holds, trace_function
@@ -127,6 +128,14 @@ def test_a_hook_that_writes_into_the_module_it_was_made_in_is_told_of_the_copy()
     with pytest.raises(ProgramRefused, match=r"at test_tracing.py:\d+: KeyError") as refused:
         compile_model(Remembering(), (4,), name="Remembering")
     assert "a hook gets the layer of a copy" in refused.value.hint
+
+
+def test_a_module_behind_torch_compile_is_called_as_it_was_written_and_takes_any_batch_size() -> None:
+    def backend(*_: object) -> None:
+        raise AssertionError
+
+    module: Any = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)), backend=backend)
+    assert compile_program(module, (4,), engines=("onnx",)).program.batch == {"onnx": "any"}
 
 
 class OneSize(nn.Module):
