@@ -27,7 +27,7 @@ from export.compiler.graph_passes.inplace_writes import without_writes
 from export.compiler.graph_passes.vmap_levels import no_gradients, transforms_left, with_own_levels
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
-from export.compiler.program_functions import TraceSource, example_inputs, private_copy
+from export.compiler.program_functions import TraceSource, example_inputs, private_copy, with_complex_attributes
 from export.diagnostics import quiet_warnings
 from export.float64_mode import without_autocast
 
@@ -68,7 +68,9 @@ class ForwardPasses:
 def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -> nn.Module:
     refuse_random(source)
     x = example_inputs(source, "infer", batch)[-1]
-    module = _without_complex_places(source)
+    module = source.module
+    if any(value.is_complex() for value in source.constants.values()):
+        module = with_complex_attributes(private_copy(module, source.dtype))
     sizes: Any = {0: Dim("batch", min=1, max=MAX_BATCH)}
     if next(iter(signature(module.forward).parameters.values())).kind is Parameter.VAR_POSITIONAL:
         sizes = (sizes,)  # as torch.compile makes them
@@ -97,21 +99,6 @@ def uncompiled() -> Iterator[None]:
             yield
     else:
         yield
-
-
-def _without_complex_places(source: TraceSource) -> nn.Module:
-    """The module; where it has complex buffers or frozen parameters, a copy in which they are plain attributes.
-
-    An attribute is a constant, of which ComplexPair reads both parts; a buffer would be a complex input of the graph.
-    """
-    if not any(value.is_complex() for value in source.constants.values()):
-        return source.module
-    mine = private_copy(source.module, source.dtype)
-    for layer in mine.modules():
-        for held in (layer._parameters, layer._buffers):  # noqa: SLF001 - there is no public way to take a parameter out
-            for name in [name for name, value in held.items() if value is not None and value.is_complex()]:
-                vars(layer)[name] = held.pop(name).detach()  # type: ignore[union-attr]
-    return mine
 
 
 @contextmanager

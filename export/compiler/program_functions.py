@@ -130,6 +130,18 @@ def private_copy(module: nn.Module, dtype: str) -> nn.Module:
     return mine
 
 
+def with_complex_attributes(module: nn.Module) -> nn.Module:
+    """The module, changed: its complex buffers and frozen parameters are plain attributes.
+
+    An attribute is a constant, of which ComplexPair reads both parts; a buffer would be a complex input of the graph.
+    """
+    for layer in module.modules():
+        for held in (layer._parameters, layer._buffers):  # noqa: SLF001 - no public name takes a parameter out
+            for name in [name for name, value in held.items() if value is not None and value.is_complex()]:
+                vars(layer)[name] = held.pop(name).detach()  # type: ignore[union-attr]
+    return module
+
+
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer by name, a shared one once, saved by torch or not; detached, not copied."""
     return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
