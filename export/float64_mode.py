@@ -1,13 +1,30 @@
-"""A user's code in float64, though it names float32, makes such tensors or holds some outside of its parameters."""
+"""A user's code in float64, though it names float32, makes such tensors or holds some outside of its parameters.
+
+And in float32 though it asks for half precision.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """`torch.autocast` in a user's code does nothing: no runtime trains in half precision."""
+    with (
+        patch.object(torch.autocast, "__enter__", lambda self: self),
+        patch.object(torch.autocast, "__exit__", lambda *_: None),
+    ):
+        yield
+
 
 WIDER_CALLS = {Tensor.float: Tensor.double}
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}

@@ -7,9 +7,13 @@ module, in which no branch is left.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from inspect import Parameter, signature
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -20,11 +24,12 @@ from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.graph_passes.inplace_writes import without_writes
-from export.compiler.graph_passes.vmap_levels import transforms_left, with_own_levels
+from export.compiler.graph_passes.vmap_levels import no_gradients, transforms_left, with_own_levels
 from export.compiler.operator_watch import refuse_operator, refuse_random, refuse_untraceable
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
-from export.compiler.program_functions import TraceSource, example_inputs
+from export.compiler.program_functions import TraceSource, example_inputs, private_copy, with_complex_attributes
 from export.diagnostics import quiet_warnings
+from export.float64_mode import without_autocast
 
 MAX_BATCH = 65_536
 
@@ -63,18 +68,23 @@ class ForwardPasses:
 def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -> nn.Module:
     refuse_random(source)
     x = example_inputs(source, "infer", batch)[-1]
-    shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
+    module = source.module
+    if any(value.is_complex() for value in source.constants.values()):
+        module = with_complex_attributes(private_copy(module, source.dtype))
+    sizes: Any = {0: Dim("batch", min=1, max=MAX_BATCH)}
+    if next(iter(signature(module.forward).parameters.values())).kind is Parameter.VAR_POSITIONAL:
+        sizes = (sizes,)  # as torch.compile makes them
+    shapes = (sizes,) if dynamic else None
     try:
-        with tracing_context(), calls_as_operators(), torch.random.fork_rng(devices=[]):
+        with tracing_context(), calls_as_operators(), no_gradients(), torch.random.fork_rng(devices=[]):
             exported = torch.export.export(
-                source.module.train(training),
+                module.train(training),
                 (x,),
                 dynamic_shapes=shapes,
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            module = with_own_levels(exported.module(check_guards=False))
-            return with_own_gradients(without_writes(module))
+            return with_own_gradients(without_writes(with_own_levels(exported.module(check_guards=False))))
     except UnsupportedOperator as refused:
         refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
@@ -82,10 +92,22 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
 
 
 @contextmanager
+def uncompiled() -> Iterator[None]:
+    """What torch.compile has wrapped is called as it was written, and compiled for none of the sizes that are tried."""
+    if "torch._dynamo" in sys.modules:  # which torch.compile loads
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+@contextmanager
 def tracing_context() -> Iterator[None]:
     """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU.
 
     And without a backend of convolutions that torch takes from 16 samples: it would note a limit of the batch size.
+    Distributions look at no values of their arguments, as they do by default. einsum multiplies from left to right, for
+    a search of a better order takes the batch size for a plain number.
     """
     with ExitStack() as stack:
         stack.enter_context(transforms_left())
@@ -93,5 +115,8 @@ def tracing_context() -> Iterator[None]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(torch.backends.nnpack.flags(enabled=False))
+        stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))
+        stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))  # noqa: FBT003 - its value
+        stack.enter_context(without_autocast())
         stack.enter_context(ForwardOverrides())
         yield

@@ -5,7 +5,7 @@ One pass in torch's eager mode is watched. Refusals name the layers and lines th
 
 from __future__ import annotations
 
-import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import RANDOM
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, sample_losses, tensors_of
-from export.compiler.random_ops import COVERED_OPERATORS
+from export.compiler.random_ops import COVERED_OPERATORS, TWICE
 from export.diagnostics import first_sentence
 from export.dispatch_mode import PlainDispatchMode
 
@@ -35,7 +35,9 @@ OVERRIDES = (
     "picks.py",
 )
 # of the compiler, called by a model's code
-BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", *OVERRIDES)
+BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", *OVERRIDES)
+OPERATOR = re.compile(r"aten\.\w+")
+NONZERO = "nonzero() and torch.where(mask) alone find another number of places each time: multiply by the mask; "
 ONE_SIZE = "Constraints violated"  # how torch.export begins
 
 
@@ -56,10 +58,10 @@ def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
 
 
 def refuse_random(source: TraceSource) -> None:
-    """Raise ProgramRefused for draws that are neither uniform numbers nor masks, even when only `infer` is traced."""
+    """Raise ProgramRefused for draws that no rule covers, even when only `infer` is traced."""
     drawn = sorted((RANDOM - COVERED_OPERATORS) & _watch_pass(source, 2).seen.keys())
     if drawn:
-        refuse_operator(source, drawn[0], "only uniform random numbers and masks can be an input of a step")
+        refuse_operator(source, drawn[0], "a step draws masks and uniform, normal, exponential and whole numbers only")
 
 
 def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exception | None = None) -> NoReturn:
@@ -74,7 +76,7 @@ def refuse_operator(source: TraceSource, operator: str, reason: str, wrong: Exce
         if seen or operator.endswith("_") or not _places(used, operator):  # a forward pass has no writes in place left
             raise _refused_loss(source, next(iter(seen), f"loss {loss_name(source.own_loss)}"), operator, reason)
     where = where or _places(used, operator)
-    line = "" if wrong is None or where else _line_of(wrong)
+    line = "" if wrong is None or where else line_of(wrong)
     some = f"some layer of {type(source.module).__name__}{f' at {line}' if line else ''}"
     layers = f"layer {', '.join(where)}" if where else some
     raise _refused_layer(source, layers, operator, reason)
@@ -102,11 +104,15 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
     if str(wrong).startswith(ONE_SIZE):
         raise one_size_only(source) from wrong
-    line = _line_of(wrong)
+    line, told = line_of(wrong), first_sentence(wrong)
+    where = f" at {line}" if line else ""
+    if not line and (operator := OPERATOR.search(told)):  # in the second stage, which knows no lines
+        where = next((f" in layer {place}" for place in _places(_watch_pass(source, 2).seen, operator[0])), "")
     raise Untraceable(
-        f"model {source.name!r} cannot be traced{f' at {line}' if line else ''}: {first_sentence(wrong)}",
-        hint="forward must be the same operators for every batch: no branches on values, no .item()"
-        + ("" if source.own_loss is None else "; so must the loss (torch.distributions with validate_args=False)"),
+        f"model {source.name!r} cannot be traced{where}: {told}",
+        hint=(NONZERO if "nonzero" in told else "")
+        + "forward must be the same operators for every batch: no branches on values, no .item()"
+        + ("" if source.own_loss is None else "; so must the loss"),
     ) from wrong
 
 
@@ -175,10 +181,11 @@ class _Watch(PlainDispatchMode):
         line = _users(_outwards(sys._getframe()))  # noqa: SLF001 - inspect.stack would read every source file
         layer += f" at {line}" if line else ""
         self.seen[name][layer] = None
+        out = func(*args, **(kwargs or {}))
         if name in COVERED_OPERATORS:
-            shape = args[0].shape if isinstance(args[0], Tensor) else args[0]
-            self.draws.append((f"layer {layer}", name, math.prod(shape)))
-        return func(*args, **(kwargs or {}))
+            drawn = out if isinstance(out, Tensor) else out[0]
+            self.draws += [(f"layer {layer}", name, drawn.numel())] * (2 if name in TWICE else 1)
+        return out
 
 
 def operator_name(operator: Any) -> str:  # noqa: ANN401 - an OpOverload
@@ -186,7 +193,7 @@ def operator_name(operator: Any) -> str:  # noqa: ANN401 - an OpOverload
     return str(operator.overloadpacket).removeprefix("torch.ops.")
 
 
-def _line_of(wrong: Exception) -> str:
+def line_of(wrong: Exception) -> str:
     """The innermost line of the user's code that raised, or "": `net.py:12`."""
     frames, trace = list[tuple[str, int]](), wrong.__traceback__
     while trace is not None:

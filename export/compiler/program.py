@@ -30,7 +30,7 @@ from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.adapters.frozen import freeze, travels
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
-from export.compiler.forward_pass import MAX_BATCH
+from export.compiler.forward_pass import MAX_BATCH, uncompiled
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.losses.choose_loss import (
     Targets,
@@ -55,7 +55,13 @@ from export.compiler.program_functions import (
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference, one_sample_differs
 from export.compiler.signatures.answers import ONE_SAMPLE, check_answers
 from export.compiler.signatures.choose_output import choose_output
-from export.compiler.signatures.lasting_state import check_repeats, refuse_unheld, warn_of_evaluation_mode
+from export.compiler.signatures.lasting_state import (
+    HOOK_HINT,
+    check_repeats,
+    hooks_on_gradients,
+    refuse_unheld,
+    warn_of_evaluation_mode,
+)
 from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
 
@@ -71,6 +77,7 @@ class CompilerOutput:
     files: Mapping[str, bytes] = field(repr=False)
 
 
+@uncompiled()
 def compile_program(  # noqa: PLR0913 - the facts of a model
     module: nn.Module,
     input: Example,  # noqa: A002 - the manifest's word
@@ -352,9 +359,12 @@ def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: 
             for f in FUNCTIONS
         )
     if worst > MAX_RELATIVE_DIFFERENCE:
+        hooks = hooks_on_gradients(private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)[-1])
         raise ProgramRefused(
             f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {MAX_RELATIVE_DIFFERENCE:.0e}",
-            hint=f"leave {engine} out of the engines and report the model",
+            hint=f"no program calls the hook on the gradient of {hooks}: {HOOK_HINT}"
+            if hooks
+            else f"leave {engine} out of the engines and report the model",
         )
     with refusal_context(source, engine):
         differs = size == "any" and one_sample_differs(source, engine, files["step"])

@@ -106,12 +106,16 @@ class BatchNormOfOneDevice(nn.BatchNorm2d):
 
 
 def private_copy(module: nn.Module, dtype: str) -> nn.Module:
-    """A copy in `dtype` on the CPU without batch norm's integer counter, which is not trained and breaks tracing."""
+    """A copy in `dtype` on the CPU without batch norm's integer counter, which is not trained and breaks tracing.
+
+    Complex tensors, which are constants, stay as they are: `to` would drop their imaginary part.
+    """
     computed = [
         v for layer in module.modules() for v in vars(layer).values() if isinstance(v, Tensor) and not v.is_leaf
     ]
     # as `weight` of nn.utils.weight_norm, which each pass computes anew and torch does not copy
-    mine = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed}).cpu().to(getattr(torch, dtype))
+    mine = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed}).cpu()
+    mine = mine.double() if dtype == "float64" else mine.float()
     first: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
         known = first.setdefault(id(buffer), name)
@@ -124,6 +128,18 @@ def private_copy(module: nn.Module, dtype: str) -> nn.Module:
         if getattr(layer_, "num_batches_tracked", None) is not None:
             layer_.num_batches_tracked = None  # type: ignore[assignment]
     return mine
+
+
+def with_complex_attributes(module: nn.Module) -> nn.Module:
+    """The module, changed: its complex buffers and frozen parameters are plain attributes.
+
+    An attribute is a constant, of which ComplexPair reads both parts; a buffer would be a complex input of the graph.
+    """
+    for layer in module.modules():
+        for held in (layer._parameters, layer._buffers):  # noqa: SLF001 - no public name takes a parameter out
+            for name in [name for name, value in held.items() if value is not None and value.is_complex()]:
+                vars(layer)[name] = held.pop(name).detach()  # type: ignore[union-attr]
+    return module
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ from export.compiler.random_ops import NoiseReader
 from export.containers.write_onnx import run_onnx
 from export.containers.write_pt2 import run_pt2
 from export.containers.write_tflite import open_tflite
-from export.float64_mode import Float64Mode
+from export.float64_mode import Float64Mode, without_autocast
 
 MAX_RELATIVE_DIFFERENCE = 1e-4  # relative; float32 steps differ by about 1e-6, a wrong graph by about 1
 MAX_INPUT_DRAWS = 4  # inputs to try until torch agrees with itself on some
@@ -207,8 +207,8 @@ def _loaded(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> nn.
 
 
 def _all_in(dtype: str) -> AbstractContextManager[Any]:
-    """Where the user's code runs: what it computes in float32 of its own accord is float64 in a comparison in that."""
-    return Float64Mode() if dtype == "float64" else nullcontext()
+    """Where the user's code runs: what it computes in float32 or in less of its own accord is in `dtype`."""
+    return Float64Mode() if dtype == "float64" else without_autocast()
 
 
 def _loss(source: TraceSource, out: Tensor, y: Tensor, dtype: str) -> Tensor:

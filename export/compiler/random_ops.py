@@ -6,6 +6,7 @@ give the same masks in a traced graph, in torch's own float32 and in float64.
 
 The numbers are multiples of 2^-24 below 1 (edge_client/training/noise.py), which float32 holds exactly. A probability
 is rounded up to such a multiple before it is compared, so that no rounding decides: `u >= p` drops with probability p.
+A normal number takes two uniform ones (Box and Muller 1958); none is farther from 0 than 5.8.
 """
 
 from __future__ import annotations
@@ -49,6 +50,31 @@ def _uniform(draw: Draw, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tens
     return low + (high - low) * draw(x.shape)
 
 
+def _normal(draw: Draw, shape: Sequence[int], mean: Tensor | float = 0.0, std: Tensor | float = 1.0) -> Tensor:
+    radius = torch.sqrt(-2 * torch.log(1 - draw(shape)))
+    return mean + std * (radius * torch.cos(2 * math.pi * draw(shape)))
+
+
+def _normal_like(draw: Draw, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return _normal(draw, x.shape, mean, std)
+
+
+def _normal_around(draw: Draw, mean: Tensor | float, std: Tensor | float = 1.0) -> Tensor:
+    """One mean or standard deviation per value."""
+    shapes = [value.shape for value in (mean, std) if isinstance(value, Tensor)]
+    return _normal(draw, torch.broadcast_shapes(*shapes), mean, std)  # type: ignore[no-untyped-call]
+
+
+def _exponential(draw: Draw, x: Tensor, rate: float = 1.0) -> Tensor:
+    """Above 0, as torch's, for a logarithm follows (gumbel_softmax)."""
+    return torch.log1p(-draw(x.shape).clamp(min=0.5 / UNIFORM_STEPS)) * (-1 / rate)
+
+
+def _whole(draw: Draw, low: int, high: int, shape: Sequence[int]) -> Tensor:
+    """From `low` to `high` - 1; below 2^24 the product with a number below 1 does not reach its other factor."""
+    return (torch.floor(draw(shape) * (high - low)) + low).to(torch.int64)
+
+
 # The rule's result replaces the operator's; operators that write into an argument are in IN_PLACE_RULES.
 RANDOM_RULES: Mapping[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _dropout,
@@ -57,14 +83,31 @@ RANDOM_RULES: Mapping[Any, Callable[..., Any]] = {
     aten.rand.default: lambda draw, size: draw(size),
     aten.rand_like.default: lambda draw, x: draw(x.shape),
     aten.uniform.default: _uniform,
+    aten.randn.default: _normal,
+    aten.randn_like.default: _normal_like,
+    aten.normal_functional.default: _normal_like,
+    aten.normal.Tensor_float: _normal_around,
+    aten.normal.float_Tensor: _normal_around,
+    aten.normal.Tensor_Tensor: _normal_around,
+    aten.normal.float_float: lambda draw, mean, std, size: _normal(draw, size, mean, std),
+    aten.exponential.default: _exponential,
+    aten.randint.default: lambda draw, high, size: _whole(draw, 0, high, size),
+    aten.randint.low: _whole,
+    aten.randint_like.default: lambda draw, x, high: _whole(draw, 0, high, x.shape),
+    aten.randint_like.low_dtype: lambda draw, x, low, high: _whole(draw, low, high, x.shape),
 }
 IN_PLACE_RULES: Mapping[Any, Callable[..., Tensor]] = {
     aten.bernoulli_.float: _bernoulli,
     aten.uniform_.default: _uniform,
+    aten.normal_.default: _normal_like,
+    aten.exponential_.default: _exponential,
 }
 COVERED_OPERATORS = frozenset(
     str(o.overloadpacket).removeprefix("torch.ops.") for o in (*RANDOM_RULES, *IN_PLACE_RULES)
 )
+
+
+TWICE = frozenset(f"aten.{name}" for name in ("randn", "randn_like", "normal", "normal_", "normal_functional"))
 
 
 class NoiseReader(PlainDispatchMode):

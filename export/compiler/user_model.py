@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from edge_client.errors import FedcentersError, ProgramRefused, UsageError
+from export.compiler.operator_watch import line_of
 from export.compiler.program import CompilerOutput, compile_program
 from export.compiler.signatures.packed_inputs import Example
 from export.plugins import describe_error, import_path
@@ -61,7 +62,11 @@ def compile_model(module: nn.Module, example: Example, **facts: Any) -> Compiler
     except (FedcentersError, ImportError):
         raise
     except Exception as wrong:
+        line = line_of(wrong)
+        hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())  # noqa: SLF001 - no public name
         raise ProgramRefused(
-            f"model {facts['name']!r} cannot become a training program: {describe_error(wrong)}",
-            hint="forward must take any batch of such samples, and must not decide by the values of a tensor",
+            f"model {facts['name']!r} cannot become a training program{f' at {line}' if line else ''}: "
+            f"{describe_error(wrong)}",
+            hint="forward must take any batch of such samples, and must not decide by the values of a tensor"
+            + ("; a hook gets the layer of a copy, so keep what it finds in that and not in `self`" if hooked else ""),
         ) from wrong

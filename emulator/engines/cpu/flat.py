@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
+from export.compiler.program_functions import with_complex_attributes
 
 
 def as_tensor(array: Array) -> Tensor:
@@ -29,7 +30,7 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module, schema: Schema, *, channels_last: bool) -> None:
-        self.module, self.schema = copy.deepcopy(module), schema
+        self.module, self.schema = with_complex_attributes(copy.deepcopy(module)), schema
         self._members: dict[str, Tensor] = dict([*self.module.named_parameters(), *self.module.named_buffers()])
         turned = _convolutions(self.module) if channels_last else set()
         self._turned = [t for t in schema.tensors if id(self._members[t.name]) in turned]

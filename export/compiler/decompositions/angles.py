@@ -47,10 +47,10 @@ def atan(x: Tensor) -> Tensor:
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """The angle of the point (x, y), -pi to pi; 0 for the point (0, 0)."""
+    """The angle of the point (x, y), -pi to pi; a zero has the sign that its reciprocal shows, as torch's."""
     nowhere = torch.logical_and(x == 0, y == 0)
     angle = atan(y / torch.where(nowhere, torch.ones_like(x), x))
-    left, below = ((part < 0).to(angle.dtype) for part in (x, y))
+    left, below = (torch.logical_or(part < 0, torch.reciprocal(part) < 0).to(angle.dtype) for part in (x, y))
     return angle + left * (pi - 2 * pi * below)
 
 

@@ -49,6 +49,9 @@ class ComplexPair:
     def __getitem__(self, key: Any) -> ComplexPair:  # noqa: ANN401 - torch's
         return ComplexPair(self.real[key], self.imag[key])
 
+    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401 - torch's
+        self.real[key], self.imag[key] = real_of(value), imag_of(value)
+
     def __add__(self, other: Any) -> ComplexPair:  # noqa: ANN401 - a pair, a tensor or a number
         return ComplexPair(self.real + real_of(other), self.imag + imag_of(other))
 
@@ -206,6 +209,16 @@ def quotient(x: Any, y: Any) -> ComplexPair:  # noqa: ANN401 - a pair or a tenso
     return ComplexPair(turned.real / size, turned.imag / size)
 
 
+def zeros(*size: Any, dtype: torch.dtype | None = None, **named: Any) -> Any:  # noqa: ANN401 - torch's
+    """See torch.zeros; a pair where the dtype is complex, as for the modes that a Fourier layer leaves out."""
+    if dtype is None or not dtype.is_complex:
+        return ZEROS(*size, dtype=dtype, **named)
+    return ComplexPair(*(ZEROS(*size, dtype=dtype.to_real(), **named) for _ in range(2)))
+
+
+ZEROS = torch.zeros
+
+
 def einsum(equation: str, *operands: Any) -> ComplexPair:  # noqa: ANN401 - pairs or tensors
     """See torch.einsum, of one or two tensors."""
     if len(operands) == 1:
@@ -224,6 +237,7 @@ COVERED: Mapping[Any, Callable[..., Any]] = {
     Tensor.real.__get__: lambda x: x.real,  # type: ignore[attr-defined]  # a getter in C
     Tensor.imag.__get__: lambda x: x.imag,  # type: ignore[attr-defined]
     Tensor.__getitem__: ComplexPair.__getitem__,
+    torch.zeros_like: lambda x: ComplexPair(torch.zeros_like(x.real), torch.zeros_like(x.imag)),
     torch.conj: ComplexPair.conj,
     Tensor.conj: ComplexPair.conj,
     torch.exp: exponential,
@@ -244,6 +258,7 @@ COMPLEX_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.complex: ComplexPair,
     torch.polar: polar,
     torch.view_as_complex: view_as_complex,
+    torch.zeros: zeros,
 }
 
 

@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's custom
+from torch.utils._python_dispatch import _disable_current_modes
 
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
@@ -224,7 +225,37 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     return (base @ theta.transpose(1, 2)).reshape([theta.shape[0], *size[2:], axes])
 
 
-GRID_OVERRIDES: Mapping[Any, Callable[..., Any]] = {F.grid_sample: grid_sample, F.affine_grid: affine_grid}
+def interpolate(
+    x: Tensor,
+    *,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    antialias: bool = False,
+    **named: Any,  # noqa: ANN401 - torch's
+) -> Tensor:
+    """With `antialias` [batch, channels, height, width] times a matrix for each axis, which torch makes of an identity.
+
+    Other calls stay torch's.
+    """
+    if not antialias:
+        return INTERPOLATE(x, size=size, scale_factor=scale_factor, **named)
+    for axis in (2, 3):
+        count, factor = (v[axis - 2] if isinstance(v, Sequence) else v for v in (size, scale_factor))
+        length = x.shape[axis]
+        with _disable_current_modes():
+            wanted: Any = {"scale_factor": (factor, 1.0)} if count is None else {"size": (count, length)}
+            whole = torch.eye(length, dtype=torch.float64)[None, None]
+            matrix = INTERPOLATE(whole, antialias=True, **wanted, **named)[0, 0].to(x.dtype)
+        x = through(x, axis, matrix)
+    return x
+
+
+INTERPOLATE = F.interpolate
+GRID_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
+    F.grid_sample: grid_sample,
+    F.affine_grid: affine_grid,
+    F.interpolate: interpolate,
+}
 AXIS_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool2d.default: adaptive_avg_pool2d,
     aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool2d_backward,

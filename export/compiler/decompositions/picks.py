@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from export.compiler.decompositions.matrices import index, index_put, through
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
@@ -200,7 +200,8 @@ def min_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, _sorted: bool = True) -> tuple[Tensor, Tensor]:
     """-> (values, positions): a value's rank is how many come before it; of equal values the first position."""
     if not x.dtype.is_floating_point:
-        raise UnsupportedOperator("topk", "only floating point tensors can be ordered")
+        found, at = topk(_float(x), k, dim, largest)
+        return found.to(x.dtype), at
     values = x.movedim(dim, -1)
     size = values.shape[-1]
     places = torch.arange(size, device=x.device)
@@ -251,6 +252,36 @@ def bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool
     """How many of the rising `bounds` [n] are below each value; with `right` those that equal it count, too."""
     below = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
     return below.to(torch.float32).sum(-1).to(torch.int32 if out_int32 else torch.int64)
+
+
+def embedding_bag(  # noqa: PLR0913 - what torch's function gives on
+    rows: Tensor,
+    table: Tensor,
+    *,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    mode: str = "mean",
+    per_sample_weights: Tensor | None = None,
+    padding_idx: int | None = None,
+    **_: object,
+) -> Tensor:
+    """[batch, n] rows of `table` -> [batch, width]: their mean, sum or largest values without the padding's.
+
+    0 for a bag of nothing else. Raises UnsupportedOperator for bags of several lengths and for `max_norm`.
+    """
+    if offsets is not None or rows.dim() == 1 or max_norm is not None:
+        raise UnsupportedOperator("embedding_bag", "only rows [batch, n] without offsets and max_norm are covered")
+    values = nn.functional.embedding(rows, table)
+    if per_sample_weights is not None:
+        values = values * per_sample_weights.unsqueeze(-1)
+    if padding_idx is None:
+        return values.sum(1) if mode == "sum" else values.mean(1) if mode == "mean" else values.amax(1)
+    counts = (rows != padding_idx % len(table)).unsqueeze(-1).expand(values.shape)
+    number = counts.to(values.dtype).sum(1)
+    if mode == "max":
+        return torch.where(number > 0, _where(counts, values, -math.inf).amax(1), 0)
+    total = _where(counts, values).sum(1)
+    return total if mode == "sum" else total / number.clamp(min=1)
 
 
 def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, largest: bool = False) -> Tensor:
@@ -329,4 +360,5 @@ PICK_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     Tensor.cumprod: cumprod,
     torch.logcumsumexp: logcumsumexp,
     Tensor.logcumsumexp: logcumsumexp,
+    nn.functional.embedding_bag: embedding_bag,
 }

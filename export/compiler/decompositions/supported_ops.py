@@ -21,8 +21,9 @@ def _names(text: str) -> frozenset[str]:
 
 # They draw while the graph runs; a traced graph would repeat one draw in every step, or differ between runtimes.
 RANDOM = _names("""
-    alpha_dropout bernoulli bernoulli_ dropout feature_dropout multinomial native_dropout normal normal_ rand rand_like
-    randint randint_like randn randn_like randperm rrelu_with_noise rrelu_with_noise_ uniform uniform_
+    alpha_dropout bernoulli bernoulli_ dropout exponential exponential_ feature_dropout multinomial native_dropout
+    normal normal_ normal_functional rand rand_like randint randint_like randn randn_like randperm rrelu_with_noise
+    rrelu_with_noise_ uniform uniform_
 """)
 
 ELEMENTWISE = _names("""

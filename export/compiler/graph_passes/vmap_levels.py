@@ -8,11 +8,15 @@ that nothing else in the process can be traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
+import torch
 from torch._C._functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack_and_undo_to_depth
 from torch.fx import GraphModule, Node
+
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 ENTERS, LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"  # of torch._functorch.predispatch
 LEVEL_AT = {"_add_batch_dim": 2, "_remove_batch_dim": 1}  # which argument is the level
@@ -42,3 +46,18 @@ def transforms_left() -> Iterator[None]:
     finally:
         if get_dynamic_layer_stack_depth() > depth:
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
+
+
+@contextmanager
+def no_gradients() -> Iterator[None]:
+    """Where torch would give an unclear reason later, raise UnsupportedOperator for a gradient in forward."""
+
+    def refused(name: str) -> Callable[..., None]:
+        def refuse(*_: object, **__: object) -> None:
+            raise UnsupportedOperator(name, "a gradient in forward is not covered")
+
+        return refuse
+
+    functions = patch.object(torch._functorch.eager_transforms, "grad_increment_nesting", refused("torch.func"))  # noqa: SLF001
+    with functions, patch.object(torch.autograd, "_engine_run_backward", refused("torch.autograd.grad")):
+        yield

@@ -1,10 +1,14 @@
-"""Torch's losses of class labels in operators that every runtime has: labels are compared, and pick nothing by index.
+"""Torch's losses in operators that every runtime has: labels are compared, and pick nothing by index.
 
-The formulas are those of torch's documentation of cross_entropy and nll_loss. Targets that are probabilities stay
-torch's own.
+The formulas are those of torch's documentation of cross_entropy, nll_loss and GaussianNLLLoss. Targets that are
+probabilities stay torch's own.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +62,29 @@ def nll_loss(  # noqa: PLR0913, PLR0917 - the arguments of torch's function
     return each.sum() / (counted.sum() if weight is None else (chosen.to(logs.dtype) * weight.reshape(beside)).sum())
 
 
+def gaussian_nll_loss(
+    mean: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,  # noqa: FBT001, FBT002
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """See torch.nn.functional.gaussian_nll_loss, which looks whether a variance is negative."""
+    var = var if isinstance(var, Tensor) else torch.full_like(mean, var)
+    if var.dim() == mean.dim() - 1 and mean.shape[:-1] == var.shape:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()  # torch's own gradient does not see the bound
+    each = 0.5 * (torch.log(var) + (mean - target).square() / var) + (0.5 * math.log(2 * math.pi) if full else 0)
+    return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+
+
 def _axis(scores: Tensor) -> int:
     return 1 if scores.dim() > 1 else 0
 
 
-LOSS_OVERRIDES = {F.cross_entropy: cross_entropy, F.nll_loss: nll_loss}
+LOSS_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
+    F.cross_entropy: cross_entropy,
+    F.nll_loss: nll_loss,
+    F.gaussian_nll_loss: gaussian_nll_loss,
+}

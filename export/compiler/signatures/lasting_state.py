@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -19,34 +21,59 @@ from edge_client.printable import first_of
 PASSES = 4  # a number that still moves after the second one counts the passes; a cache is filled by then
 NAMED = 3  # of many layers
 MODAL = (_BatchNorm, nn.modules.dropout._DropoutNd)  # noqa: SLF001 - what training mode changes
+HOOK_HINT = "change the gradient in forward: a torch.autograd.Function with a backward of its own compiles"
 Numbers = Mapping[str, float]
 
 
 def refuse_unheld(name: str, module: nn.Module) -> None:
-    """Raise ProgramRefused for hooks on gradients, complex and lazy tensors, and batch norm that counts its batches."""
+    """Raise ProgramRefused for hooks on gradients, complex parameters, lazy tensors, and batch norm that counts."""
     for place, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
             raise ProgramRefused(
                 f"model {name!r} has a lazy layer: {place} has no size yet", hint="call the model on a batch once"
             )
-        if value.is_complex():
+        if value.is_complex() and value.requires_grad:
             raise ProgramRefused(
-                f"model {name!r} has complex numbers in {place}, which no runtime of ours holds",
-                hint="store torch.view_as_real(...) of them, and call torch.view_as_complex in forward",
+                f"model {name!r} has a complex parameter {place}, which no runtime of ours trains",
+                hint="make it nn.Parameter(torch.view_as_real(...)), and call torch.view_as_complex in forward",
             )
     for place, value in module.named_parameters():
         if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):  # noqa: SLF001 - no public name
             raise ProgramRefused(
                 f"model {name!r} has a hook on the gradient of {place}, which no program can call",
-                hint="change the gradient in forward: a torch.autograd.Function with a backward of its own compiles",
+                hint=HOOK_HINT,
             )
     for place, layer in module.named_modules():
+        kind = type(layer).__name__
+        if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise ProgramRefused(f"model {name!r} is spread over devices by {kind}", hint="give its `.module`")
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ProgramRefused(
+                f"{f'layer {place}' if place else 'the model itself'} of {name!r} is TorchScript ({kind}), which "
+                "torch.export does not read",
+                hint="give the torch.nn.Module that was scripted or traced",
+            )
         if isinstance(layer, _BatchNorm) and layer.momentum is None and layer.track_running_stats:
             raise ProgramRefused(
                 f"layer {place or 'the model itself'} of {name!r} averages its statistics over all batches "
                 "(momentum=None), and no program counts them",
                 hint="give batch norm a momentum, as 0.1",
             )
+
+
+def hooks_on_gradients(module: nn.Module, x: Tensor) -> str:
+    """Whose backward hooks a program does not call: of layers, and of tensors in a training pass on x; "" for none."""
+    calls = list[object]()
+
+    def noted(_: Tensor, hook: object) -> SimpleNamespace:
+        calls.append(hook)
+        return SimpleNamespace(remove=lambda: None)
+
+    with torch.random.fork_rng(devices=[]), patch.object(Tensor, "register_hook", noted):
+        module.train()(x)
+    layers = [place for place, layer in module.named_modules() if layer._backward_hooks or layer._backward_pre_hooks]  # noqa: SLF001 - no public name
+    told = [f"layer {first_of(layers, NAMED)}"] if layers else []
+    return " and ".join(told + (["a tensor in forward (register_hook)"] if calls else []))
 
 
 def warn_of_evaluation_mode(name: str, module: nn.Module, trained: nn.Module) -> None:

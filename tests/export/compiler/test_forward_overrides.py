@@ -1,4 +1,4 @@
-"""ReLU behind the max-pool that follows it: the same bits, from fewer numbers."""
+"""What stands for calls of torch in a forward pass is torch's: a ReLU behind a max-pool to the bit, others closely."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's custom
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source
-from export.compiler.program_functions import TraceSource
+from export.compiler.program_functions import TraceSource, example_inputs
+from export.compiler.program_parity import output_differences, torch_outputs
 from export.compiler.tracing import trace_function
 from tests.support.programs import model
 
@@ -44,6 +45,62 @@ def test_values_and_gradients_keep_every_bit_where_windows_tie_and_hold_nothing_
     with ForwardOverrides():
         found = run()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+BAGS = torch.tensor([[0, 4, 4, 2], [4, 4, 4, 4], [1, 3, 0, 4]])
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    **{
+        f"{mode} of a bag{'' if padding is None else ' beside padding'}": lambda x, mode=mode, padding=padding: (
+            F.embedding_bag(BAGS, x[0, 0, :5], mode=mode, padding_idx=padding)  # type: ignore[misc]
+        )
+        for mode in ("sum", "mean", "max")
+        for padding in (None, -1)
+    },
+    "a bag with weights": lambda x: F.embedding_bag(
+        BAGS, x[0, 0, :5], mode="sum", per_sample_weights=x[0, 1, :3, :4], padding_idx=2
+    ),
+    "fewer pixels": lambda x: F.interpolate(x, (3, 9), mode="bilinear", antialias=True),
+    "half as many pixels": lambda x: F.interpolate(x, scale_factor=0.6, mode="bicubic", antialias=True),
+    "ends kept": lambda x: F.interpolate(x, 4, mode="bilinear", antialias=True, align_corners=True),
+    "without antialias": lambda x: F.interpolate(x, scale_factor=(2, 1), mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_values_and_gradients_are_torchs(rule: Callable[[Tensor], Tensor]) -> None:
+    values = torch.randn(3, 2, 7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def run() -> list[Tensor]:
+        x = values.clone().requires_grad_()
+        out = rule(x)
+        weight = torch.arange(out.numel(), dtype=out.dtype).reshape(out.shape)
+        return [out.detach(), *torch.autograd.grad(out, x, weight)]
+
+    expected = run()
+    with ForwardOverrides():
+        found = run()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+class Bags(nn.Module):
+    """The mean of a sample's words, and a small picture of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(6, 8, padding_idx=0), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        picture = self.bag(x.long()).reshape(-1, 1, 2, 4)
+        return self.head(F.interpolate(picture, 2, mode="bilinear", antialias=True).flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_step_of_bags_and_of_smaller_pictures_is_torchs() -> None:
+    source = make_source(Bags(), input=(5,), loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 3)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
 
 
 def test_a_traced_step_rectifies_only_what_the_pools_chose() -> None:

@@ -26,6 +26,7 @@ from edge_client.protocol.task import Array, Fit, Flat, Probe
 from edge_client.training.fit_probe import run_fit, run_probe
 from edge_client.training.learner import EngineLearner
 from export.compiler.losses.choose_loss import layout_of
+from export.compiler.losses.label_losses import gaussian_nll_loss
 from export.compiler.program import CompilerOutput, compile_program, vector_of
 
 CLASSES, TOKENS, SIDE = 3, 5, 4
@@ -321,3 +322,29 @@ def test_as_many_labels_as_classes_are_told_which_axis_is_that_of_the_classes(to
         layout = layout_of((tokens, CLASSES), (tokens,))
     assert (layout, len(told)) == (("pixel-cross-entropy", 1) if warned else ("token-cross-entropy", 0))
     assert not warned or "the first axis is taken for the classes" in str(told[0].message)
+
+
+def test_the_likelihood_of_a_variance_that_the_model_gives_is_torchs() -> None:
+    draw = torch.Generator().manual_seed(0)
+    mean, target = (torch.randn(4, 3, generator=draw).double() for _ in range(2))
+    for shape in ((4, 3), (4,), (4, 1)):
+        var = torch.randn(*shape, generator=draw).double().square()
+        var[0] = 0
+        for facts in ({"reduction": "none", "full": True}, {"reduction": "sum"}, {"eps": 0.1}):
+            found = list[list[Tensor]]()
+            for loss in (gaussian_nll_loss, F.gaussian_nll_loss):
+                given = [mean.clone().requires_grad_(), var.clone().requires_grad_()]
+                out: Tensor = loss(given[0], target, given[1], **facts)
+                found.append([out, *torch.autograd.grad(out.sum(), given)])
+            torch.testing.assert_close(*found)
+
+
+def test_losses_that_look_at_the_values_of_a_variance_compile() -> None:
+    def gaussian(out: Tensor, y: Tensor) -> Tensor:
+        return F.gaussian_nll_loss(out, y, out.exp(), reduction="none").mean(1)
+
+    def normal(out: Tensor, y: Tensor) -> Tensor:
+        return -torch.distributions.Normal(out, 1.0).log_prob(y).mean(1)  # type: ignore[no-any-return, no-untyped-call]
+
+    for loss in (gaussian, normal):
+        compile_program(nn.Linear(4, 3), (4,), loss=loss, engines=("onnx",))

@@ -23,6 +23,8 @@ from export.compiler.containers import EXAMPLE_BATCH
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import compile_program, make_source, vector_of
 from export.compiler.program_functions import example_inputs, function_ports
+from export.compiler.program_parity import output_differences, torch_outputs
+from export.compiler.random_ops import NoiseReader
 from export.compiler.tracing import export_graph, trace_function
 from export.containers.write_pt2 import run_pt2
 from tests.support.programs import BATCH, compiled, feeds, model, opened, relative
@@ -152,6 +154,52 @@ def test_uniform_numbers_of_the_models_own_are_noise_too() -> None:
     assert source.noise == 1
 
 
+class Reparametrised(nn.Module):
+    """Draws as variational autoencoders, diffusion models and the libraries that they call write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.spread, self.head = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, spread = self.mean(x), torch.exp(0.5 * self.spread(x))
+        if not self.training:
+            return self.head(mean)  # type: ignore[no-any-return]
+        drawn = mean + spread * torch.randn_like(spread) + torch.randn(x.shape[0], 4) * spread
+        drawn = drawn + torch.distributions.Normal(mean, spread).rsample()
+        drawn = drawn + spread * torch.randint(2, 5, (x.shape[0], 1)) * torch.randint(3, (x.shape[0], 4))
+        drawn = drawn + torch.normal(mean.detach(), 0.1) + x.new_empty(x.shape[0], 1).normal_(0.5, 0.1)
+        return self.head(drawn * nn.functional.gumbel_softmax(drawn, tau=0.7))  # type: ignore[no-any-return]
+
+
+def test_normal_exponential_and_whole_numbers_of_the_models_own_are_noise_too() -> None:
+    source = make_source(Reparametrised(), input=(5,), loss="squared-error", dtype="float64")
+    assert source.noise == 4 * (2 * 4) + 2 * 1 + 4 + 1 + 4
+    graph = trace_function(ForwardPasses(source), "step", batch=EXAMPLE_BATCH, dynamic=True)
+    given = example_inputs(source, "step", 5)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+
+
+def test_uniform_numbers_become_normal_exponential_and_whole_ones() -> None:
+    n = 50_000
+    u = torch.from_numpy(np.random.default_rng(0).random((1, 4 * n), dtype=np.float32))
+    with NoiseReader(u) as draws:
+        z, e = torch.randn(1, n).double(), torch.empty(1, n).exponential_(2.0).double()
+        whole = torch.randint(-1, 4, (1, n))
+    draws.check()
+    moments = [float((z**k).mean()) for k in (1, 2, 3, 4)]
+    assert np.allclose(moments, [0, 1, 0, 3], atol=6 * np.sqrt([1 / n, 2 / n, 15 / n, 96 / n]))  # six deviations
+    assert np.allclose([float(e.mean()), float((e**2).mean())], 0.5, atol=6 * np.sqrt(1.25 / n))
+    assert np.allclose((whole[0] + 1).bincount(minlength=5), n / 5, atol=6 * np.sqrt(n * 0.16))
+    with NoiseReader(torch.full((1, 64), 1 - 2.0**-24)):
+        assert all(int(torch.randint(high, (1,))) == high - 1 for high in range(1, 65))
+    with NoiseReader(torch.tensor([[0.0, 0.0, 0.0, 1 - 2.0**-24, 0.5, 1 - 2.0**-24]])):  # the ends
+        ends = torch.cat([torch.randn(2), torch.empty(2).exponential_()])
+    assert ends.isfinite().all()
+    assert (ends[2:] > 0).all()
+
+
 class TimeFirst(nn.Module):
     """Dropout of values that stand as [steps, batch, features], as between recurrent layers."""
 
@@ -176,15 +224,15 @@ class AlwaysDropping(nn.Linear):
         return nn.functional.dropout(super().forward(x), 0.5)
 
 
-class Normal(nn.Linear):
-    """Noise of another kind."""
+class Shuffled(nn.Linear):
+    """Draws an order, which no number of a sample gives."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + torch.randn_like(x) if self.training else x)
+        return super().forward(x[:, torch.randperm(5)] if self.training else x)
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [(AlwaysDropping(5, 64), "other company"), (Normal(5, 3), "randn_like: only uniform")]
+    ("module", "said"), [(AlwaysDropping(5, 64), "other company"), (Shuffled(5, 3), "randperm: a step draws masks")]
 )
 def test_what_no_noise_can_stand_for_is_refused(module: nn.Module, said: str) -> None:
     with pytest.raises(ProgramRefused, match=said):

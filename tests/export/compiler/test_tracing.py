@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,11 @@ from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import TORCH_ALONE
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.operator_watch import Untraceable
-from export.compiler.program import make_source
+from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import example_inputs
 from export.compiler.program_parity import output_differences, torch_outputs
 from export.compiler.tracing import export_graph, holds, trace_function
+from export.compiler.user_model import compile_model
 from export.containers.write_pt2 import run_pt2, to_pt2
 from tests.support import picking_networks
 
@@ -59,6 +62,80 @@ def test_a_refusal_names_the_line_of_the_models_code(branches: bool, code: str) 
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     number = next(i for i, line in enumerate(lines, 1) if line.strip().startswith(code))
     assert f"{Path(__file__).name}:{number}" in refusal(Sorting(branches=branches))
+
+
+class Routed(nn.Linear):
+    """Adds to the samples whose first number is positive, as mixtures of experts route theirs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (rows,) = torch.where(x[:, 0] > 0)
+        return super().forward(x).index_add(0, rows, x[rows, :3])
+
+
+def test_samples_picked_by_a_mask_are_refused_by_their_line_and_with_what_to_do() -> None:
+    text = refusal(Routed(4, 3), input=(4,))
+    assert re.search(r"in layer the model itself \(Routed\) at test_tracing.py:[0-9]+: aten.nonzero", text)
+    assert "multiply by the mask" in text
+
+
+class Scan(nn.Linear):
+    """What a selective scan begins with (Mamba): a product of three tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return torch.einsum("bld,bln,bld->bldn", h, h.tanh(), x).sum(-1)
+
+
+def test_a_product_of_three_tensors_is_traced_for_any_batch_size() -> None:
+    source = make_source(Scan(4, 4), input=(3, 4), loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 5)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-10
+
+
+class HalfInside(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = super().forward(x).tanh()
+        return out.float()
+
+
+def test_autocast_in_a_model_rounds_nothing_in_its_program() -> None:
+    source = make_source(HalfInside(4, 3), input=(4,), loss="squared-error")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True)
+    given = example_inputs(source, "step", 5)
+    found = [value.detach().numpy() for value in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-6
+    told = torch_outputs(source, "step", given, dtype="float32")
+    assert max(output_differences(told, torch_outputs(source, "step", given))) < 1e-6
+
+
+class Remembering(nn.Module):
+    """What a hook finds is read in forward; the hook knows the module that it was made in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.seen = nn.Linear(4, 4), nn.Linear(4, 3), dict[str, Tensor]()
+        self.body.register_forward_hook(lambda _layer, _given, out: self.seen.update(body=out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.body(x)
+        return self.head(self.seen["body"])  # type: ignore[no-any-return]
+
+
+def test_a_hook_that_writes_into_the_module_it_was_made_in_is_told_of_the_copy() -> None:
+    with pytest.raises(ProgramRefused, match=r"at test_tracing.py:\d+: KeyError") as refused:
+        compile_model(Remembering(), (4,), name="Remembering")
+    assert "a hook gets the layer of a copy" in refused.value.hint
+
+
+def test_a_module_behind_torch_compile_is_called_as_it_was_written_and_takes_any_batch_size() -> None:
+    def backend(*_: object) -> None:
+        raise AssertionError
+
+    module: Any = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)), backend=backend)
+    assert compile_program(module, (4,), engines=("onnx",)).program.batch == {"onnx": "any"}
 
 
 class OneSize(nn.Module):

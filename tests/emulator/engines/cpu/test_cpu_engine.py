@@ -44,9 +44,25 @@ def batch_of(made: TraceSource, batch: int) -> tuple[Tensor, Tensor, Tensor, Ten
     return given["x"], given["y"], given["q"], given.get("noise")
 
 
-@pytest.mark.parametrize("name", SMALL)
+class Rotated(nn.Module):
+    """Rotations in a complex buffer, as of rotary positions, and normal noise."""
+
+    turns: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)).to(torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x + torch.randn_like(x) if self.training else x)
+        turned = torch.view_as_complex(h.reshape(-1, 3, 2)) * self.turns
+        return self.head(torch.view_as_real(turned).flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", [*SMALL, "rotated"])
 def test_recorded_steps_are_autograds(name: str) -> None:
-    made = source(name)
+    made = make_source(Rotated(), input=(6,), dtype="float64") if name == "rotated" else source(name)
     x, y, q, noise = batch_of(made, 6)
     sides = [FlatModel(made.module, made.schema, channels_last=side) for side in (prefers_channels_last(made), False)]
     record = steps.record_step(made, sides[0], x, y, noise), steps.autograd_step(made, sides[1])

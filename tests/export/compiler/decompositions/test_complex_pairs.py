@@ -56,8 +56,51 @@ class ByAngles(nn.Module):
         return self.head(torch.view_as_real(mixed).flatten(1))  # type: ignore[no-any-return]
 
 
-def test_a_step_through_complex_numbers_is_torchs() -> None:
-    source = make_source(ByAngles(), input=(6,), loss="squared-error", dtype="float64")
+class FourierLayer(nn.Module):
+    """A Fourier neural operator's layer as its authors write it: some modes are mixed, the others are zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(2, 3, 3, 2)), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        modes = torch.fft.rfft(x)
+        out = torch.zeros(x.shape[0], 3, x.size(-1) // 2 + 1, device=x.device, dtype=torch.cdouble)
+        out[:, :, :3] = torch.einsum("bix,iox->box", modes[:, :, :3], torch.view_as_complex(self.weight))
+        out = out + torch.zeros_like(out)
+        return self.head(torch.fft.irfft(out, n=x.size(-1)).flatten(1)[:, :12])  # type: ignore[no-any-return]
+
+
+class ByRotations(nn.Module):
+    """Rotary positions as in Llama's reference code: the rotations are a complex buffer, or a frozen parameter."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        turns = torch.polar(torch.ones(9, 3), torch.arange(27.0).reshape(9, 3))
+        if buffer:
+            self.register_buffer("turns", turns, persistent=False)
+        else:
+            self.turns = nn.Parameter(turns, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turns = self.turns[: x.shape[1]].view(1, x.shape[1], 3)
+        rotated = torch.view_as_complex(self.body(x).reshape(*x.shape[:-1], -1, 2)) * turns
+        return self.head(torch.view_as_real(rotated).flatten(2)).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("module", "size"),
+    [
+        (ByAngles(), (6,)),
+        (FourierLayer(), (2, 8)),
+        (ByRotations(buffer=True), (4, 6)),
+        (ByRotations(buffer=False), (4, 6)),
+    ],
+    ids=["computed", "modes", "buffer", "frozen parameter"],
+)
+def test_a_step_through_complex_numbers_is_torchs(module: nn.Module, size: tuple[int, ...]) -> None:
+    source = make_source(module, input=size, loss="squared-error", dtype="float64")
     graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True, closed=True)
     given = example_inputs(source, "step", 5)
     found = [t.detach().numpy() for t in graph(*given)]

@@ -66,6 +66,7 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "topk": lambda x: torch.cat(
         [*(a.double() for a in _untied(x).topk(2, 1)), _untied(x).topk(1, 1, largest=False).values], 1
     ),
+    "an order undone": lambda x: x.gather(1, x.sum(0, keepdim=True).argsort(1).argsort(1)),
     "sort": lambda x: x.sort(-1, descending=True).values * x.sort(1).values,
     "slices with steps": lambda x: x[:, ::3, 1::2] * x[:, 1::2, :2],
     "rounding": lambda x: x * x.floor() + x.trunc() + x % 0.7 + torch.fmod(x, 0.3) * x,

@@ -49,9 +49,24 @@ def test_a_step_through_vmap_is_torchs(function: Callable[[Tensor], Tensor], wid
     assert step_differs(Mapped(function, width)) < ROUNDING
 
 
+class Force(nn.Linear):
+    """The gradient of an energy with respect to the places, as in models of molecules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.flatten(1).requires_grad_()
+            (found,) = torch.autograd.grad(super().forward(x).tanh().sum(), x)
+        return found
+
+
+def test_a_gradient_in_forward_is_refused_by_its_line() -> None:
+    with pytest.raises(ProgramRefused, match=r"test_vmap_levels.py:\d+ uses torch.autograd.grad: a gradient in"):
+        step_differs(Force(12, 1))
+
+
 def test_what_is_refused_inside_of_vmap_leaves_the_next_model_alone() -> None:
     with pytest.raises(ProgramRefused, match="igamma"):
         step_differs(Mapped(lambda rows: torch.igamma(rows.abs() + 1, rows.abs() + 2), 12))
-    with pytest.raises(ProgramRefused, match="cannot be traced"):
+    with pytest.raises(ProgramRefused, match=r"at test_vmap_levels.py:\d+ uses torch.func: a gradient"):
         step_differs(Mapped(torch.func.grad(lambda rows: rows.pow(3).sum()), 12))
     assert step_differs(nn.Sequential(nn.Flatten(), nn.Linear(12, 3))) < ROUNDING

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
-from export.compiler.program import make_source
+from export.compiler.program import compile_program, make_source
 
 
 class Cooled(nn.Module):
@@ -49,17 +49,15 @@ class PassCounter(nn.Module):
 
 
 class Turned(nn.Module):
-    """Features turned by fixed angles, as rotary position embeddings; complex numbers, or pairs of real ones."""
+    """Features turned by angles that are trained; complex numbers, or pairs of real ones."""
 
     def __init__(self, *, pairs: bool) -> None:
         super().__init__()
         turn = torch.polar(torch.ones(4), torch.arange(4.0))
-        self.head = nn.Linear(8, 3)
-        self.register_buffer("turn", torch.view_as_real(turn) if pairs else turn)
+        self.head, self.turn = nn.Linear(8, 3), nn.Parameter(torch.view_as_real(turn) if pairs else turn)
 
     def forward(self, x: Tensor) -> Tensor:
-        held = self.get_buffer("turn")
-        turn = held if held.is_complex() else torch.view_as_complex(held)
+        turn = self.turn if self.turn.is_complex() else torch.view_as_complex(self.turn)
         turned = torch.view_as_complex(x.reshape(-1, 4, 2)) * turn
         out: Tensor = self.head(torch.view_as_real(turned).flatten(1))
         return out
@@ -108,17 +106,56 @@ def hooked(*, after: bool) -> nn.Module:
     return net
 
 
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises against it
+        return torch.jit.script(nn.Linear(4, 3))
+
+
+class Softened(nn.Linear):
+    """Halves the gradient of what it gives, by a hook on the tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        if out.requires_grad:
+            out.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]
+        return out
+
+
+def test_a_hook_that_changes_a_gradient_is_named_where_the_step_differs() -> None:
+    layer = nn.Linear(4, 4)
+    layer.register_full_backward_pre_hook(lambda _layer, of: (of[0] * 0.1,))  # type: ignore[index]
+    for module, told in (
+        (nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 3)), "layer 1"),
+        (nn.Sequential(nn.Linear(4, 4), Softened(4, 3)), "a tensor in forward"),
+    ):
+        with pytest.raises(ProgramRefused, match="differs from torch") as refused:
+            compile_program(module, (4,), engines=("onnx",))
+        assert f"no program calls the hook on the gradient of {told}" in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("module", "size", "told"),
     [
+        (nn.DataParallel(nn.Linear(4, 3)), 4, "spread over devices by DataParallel"),
+        (nn.Sequential(scripted()), 4, "layer 0 .* is TorchScript"),
         (normed(momentum=None), 4, "momentum=None"),
         (hooked(after=False), 4, "hook on the gradient of weight"),
         (hooked(after=True), 4, "hook on the gradient of weight"),
-        (Turned(pairs=False), 8, "complex numbers in turn"),
+        (Turned(pairs=False), 8, "complex parameter turn"),
         (Cooled(4.0), 4, "differently the next time .it changes temperature"),
         (Lucky(), 4, "differently the next time"),
     ],
-    ids=["cumulative batch norm", "hook", "hook after", "complex", "temperature", "python's random"],
+    ids=[
+        "parallel",
+        "script",
+        "cumulative batch norm",
+        "hook",
+        "hook after",
+        "complex",
+        "temperature",
+        "python's random",
+    ],
 )
 def test_what_would_be_dropped_is_refused(module: nn.Module, size: int, told: str) -> None:
     with pytest.raises(ProgramRefused, match=told):
