@@ -56,6 +56,10 @@ def test_the_center_of_a_device_may_be_what_argmin_gives(zero: object) -> None:
             "Returns.round assigns device-00 to array([0.5, 0.5])",
         ),
         (lambda *_: {"assignment": {0: 0}}, "Returns.round assigns 0, which is no name of a device"),
+        (
+            lambda _, fleet: {"assignment": dict.fromkeys([*fleet, "device 01"], 0)},
+            "Returns.round assigns 'device 01', which is no device of the fleet",
+        ),
         (lambda state, _: {"centers": state.centers[:0]}, "Returns.round returned centers of shape [0, "),
         (lambda state, _: {"centers": state.centers.astype(int)}, "Returns.round returned centers of int64"),
         (lambda *_: {"extra": {"a": {"b": 1}}}, "Returns.round keeps dict that is no array of numbers in extra['a']"),
