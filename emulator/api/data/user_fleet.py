@@ -35,6 +35,10 @@ from emulator.options import OPTIONS
 log = logging.getLogger(__name__)
 TEST_SHARE = 0.2
 SHOWN = 5  # devices that a line names
+NOT_FROM_0 = (
+    "classes below it have an output of the model and no sample. Where that is not meant, number them from 0: "
+    "y = np.unique(y, return_inverse=True)[1]"
+)
 GROUPS = "give one value for each sample, groups=array, or for each device, groups={device: group}"
 HOW = 'write by="column", or partition=fc.partitions.Dirichlet(0.1) and devices=100'
 
@@ -176,6 +180,8 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     """-> the data set, and the names of its classes where they have some."""
     columns = [train] if test is None else [train, test]
     labels, classes = checked_labels([part.y for part in columns])
+    if labels[0].dtype == np.int64 and labels[0].ndim == 1 and (low := min(int(y.min()) for y in labels)) > 0:
+        log.warning("the smallest class is %s: %s", low, NOT_FROM_0)
     users, names = _users(train, columns)
     raw = [
         RawSamples(x=checked_inputs(part.x), y=y, user=user)
