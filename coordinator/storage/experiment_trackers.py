@@ -151,38 +151,32 @@ class _TrackerThread:
 class TensorBoardTracker:
     """Event files in `folder`/tensorboard/<run>, for `tensorboard --logdir`. A run that begins anew replaces them.
 
-    One that goes on from an earlier round tells TensorBoard to forget the rounds from there on.
+    Each start is a session: from the second one on, TensorBoard forgets the rounds that it has from the session's first
+    round on, which are played again.
     """
 
     def __init__(self, folder: Path, _option: str, _config: Mapping[str, Any]) -> None:
         try:
-            from tensorboard.compat.proto import event_pb2
-            from tensorboard.summary import Writer
+            from tensorboard.compat.proto.event_pb2 import Event as EventRecord
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+            from tensorboard.plugins.scalar.summary_v2 import scalar_pb
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as missing:
             _missing("tensorboard", missing)
-        self._open, self._folder, self._writers = Writer, folder / "tensorboard", dict[str, Any]()
-        self._open_file, self._event, self._session = EventFileWriter, event_pb2.Event, event_pb2.SessionLog
+        self._open, self._record, self._scalar = EventFileWriter, EventRecord, scalar_pb
+        self._began = SessionLog(status=SessionLog.START)
+        self._folder, self._writers = folder / "tensorboard", dict[str, Any]()
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        if run not in self._writers:
+        first = run not in self._writers
+        if first:
             for old in (self._folder / run).glob(EVENT_FILES) if step == 1 else ():
                 old.unlink()
-            self._begin_session(step, self._folder / run)
             self._writers[run] = self._open(str(self._folder / run))
-        for name, value in numbers.items():
-            self._writers[run].add_scalar(name, value, step)
+        scalars = [{"summary": self._scalar(name, value)} for name, value in numbers.items()]
+        for content in [{"session_log": self._began}, *scalars] if first else scalars:
+            self._writers[run].add_event(self._record(step=step, wall_time=time.time(), **content))
         self._writers[run].flush()
-
-    def _begin_session(self, step: int, folder: Path) -> None:
-        """Tell in a file of its own, which readers meet before the new rounds, that a session begins at `step`.
-
-        From the second session on, a reader then forgets what it has from that step on.
-        """
-        began = self._session(status=self._session.START)
-        file = self._open_file(str(folder))
-        file.add_event(self._event(step=step, wall_time=time.time(), session_log=began))
-        file.close()
 
     def close(self) -> None:
         for writer in self._writers.values():

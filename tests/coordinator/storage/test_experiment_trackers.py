@@ -66,8 +66,17 @@ def test_scores_beside_accuracy_and_metrics_of_ones_own_are_told() -> None:
     assert told == {"r2/micro": 0.5, "top 5 ___/micro": 2.0, "top 5 ___/macro": 3.0, "seconds": 1.0}
 
 
-def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
+@pytest.fixture
+def tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files of one process and second are read in the order of their numbers as texts, so 10 before 9."""
     pytest.importorskip("tensorboard")
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
+@pytest.mark.usefixtures("tensorboard")
+def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
     with open_trackers("tensorboard", tmp_path, {}) as tell:
         tell({"event": "start"})
         tell(round_event(1, 0.25))
@@ -76,17 +85,17 @@ def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
     assert tensorboard_has(tmp_path) == [(1, 0.25), (2, 0.5)]
 
 
+@pytest.mark.usefixtures("tensorboard")
 def test_a_run_that_begins_anew_replaces_its_rounds_in_tensorboard(tmp_path: Path) -> None:
     """Each round was there twice, so that the curves went back and forth."""
-    pytest.importorskip("tensorboard")
     for accuracy in (0.25, 0.75):
         with open_trackers("tensorboard", tmp_path, {}) as tell:
             tell(round_event(1, accuracy))
     assert tensorboard_has(tmp_path) == [(1, 0.75)]
 
 
+@pytest.mark.usefixtures("tensorboard")
 def test_rounds_that_are_played_again_from_an_earlier_checkpoint_are_once_in_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     for rounds in ((1, 2, 3), (2, 3, 4)):
         with open_trackers("tensorboard", tmp_path, {}) as tell:
             for number in rounds:
