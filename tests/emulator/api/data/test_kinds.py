@@ -288,3 +288,16 @@ def test_half_precision_of_torch_becomes_float32() -> None:
     half = torch.tensor(X, dtype=torch.bfloat16)
     made = fc.fleet((half, Y), by=WHO)
     assert set(made["anna"].train.x.ravel().tolist()) <= set(half.float().ravel().tolist())
+
+
+def test_a_column_that_tells_the_devices_apart_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It was an input of the model: what pandas' groupby gives still has the column by which it was grouped."""
+    table = frame(who=np.repeat([7, 8, 9], N // 3))
+    apart = dict(tuple(table.groupby("who")))
+    fc.fleet({f"pump {who}": held for who, held in apart.items()})
+    fc.fleet({who: held.drop(columns="who") for who, held in apart.items()})
+    assert caplog.messages == []
+    assert fc.fleet(apart).columns == ("p", "q", "r", "s", "who")
+    assert [told.partition(":")[0] for told in caplog.messages] == [
+        "column 'who' of x holds what each device is called"
+    ]
