@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedcenters as fc
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 
 RNG = np.random.default_rng(0)
 FLEET = fc.fleet((RNG.normal(size=(60, 3)), np.arange(60) % 3), by=np.repeat([1, 2, 3], 20))
@@ -51,3 +51,13 @@ def test_a_folder_of_other_files_is_not_asked_to_be_deleted(tmp_path: Path, monk
             run().save(place)
         assert "delete" not in told.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+@pytest.mark.parametrize("name", ["pictures.npz", "newcomers/guide.json"])
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
+    """The error named no folder: "bad_json: not strict JSON", or a ValueError."""
+    file = run().save(tmp_path / "mine") / name
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ConfigError, match=f"mine/{name} cannot be read") as told:
+        fc.load(tmp_path / "mine")
+    assert "save the run again" in told.value.hint
