@@ -4,6 +4,7 @@
     |- BeyondLimits                  1  a check that was asked for found something
     |- UsageError                    2  the command line is wrong
     |- ConfigError                   3  a configuration file or value is wrong
+    |  `- DiskFull                  70  the folder that it names has no room       (retry may help)
     |- RuntimeMissing                3  an extra or a program is not installed, or is broken
     |- NetworkError                  4  broker unreachable, port in use, transfer gave up      (retry may help)
     |- ProtocolError                 5  the other side speaks another version, or bytes are malformed
@@ -19,10 +20,11 @@ from __future__ import annotations
 
 import errno
 
+from edge_client import early_interrupts
 from edge_client.users_code import UsersLine, users_line
 
 EXIT_OK = 0
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = early_interrupts.EXIT_INTERRUPTED
 HINT = "\n\nhint: "  # between what is wrong and what to do
 
 
@@ -77,6 +79,12 @@ class ConfigError(FedcentersError):
     """A configuration file or value is wrong."""
 
     exit_code = 3
+
+
+class DiskFull(ConfigError):
+    """The folder that a configuration names has no room; once there is some, the same start works."""
+
+    exit_code = 70
 
 
 class RuntimeMissing(FedcentersError):

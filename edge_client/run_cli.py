@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from edge_client.early_interrupts import interrupts_raise
 from edge_client.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -36,6 +37,7 @@ def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int: 
     `interrupted` is what Ctrl-C says. A raised KeyboardInterrupt may carry an `exit_code` of its own.
     """
     try:
+        interrupts_raise()
         with _interrupts_repeated():
             return action() or EXIT_OK
     except FedcentersError as wrong:

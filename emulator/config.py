@@ -79,6 +79,8 @@ def resolved_table(args: SimulateArgs, settings: Mapping[str, Setting]) -> dict[
     """
     if wrong := [key for key, value in settings.items() if value is not None and not _is_kept(value)]:
         hint = "a setting is a number, a text, True or False, or a list of these: name what it stands for by a text"
+        if hasattr(settings[wrong[0]], "tolist"):
+            hint = "give a list in its place, array.tolist()"
         told = f"{wrong[0]} of {args.method} is {settings[wrong[0]]!r:.80}, which the file of a run cannot hold"
         raise UsageError(told, hint=hint)
     values = {key: getattr(args, row.name) for key, row in OPTIONS.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from coordinator.strategies.common.setting_checks import plain_number
@@ -216,6 +216,9 @@ class SimulateArgs:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, plain_number(getattr(self, f.name)))
+        name = PurePath(self.name)
+        if name.is_absolute() or ".." in name.parts:
+            raise UsageError(f"name is {self.name!r}", hint="name a folder that is made in `out`")
 
     @property
     def folder(self) -> Path:

@@ -102,7 +102,7 @@ def run_round(  # noqa: PLR0913 - a round has these
         if is_sealed(strategy)
         else strategy.round(state, schema, fleet, rng)
     )
-    exchanges = with_momentum(strategy, state, schema, _checked(strategy, schema, training))
+    exchanges = with_momentum(strategy, state, schema, _checked(strategy, state, schema, fleet, training))
     exchanges = count_labels(strategy, state, exchanges)
     after = yield from count_releases(strategy, state, exchanges)
     if is_sealed(strategy):
@@ -161,14 +161,15 @@ def _labels(reply: Reply) -> list[tuple[float, float]]:
     return [] if reply.positions is None else [(float(n), float(right)) for n, right, _ in reply.positions]
 
 
-def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:
-    """The exchanges of a round, which ends with a state for this model. Raises UsageError for another end."""
+def _checked(strategy: Strategy, before: State, schema: Schema, fleet: Fleet, exchanges: object) -> Round:
+    """The exchanges of a round, which ends with a state for this model and fleet. Raises UsageError for another end."""
     name = type(strategy).__name__
     if not isinstance(exchanges, Generator):
         hint = "yield tasks by device, receive replies by device, and return the next state"
         raise UsageError(f"{name}.round gives {type(exchanges).__name__}, not a generator", hint=hint)
     after = yield from _checked_exchanges(name, schema, exchanges)
     after = _plain_state(f"{name}.round", after, schema)
+    _check_names(f"{name}.round", after.assignment, before.assignment, fleet)
     if wrong := [k for k, center in enumerate(after.centers) if not np.isfinite(center).all()]:
         hint = "look at what `round` computes: a mean over no replies, or too high a learning rate, gives NaN"
         raise UsageError(f"{name}.round returned NaN or infinity in center {wrong[0]}", hint=hint)
@@ -211,6 +212,16 @@ def _plain_assignment(made_by: str, given: object) -> Mapping[ClientId, int]:
         except TypeError:
             raise UsageError(f"{made_by} assigns {who} to {center!r:.80}", hint=f"{hint}: a whole number") from None
     return plain
+
+
+def _check_names(made_by: str, after: Mapping[ClientId, int], before: Mapping[ClientId, int], fleet: Fleet) -> None:
+    """Raise UsageError for a device that is neither in the fleet nor was there before, which keeps its center."""
+    if isinstance(after, NumberedAssignment):
+        return
+    new = [who for who in after if who not in before]
+    if strange := set(new) - {*fleet} if new else None:
+        hint = f"use the names of `fleet`, as {next(iter(fleet), '')!r}"
+        raise UsageError(f"{made_by} assigns {min(strange)!r}, which is no device of the fleet", hint=hint)
 
 
 def _plain_array(made_by: str, name: str, value: object) -> Array:

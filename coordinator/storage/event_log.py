@@ -2,7 +2,8 @@
 
 Other programs may read metrics.jsonl while it grows. The database is the record: the next start appends the lines that
 a crash kept out of the file and completes a partial line. A file with other lines than the database is kept as
-metrics.jsonl.old, and written anew: one was damaged, or only one was restored from a backup.
+metrics.jsonl.old, the next such one as metrics.jsonl.old.2, and written anew: one was damaged, or only one was restored
+from a backup.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class EventLog:
         self._last = 0  # number of the last event in the file
         _cut_partial_line(path)
         if not self._has_only_stored_lines():
-            old = path.with_name(f"{path.name}.old")
+            old = _free_name(path.with_name(f"{path.name}.old"))
             log.warning("%s has other lines than the database, and is kept as %s", path, old)
             path.replace(old)
             self._last = 0
@@ -109,6 +110,12 @@ class EventLog:
             for last, line in chain([first], stored):  # noqa: B007 - counts once the file is closed
                 file.write(line + "\n")
         self._last = last
+
+
+def _free_name(path: Path) -> Path:
+    """The path, or with the first number from 2 on behind it that no file has."""
+    names = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return next(name for name in chain([path], names) if not name.exists())
 
 
 def _cut_partial_line(path: Path) -> None:

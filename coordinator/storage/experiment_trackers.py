@@ -7,6 +7,7 @@ metrics.jsonl holds the record.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -148,22 +149,33 @@ class _TrackerThread:
 
 
 class TensorBoardTracker:
-    """Event files in `folder`/tensorboard/<run>, for `tensorboard --logdir`. A run that begins anew replaces them."""
+    """Event files in `folder`/tensorboard/<run>, for `tensorboard --logdir`. A run that begins anew replaces them.
+
+    Each start is a session: from the second one on, TensorBoard forgets the rounds that it has from the session's first
+    round on, which are played again.
+    """
 
     def __init__(self, folder: Path, _option: str, _config: Mapping[str, Any]) -> None:
         try:
-            from tensorboard.summary import Writer
+            from tensorboard.compat.proto.event_pb2 import Event as EventRecord
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+            from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as missing:
             _missing("tensorboard", missing)
-        self._open, self._folder, self._writers = Writer, folder / "tensorboard", dict[str, Any]()
+        self._open, self._record, self._scalar = EventFileWriter, EventRecord, scalar_pb
+        self._began = SessionLog(status=SessionLog.START)
+        self._folder, self._writers = folder / "tensorboard", dict[str, Any]()
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        if run not in self._writers:
+        first = run not in self._writers
+        if first:
             for old in (self._folder / run).glob(EVENT_FILES) if step == 1 else ():
                 old.unlink()
             self._writers[run] = self._open(str(self._folder / run))
-        for name, value in numbers.items():
-            self._writers[run].add_scalar(name, value, step)
+        scalars = [{"summary": self._scalar(name, value)} for name, value in numbers.items()]
+        for content in [{"session_log": self._began}, *scalars] if first else scalars:
+            self._writers[run].add_event(self._record(step=step, wall_time=time.time(), **content))
         self._writers[run].flush()
 
     def close(self) -> None:
@@ -172,9 +184,13 @@ class TensorBoardTracker:
 
 
 class MLflowTracker:
-    """A run of its own per method and start, on the server of MLFLOW_TRACKING_URI, in the experiment mlflow:NAME."""
+    """A run of its own per method, on the server of MLFLOW_TRACKING_URI, in the experiment mlflow:NAME.
 
-    def __init__(self, _folder: Path, option: str, config: Mapping[str, Any]) -> None:
+    Its id is kept in `folder`/mlflow.json: a run that goes on has its later rounds in the same one. MLflow forgets no
+    number: a round that is played again, from an earlier checkpoint, has its numbers twice there.
+    """
+
+    def __init__(self, folder: Path, option: str, config: Mapping[str, Any]) -> None:
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as missing:
@@ -183,7 +199,7 @@ class MLflowTracker:
         if not where:
             raise ConfigError("MLFLOW_TRACKING_URI is not set", hint="set it to your server, as http://host:5000")
         self._client, self._runs = MlflowClient(where), dict[str, str]()
-        self._name, self._experiment = option or "fedcenters", ""
+        self._name, self._experiment, self._kept = option or "fedcenters", "", folder / "mlflow.json"
         self._params = {key: str(value)[:500] for key, value in config.items()}
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
@@ -191,21 +207,50 @@ class MLflowTracker:
         from mlflow.entities import Metric
 
         if run not in self._runs:
-            self._runs[run] = self._begin(run)
+            self._runs[run] = (self._go_on(run) if step > 1 else "") or self._begin(run)
         now_ms = int(time.time() * 1000)
         self._client.log_batch(self._runs[run], [Metric(name, value, now_ms, step) for name, value in numbers.items()])
 
     def _begin(self, run: str) -> str:
         from mlflow.entities import Param
 
-        if not self._experiment:
-            known = self._client.get_experiment_by_name(self._name)
-            self._experiment = known.experiment_id if known else self._client.create_experiment(self._name)
-        begun = str(self._client.create_run(self._experiment, run_name=run).info.run_id)
+        begun = str(self._client.create_run(self._experiment_id(), run_name=run).info.run_id)
         params = [Param(key, value) for key, value in self._params.items()]
         for start in range(0, len(params), MAX_PARAMS):
             self._client.log_batch(begun, params=params[start : start + MAX_PARAMS])
+        self._kept.write_text(json.dumps({**self._ids(), run: begun}), encoding="utf-8")
         return begun
+
+    def _go_on(self, run: str) -> str:
+        """The id of the run in which the earlier rounds are; empty where this server or experiment has none."""
+        from mlflow.exceptions import MlflowException
+
+        if not (known := self._ids().get(run)):
+            return ""
+        try:
+            info = self._client.get_run(known).info
+        except MlflowException as wrong:
+            if wrong.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return ""
+            raise
+        if info.lifecycle_stage != "active" or info.experiment_id != self._experiment_id():
+            return ""
+        self._client.update_run(known, status="RUNNING")
+        return str(known)
+
+    def _experiment_id(self) -> str:
+        if not self._experiment:
+            known = self._client.get_experiment_by_name(self._name)
+            self._experiment = known.experiment_id if known else self._client.create_experiment(self._name)
+        return self._experiment
+
+    def _ids(self) -> dict[str, Any]:
+        """What `mlflow.json` has, by run; nothing where it is missing or damaged."""
+        try:
+            found = json.loads(self._kept.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def close(self) -> None:
         for run_id in self._runs.values():

@@ -138,7 +138,12 @@ def method_settings(strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any 
     """
     groups = [getattr(strategy, group) for group in _groups(strategy)]
     owner = {name: group for group in groups for name in setting_types(group)}
-    return {name: getattr(owner.get(name, strategy), name.replace("-", "_")) for name in setting_types(strategy)}
+    return {name: _kept(getattr(owner.get(name, strategy), name.replace("-", "_"))) for name in setting_types(strategy)}
+
+
+def _kept(value: Any) -> Any:  # noqa: ANN401 - a setting
+    """A setting as the file of a run has it, where a tuple is a list."""
+    return [*map(_kept, value)] if isinstance(value, (list, tuple)) else value
 
 
 def setting_types(method: Any) -> dict[str, str]:  # noqa: ANN401 - a dataclass or an object of one
@@ -157,8 +162,16 @@ def _groups(method: Any) -> dict[str, Any]:  # noqa: ANN401
     return {f.name: f.default for f in fields(method) if is_dataclass(f.default)}
 
 
-def _read(key: str, value: Setting, kind: str) -> Setting:
-    """The value in the setting's own type; a text is parsed, a number never becomes a text, and no digit is dropped."""
+def _read(key: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - a Setting, or of a user's own type
+    """The value in the setting's own type; a text is parsed, a number never becomes a text, and no digit is dropped.
+
+    A setting of a user's method may be of another type than those four: a list is then read as one, or as a tuple.
+    """
+    if kind.endswith(" | None") and value is None:
+        return None
+    kind = kind.removesuffix(" | None")
+    if kind not in KINDS:
+        return _read_other(key, value, kind)
     wrong = ConfigError(f"{key} is {value!r}", hint=f"use {KINDS[kind][1]}")
     if kind == "bool":
         if value not in ("true", "false") and not isinstance(value, bool):
@@ -171,3 +184,9 @@ def _read(key: str, value: Setting, kind: str) -> Setting:
     if isinstance(value, bool) or (not isinstance(value, str) and read != value):
         raise wrong
     return read
+
+
+def _read_other(key: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - of a type that only the user's method knows
+    if kind.startswith(("tuple", "list")) and not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{key} is {value!r}", hint=f"write a list, in a file: {key} = [...]")
+    return tuple(value) if kind.startswith("tuple") else value

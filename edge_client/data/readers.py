@@ -296,6 +296,9 @@ def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise ValueError(f"{SCHEMA_FILE}: [{name}] has no key {unknown[0]!r}; it has {', '.join(keys)}")
+    needed = ("size", "classes") if name == "images" else ("features", "classes") if "label" in table else ("features",)
+    if lacking := [key for key in needed if key not in table]:
+        raise ValueError(f"{SCHEMA_FILE}: [{name}] has no {lacking[0]!r}")
     classes = [str(each) for each in table.get("classes", ())]
     if twice := [each for each in classes if classes.count(each) > 1]:
         raise ValueError(f"{SCHEMA_FILE}: [{name}] names the class {twice[0]!r} twice")

@@ -22,7 +22,6 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData, require_fit
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError, UsageError
-from edge_client.nearest import bounded_http
 from edge_client.nearest import result as answers
 from edge_client.nearest.choose_center import choose_center
 from edge_client.nearest.over_mqtt import NearestOptions, personalise_and_score
@@ -39,6 +38,7 @@ from edge_client.protocol.task import Flat
 from edge_client.runtime.downloader import open_cache
 from edge_client.runtime.golden_results import require_golden
 from edge_client.training.learner import EngineLearner
+from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
 
 MAX_WAITS, MAX_WAIT_S = 60, 30  # for a server that has too many requests of this address, as of a whole site's devices

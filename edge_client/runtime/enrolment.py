@@ -17,6 +17,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, Malformed, NetworkError, ProtocolError
 from edge_client.protocol.messages import parse_json
+from edge_client.transport import bounded_http
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.keys import open_private_key, signing_request, subject_name
 from edge_client.transport.tls import (
@@ -114,19 +116,26 @@ def _post(config: ClientConfig, body: bytes) -> dict[str, object]:
     """-> the JSON object of a 200; anything else is an error."""
     parts = urlsplit(config.enrol_url)
     tls = client_context(Credentials(ca=config.ca), dt.datetime.now(dt.timezone.utc))
-    link = http.client.HTTPSConnection(parts.hostname or "", parts.port or 443, timeout=REQUEST_TIMEOUT_S, context=tls)
+    where = parts.hostname or "", parts.port or 443
     try:
-        link.request("POST", "/enrol", body, {"Content-Type": "application/json"})
-        response = link.getresponse()
-        status, data = response.status, response.read(MAX_ANSWER_BYTES + 1)
+        with (
+            bounded_http.Deadline() as deadline,
+            closing(
+                bounded_http.WatchedTlsConnection(*where, deadline=deadline, timeout=REQUEST_TIMEOUT_S, context=tls)
+            ) as link,
+        ):
+            link.request("POST", "/enrol", body, {"Content-Type": "application/json"})
+            response = link.getresponse()
+            status, data = response.status, response.read(MAX_ANSWER_BYTES + 1)
+    except bounded_http.SlowServer as slow:
+        told = f"cannot enrol at {config.enrol_url}: no whole answer within {bounded_http.PATIENCE_S:g} s"
+        raise NetworkError(told, hint="try again; the token is still good") from slow
     except (OSError, ssl.SSLError, http.client.HTTPException) as wrong:
         reason, hint = explain_failure(wrong, config.ca)
         raise NetworkError(
             f"cannot enrol at {config.enrol_url}: {reason}",
             hint=hint or "check the address, and that `fedcenters-coordinator enrol` is running",
         ) from wrong
-    finally:
-        link.close()
     try:
         answer = parse_json(data, MAX_ANSWER_BYTES)
     except Malformed as wrong:

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from edge_client.errors import ConfigError, Malformed
+from edge_client.errors import ConfigError, DiskFull, Malformed
 from edge_client.protocol import codecs, tensors
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import canonical_json, parse_json
@@ -367,9 +367,10 @@ def _refuse_unwritable() -> Iterator[None]:
     try:
         yield
     except OSError as wrong:
-        full = wrong.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free disk space" if full else "set `state` to a folder that this user may write to"
-        raise ConfigError(f"cannot write to the state folder: {wrong}", hint=hint) from wrong
+        told = f"cannot write to the state folder: {wrong}"
+        if wrong.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(told, hint="free disk space") from wrong
+        raise ConfigError(told, hint="set `state` to a folder that this user may write to") from wrong
 
 
 def residual_name(run: str, center: int | None, schema: Schema) -> str:

@@ -21,7 +21,7 @@ from torch import fx, nn
 
 from coordinator.models.registry import Model
 from edge_client.engines.pt2 import read_exported
-from edge_client.errors import ConfigError, ProgramRefused
+from edge_client.errors import ConfigError, Malformed, ProgramRefused
 from edge_client.protocol.nearest.router import NEED_LABELS, Router
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.samples.input_parts import InputPart
@@ -175,7 +175,10 @@ def read_guide(folder: Path, *, traced: bool, own_loss: bool) -> Router | None:
     path = folder / GUIDE_FILE
     if not path.is_file():
         return None
-    guide = read_router(path.read_bytes())
+    try:
+        guide = read_router(path.read_bytes())
+    except (OSError, Malformed) as wrong:
+        raise ConfigError(f"{path} cannot be read: {wrong}", hint="save the run again") from wrong
     facts = read_facts(folder)
     if facts is not None and facts[2] is not None and not own_loss:
         guide = guide.without(NEED_LABELS)

@@ -20,6 +20,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_name, method_settings
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array, ClientId, Flat
+from emulator.api.checks import in_words_of_python
 from emulator.api.history import Table, frame, series
 from emulator.api.nearest import choose, predict_samples
 from emulator.api.progress import show_work
@@ -326,11 +327,14 @@ class Result:
         """
         next(iter(self.split.devices.values()))  # a loaded run may lack the samples; nothing is written then
         path, mine = Path(folder), self.folder
+        if path.name in {"", ".."}:  # of `.` and `..`, which are no names of a folder
+            path = path.resolve()
         say = log.warning if mine is None or mine.resolve() != path.resolve() else log.debug
         args = replace(self.args, out=path.parent, name=path.name)
         table = resolved_table(args, method_settings(self.method))
         parts = partial(run_parts, self.split.devices, self.run.schema, self.marks)
         with (
+            in_words_of_python(),
             open_run_folder(args, table, resume=False, say=partial(say, "%s"), parts=parts) as place,
             writing_to(place),
         ):

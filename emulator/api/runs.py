@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings, summed_members
 from edge_client.errors import UsageError
-from emulator.api.checks import check_callback, check_fleet, check_method, check_own, in_words_of_python
+from emulator.api.checks import check_callback, check_fleet, check_method, check_own, in_words_of_python, shall_stop
 from emulator.api.play import play
 from emulator.api.progress import RunProgress, in_bar_place
 from emulator.api.result import Result
@@ -144,17 +144,17 @@ def run_one_of_several(
 
 def to_the_end(run: Generator[Result, bool | None, Result], bar: RunProgress, on_round: OnRound | None) -> Result:
     """The result of a run that `play` began; it ends early when `on_round` returns something true."""
-    stop: object = None
+    stop: bool | None = None
     with closing(run):  # after an error of `on_round`, too: what keeps the error would keep the run and its folder
         while True:
             try:
-                so_far = run.send(bool(stop) if stop is not None else None)
+                so_far = run.send(stop)
             except StopIteration as done:
                 result: Result = done.value
                 bar.show(result.run)  # the line had what came after the last round
                 return result
             bar.show(so_far.run)
-            stop = on_round(so_far) if on_round is not None else False
+            stop = shall_stop(on_round(so_far)) if on_round is not None else False
 
 
 def rounds(  # noqa: PLR0913 - the parts of a run

@@ -285,9 +285,17 @@ def _read(place: Path, method: str, schema: Schema) -> SimulationResult:
         state=state,
         schema=schema,
         virtual_seconds=sum(record["seconds"] for record in rounds),
-        kept=pictures.read_picture_data(place / pictures.PICTURES_FILE),
+        kept=_read_pictures(place / pictures.PICTURES_FILE),
         whole=whole,
     )
+
+
+def _read_pictures(file: Path) -> pictures.PictureData:
+    try:
+        return pictures.read_picture_data(file)
+    except (OSError, ValueError) as wrong:
+        hint = "save the run again, or delete that file, and the run has no pictures"
+        raise ConfigError(f"{file} cannot be read: {wrong}", hint=hint) from wrong
 
 
 def _read_state(file: Path) -> State:

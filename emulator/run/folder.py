@@ -129,7 +129,8 @@ def _find(
         if args.name and not resume:
             other = _difference(folder, table, resume=True) or other_parts(folder, parts())
             more = "" if other else "--resume goes on from it to more rounds; or "
-            raise UsageError(taken, hint=f"{more}choose another --name, or delete that folder")
+            is_run = (folder / FILE).is_file()  # what is none is not ours to delete
+            raise UsageError(taken, hint=f"{more}choose another --name{', or delete that folder' if is_run else ''}")
         folder = folder.with_name(f"{args.folder.name}-{number}")
 
 

@@ -56,6 +56,10 @@ def test_the_center_of_a_device_may_be_what_argmin_gives(zero: object) -> None:
             "Returns.round assigns device-00 to array([0.5, 0.5])",
         ),
         (lambda *_: {"assignment": {0: 0}}, "Returns.round assigns 0, which is no name of a device"),
+        (
+            lambda _, fleet: {"assignment": dict.fromkeys([*fleet, "device 01"], 0)},
+            "Returns.round assigns 'device 01', which is no device of the fleet",
+        ),
         (lambda state, _: {"centers": state.centers[:0]}, "Returns.round returned centers of shape [0, "),
         (lambda state, _: {"centers": state.centers.astype(int)}, "Returns.round returned centers of int64"),
         (lambda *_: {"extra": {"a": {"b": 1}}}, "Returns.round keeps dict that is no array of numbers in extra['a']"),
@@ -101,8 +105,25 @@ def test_a_setting_of_none_is_kept_with_the_run_as_one_without_a_value(tmp_path:
     assert fc.load(tmp_path / "mine", method=HasOption(local_steps=1)).accuracy == again.accuracy
 
 
-@pytest.mark.parametrize("value", [np.linalg.norm, {1, 2}, [None]])
+@pytest.mark.parametrize("value", [np.linalg.norm, {1, 2}, [None], np.ones(3), np.ones(1)])
 def test_a_setting_that_no_file_can_hold_is_told_before_the_first_round(value: object) -> None:
     """It ended after the first round in a TypeError of json that named no setting."""
     with pytest.raises(UsageError, match=r"option of .*HasOption is .*, which the file of a run cannot hold"):
         fc.simulate(HasOption(local_steps=1, option=value), fleet=FLEET, rounds=1, progress=False)
+
+
+def test_an_array_as_a_setting_is_told_with_the_list_to_write() -> None:
+    """It ended in "the truth value of an array is ambiguous", from the repr of the method."""
+    method = HasOption(local_steps=1, option=np.ones(3))
+    assert repr(method) == "HasOption(local_steps=1, option=array([1., 1., 1.]))"
+    with pytest.raises(UsageError, match=r"give a list in its place, array\.tolist\(\)"):
+        fc.compare([method, fc.FedAvg()], fleet=FLEET, rounds=1, seeds=1, progress=False)
+
+
+@pytest.mark.parametrize("value", [(1, [0.5]), [1, [0.5]], (np.int64(1), [np.float32(0.5)])])
+def test_a_list_as_a_setting_is_kept_with_the_run_and_known_again(tmp_path: Path, value: object) -> None:
+    """A tuple was refused as another setting by `load` and `resume`, and a number of numpy by the file."""
+    made = HasOption(local_steps=1, option=value)
+    fc.simulate(made, fleet=FLEET, rounds=1, out=tmp_path, name="mine", progress=False)
+    again = fc.simulate(made, fleet=FLEET, rounds=2, out=tmp_path, name="mine", resume=True, progress=False)
+    assert fc.load(tmp_path / "mine", method=made).accuracy == again.accuracy

@@ -165,6 +165,10 @@ def test_a_file_of_metrics_that_differs_from_the_database_is_kept_aside_and_writ
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
     assert path.read_bytes().startswith(right)
     assert path.with_name("metrics.jsonl.old").read_bytes() == changed
+    path.write_bytes(b"{}\n")  # damaged a second time
+    write(5)
+    kept = {file.name: file.read_bytes() for file in tmp_path.glob("metrics.jsonl.*")}
+    assert kept == {"metrics.jsonl.old": changed, "metrics.jsonl.old.2": b"{}\n"}
     store.close()
 
 

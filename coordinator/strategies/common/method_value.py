@@ -64,10 +64,18 @@ class MethodValue(metaclass=_PlainNumbers):
     def __repr__(self) -> str:
         told = [(f, getattr(self, f.name)) for f in _fields(self).values() if f.repr]
         words = [repr(value) for f, value in told if not f.kw_only]
-        words += [f"{f.name}={value!r}" for f, value in told if f.kw_only and value != f.default]
+        words += [f"{f.name}={value!r}" for f, value in told if f.kw_only and _differs(value, f.default)]
         return f"{type(self).__name__}({', '.join(words)})"
 
 
 def _fields(value: object) -> Mapping[str, Field[Any]]:
     """The fields of a dataclass by name; none for another object, as for a default that is missing."""
     return {f.name: f for f in fields(value)} if is_dataclass(value) else {}
+
+
+def _differs(value: object, default: object) -> bool:
+    """Whether a value is another than the default; an array, whose comparison is an array, counts as another."""
+    try:
+        return bool(value != default)
+    except ValueError:
+        return True

@@ -17,11 +17,13 @@ KINDS: dict[str, tuple[type, str]] = {  # type of a setting -> what it accepts
 
 
 def plain_number(value: object) -> object:
-    """A number of numpy as one of Python, which files of settings take; anything else as it is."""
+    """Numbers of numpy as those of Python, which files of settings take, also in lists; anything else as it is."""
     if isinstance(value, (bool, int, float)) and type(value).__module__ == "builtins":
         return value
     if isinstance(value, Integral):
         return int(value)
+    if type(value) is list or type(value) is tuple:
+        return type(value)(map(plain_number, value))
     return float(value) if isinstance(value, Real) else value
 
 

@@ -46,6 +46,12 @@ def checked_inputs(x: Array) -> Array:
     return x
 
 
+def check_no_bytes(name: str, parts: Sequence[Array]) -> None:
+    """Raise ConfigError for bytes, as files of HDF5 give them: their text is not what the user calls it."""
+    if any(y.dtype.kind in "SO" and any(isinstance(value, bytes) for value in y.flat) for y in parts):
+        raise ConfigError(f"{name} holds bytes", hint=f"make them texts: {name}.astype(str), or decode them")
+
+
 def _check_range(name: str, values: Array) -> None:
     """Raise ConfigError for numbers that float32 does not hold."""
     if values.dtype.kind == "f" and max(abs(float(values.max())), abs(float(values.min()))) > MAX_FLOAT32:
@@ -91,6 +97,7 @@ def _numbered(y: Array) -> Array:
 def _texts(flat: Sequence[Array]) -> tuple[list[Array], Sequence[str]]:
     if missing := sum(is_missing(v) for y in flat for v in y):
         raise ConfigError(f"y holds NaN, None or NA in {missing} samples", hint="drop the samples without a label")
+    check_no_bytes("y", flat)
     texts = [np.array([str(v) for v in y]) for y in flat]
     names = np.unique(np.concatenate(texts))
     return [np.searchsorted(names, y).astype(np.int64) for y in texts], tuple(names.tolist())

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from emulator.api.data.reading import Columns, frame_columns, is_frame, read_col
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts
 
+log = logging.getLogger(__name__)
 SHOWN = 5  # devices that an error names
 
 
@@ -38,7 +40,18 @@ def columns_of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> 
     if 0 < len(bare) < len(parts):
         told = f"{first_of(bare, SHOWN)} without test samples, beside devices that have some"
         raise ConfigError(told, hint="give each device some, or none of them: `test` is then the share that tests")
+    if x is None and (name := _column_of_devices(held)):
+        log.warning("column %r of x holds what each device is called: drop it, or name what x is, x=[...]", name)
     return _one_after_another(held), GivenParts(parts, names=device_names(list(data)))
+
+
+def _column_of_devices(held: Sequence[tuple[str, Columns]]) -> str:
+    """The column of a table that has the device's own name, a number, in each sample; empty where there is none."""
+    numbers = [(float(who), part) for who, part in held if who.lstrip("-").replace(".", "", 1).isdecimal()]
+    if len(numbers) < len(held):
+        return ""
+    names = held[0][1].names
+    return next((n for k, n in enumerate(names) if all((part.x[:, k] == who).all() for who, part in numbers)), "")
 
 
 def _of_one(

@@ -68,8 +68,11 @@ def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) 
 
 def as_array(value: Any) -> Array:
     """A tensor, an image, a column or a list as an array; an image has its channels first."""
+    if hasattr(value, "toarray") or getattr(value, "is_sparse", False):
+        raise ConfigError("a sparse matrix", hint="make it dense: x.toarray(), or x.to_dense() of a tensor")
     if hasattr(value, "detach"):
-        return np.asarray(value.detach().cpu().numpy())
+        held = value.detach().cpu()
+        return np.asarray((held.float() if str(held.dtype) == "torch.bfloat16" else held).numpy())
     if hasattr(value, "getbands"):
         return channels_first(np.asarray(value))
     if isinstance(value, np.ma.MaskedArray) and value.mask.any():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.task import I64
-from emulator.api.data.kinds import check_kinds, checked_inputs, checked_labels
+from emulator.api.data.kinds import check_kinds, check_no_bytes, checked_inputs, checked_labels
 from emulator.api.data.of_devices import columns_of_each, joined_with
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import (
@@ -35,6 +36,10 @@ from emulator.options import OPTIONS
 log = logging.getLogger(__name__)
 TEST_SHARE = 0.2
 SHOWN = 5  # devices that a line names
+NOT_FROM_0 = (
+    "classes below it have an output of the model and no sample. Where that is not meant, number them from 0: "
+    "y = np.unique(y, return_inverse=True)[1]"
+)
 GROUPS = "give one value for each sample, groups=array, or for each device, groups={device: group}"
 HOW = 'write by="column", or partition=fc.partitions.Dirichlet(0.1) and devices=100'
 
@@ -112,7 +117,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     scheme = parts or _scheme(by, partition, devices)
     how = f"by={by if isinstance(by, (str, int)) else 'array'}" if partition is None and by is not None else ""
     found = Fleet(
-        read=lambda _: whole,
+        read=partial(_given_samples, whole),
         scheme=scheme,
         count=devices or 0,
         options={"data_set": name or columns.kind, "partition": how or describe_scheme(scheme), "data_seed": seed},
@@ -124,6 +129,11 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     )
     found.cut()  # so that what is wrong is said here
     return found
+
+
+def _given_samples(whole: DataSet, _seed: int) -> DataSet:
+    """What `Fleet.read` is here: a function by name, so that a fleet can be pickled for another process."""
+    return whole
 
 
 def _scheme(by: Any, partition: Any, devices: int | None) -> PartitionScheme:  # noqa: ANN401 - see `fleet`
@@ -176,6 +186,8 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     """-> the data set, and the names of its classes where they have some."""
     columns = [train] if test is None else [train, test]
     labels, classes = checked_labels([part.y for part in columns])
+    if labels[0].dtype == np.int64 and labels[0].ndim == 1 and (low := min(int(y.min()) for y in labels)) > 0:
+        log.warning("the smallest class is %s: %s", low, NOT_FROM_0)
     users, names = _users(train, columns)
     raw = [
         RawSamples(x=checked_inputs(part.x), y=y, user=user)
@@ -234,6 +246,7 @@ def _users(train: Columns, columns: Sequence[Columns]) -> tuple[list[I64 | None]
     """-> the number of each sample's user in each part, and the users' names as devices."""
     if train.by is None:
         return [None for _ in columns], ()
+    check_no_bytes("by", [part.by for part in columns if part.by is not None])
     if missing := sum(map(is_missing, train.by.tolist())):
         raise ConfigError(f"{missing} samples have no value of by", hint="fill these values in, or drop the samples")
     try:

@@ -8,13 +8,15 @@ import ssl
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
+from coordinator.identity import enrolment_server
 from coordinator.identity.cli import _facts
 from coordinator.identity.enrolment_server import EnrolmentServer, Registrar, open_enrolment_server
 from coordinator.identity.provisioning import Provisioner, ProvisionPlan
@@ -22,6 +24,7 @@ from edge_client.cli import main
 from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
 from edge_client.runtime import enrolment
+from edge_client.transport import bounded_http
 from edge_client.transport.keys import open_private_key, signing_request
 from edge_client.transport.tls import check_subject, read_certificate
 from tests.coordinator.identity.test_provisioning import invoke
@@ -330,6 +333,31 @@ def test_nobody_there_is_said_with_the_address(tmp_path: Path, free_port: int) -
     with pytest.raises(NetworkError, match=str(free_port)) as wrong:
         enrolment.enrol(config)
     assert "is running" in wrong.value.hint
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 1.0])  # none: it is over before the connection stands
+def test_a_listener_that_sends_a_byte_now_and_then_holds_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float
+) -> None:
+    left = threading.Event()
+
+    def drip(handler: BaseHTTPRequestHandler, *_: object) -> None:
+        with suppress(OSError):
+            handler.wfile.write(b"HTTP/1.0 200 OK\r\nX: ")
+            while not left.wait(0.02):
+                handler.wfile.write(b"x")
+
+    monkeypatch.setattr(enrolment_server._Handler, "_reply", drip)
+    monkeypatch.setattr(bounded_http, "PATIENCE_S", patience_s)
+    work = provision_federation(tmp_path / "keys")
+    work.add_token("d1")
+    with listening(work, []) as server:
+        config = config_of(work, "d1", server)
+        with pytest.raises(NetworkError, match="no whole answer within") as wrong:
+            enrolment.enrol(config)
+        left.set()
+    assert "the token is still good" in wrong.value.hint
+    assert enrolment.has_token(config)
 
 
 def test_a_configuration_that_is_not_whole_is_refused(tmp_path: Path) -> None:

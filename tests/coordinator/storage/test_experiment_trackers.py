@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -65,8 +66,17 @@ def test_scores_beside_accuracy_and_metrics_of_ones_own_are_told() -> None:
     assert told == {"r2/micro": 0.5, "top 5 ___/micro": 2.0, "top 5 ___/macro": 3.0, "seconds": 1.0}
 
 
-def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
+@pytest.fixture
+def tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files of one process and second are read in the order of their numbers as texts, so 10 before 9."""
     pytest.importorskip("tensorboard")
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
+@pytest.mark.usefixtures("tensorboard")
+def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
     with open_trackers("tensorboard", tmp_path, {}) as tell:
         tell({"event": "start"})
         tell(round_event(1, 0.25))
@@ -75,18 +85,27 @@ def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
     assert tensorboard_has(tmp_path) == [(1, 0.25), (2, 0.5)]
 
 
+@pytest.mark.usefixtures("tensorboard")
 def test_a_run_that_begins_anew_replaces_its_rounds_in_tensorboard(tmp_path: Path) -> None:
     """Each round was there twice, so that the curves went back and forth."""
-    pytest.importorskip("tensorboard")
     for accuracy in (0.25, 0.75):
         with open_trackers("tensorboard", tmp_path, {}) as tell:
             tell(round_event(1, accuracy))
     assert tensorboard_has(tmp_path) == [(1, 0.75)]
 
 
+@pytest.mark.usefixtures("tensorboard")
+def test_rounds_that_are_played_again_from_an_earlier_checkpoint_are_once_in_tensorboard(tmp_path: Path) -> None:
+    for rounds in ((1, 2, 3), (2, 3, 4)):
+        with open_trackers("tensorboard", tmp_path, {}) as tell:
+            for number in rounds:
+                tell(round_event(number, number / 8))
+    assert tensorboard_has(tmp_path) == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 0.5)]
+
+
 def tensorboard_has(folder: Path) -> list[tuple[int, float]]:
     """Step and accuracy, as TensorBoard's own reader finds them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
     reader = EventAccumulator(str(folder / "tensorboard" / "fesem"))
@@ -106,6 +125,46 @@ def test_mlflow_has_the_rounds_and_the_configuration(tmp_path: Path, monkeypatch
     history = client.get_metric_history(run.info.run_id, "accuracy/micro")
     assert [(m.step, m.value) for m in history] == [(1, 0.25), (2, 0.5)]
     assert (run.data.params["method"], run.info.status) == ("fesem", "FINISHED")
+
+
+@pytest.fixture
+def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - a client of mlflow
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return pytest.importorskip("mlflow.tracking").MlflowClient()
+
+
+def steps_in_mlflow(client: Any) -> list[list[int]]:  # noqa: ANN401
+    """The rounds of each run of the experiment, the first run first."""
+    runs = client.search_runs([client.get_experiment_by_name("mine").experiment_id], order_by=["start_time"])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    return [[m.step for m in client.get_metric_history(run.info.run_id, "accuracy/micro")] for run in runs]
+
+
+def play_with_mlflow(folder: Path, *rounds: int) -> None:
+    with open_trackers("mlflow:mine", folder, {"num-rounds": rounds[-1]}) as tell:
+        for number in rounds:
+            tell(round_event(number, 0.5))
+
+
+def test_a_run_that_goes_on_is_one_run_of_mlflow(tmp_path: Path, mlflow: Any) -> None:  # noqa: ANN401
+    play_with_mlflow(tmp_path, 1, 2, 3)
+    play_with_mlflow(tmp_path, 4)
+    assert steps_in_mlflow(mlflow) == [[1, 2, 3, 4]]
+    play_with_mlflow(tmp_path, 1, 2)  # begun anew
+    assert steps_in_mlflow(mlflow) == [[1, 2, 3, 4], [1, 2]]
+
+
+@pytest.mark.parametrize("lost", ["deleted", "damaged", "elsewhere"])
+def test_a_run_whose_beginning_mlflow_does_not_have_gets_a_new_one(tmp_path: Path, mlflow: Any, lost: str) -> None:  # noqa: ANN401
+    play_with_mlflow(tmp_path, 1, 2)
+    kept = tmp_path / "mlflow.json"
+    if lost == "deleted":
+        mlflow.delete_run(json.loads(kept.read_text())["fesem"])
+    else:
+        kept.write_text("{" if lost == "damaged" else json.dumps({"fesem": "0" * 32}))
+    play_with_mlflow(tmp_path, 3)
+    assert steps_in_mlflow(mlflow)[-1] == [3]
 
 
 def test_prometheus_reads_the_last_round_until_the_run_ends(tmp_path: Path) -> None:

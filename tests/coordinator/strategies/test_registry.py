@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -100,3 +101,27 @@ def test_a_setting_that_cannot_work_is_refused_by_its_name_and_with_a_hint(
         method(**wrong)
     assert refused.value.hint
     assert next(iter(wrong)).replace("_", "-") in str(refused.value)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class HasOtherKinds(FeSEM):
+    """Settings of types that no method of ours has."""
+
+    shares: tuple[float, ...] = ()
+    most: int | None = None
+    option: Any = None
+
+
+OTHER_KINDS = f"{__name__}:HasOtherKinds"
+
+
+def test_settings_of_other_types_are_read_from_a_runs_file() -> None:
+    """They ended in a KeyError with the type's name."""
+    read = make_method(OTHER_KINDS, shares=[0.5, 1.0], most="3", option=[1])  # type: ignore[arg-type]
+    assert read == HasOtherKinds(shares=(0.5, 1.0), most=3, option=[1])
+    assert make_method(OTHER_KINDS, **method_settings(HasOtherKinds(shares=(2.0,)))) == HasOtherKinds(shares=(2.0,))
+
+
+def test_a_text_does_not_become_a_list_of_its_letters() -> None:
+    with pytest.raises(ConfigError, match=r"shares is '12'\n\nhint: write a list, in a file: shares = \[\.\.\.\]"):
+        make_method(OTHER_KINDS, shares="12")

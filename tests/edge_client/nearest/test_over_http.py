@@ -20,13 +20,13 @@ import pytest
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, Malformed, NetworkError, UsageError
-from edge_client.nearest import bounded_http
 from edge_client.nearest.over_http import SiteCenterSource, SiteClient, TrustedKeys, find_nearest
 from edge_client.nearest.over_mqtt import NearestOptions
 from edge_client.protocol import codecs, signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import run_fit
+from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
 from export.bundle.run_source import BundleNames, BundleSource, make_signer
 from export.bundle.writer import BundleOptions, write_bundle

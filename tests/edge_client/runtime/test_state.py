@@ -247,7 +247,7 @@ def test_a_full_disk_costs_neither_an_epoch_nor_an_answer(tmp_path: Path, monkey
         assert not state.see_epoch(before, KEY)
         with pytest.raises(ConfigError, match="cannot write to the state folder") as told:
             state.next_birth()
-        assert told.value.hint == "free disk space"
+        assert (told.value.hint, told.value.exit_code) == ("free disk space", 70)
     assert open_state(tmp_path).epoch == before
     assert set((tmp_path / "kept").iterdir()) == on_disk
     finish(state, 3)

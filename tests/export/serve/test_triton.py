@@ -23,10 +23,26 @@ def test_each_center_is_a_model_and_each_bundle_a_version(tmp_path: Path) -> Non
     assert sorted(p.name for p in model.iterdir()) == ["1", "2", "config.pbtxt"]
 
 
+def test_the_same_bundle_again_changes_nothing(tmp_path: Path) -> None:
+    """It became another version, which Triton loaded in the place of the same one."""
+    write_bundle(tmp_path / "b", "one")
+    first, models = write_repository(tmp_path / "b", tmp_path / "models"), tmp_path / "models"
+    assert write_repository(tmp_path / "b", models) == first == ["center-0/1", "center-1/1"]
+    assert sorted(p.name for p in models.glob("center-*/*")) == ["1", "1", "config.pbtxt", "config.pbtxt"]
+
+
+def test_a_bundle_of_which_a_part_is_missing_is_written_again(tmp_path: Path) -> None:
+    """As after a write that was interrupted between two centers."""
+    write_bundle(tmp_path / "b", "one")
+    write_repository(tmp_path / "b", tmp_path / "models")
+    (tmp_path / "models" / "center-1" / "1" / "model.onnx").unlink()
+    assert write_repository(tmp_path / "b", tmp_path / "models") == ["center-0/2", "center-1/2"]
+
+
 def test_a_center_that_the_next_bundle_has_not_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for centers in (3, 3, 2):
+    for mark, centers in (("one", 3), ("two", 3), ("two", 2)):
         assert not caplog.messages
-        write_bundle(tmp_path / "b", "one", centers=centers)
+        write_bundle(tmp_path / "b", mark, centers=centers)
         write_repository(tmp_path / "b", tmp_path / "models")
     assert "center-2 of an older bundle" in caplog.text
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import sparse
 from torch import nn
 
 import fedcenters as fc
@@ -258,3 +259,45 @@ def test_a_data_frame_beside_its_labels_is_read_by_the_names_of_its_columns() ->
 def test_data_frames_of_other_columns_beside_their_labels_are_refused(other: object, told: str) -> None:
     with pytest.raises(FedcentersError, match=told):
         fc.fleet({"a": (pd.DataFrame(X, columns=list("pqrs")), Y), "b": (other, Y)})
+
+
+@pytest.mark.parametrize(
+    "made", [sparse.csr_matrix(X), sparse.coo_array(X), torch.tensor(X).to_sparse()], ids=["matrix", "array", "tensor"]
+)
+def test_a_sparse_matrix_is_told_how_to_make_dense(made: object) -> None:
+    """It ended in "TypeError: len() of unsized object"."""
+    with pytest.raises(ConfigError, match="a sparse matrix") as told:
+        fc.fleet((made, Y), by=WHO)
+    assert "x.toarray()" in told.value.hint
+
+
+@pytest.mark.parametrize("kind", ["S1", object])
+def test_bytes_are_no_names_of_classes_or_devices(kind: type | str) -> None:
+    """The classes were called "b'0'", which no label of the user's is, and the devices b-anna-."""
+    labels = np.array([b"%d" % y for y in Y]).astype(kind)
+    with pytest.raises(ConfigError, match="y holds bytes"):
+        fc.fleet((X, labels), by=WHO)
+    with pytest.raises(ConfigError, match="by holds bytes") as told:
+        fc.fleet((X, Y), by=np.array([who.encode() for who in WHO]).astype(kind))
+    assert "by.astype(str)" in told.value.hint
+    assert fc.fleet((X, labels.astype("S1").astype(str)), by=WHO).classes == ("0", "1", "2")
+
+
+def test_half_precision_of_torch_becomes_float32() -> None:
+    """bfloat16 ended in "TypeError: Got unsupported ScalarType BFloat16"."""
+    half = torch.tensor(X, dtype=torch.bfloat16)
+    made = fc.fleet((half, Y), by=WHO)
+    assert set(made["anna"].train.x.ravel().tolist()) <= set(half.float().ravel().tolist())
+
+
+def test_a_column_that_tells_the_devices_apart_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It was an input of the model: what pandas' groupby gives still has the column by which it was grouped."""
+    table = frame(who=np.repeat([7, 8, 9], N // 3))
+    apart = dict(tuple(table.groupby("who")))
+    fc.fleet({f"pump {who}": held for who, held in apart.items()})
+    fc.fleet({who: held.drop(columns="who") for who, held in apart.items()})
+    assert caplog.messages == []
+    assert fc.fleet(apart).columns == ("p", "q", "r", "s", "who")
+    assert [told.partition(":")[0] for told in caplog.messages] == [
+        "column 'who' of x holds what each device is called"
+    ]

@@ -214,6 +214,15 @@ def test_a_missing_label_is_refused_and_no_class_of_its_own(kind: str) -> None:
             fc.fleet(data, by=WHO)
 
 
+@pytest.mark.parametrize(("least", "said"), [(1, ["the smallest class is 1"]), (0, [])])
+def test_labels_that_do_not_begin_at_0_are_told(least: int, said: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Labels 1, 2 and 3 were four classes, one of them without a sample, and no line said so."""
+    rng = np.random.default_rng(0)
+    made = fc.fleet((rng.normal(size=(40, 3)), rng.permutation(40) % 3 + least), by=np.repeat([1, 2], 20))
+    assert f"of {3 + least} classes" in repr(made)
+    assert [message.partition(":")[0] for message in caplog.messages] == said
+
+
 def test_columns_that_are_no_numbers_are_named_when_they_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     data = (
         frame().assign(f1=["?", *map(str, X[1:, 1])], when=pd.Timestamp("2026-01-01"), made="left").drop(columns="note")

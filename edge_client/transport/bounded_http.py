@@ -1,4 +1,4 @@
-"""GET requests that end: a server that sends a byte now and then holds no device for ever.
+"""HTTP requests that end: a server that sends a byte now and then holds no device for ever.
 
 A socket's timeout bounds each wait for a byte, but the server decides how many waits there are: in the head of its
 answer, between the parts of a chunked one, and in its body. So a second thread looks at the whole, and shuts the
@@ -28,10 +28,10 @@ class SlowServer(OSError):
 
 
 class Deadline:
-    """While it is entered, shuts `connection` when the time is over; `received` bytes of a body make it longer."""
+    """While it is entered, shuts the connection when the time is over; `received` bytes of a body make it longer."""
 
     def __init__(self) -> None:
-        self.connection: socket.socket | None = None
+        self._connection: socket.socket | None = None
         self.received = 0
         self._is_over, self._done, self._began_s = False, threading.Event(), time.monotonic()
 
@@ -47,14 +47,23 @@ class Deadline:
         if self._is_over and (wrong is None or isinstance(wrong, (OSError, http.client.HTTPException))):
             raise SlowServer(f"{self.received} bytes in {time.monotonic() - self._began_s:.0f} s")
 
+    def watch(self, connection: socket.socket) -> None:
+        """The connection stands; it is shut at once where that took too long."""
+        self._connection = connection
+        if self._is_over:
+            self._shut()
+
     def _watch(self) -> None:
         while (left_s := self._ends_s() - time.monotonic()) > 0:
             if self._done.wait(left_s):
                 return
         self._is_over = True
-        if self.connection is not None:
+        self._shut()
+
+    def _shut(self) -> None:
+        if self._connection is not None:
             with contextlib.suppress(OSError):  # closed already
-                socket.socket.shutdown(self.connection, socket.SHUT_RDWR)  # TLS's own would let the clear be read
+                socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # TLS's own would let the clear be read
 
     def _ends_s(self) -> float:
         return self._began_s + PATIENCE_S + self.received / LEAST_BYTES_PER_S
@@ -95,14 +104,14 @@ class _Watched:
 
     def connect(self) -> None:
         super().connect()  # type: ignore[misc]  # http.client's
-        self._deadline.connection = self.sock
+        self._deadline.watch(self.sock)
 
 
 class _ClearConnection(_Watched, http.client.HTTPConnection):
     """In the clear."""
 
 
-class _TlsConnection(_Watched, http.client.HTTPSConnection):
+class WatchedTlsConnection(_Watched, http.client.HTTPSConnection):
     """Over TLS, whose handshake has one timeout as a whole."""
 
 
@@ -113,7 +122,7 @@ class _Http(urllib.request.HTTPHandler):
 
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(functools.partial(_TlsConnection, deadline=_deadline(req)), req)
+        return self.do_open(functools.partial(WatchedTlsConnection, deadline=_deadline(req)), req)
 
 
 def _deadline(request: urllib.request.Request) -> Deadline:
