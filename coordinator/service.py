@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator import local_broker as brokers
 from coordinator.artifacts.finished_run import make_strategy
@@ -54,7 +54,8 @@ def run_service(
 ) -> None:
     """Serve the federations of these files until all are done, or a signal came. Raises the first failure.
 
-    After SIGINT raises KeyboardInterrupt. `broker` replaces that of every file, `dashboard` that of the only one.
+    A signal ends the process: SIGTERM with 0, SIGINT with 130. `broker` replaces that of every file, `dashboard` that
+    of the only one.
     """
     show_progress("export.bundle")
     flags: dict[str, Any] = {key: text for key, text in (("broker", broker), ("dashboard", dashboard)) if text}
@@ -89,12 +90,18 @@ def run_service(
     failures = [federation.failure for federation in federations if federation.failure is not None]
     if failures:
         raise failures[0]
-    if came and any(federation.server.busy for federation in federations):
-        os._exit(
-            EXIT_OK if came == signal.SIGTERM else 128 + came
-        )  # an exporter does not survive the interpreter's end
+    if came:
+        _end_process(came)
+
+
+def _end_process(came: int) -> NoReturn:
+    """End after a signal, when everything is closed.
+
+    The interpreter's own end takes the libraries of the exporters many seconds, and they do not survive it at work.
+    """
     if came == signal.SIGINT:
-        raise KeyboardInterrupt
+        write_stderr("interrupted")
+    os._exit(EXIT_OK if came == signal.SIGTERM else 128 + came)
 
 
 @contextmanager

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from edge_client import __version__
-from edge_client.printable import PrintableFormatter
 from export import plugins
+from export.silence import show_warnings
 
 
 class GroupedCommand(TyperCommand):
@@ -56,6 +55,5 @@ def _prepare(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    if logging.lastResort is not None:  # writes the warnings of all loggers, some with texts from the network
-        logging.lastResort.setFormatter(PrintableFormatter())
+    show_warnings()
     plugins.add_working_folder()

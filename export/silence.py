@@ -21,7 +21,7 @@ CHATTY_LOGGERS = (
     "absl",
     "litert_torch",
 )
-
+OUR_LOGGERS = ("edge_client", "export", "coordinator", "emulator")
 
 _one_at_a_time = threading.RLock()  # descriptors belong to the whole process
 _depth = 0
@@ -45,6 +45,19 @@ def show_progress(logger: str) -> None:
         told.addHandler(_StderrLines())
         told.setLevel(logging.INFO)
         told.propagate = False  # litert's libraries give the root logger a handler, which would repeat each line
+
+
+def show_warnings() -> None:
+    """From now on the warnings of all loggers are lines on stderr; of libraries not while they are silenced.
+
+    Python's own last resort would do until a library calls `logging.info`, which puts another handler before it, as
+    litert's do in the middle of a run: one that lets control characters through.
+    """
+    root = logging.getLogger()
+    if not root.handlers:
+        handler = _StderrLines(logging.WARNING)
+        handler.addFilter(lambda record: _stderr is None or record.name.partition(".")[0] in OUR_LOGGERS)
+        root.addHandler(handler)
 
 
 class _StderrLines(logging.Handler):

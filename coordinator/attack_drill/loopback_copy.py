@@ -93,6 +93,7 @@ class Installation:
             f"{FEDERATION}.{name}",
             credentials=self.credentials(name),
             connect_timeout_s=REFUSAL_S,
+            refusals_expected=True,
         )
         made.connect()
         into.callback(made.close)

@@ -163,7 +163,11 @@ def _wills(here: LoopbackCopy) -> Seen:
         with ExitStack() as stack:
             for will in (Will(topic, FORGED), None):
                 made = MqttTransport(
-                    here.site.work.plan.broker, TOPICS.client_id(HOSTILE), will=will, credentials=credentials
+                    here.site.work.plan.broker,
+                    TOPICS.client_id(HOSTILE),
+                    will=will,
+                    credentials=credentials,
+                    refusals_expected=True,
                 )
                 stack.callback(made.close)
                 with suppress(NetworkError):  # the broker may refuse a connection for its will
@@ -195,7 +199,9 @@ def _unasked_update(here: LoopbackCopy) -> Seen:
 def _borrowed_name(here: LoopbackCopy) -> Seen:
     """A valid certificate with the id of another: the broker gives it its certificate's name."""
     credentials = here.site.credentials(HOSTILE)
-    made = MqttTransport(here.site.work.plan.broker, TOPICS.client_id(HONEST), credentials=credentials)
+    made = MqttTransport(
+        here.site.work.plan.broker, TOPICS.client_id(HONEST), credentials=credentials, refusals_expected=True
+    )
     with closing(made):
         made.connect()
         made.receive(PATIENCE_S)

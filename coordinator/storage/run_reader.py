@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -96,11 +97,21 @@ def _models(folder: Path, rows: Sequence[tuple[ClientId, str, str]]) -> Iterator
 
 @contextmanager
 def open_database(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a run folder, read-only. Raises NoRunYet when there is none."""
+    """The database of a run folder, read-only. Raises NoRunYet when there is none.
+
+    SQLite keeps a file beside the database while it is read, also for a reader. Where the folder cannot be written, as
+    that of a mounted backup, it reads the database alone. Raises ConfigError for one whose log is not in it yet.
+    """
     path = folder / STORE_FOLDER / DATABASE_FILE
     if not path.is_file():
         raise NoRunYet(folder)
-    with refuse_damage(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+    wal = path.with_name(f"{path.name}-wal")  # there while a coordinator runs, and after one that was killed
+    is_frozen = not os.access(path.parent, os.W_OK)
+    if is_frozen and wal.exists() and not path.with_name(f"{path.name}-shm").exists():
+        hint = "copy the whole folder to a disk that can be written, and read it there"
+        raise ConfigError(f"{path.parent} cannot be written, and {wal.name} must be merged to be read", hint=hint)
+    address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if is_frozen and not wal.exists() else ''}"
+    with refuse_damage(path), closing(sqlite3.connect(address, uri=True)) as db:
         if not db.execute("select 1 from sqlite_master where name = 'events'").fetchone():
             raise NoRunYet(folder)  # its coordinator is just starting
         yield db

@@ -53,6 +53,15 @@ MANY_CLOSINGS, CLOSINGS_WITHIN_S = 3, 600.0  # by the broker, without a reason: 
 TICK_S = 1.0  # how often paho looks after its keepalive
 
 SYSTEM_CREDENTIALS = Credentials()  # the system's authorities, and no certificate
+RIGHTS_HINT = (
+    "write the broker's access list again with `provision`, and let the broker read it; or was this client's "
+    "certificate revoked? (docs/security.md)"
+)
+LOGIN_HINT = (
+    "the broker's log has the reason; clients log in with a certificate, not with a password (docs/security.md)"
+)
+NOT_AUTHORIZED = "Not authorized"  # paho's words
+REFUSED = "refused: "  # begins the reason of a CONNECT that the broker answered with no
 START_HINT = "check the address, and that the broker is running, then start again; one that is lost later is waited for"
 
 _broker_versions: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
@@ -66,6 +75,9 @@ def parse_url(url: str) -> tuple[str, int, bool]:
         port = parts.port
     except ValueError as wrong:
         raise ConfigError(f"broker URL {url!r}: {wrong}", hint=hint) from wrong
+    if parts.username is not None:  # not shown: a password may follow it
+        hint = "leave out what stands before @; clients log in with a certificate (docs/security.md)"
+        raise ConfigError(f"the broker URL for {parts.hostname} names a user", hint=hint)
     if parts.scheme not in PORTS or not parts.hostname or parts.path.strip("/"):
         raise ConfigError(f"broker URL {url!r} is not an MQTT address", hint=hint)
     return parts.hostname, port or PORTS[parts.scheme], parts.scheme == "mqtts"
@@ -90,7 +102,8 @@ class MqttTransport:
     """A `Transport` over one broker. Raises ConfigError for credentials that cannot work.
 
     `insecure`: plain MQTT to another machine is wanted. `jitter(low, high)` draws the seconds to wait before the next
-    attempt.
+    attempt. A connection whose topics the broker forbids ends like a broken one: its access list may be mended. It goes
+    on with `refusals_expected`, of a client that tries what it may not do.
     """
 
     def __init__(  # noqa: PLR0913 - what a connection is made of
@@ -101,6 +114,7 @@ class MqttTransport:
         will: WillSource = None,
         credentials: Credentials = SYSTEM_CREDENTIALS,
         insecure: bool = False,
+        refusals_expected: bool = False,
         connect_timeout_s: float = 10.0,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -109,7 +123,7 @@ class MqttTransport:
         if self._tls:
             client_context(credentials, _now())
         self._url, self._client_id, self._will, self._credentials = url, client_id, will, credentials
-        self._timeout_s, self._jitter = connect_timeout_s, jitter
+        self._timeout_s, self._jitter, self._refusals_expected = connect_timeout_s, jitter, refusals_expected
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._acknowledged = threading.Condition()  # guards the next two
         self._session: PahoSession | None = None  # None while not connected
@@ -123,10 +137,11 @@ class MqttTransport:
     def connect(self) -> None:
         self._thread.start()
         if not self._settled.wait(self._timeout_s):
+            reason, hint = self._reason, self._hint  # of the last whole attempt; closing cuts the next one short
             self.close()
             raise NetworkError(
-                f"cannot reach the MQTT broker at {self._url} within {self._timeout_s:g} s: {self._reason}",
-                hint=self._hint or START_HINT,
+                f"cannot reach the MQTT broker at {self._url} within {self._timeout_s:g} s: {reason}",
+                hint=hint or START_HINT,
             )
 
     def subscribe(self, *filters: str, as_published: bool = False) -> None:
@@ -184,7 +199,7 @@ class MqttTransport:
             self._warn()
             version = _broker_versions.get(self._url) or self._ask_version()
             will = self._will() if callable(self._will) else self._will
-            session = PahoSession(self._client_id, version, will=will)
+            session = PahoSession(self._client_id, version, will=will, refusals_expected=self._refusals_expected)
             session.on_up, session.on_ack, session.on_message = self._up, self._ack, self._events.put
             self._live(session)
         except (OSError, ValueError) as wrong:  # ValueError: a host name that cannot be one
@@ -207,6 +222,9 @@ class MqttTransport:
         self._reason, self._hint = explain_failure(session.reason)
         if not session.accepted:
             _broker_versions.pop(self._url, None)
+            self._hint = self._hint or (LOGIN_HINT if session.reason.startswith(REFUSED) else "")
+        elif session.refused:
+            self._hint = RIGHTS_HINT
         elif not self._hint:
             self._hint = self._suspect_namesake(session.reason)
 
@@ -276,9 +294,13 @@ class PahoSession:
         version: MQTTProtocolVersion = MQTTProtocolVersion.MQTTv311,
         *,
         will: Will | None = None,
+        refusals_expected: bool = False,
     ) -> None:
         self.version, self.accepted, self.reason = version, False, "no answer"
         self.filters: set[str] = set()
+        self.refused = False  # a subscription or a message; `reason` says which
+        self._asked: deque[tuple[str, ...]] = deque()  # the filters of each SUBSCRIBE that has no answer yet
+        self._client_id, self._expected = client_id, refusals_expected
         self.on_up: Callable[[PahoSession], object] = lambda _session: None
         self.on_ack: Callable[[], object] = lambda: None
         self.on_message: Callable[[Message], object] = lambda _message: None
@@ -291,7 +313,7 @@ class PahoSession:
             self.paho.will_set(will.topic, will.payload, qos=1, retain=True)
         self.paho.on_connect = self._connected
         self.paho.on_disconnect = self._disconnected
-        self.paho.on_publish = lambda *_: self.on_ack()
+        self.paho.on_publish, self.paho.on_subscribe = self._published, self._subscribed
         self.paho.on_message = self._received
         self.paho.on_log = self._heard
         self.paho.on_socket_open = lambda _client, _data, sock: _no_delay(sock)
@@ -307,21 +329,22 @@ class PahoSession:
             self.paho.connect(host, port, KEEPALIVE_S)
 
     def run(self, timeout_s: float, closing: threading.Event) -> None:
-        """Serve the socket until it breaks, or until the broker has said nothing for `timeout_s` after CONNECT."""
+        """Serve the socket until it breaks, the broker forbids something, or says nothing for `timeout_s`."""
         until = time.monotonic() + timeout_s
         tick_s = min(TICK_S, timeout_s)
         while self.paho.loop(tick_s) == MQTTErrorCode.MQTT_ERR_SUCCESS:
-            if not self.accepted and (closing.is_set() or time.monotonic() > until):
+            if self.refused or (not self.accepted and (closing.is_set() or time.monotonic() > until)):
                 return
 
     def release(self) -> None:
         """Drop paho's callbacks, which refer to this: its client then closes its sockets with the last reference."""
         self.paho.on_connect = self.paho.on_disconnect = self.paho.on_publish = None
-        self.paho.on_message = self.paho.on_log = None
+        self.paho.on_message = self.paho.on_log = self.paho.on_subscribe = None
 
     def subscribe(self, filters: tuple[str, ...], *, as_published: bool = False) -> None:
         """One SUBSCRIBE at QoS 1."""
         self.filters |= set(filters)
+        self._asked.append(filters)
         if self.version == MQTTProtocolVersion.MQTTv5:
             self.paho.subscribe([(f, SubscribeOptions(qos=1, retainAsPublished=as_published)) for f in filters])
         else:
@@ -334,10 +357,27 @@ class PahoSession:
 
     def _connected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
         if code.is_failure:
-            self.reason = f"refused: {code}"
+            self.reason = f"{REFUSED}{code}"
             return
         self.accepted = True
         self.on_up(self)
+
+    def _subscribed(self, _client: object, _data: object, _mid: int, codes: list[Any], _more: object) -> None:
+        asked = self._asked.popleft() if self._asked else ()  # a broker answers in order
+        if refused := [f"{wanted}: {code}" for wanted, code in zip(asked, codes, strict=False) if code.is_failure]:
+            self._forbidden(f"hear {refused[0]}")
+
+    def _published(self, _client: object, _data: object, _mid: int, code: Any, _more: object) -> None:  # noqa: ANN401
+        if str(code) == NOT_AUTHORIZED:
+            self._forbidden(f"publish what it says: {code}")
+        elif code.is_failure:
+            log.warning("the broker did not take a message of %s: %s; its log has the reason", self._client_id, code)
+        self.on_ack()
+
+    def _forbidden(self, what: str) -> None:
+        """Neither side would know that the other waits: the connection ends, and says why."""
+        if not self.refused and not self._expected:
+            self.refused, self.reason = True, f"the broker does not let {self._client_id} {what}"
 
     def _heard(self, client: paho.Client, _data: object, level: int, text: str) -> None:
         """A refusal in TLS 1.3 comes after the handshake; paho tells of it in its log alone."""
@@ -346,7 +386,7 @@ class PahoSession:
             self.reason = (unread_alert(line.recv) if line is not None else "") or text
 
     def _disconnected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
-        if self.accepted or self.reason == "no answer":
+        if not self.refused and (self.accepted or self.reason == "no answer"):
             self.reason = CLOSED if str(code) == "Unspecified error" else str(code)  # paho's word for a closed socket
 
 

@@ -94,3 +94,21 @@ def test_progress_is_told_once_also_where_a_library_gave_the_root_logger_a_handl
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "writing center 1 of 2\n"
+
+
+def test_no_library_takes_the_warnings_of_a_command_away_or_lets_control_characters_into_them() -> None:
+    code = """if True:
+        import logging
+        from export.command_line import make_app
+        from export.silence import suppress_output
+        app = make_app("a", "b")
+        app.command("it")(lambda: None)
+        app(["it"], standalone_mode=False)
+        with suppress_output():
+            logging.info("litert's libraries say this, which gives the root logger a handler")
+            logging.getLogger("another.library").warning("a library talks")
+            logging.getLogger("coordinator.runtime").warning("the broker is gone")
+        logging.getLogger("edge_client.runtime").warning("pi-1 says \x1b[2J")
+    """
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stderr == "the broker is gone\npi-1 says \\x1b[2J\n"

@@ -108,7 +108,8 @@ class Guarded:
         if speaking is not None:
             mqtt._broker_versions[self.url] = speaking
         ident = client_id or f"{FEDERATION}.{name}"
-        made = GuardedClient(name, MqttTransport(self.url, ident, credentials=self.credentials(name)))
+        credentials = self.credentials(name)
+        made = GuardedClient(name, MqttTransport(self.url, ident, credentials=credentials, refusals_expected=True))
         self._open.append(made)
         return made
 
