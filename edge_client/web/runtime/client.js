@@ -222,7 +222,7 @@ export class Client {
         return this.onCoord(message);
       case "cat":
         this.pointer = message;
-        return this.tell({ what: "catalog" });
+        return this.tell({ what: "catalog", sha256: message.catalog.sha256 });
       case "task":
         return this.onTask(message);
       case "go":
