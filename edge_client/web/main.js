@@ -178,6 +178,7 @@ async function reportErrors(action) {
     await action();
   } catch (wrong) {
     view.showError(wrong.detail ?? wrong.message);
+    view.part("trouble").scrollIntoView({ block: "nearest" }); // what was pressed may be far below
   }
 }
 

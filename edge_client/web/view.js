@@ -221,8 +221,9 @@ export class View {
     this.part("labels").hidden = name === "table" || !this.part("labels").querySelector("input");
   }
 
-  /** What is done now; without a share of it there is no bar. */
+  /** What is done now; without a share of it there is no bar. Its steps in between are not read out, only its begin and end. */
   showProgress(text, share = null) {
+    this.part("doing").setAttribute("aria-live", share > 0 && share < 1 ? "off" : "polite");
     this.part("doing").textContent = text;
     this.part("progress").hidden = share === null;
     this.part("progress").value = share ?? 0;

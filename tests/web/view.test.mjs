@@ -124,3 +124,13 @@ test("only a center that classifies what can be drawn may be tried by drawing", 
   assert.equal(shown({ input: [1, 8, 8], accuracy: undefined }), false); // numbers, and no classes
   assert.equal(shown({ input: [1, 8, 8], classify: null }), false); // its file cannot be opened
 });
+
+test("a screen reader hears that a work begins and ends, and not each of its steps", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const live = [];
+  page.getElementById("doing").setAttribute = (_, how) => live.push(how);
+  for (const step of [0, 1, 2]) view.tell({ what: "training", step, steps: 3, round: 1 });
+  view.tell({ what: "answered", status: "ok", sent: 1 });
+  assert.deepEqual(live, ["polite", "off", "off", "polite"]);
+});

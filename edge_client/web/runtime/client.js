@@ -105,6 +105,7 @@ export class Client {
   /** Take no tasks while `paused`. */
   pause(paused) {
     this.paused = paused;
+    this.tell({ what: paused ? "paused" : "resumed", works: this.task !== null });
     this.inbox.wake();
   }
 
