@@ -44,7 +44,9 @@ def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> lis
     """
     site = _PhoneHandlers(config, vendored_files.require_files(third or vendored_files.default_folder()))
     return [
-        Route(PHONE_PATH, lambda _: RedirectResponse(f"{PHONE_PATH}/")),
+        Route(
+            PHONE_PATH, lambda _: RedirectResponse(f"{PHONE_PATH.lstrip('/')}/")
+        ),  # relative: below a proxy's path too
         Route(f"{PHONE_PATH}/join.json", site.join),
         Route(f"{PHONE_PATH}/third/{{version}}/{{name}}", site.third),
         Route(f"{PHONE_PATH}/{{version}}/{{name:path}}", site.asset),

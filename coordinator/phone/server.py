@@ -32,8 +32,7 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
         settings.load()
     except OSError as wrong:
         raise NetworkError(f"cannot speak TLS: {wrong}", hint="is the certificate right, is it the key's?") from None
-    slots = ConnectionSlots(total=MAX_CONNECTIONS, per_address=MAX_CONNECTIONS_PER_ADDRESS)
-    opened = open_listener(host, int(port), what="the phone's page", option="--listen", slots=slots)
+    opened = open_listener(host, int(port), what="the phone's page", option="--listen", slots=connection_slots(host))
     base = url or f"{'http' if certificate is None else 'https'}://{host}:{opened.getsockname()[1]}"
     link = join_links.phone_link(base)
     here = is_loopback(host) and not url
@@ -42,3 +41,9 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     sys.stdout.write(f"{link}\n")
     sys.stdout.flush()
     uvicorn.Server(settings).run(sockets=[opened])
+
+
+def connection_slots(host: str) -> ConnectionSlots:
+    """How many connections may be open. A loopback address is reached by this machine, or by a proxy for all."""
+    one_address = MAX_CONNECTIONS if is_loopback(host) else MAX_CONNECTIONS_PER_ADDRESS
+    return ConnectionSlots(total=MAX_CONNECTIONS, per_address=one_address)

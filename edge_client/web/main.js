@@ -79,7 +79,7 @@ function keepForLater() {
 /** Buttons and files. */
 function connectControls(client, samples, model) {
   const pad = new Pad(view.part("pad"));
-  const guessing = new Pad(view.part("try"), () => reportErrors(() => guess(client, guessing, model())));
+  const guessing = new Pad(view.part("try"), () => reportErrors(() => guess(guessing)));
   view.on("wipe", () => pad.clear());
   view.on("wipe-try", () => {
     guessing.clear();
@@ -139,9 +139,10 @@ async function showCenter(client) {
   if (home !== null) view.showCenter(home);
 }
 
-async function guess(client, pad, model) {
-  const x = pad.read(model.input);
-  view.showGuess(x === null || !home?.classify ? null : await rankClasses(home.classify, x));
+/** Read what was drawn with the center at hand, whose model may be another one than the coordinator's by now. */
+async function guess(pad) {
+  const x = home?.classify ? pad.read(home.input) : null;
+  view.showGuess(x === null ? null : await rankClasses(home.classify, x));
 }
 
 /** One tab at a time: two would share one name at the broker and throw each other out. A second one begins anew when it is alone. */
@@ -177,6 +178,7 @@ async function reportErrors(action) {
     await action();
   } catch (wrong) {
     view.showError(wrong.detail ?? wrong.message);
+    view.part("trouble").scrollIntoView({ block: "nearest" }); // what was pressed may be far below
   }
 }
 

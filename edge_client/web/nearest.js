@@ -16,7 +16,7 @@ const ASK_AGAIN_MS = 8_000;
 const BATCH = 32;
 const FORMAT = "onnx";
 
-/** One visit of `client`; -> {center, losses, fit, accuracy, n, sha256}; center is null when none fits. */
+/** One visit of `client`; -> {center, losses, fit, accuracy, n, sha256, catalog}; center is null when none fits, `catalog` the hash of what was tried. */
 export async function findCenter(client) {
   const until = client.now() + TIMEOUT_MS;
   const check = () => {
@@ -41,9 +41,10 @@ export async function findCenter(client) {
   }
   const answer = await askNearest(client, losses, program, train.n, check);
   const center = answer.center === null ? null : chooseCenter(losses, catalog.abstain);
-  if (center === null) return storeHome(client, { center, losses, fit: "none" });
+  const tried = { losses, catalog: manifest.sha256 };
+  if (center === null) return storeHome(client, { ...tried, center, fit: "none" });
   const home = await fetchCenter(client, catalog.centers[center], program, test.n ? test : train, check);
-  return storeHome(client, { center, losses, fit: answer.fit, heldOut: test.n > 0, ...home });
+  return storeHome(client, { ...tried, center, fit: answer.fit, heldOut: test.n > 0, ...home });
 }
 
 /** What the last visit brought home, and its file ready to run if it can be opened; null without one. */

@@ -12,8 +12,8 @@ export class ScreenLock {
 
   /** What happens in the client. */
   on({ what, owes, works }) {
-    if (["task", "delivering"].includes(what)) this.wanted = true;
-    else if (["answered", "refused", "full", "ended"].includes(what) || (what === "rest" && !owes) || (what === "lost" && !works)) this.wanted = false;
+    if (["task", "delivering"].includes(what) || (what === "resumed" && works)) this.wanted = true;
+    else if (["answered", "refused", "full", "paused", "ended"].includes(what) || (what === "rest" && !owes) || (what === "lost" && !works)) this.wanted = false;
     else return;
     this.renew();
   }

@@ -29,11 +29,12 @@ export class View {
     this.done = 0;
     this.samples = 0;
     this.linked = false;
-    this.published = false; // whether there are centers to find
+    this.newest = null; // the hash of the catalog of centers that the coordinator offers; null for none yet
+    this.home = null; // what the last visit found
     this.searching = false;
     this.named = false; // whether the federation is known
     this.ended = ""; // why the page takes no further part
-    this.over = false; // whether training is, as the coordinator said last
+    this.over = null; // whether training is, as the coordinator said last; null before it said
     this.role = { participates: false, paused: true };
     this.guard = (action) => action();
     this.drawable = () => true;
@@ -109,11 +110,13 @@ export class View {
         if (event.online && event.state) this.showProgress(waitingFor(event.state));
         if (event.online) this.over = AFTER_TRAINING.includes(event.state?.doing);
         this.showButtons();
+        this.showAge();
       },
       "unknown-key": () => this.showOffline(`The coordinator's record is not signed by a key that this page trusts. ${OTHER_KEY}`),
       catalog: () => {
-        this.published = true;
+        this.newest = event.sha256;
         this.showButtons();
+        this.showAge();
       },
       task: () => this.showProgress(
         { fit: `Round ${event.round}: getting ready`, sum: `Round ${event.round}: exchanging keys with other devices` }[event.job]
@@ -218,8 +221,9 @@ export class View {
     this.part("labels").hidden = name === "table" || !this.part("labels").querySelector("input");
   }
 
-  /** What is done now; without a share of it there is no bar. */
+  /** What is done now; without a share of it there is no bar. Its steps in between are not read out, only its begin and end. */
   showProgress(text, share = null) {
+    this.part("doing").setAttribute("aria-live", share > 0 && share < 1 ? "off" : "polite");
     this.part("doing").textContent = text;
     this.part("progress").hidden = share === null;
     this.part("progress").value = share ?? 0;
@@ -256,7 +260,7 @@ export class View {
     button.hidden = participates && this.over; // there is nothing left to pause; one that takes part later waits for a next run
     const late = !this.ended && !participates && this.over ? "Training is over; taking part waits for a next run. Finding a center needs no part in it." : "";
     this.part("why").textContent = missing || late;
-    this.part("nearest").disabled = this.searching || !this.published || !this.samples || !this.linked;
+    this.part("nearest").disabled = this.searching || this.newest === null || !this.samples || !this.linked;
   }
 
   showAwake(on) {
@@ -269,8 +273,11 @@ export class View {
     this.part("nearest").textContent = on ? "Trying every center…" : "Find my center";
   }
 
-  /** What a visit found: {center, losses, fit, accuracy, n}. */
-  showCenter({ center, losses, accuracy, fit, n, heldOut, classify }) {
+  /** What a visit found: {center, losses, fit, accuracy, n, input, catalog}. */
+  showCenter(home) {
+    const { center, losses, accuracy, fit, n, heldOut, input, classify } = home;
+    this.home = home;
+    this.showAge();
     // The coordinator's answer says nothing of a fit where its run has learned no rule for it.
     const fits = fit ? `It fits ${fit}.` : "Whether it fits your samples is not known: this run taught nothing to tell it by (a coordinator with teach-newcomers and five devices or more does).";
     const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} ${heldOut ? "held-out " : ""}samples.`;
@@ -280,7 +287,15 @@ export class View {
     const share = (loss) => Math.exp(least - loss); // how likely it makes a sample, beside the best center
     this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, share(loss), loss.toFixed(2), k === center)));
     this.part("losses-title").hidden = false;
-    this.part("trying").hidden = !classify;
+    this.part("trying").hidden = !classify || accuracy === undefined || !this.drawable(input); // no classes, or nothing to draw
+  }
+
+  /** Whether the center that is shown is of an earlier training than the coordinator's centers. */
+  showAge() {
+    const now = this.newest === null ? "The training that goes on has no centers yet." : "Press “Find my center” to find yours among the newest.";
+    const earlier = this.home !== null && this.home.catalog !== this.newest && (this.newest !== null || this.over === false);
+    this.part("earlier").textContent = earlier ? `This is from an earlier training. ${now}` : "";
+    this.part("earlier").hidden = !earlier;
   }
 
   /** Probabilities of what was drawn, best first, or null. */

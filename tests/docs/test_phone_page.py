@@ -73,3 +73,12 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"At most {int(kept):,}." in TEXT
     assert "HELD_OUT = 5;" in SAMPLES
     assert "Chrome 137, Firefox 129, Safari 17" in Path(ROOT / "edge_client" / "web" / "main.js").read_text()
+
+
+def test_nginx_sends_page_and_broker_to_where_they_listen() -> None:
+    (server,) = (block.text for block in blocks(DOCS / PAGE) if block.text.startswith("server {"))
+    sent = dict(re.findall(r"location (?:= )?(\S+) \{\s+proxy_pass (\S+);", server))
+    assert sent == {"/phone": "http://127.0.0.1:8090", "/mqtt": f"https://127.0.0.1:{WEB_PORT}"}
+    assert "phone phones.toml --listen 127.0.0.1:8090 --url https://home.example &" in TEXT
+    assert '`web-broker = "wss://home.example/mqtt"`' in TEXT
+    assert "proxy_ssl_verify on;" in server

@@ -48,3 +48,9 @@ test("a phone whose result waits for a coordinator that is away may sleep, one t
   assert.deepEqual(await after({ what: "task" }, { what: "lost", works: true }), [1, true]);
   assert.deepEqual(await after({ what: "task" }, { what: "ended" }), [0, false]);
 });
+
+test("a phone whose owner pauses it may sleep, and stays on when it goes on with its task", async () => {
+  assert.deepEqual(await after({ what: "task" }, { what: "paused", works: true }), [0, false]);
+  assert.deepEqual(await after({ what: "task" }, { what: "paused", works: true }, { what: "resumed", works: true }), [1, true]);
+  assert.deepEqual(await after({ what: "paused", works: false }, { what: "resumed", works: false }), [0, false]);
+});

@@ -203,3 +203,16 @@ def test_an_open_page_keeps_its_own_files_through_an_upgrade_and_the_next_openin
         assert page.locator("script").get_attribute("src") == f"{second.partition('/')[2]}/main.js"
         page.goto("about:blank")
     opened.errors.clear()  # connections that nothing answers
+
+
+def test_what_is_wrong_comes_into_sight_of_who_pressed_a_button_far_below(visit: Open, tmp_path: Path) -> None:
+    with served(known_model(tmp_path, input=(1, 8, 8))) as url:
+        opened = visit(url, size=(390, 500), touch=True)
+        page = opened.page
+        page.wait_for_selector("#entry:not([hidden])")
+        page.evaluate("document.getElementById('keep').scrollIntoView({ block: 'end' })")
+        page.get_by_role("button", name="Add drawing").click()
+        text(page, "trouble", "^draw something first$")
+        expect(page.locator("#trouble")).to_be_in_viewport(ratio=0.9)
+        page.goto("about:blank")
+    opened.errors.clear()  # a broker that is not there

@@ -167,6 +167,9 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             page.reload()
             text(page, "count", f"^{ON_PAPER + 1} in 10 classes")
             text(page, "center", "is nearest")
+            text(page, "link", "connected")
+            page.wait_for_selector("#nearest:not([disabled])")
+            expect(page.locator("#earlier")).to_be_hidden()  # these are the coordinator's centers
             assert page.locator("#name").inner_text() == me
             page.emulate_media(color_scheme="dark")
             readable(page)

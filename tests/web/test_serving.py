@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import paho.mqtt.client as paho
 import pytest
@@ -28,7 +29,7 @@ from coordinator.config import CoordinatorConfig, config_from_keys
 from coordinator.config_sections import ModelConfig, RunConfig
 from coordinator.identity import join_links
 from coordinator.identity.signing_key import announce_next_key, open_signing_key, switch_key
-from coordinator.phone import page_files, routes, vendored_files
+from coordinator.phone import page_files, routes, server, vendored_files
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, ProtocolError, RuntimeMissing
 from edge_client.protocol.messages import canonical_json
@@ -112,7 +113,7 @@ def test_the_page_and_its_modules_have_their_types_and_guards(tmp_path: Path, th
         assert "content-encoding" not in plain.headers
         assert zipped.headers["content-encoding"] == "gzip"
         assert plain.content == zipped.content
-    assert web.get("/phone", follow_redirects=False).headers["location"] == "/phone/"
+    assert web.get("/phone", follow_redirects=False).headers["location"] == "phone/"
 
 
 def test_a_version_names_every_file_and_checks_what_is_kept_for_a_start_without_the_coordinator(
@@ -317,3 +318,19 @@ def test_both_kinds_of_broker_listen_for_browsers(kind: str, tmp_path: Path) -> 
         browser.disconnect()
         over_tcp.disconnect()
     assert heard == [b"here"]
+
+
+def test_the_page_without_its_slash_is_found_below_a_proxys_path(tmp_path: Path) -> None:
+    with TestClient(
+        Starlette(routes=routes.phone_routes(config(tmp_path), third=third_party_files(tmp_path)))
+    ) as browser:
+        found = browser.get("/phone", follow_redirects=False)
+    assert found.status_code == 307
+    assert urljoin("https://home.example/fed/phone", found.headers["location"]) == "https://home.example/fed/phone/"
+
+
+def test_a_proxy_on_this_machine_may_open_all_the_connections_of_the_phones_behind_it() -> None:
+    behind_a_proxy = server.connection_slots("127.0.0.1")
+    assert sum(behind_a_proxy.take("127.0.0.1") for _ in range(1000)) == server.MAX_CONNECTIONS
+    for_all = server.connection_slots("192.0.2.9")
+    assert sum(for_all.take("192.0.2.1") for _ in range(1000)) == server.MAX_CONNECTIONS_PER_ADDRESS

@@ -2,17 +2,17 @@
 
 import assert from "node:assert/strict";
 import { EventEmitter } from "node:events";
-import { test } from "node:test";
+import { mock, test } from "node:test";
 
 import { Transport } from "../../edge_client/web/transport/mqtt.js";
 
 const turn = () => new Promise(setImmediate);
 
-/** A broker that accepts no client; `dialled` are its connections. */
+/** A broker that accepts no client by itself; `dialled` are its connections. */
 function closedBroker() {
   const dialled = [];
   const connect = () => {
-    const link = Object.assign(new EventEmitter(), { connected: false, end() {} });
+    const link = Object.assign(new EventEmitter(), { connected: false, pings: 0, end() {}, subscribe() {}, sendPing: () => { link.pings += 1; } });
     dialled.push(link);
     return link;
   };
@@ -58,4 +58,47 @@ test("a phone that cannot store the number of its next connection does not go on
   await turn();
   assert.deepEqual(events.map(({ kind, error }) => [kind, error?.message]), [["lost", undefined], ["failed", "nothing is stored any more"]]);
   assert.equal(mqtt.dialled.length, 1);
+});
+
+test("a connection is never silent for thirty seconds, and one that is lost pings no more", async () => {
+  mock.timers.enable({ apis: ["setInterval", "setTimeout"] });
+  try {
+    const mqtt = closedBroker();
+    const transport = transportTo(mqtt);
+    await transport.connect();
+    const [link] = mqtt.dialled;
+    link.emit("connect");
+    for (let minute = 0; minute < 5; minute += 1) {
+      const before = link.pings;
+      mock.timers.tick(29_000);
+      assert.ok(link.pings > before);
+    }
+    link.emit("close");
+    const last = link.pings;
+    mock.timers.tick(60_000);
+    assert.equal(link.pings, last);
+    await transport.close();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
+test("a proxy that cuts each connection after thirty seconds does not make the phone wait longer and longer", async () => {
+  mock.timers.enable({ apis: ["setInterval", "setTimeout", "Date"] });
+  try {
+    const mqtt = closedBroker();
+    const transport = transportTo(mqtt);
+    await transport.connect();
+    for (let cut = 1; cut <= 6; cut += 1) {
+      mqtt.dialled.at(-1).emit("connect");
+      mock.timers.tick(30_000);
+      mqtt.dialled.at(-1).emit("close");
+      mock.timers.tick(1_000);
+      for (let i = 0; i < 5; i += 1) await Promise.resolve();
+      assert.equal(mqtt.dialled.length, 1 + cut);
+    }
+    await transport.close();
+  } finally {
+    mock.timers.reset();
+  }
 });

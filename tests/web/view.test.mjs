@@ -86,3 +86,51 @@ test("a key that the page does not know is told with what to do, until a record 
   view.tell({ what: "refused", code: "bad_signature", detail: "model 12 was not signed by its key" });
   assert.match(page.parts.doing.textContent, /by its key\. Load this page again/);
 });
+
+test("a center of an earlier training is told to be one, with what to do, until it was looked for again", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.showCenter({ ...HOME, catalog: "old" });
+  assert.equal(page.parts.earlier.hidden, true); // not connected: there is nothing to compare it with
+  view.tell({ what: "coordinator", online: true, state: { doing: "serve" } });
+  assert.equal(page.parts.earlier.hidden, true); // what it offers comes in a moment
+  view.tell({ what: "catalog", sha256: "old" });
+  assert.equal(page.parts.earlier.hidden, true);
+  view.tell({ what: "catalog", sha256: "new" });
+  assert.equal(page.parts.earlier.textContent, "This is from an earlier training. Press “Find my center” to find yours among the newest.");
+  assert.equal(page.parts.earlier.hidden, false);
+  view.showCenter({ ...HOME, catalog: "new" });
+  assert.equal(page.parts.earlier.hidden, true);
+});
+
+test("a center that is older than a training that goes on is told to be so", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.showCenter({ ...HOME, catalog: "old" });
+  view.tell({ what: "coordinator", online: true, state: { doing: "train", round: 1, of: 5 } });
+  assert.equal(page.parts.earlier.textContent, "This is from an earlier training. The training that goes on has no centers yet.");
+});
+
+test("only a center that classifies what can be drawn may be tried by drawing", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.drawable = (input) => input.length === 3;
+  const shown = (home) => {
+    view.showCenter({ ...HOME, classify: () => {}, ...home });
+    return !page.parts.trying.hidden;
+  };
+  assert.equal(shown({ input: [1, 8, 8] }), true);
+  assert.equal(shown({ input: [9] }), false); // a row of a table
+  assert.equal(shown({ input: [1, 8, 8], accuracy: undefined }), false); // numbers, and no classes
+  assert.equal(shown({ input: [1, 8, 8], classify: null }), false); // its file cannot be opened
+});
+
+test("a screen reader hears that a work begins and ends, and not each of its steps", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const live = [];
+  page.getElementById("doing").setAttribute = (_, how) => live.push(how);
+  for (const step of [0, 1, 2]) view.tell({ what: "training", step, steps: 3, round: 1 });
+  view.tell({ what: "answered", status: "ok", sent: 1 });
+  assert.deepEqual(live, ["polite", "off", "off", "polite"]);
+});

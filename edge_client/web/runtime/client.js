@@ -105,6 +105,7 @@ export class Client {
   /** Take no tasks while `paused`. */
   pause(paused) {
     this.paused = paused;
+    this.tell({ what: paused ? "paused" : "resumed", works: this.task !== null });
     this.inbox.wake();
   }
 
@@ -222,7 +223,7 @@ export class Client {
         return this.onCoord(message);
       case "cat":
         this.pointer = message;
-        return this.tell({ what: "catalog" });
+        return this.tell({ what: "catalog", sha256: message.catalog.sha256 });
       case "task":
         return this.onTask(message);
       case "go":

@@ -3,9 +3,10 @@
 // again. The only file that knows MQTT.js.
 
 const KEEPALIVE_S = 60;
+const PING_MS = 25_000; // proxies cut a connection that says nothing for 60 s, a few after 30 s; MQTT.js pings after 60 s
 const CONNECT_MS = 20_000;
 const MAX_BACKOFF_MS = 120_000;
-const STEADY_MS = 60_000; // connected for so long: the next failure is a first one
+const STEADY_MS = 20_000; // connected for so long: the next failure is a first one, also where a proxy cuts each connection after 30 s
 
 /** Dials until it is closed. `will` is awaited before each connection: {topic, payload}. */
 export class Transport {
@@ -39,8 +40,10 @@ export class Transport {
     this.unacknowledged = 0;
     let since = null;
     let wrong = null;
+    let pings;
     client.on("connect", () => {
       since = Date.now();
+      pings = setInterval(() => client.sendPing(), PING_MS);
       client.subscribe(this.filters, { qos: 1 }, (failure) => {
         if (failure) client.end(true);
         else this.onEvent({ kind: "connected" });
@@ -52,6 +55,7 @@ export class Transport {
       client.end(true);
     });
     client.on("close", () => {
+      clearInterval(pings);
       if (this.client !== client) return;
       this.client = null;
       this.release();
