@@ -30,7 +30,6 @@ class DevicePresence:
     state: str  # on, off, sleep, lost, unheard
     engine: str = ""
     n: int = 0
-    codecs: tuple[str, ...] = ()
     runtime: str = ""  # name and version
     refused: tuple[tuple[str, str, float], ...] = ()  # engines that fail the golden run: name, runtime, difference
     met: bool = field(default=True, compare=False)  # whether it has announced itself to this process
@@ -182,7 +181,6 @@ def _born(message: Mapping[str, Any]) -> DevicePresence:
         state="on",
         engine=caps.get("engine", ""),
         n=caps.get("n", 0),
-        codecs=tuple(caps.get("codecs", ())),
         runtime=caps.get("runtime", ""),
         refused=tuple((each["engine"], each["runtime"], each["difference"]) for each in caps.get("refused", ())),
     )
