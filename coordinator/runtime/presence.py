@@ -50,7 +50,7 @@ class FleetPresence:
     """Every device that announced itself, at most `limit`.
 
     A newcomer beyond it takes the place of the device that has been away for the longest time, and for a day at least.
-    Where there is none, it is only counted in `rejected`.
+    Where there is none, it is counted in `rejected`; the dispatcher logs the first.
     """
 
     limit: int
