@@ -15,7 +15,7 @@ PEER_PYTHON ?= python3.11
 # without .pyc files each of the several hundred processes of a test run compiles what it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures hostile codecs adapters models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures hostile asynchronous codecs adapters models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 

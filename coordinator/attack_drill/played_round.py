@@ -65,6 +65,9 @@ class Outcome:
         return self.centers.tobytes() == other.centers.tobytes() and self.record == other.record
 
 
+STEP_S = 5.0  # of the coordinator's clock; after a longer one it takes itself for a process that was stopped
+
+
 class PlayedRound:
     """A round that is under way. Honest devices answer while `may_answer` is set."""
 
@@ -93,8 +96,8 @@ class PlayedRound:
                 seen.add(said["exchange"])
                 yield said
 
-    def tasks_in_time(self, step_s: float) -> Iterator[dict[str, Any] | None]:
-        """As `tasks`; None for each `step_s` that passes once all others have answered.
+    def tasks_in_time(self) -> Iterator[dict[str, Any] | None]:
+        """As `tasks`; None for each STEP_S that passes once all others have answered.
 
         Raises NetworkError.
         """
@@ -111,7 +114,7 @@ class PlayedRound:
             elif task and len(self.taken(task)) == len(self.honest):
                 until_s = time.monotonic() + PATIENCE_S
                 yield None
-                self._clock.ahead_s += step_s
+                self._clock.ahead_s += STEP_S
                 self._settle_or_end(until_s)
 
     def taken(self, task: Mapping[str, Any]) -> set[str]:

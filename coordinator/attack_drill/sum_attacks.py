@@ -29,7 +29,6 @@ from edge_client.protocol.secure.sum_messages import (
     write_upload,
 )
 
-STEP_S = 5.0
 DEADLINE_S = 60.0
 TIMES = 1_000
 OTHER_ROSTER = "ab" * 32
@@ -152,7 +151,7 @@ def _no_upload(rounds: RoundsCopy) -> Seen:
     """Silent in the first sum; whether that sum is made is seen by the others being asked for their shares."""
     silent = -1
     with rounds.round(deadline_s=DEADLINE_S) as played:
-        for task in played.tasks_in_time(STEP_S):
+        for task in played.tasks_in_time():
             if task is not None and task.get("stage") == "add" and silent < 0:
                 silent = task["exchange"]
             elif task is not None:

@@ -7,12 +7,11 @@ from typing import Any
 from coordinator.attack_drill.findings import NO_UPDATES, ROUNDS, TRANSFER, Attack, Seen
 from coordinator.attack_drill.loopback_copy import FLEET, HOSTILE
 from coordinator.attack_drill.plausible_replies import encoded_delta, is_update, plausible_delta
-from coordinator.attack_drill.played_round import PlayedRound, RoundsCopy
+from coordinator.attack_drill.played_round import STEP_S, PlayedRound, RoundsCopy
 from coordinator.rounds.silence import is_waited_for
 from coordinator.runtime.sender import UPLOAD_WINDOW
 from edge_client.protocol.blocks import Manifest
 
-STEP_S = 5.0  # of the coordinator's clock; after a longer one it takes itself for a process that was stopped
 HELD_S = 90.0  # a credit without a new block returns after 30 s
 ANNOUNCED = 20
 HUGE = 1 << 31  # bytes
@@ -104,7 +103,7 @@ def _silence(rounds: RoundsCopy) -> Seen:
     """The others answer; then time passes until the coordinator goes on."""
     passed_s = list[float]()  # by exchange
     with rounds.round(rounds=SILENT_ROUNDS, deadline_s=DEADLINE_S) as played:
-        for task in played.tasks_in_time(STEP_S):
+        for task in played.tasks_in_time():
             if task is None:
                 passed_s[-1] += STEP_S
             else:

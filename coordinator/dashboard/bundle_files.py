@@ -10,7 +10,8 @@ from typing import Any
 
 from edge_client.errors import FedcentersError
 from edge_client.protocol.messages import parse_json
-from export.bundle.reader import MANIFEST_FILE, MAX_MANIFEST_BYTES, file_entries
+from edge_client.protocol.nearest.bundle_fields import MAX_MANIFEST_BYTES
+from export.bundle.reader import MANIFEST_FILE, file_entries
 
 MAX_LISTED_FILES = 2_000
 

@@ -263,7 +263,7 @@ def _given_away(folder: Path) -> bool:
 
 def _expanded(names: list[str] | None, work: Provisioner) -> list[str]:
     """Replace `expiring` by the names whose certificates end soon and whose keys are here, without the authority."""
-    soon = [each.name for each in work.expiring_within() if work.has_key_of(each.name)]
+    soon = [each.name for each in work.expiring_soon() if work.has_key_of(each.name)]
     return [found for name in names or () for found in (soon if name == "expiring" else [name])]
 
 
@@ -279,7 +279,7 @@ def _facts(work: Provisioner) -> dict[str, Any]:
         "names": [each.name for each in work.expiries()],
         "revoked": work.revoked_names(),
         "phones": work.web.names(),
-        "expiring": [{"name": each.name, "days": each.days} for each in work.expiring_within()],
+        "expiring": [{"name": each.name, "days": each.days} for each in work.expiring_soon()],
         "tokens": [each.cid for each in tokens if not each.used and each.expires_s > now_s],
         "tokens_tried_twice": [each.cid for each in tokens if each.refused],
     }

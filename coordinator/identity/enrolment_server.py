@@ -160,18 +160,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the registrar reports what the operator needs."""
 
 
-def open_enrolment_server(
-    folder: Path, listen: str, *, tell: Report, now: WallClock = utc_now, port: int | None = None
-) -> EnrolmentServer:
+def open_enrolment_server(folder: Path, listen: str, *, tell: Report, port: int | None = None) -> EnrolmentServer:
     """The listener of a provisioned folder, before it serves. Raises ConfigError, NetworkError."""
     if not (folder / "federation.toml").is_file():
         raise ConfigError(f"{folder} is not provisioned", hint="run `fedcenters-coordinator provision` first")
     plan = open_plan(folder, {})
-    authority = open_authority(folder / "authority", plan.federation, now())
-    create_list(authority, now())
-    registrar = Registrar(
-        authority=authority, tokens=TokenStore(path=folder / "authority" / "tokens.sqlite"), tell=tell, now=now
-    )
+    authority = open_authority(folder / "authority", plan.federation, utc_now())
+    create_list(authority, utc_now())
+    tokens = TokenStore(path=folder / "authority" / "tokens.sqlite")
+    registrar = Registrar(authority=authority, tokens=tokens, tell=tell, now=utc_now)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     files = folder / "enrolment" / "server.crt", folder / "enrolment" / "server.key"

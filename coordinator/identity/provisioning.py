@@ -231,8 +231,8 @@ class Provisioner:
         folder, stem = self._place(name)
         return (folder / f"{stem}.key").exists()
 
-    def expiring_within(self, days: int = EXPIRY_WARNING_DAYS) -> list[CertificateExpiry]:
-        return [each for each in self.expiries() if each.days < days]
+    def expiring_soon(self) -> list[CertificateExpiry]:
+        return [each for each in self.expiries() if each.days < EXPIRY_WARNING_DAYS]
 
     def _device_folder(self, cid: str) -> Path:
         try:

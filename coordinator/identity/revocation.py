@@ -28,8 +28,8 @@ from edge_client.transport.blobs import write_atomically
 CRL_FILE = "crl.pem"
 
 
-def revoke_certificates(authority: CertificateAuthority, name: str, now: dt.datetime) -> bool:
-    """Add every certificate of a name to the list; -> whether the list changed. Raises ConfigError for an unknown name.
+def revoke_certificates(authority: CertificateAuthority, name: str, now: dt.datetime) -> None:
+    """Add every certificate of a name to the list. Raises ConfigError for an unknown name.
 
     The list is locked meanwhile: one process at a time reads and writes it.
     """
@@ -42,7 +42,6 @@ def revoke_certificates(authority: CertificateAuthority, name: str, now: dt.date
             builder = x509.RevokedCertificateBuilder().revocation_date(now)
             added = [builder.serial_number(c.serial_number).build() for c in fresh]
             _write_list(authority, [*_read_list(authority), *added], now)
-        return bool(fresh)
 
 
 def is_revoked(authority: CertificateAuthority, name: str) -> bool:

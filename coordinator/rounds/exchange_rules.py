@@ -15,8 +15,7 @@ The rules (PROTOCOL.md, rounds):
   exchange's time goes to the end of the queue, so that no client can hold what the others need;
 * the exchange closes when `goal` updates are accepted (more clients may have been asked), when all clients have
   answered (a refusal is an answer), or at the deadline. It does not wait for `silent` clients (silence.py) once the
-  others have answered, the quorum is met and one update is accepted. `Close.enough` says whether the quorum was met.
-  Every exchange ends.
+  others have answered, the quorum is met and one update is accepted. Every exchange ends.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ class Close:
     """The exchange is over with exactly the updates of these clients; stored before the replies are used."""
 
     keys: frozenset[ClientId]
-    enough: bool  # at least `quorum` of them
 
 
 Command = Go | Ack | Close
@@ -353,9 +351,8 @@ def _grant(exchange: OpenExchange, now_s: float) -> Step:
 
 
 def _close(exchange: OpenExchange) -> Step:
-    keys = frozenset(exchange.accepted)
     done = replace(exchange, closed=True, uploads={}, queue={})
-    return done, [Close(keys, enough=len(keys) >= exchange.quorum)]
+    return done, [Close(frozenset(exchange.accepted))]
 
 
 def _without(mapping: Mapping[ClientId, V], cid: ClientId) -> Mapping[ClientId, V]:

@@ -22,7 +22,6 @@ from edge_client.protocol.secure.masks import Words, add_masks_into, pair_sign
 from edge_client.protocol.secure.parameters import LEAST_COHORT, SumParameters, sum_parameters
 from edge_client.protocol.secure.sum_messages import (
     DealtShares,
-    PrekeyBatch,
     RelayedShares,
     RevealedShares,
     SumForm,
@@ -32,12 +31,11 @@ from edge_client.protocol.secure.sum_messages import (
 )
 
 MOST_NAMES = 5  # of devices, in a message
-STAGES = ("shares", "uploads", "unmask", "done", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum:
-    """The state of one masked sum. `stage` is what is awaited."""
+    """The state of one masked sum. `stage` is what is awaited: shares, uploads or unmask; then done or failed."""
 
     form: SumForm
     parameters: SumParameters
@@ -126,21 +124,6 @@ class SumFailed:
 
 
 SecureCommand = SendSumMessage | SumReady | SumFailed
-
-
-def choose_prekeys(
-    offered: Mapping[str, PrekeyBatch], used: Mapping[str, int]
-) -> tuple[dict[str, keys.PublicPrekey], dict[str, int]]:
-    """The next prekey of each device, and the last used number by device, which is stored before a roster is sent.
-
-    Numbers are used in rising order, so one number per device says which were used. A device without one is left out.
-    """
-    chosen = {}
-    for cid, batch in sorted(offered.items()):
-        fresh = [key for key in batch.keys if key.number > used.get(cid, -1)]
-        if fresh:
-            chosen[cid] = fresh[0]
-    return chosen, dict(used) | {cid: key.number for cid, key in chosen.items()}
 
 
 def open_sum(

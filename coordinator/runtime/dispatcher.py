@@ -178,9 +178,12 @@ class Dispatcher:
             elif self._strangers.allow(self._clock.now_s()):
                 self._on_another_version(said, said.error)
             return
-        before = self.fleet.devices.get(cid)
+        before, rejected = self.fleet.devices.get(cid), self.fleet.rejected
         if self.fleet.update(cid, said.fields, unix_ms=self._clock.unix_ms(), retained=message.retained):
             self._on_change(cid, before)
+        elif not rejected and self.fleet.rejected:  # the first one says it for all
+            why = f"max-devices is {self.fleet.limit}, and none of them has been away for a day"
+            self._event_log.write("left-out", device=cid, why=why)
 
     def _on_change(self, cid: ClientId, before: DevicePresence | None) -> None:
         """The presence of a device is another; one that only the broker calls online is not here yet."""

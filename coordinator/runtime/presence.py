@@ -30,7 +30,6 @@ class DevicePresence:
     state: str  # on, off, sleep, lost, unheard
     engine: str = ""
     n: int = 0
-    codecs: tuple[str, ...] = ()
     runtime: str = ""  # name and version
     refused: tuple[tuple[str, str, float], ...] = ()  # engines that fail the golden run: name, runtime, difference
     met: bool = field(default=True, compare=False)  # whether it has announced itself to this process
@@ -51,7 +50,7 @@ class FleetPresence:
     """Every device that announced itself, at most `limit`.
 
     A newcomer beyond it takes the place of the device that has been away for the longest time, and for a day at least.
-    Where there is none, it is only counted in `rejected`.
+    Where there is none, it is counted in `rejected`; the dispatcher logs the first.
     """
 
     limit: int
@@ -182,7 +181,6 @@ def _born(message: Mapping[str, Any]) -> DevicePresence:
         state="on",
         engine=caps.get("engine", ""),
         n=caps.get("n", 0),
-        codecs=tuple(caps.get("codecs", ())),
         runtime=caps.get("runtime", ""),
         refused=tuple((each["engine"], each["runtime"], each["difference"]) for each in caps.get("refused", ())),
     )

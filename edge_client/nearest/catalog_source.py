@@ -43,7 +43,7 @@ class CatalogCenterSource:
         self._fetch([router])
         found = read_router(blobs.read(router.sha256))
         if found.centers != self.centers:
-            raise Malformed("bad_field", f"a router to {found.centers} centers, the catalog has {self.centers}")
+            raise Malformed("bad_field", f"a guide to {found.centers} centers, the catalog has {self.centers}")
         return found
 
     @property

@@ -28,9 +28,10 @@ from edge_client.nearest.over_mqtt import NearestOptions, personalise_and_score
 from edge_client.nearest.result import NearestAnswer
 from edge_client.protocol import codecs, signing, validators
 from edge_client.protocol.messages import parse_json
-from edge_client.protocol.nearest import selection_rule
+from edge_client.protocol.nearest import bundle_fields, selection_rule
+from edge_client.protocol.nearest.bundle_fields import MAX_CLASSES, MAX_MANIFEST_BYTES
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
-from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
+from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
@@ -42,24 +43,16 @@ from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
 
 MAX_WAITS, MAX_WAIT_S = 60, 30  # for a server that has too many requests of this address, as of a whole site's devices
-MAX_INDEX_BYTES, MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
-MAX_CLASSES, MAX_CLASS_CHARS = 65_536, 1_024
+MAX_INDEX_BYTES, MAX_FILE_BYTES = 1 << 16, 1 << 30
 
 
 def _class_name(value: Any, name: str) -> str:  # noqa: ANN401 - see `validators.Check`
-    return str(value if isinstance(value, bool) else validators.text(MAX_CLASS_CHARS)(value, name))
+    return str(value if isinstance(value, bool) else bundle_fields.NAME_FIELD(value, name))
 
 
-HASH_FIELD = validators.matching("[0-9a-f]{64}")
-FILE_SCHEMA = validators.record(
-    validators.required(
-        path=validators.matching("[A-Za-z0-9._/-]{1,256}"),
-        sha256=HASH_FIELD,
-        size=validators.integer(0, MAX_FILE_BYTES),
-    )
-)
-FILES_SCHEMA = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE_SCHEMA, 64)
-INDEX_SCHEMA = validators.record(validators.required(v=validators.integer(1, 1), generation=HASH_FIELD))
+FILE_SCHEMA = bundle_fields.file_field(MAX_FILE_BYTES)
+FILES_SCHEMA = bundle_fields.files_field(FILE_SCHEMA)
+INDEX_SCHEMA = validators.record(validators.required(v=validators.integer(1, 1), generation=bundle_fields.HASH_FIELD))
 MANIFEST_SCHEMA = validators.record(
     validators.required(
         v=validators.integer(1, 1),
@@ -70,15 +63,9 @@ MANIFEST_SCHEMA = validators.record(
         ),
     )
     | validators.optional(
-        guide=validators.or_null(FILE_SCHEMA),
         names=validators.record(validators.optional(classes=validators.list_of(_class_name, 0, MAX_CLASSES))),
-        start=validators.or_null(FILE_SCHEMA),
-        tree=validators.or_null(
-            validators.record(
-                validators.required(edges=EDGES_FIELD, splits=validators.list_of(FILE_SCHEMA, 1, MAX_CENTERS))
-            )
-        ),
     )
+    | bundle_fields.newcomer_fields(FILE_SCHEMA)
 )
 ManifestEntry = Mapping[str, Any]
 

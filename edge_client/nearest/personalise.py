@@ -15,10 +15,8 @@ from edge_client.training.learner import Learner
 PERSONAL_MU, PERSONAL_LEARNING_RATE = 0.1, 0.01  # towards the center, and the learning rate if the router has none
 
 
-def personalise(
-    source: CenterSource, center: Flat, data: Dataset, steps: int, *, batch: int = features.EVALUATION_BATCH
-) -> Flat:
-    """A few local steps from a center, held to it: min f(w) + (PULL / 2) |w - center|^2 -> the model [schema.size].
+def personalise(source: CenterSource, center: Flat, data: Dataset, steps: int) -> Flat:
+    """A few local steps from a center: min f(w) + (PERSONAL_MU / 2) |w - center|^2 -> the model [schema.size].
 
     Learning rate and momentum are the run's, if the router has them. Samples that fill no batch of an engine with a
     fixed one are repeated.
@@ -34,7 +32,7 @@ def personalise(
         steps=steps,
         lr=PERSONAL_LEARNING_RATE if about is None else about.lr,
         momentum=0.0 if about is None else about.momentum,
-        batch=fixed or min(batch, max(1, len(data))),
+        batch=fixed or min(features.EVALUATION_BATCH, max(1, len(data))),
         seed=0,
     )
     return run_fit(learner, task, data).vector.astype(np.float32)

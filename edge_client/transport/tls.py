@@ -109,14 +109,14 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ConfigError(f"{path} holds no certificate: {wrong}", hint="it must be a PEM file") from wrong
 
 
-def expiry_warnings(credentials: Credentials, now: dt.datetime, days: int = EXPIRY_WARNING_DAYS) -> list[str]:
-    """A sentence for each certificate of this side that is not valid for another `days`."""
+def expiry_warnings(credentials: Credentials, now: dt.datetime) -> list[str]:
+    """A sentence for each certificate of this side that ends within EXPIRY_WARNING_DAYS."""
     files = [path for path in (credentials.certificate, credentials.ca) if path is not None]
     ends = [(path, read_certificate(path).not_valid_after_utc) for path in files]
     return [
         f"{path} expires on {end:%Y-%m-%d}, in {(end - now).days} days; renew it with `provision --renew`"
         for path, end in ends
-        if end - now < dt.timedelta(days=days)
+        if end - now < dt.timedelta(days=EXPIRY_WARNING_DAYS)
     ]
 
 

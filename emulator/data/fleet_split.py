@@ -122,22 +122,20 @@ def digits_fleet(devices: int = 12, new: int = 3, groups: int = 3, seed: int = 0
     )
 
 
-def label_permutation_groups(
-    data: DataSet, *, devices: int, groups: int, seed: int, new: int = 0, reference: int = REFERENCE_SAMPLES
-) -> FleetData:
+def label_permutation_groups(data: DataSet, *, devices: int, groups: int, seed: int, new: int = 0) -> FleetData:
     """Device i belongs to group i mod `groups`; each group writes the classes in its own permutation.
 
     No two groups give a class the same label, so a model that fits one group is wrong for every other. Every device
     gets the same number of samples, up to one, and keeps a fifth of them for testing.
     """
     whole = data.joined().train
-    _check(len(whole), data.classes, devices=devices, new=new, groups=groups, reference=reference)
+    _check(len(whole), data.classes, devices=devices, new=new, groups=groups)
     rng = np.random.Generator(np.random.PCG64(seed))
     order = rng.permutation(len(whole))
     written = latin_square(data.classes, groups, rng)
     names = [f"device-{i:02d}" for i in range(devices)] + [f"new-{i}" for i in range(new)]
     group = {name: (i if i < devices else i - devices) % groups for i, name in enumerate(names)}
-    parts = np.array_split(order[reference:], len(names))
+    parts = np.array_split(order[REFERENCE_SAMPLES:], len(names))
     at = [round(TRAIN_SHARE * len(part)) for part in parts]
     cut = PartitionIndices(
         train=[part[:n] for part, n in zip(parts, at, strict=True)],
@@ -149,7 +147,7 @@ def label_permutation_groups(
         devices={name: local[name] for name in names[:devices]},
         new_devices={name: local[name] for name in names[devices:]},
         groups=group,
-        reference=data.ready(whole.x[order[:reference]]),
+        reference=data.ready(whole.x[order[:REFERENCE_SAMPLES]]),
     )
 
 
@@ -208,13 +206,13 @@ def _distinct(arrays: Sequence[I64]) -> tuple[list[int], list[int]]:
     return firsts, which
 
 
-def _check(n: int, classes: int, *, devices: int, new: int, groups: int, reference: int) -> None:
-    if devices < 1 or new < 0 or reference < 0:
+def _check(n: int, classes: int, *, devices: int, new: int, groups: int) -> None:
+    if devices < 1 or new < 0:
         raise ConfigError(f"{devices} devices and {new} new ones", hint="use at least one device")
     if not 1 <= groups <= min(classes, devices):
         raise ConfigError(
             f"{groups} groups of {devices} devices over {classes} classes",
             hint=f"use 1 to {min(classes, devices)} groups: each needs a device and a permutation of its own",
         )
-    if (n - reference) // (devices + new) < 2:  # noqa: PLR2004 - one to train, one to test
+    if (n - REFERENCE_SAMPLES) // (devices + new) < 2:  # noqa: PLR2004 - one to train, one to test
         raise ConfigError(f"{n} samples are too few for {devices + new} devices", hint="use fewer devices")

@@ -29,48 +29,41 @@ from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.printable import counted
 from edge_client.protocol import codecs, signing, validators
 from edge_client.protocol.messages import parse_json
+from edge_client.protocol.nearest import bundle_fields
+from edge_client.protocol.nearest.bundle_fields import MAX_CLASSES, MAX_MANIFEST_BYTES, NAME_FIELD
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
-from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
+from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from export.bundle.run_source import BundleNames, LabelledSamples, NewcomerData
+from export.compiler.program_folder import FILE_ENDINGS
 
 if TYPE_CHECKING:
     from torch import nn
 
 VERSION = 1
 MANIFEST_FILE, SIGNATURE_FILE = "manifest.json", "manifest.sig"
-MAX_MANIFEST_BYTES = 16 << 20  # 1,024 centers with a few variants each
-FILE_ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
 BundleManifest = dict[str, Any]
 FileEntry = Mapping[str, Any]  # {"path", "sha256", "size"}
 
-HASH_FIELD = validators.matching("[0-9a-f]{64}")
-FILE_SCHEMA = validators.record(
-    validators.required(
-        path=validators.matching("[A-Za-z0-9._/-]{1,256}"),
-        sha256=HASH_FIELD,
-        size=validators.integer(0, validators.MAX_SAFE_INTEGER),
-    )
-)
-FILES_SCHEMA = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE_SCHEMA, 64)
+FILE_SCHEMA = bundle_fields.file_field(validators.MAX_SAFE_INTEGER)
+FILES_SCHEMA = bundle_fields.files_field(FILE_SCHEMA)
 CENTER_SCHEMA = validators.required(
     center=validators.integer(0, MAX_CENTERS - 1), card=validators.record({}), model=FILE_SCHEMA, files=FILES_SCHEMA
 ) | validators.optional(cards=FILES_SCHEMA, adapter=FILES_SCHEMA)
-MAX_CLASSES, MAX_COLUMNS, MAX_DEVICES = 65_536, 65_536, 100_000
-_NAME_FIELD = validators.text(1_024)
+MAX_COLUMNS, MAX_DEVICES = 65_536, 100_000
 
 
 def _class_field(value: Any, name: str) -> str | bool:  # noqa: ANN401 - see `validators.Check`
-    return value if isinstance(value, bool) else str(_NAME_FIELD(value, name))
+    return value if isinstance(value, bool) else str(NAME_FIELD(value, name))
 
 
 NAMES_SCHEMA = validators.record(
     validators.required(
         classes=validators.list_of(_class_field, 0, MAX_CLASSES),
-        columns=validators.list_of(_NAME_FIELD, 0, MAX_COLUMNS),
+        columns=validators.list_of(NAME_FIELD, 0, MAX_COLUMNS),
         devices=validators.map_of(
             validators.matching("[A-Za-z0-9_-]{1,64}"), validators.integer(0, MAX_CENTERS - 1), MAX_DEVICES
         ),
@@ -80,23 +73,14 @@ BUNDLE_SCHEMA = validators.record(
     validators.required(
         v=validators.integer(0, validators.MAX_SAFE_INTEGER),
         model=validators.text(512),
-        schema=HASH_FIELD,
+        schema=bundle_fields.HASH_FIELD,
         program=FILE_SCHEMA,
         containers=validators.list_of(FILE_SCHEMA, 0, 64),
         reference=validators.or_null(FILE_SCHEMA),
         centers=validators.list_of(validators.record(CENTER_SCHEMA), 1, MAX_CENTERS),
     )
-    | validators.optional(
-        names=NAMES_SCHEMA,
-        stacked=FILES_SCHEMA,
-        guide=validators.or_null(FILE_SCHEMA),
-        start=validators.or_null(FILE_SCHEMA),
-        tree=validators.or_null(
-            validators.record(
-                validators.required(edges=EDGES_FIELD, splits=validators.list_of(FILE_SCHEMA, 1, MAX_CENTERS))
-            )
-        ),
-    )
+    | validators.optional(names=NAMES_SCHEMA, stacked=FILES_SCHEMA)
+    | bundle_fields.newcomer_fields(FILE_SCHEMA)
 )
 
 

@@ -279,12 +279,12 @@ def _check_repeats(source: TraceSource) -> None:
     check_repeats(source.name, mine, forward)
 
 
-def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Schema:
+def schema_of(module: nn.Module) -> Schema:
     """The tensors that a round exchanges, in torch's order: trainable parameters, then the saved float buffers.
 
     Frozen parameters are in a file of their own. Other buffers, and a mask of infinities, are constants. A shared
-    parameter counts once, under its first name. `classifier`: parameter names; by default those of the last linear or
-    convolution layer that is trained. Raises ProgramRefused when there is nothing to train.
+    parameter counts once, under its first name. The classifier is the last linear or convolution layer that is
+    trained. Raises ProgramRefused when there is nothing to train.
     """
     params = [
         TensorSpec(name=n, role="p", shape=tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad
@@ -301,7 +301,7 @@ def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Sch
             f"this model cannot be trained: {'every parameter is frozen' if frozen else 'it has no parameters'}",
             hint="give some parameter requires_grad=True",
         )
-    return Schema((*params, *buffers), tuple(last_layer(module) if classifier is None else classifier))
+    return Schema((*params, *buffers), tuple(last_layer(module)))
 
 
 def last_layer(module: nn.Module) -> list[str]:

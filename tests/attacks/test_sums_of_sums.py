@@ -22,7 +22,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.device_sums import RelayArrived, VectorReady
-from edge_client.protocol.secure.masks import add_masks_into, pair_sign, unpack_words
+from edge_client.protocol.secure.masks import add_masks_into, add_packed_into, pair_sign
 from edge_client.protocol.secure.sum_messages import read_upload
 from edge_client.protocol.summed_task import SCORE_LEVELS, SummedFit, SummedProbe, SumScale, Words
 from edge_client.protocol.task import Array, Reply, Task
@@ -266,7 +266,8 @@ def test_an_upload_that_comes_after_its_device_was_given_up_keeps_its_own_mask()
     late = cohort.on_device(VICTIM, VectorReady(cohort.server.roster, vector_of(VICTIM)))
     form, state = cohort.form, cohort.server
     packed = read_upload(late, roster=state.roster, words=form.words, bits=form.bits)
-    opened = unpack_words(packed, form.words, form.bits)
+    opened = np.zeros(form.words, np.uint32)
+    add_packed_into(opened, packed, form.bits)
     private = keys.mask_private(cohort.outcome.secrets.mask_secrets[VICTIM])
     for cid in state.graph[VICTIM]:
         key = keys.pair_mask_key(private, state.devices[cid].mask, state.context, VICTIM, cid)

@@ -26,14 +26,12 @@ from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import Broker, start_broker
 from coordinator.runtime.server import Server
 from coordinator.storage.store import Store
-from edge_client.config import ClientConfig
 from edge_client.protocol.task import Array, Flat, Tensors
 from edge_client.runtime.client import Client
-from edge_client.transport.base import Will
 from edge_client.transport.clock import SystemClock
-from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program
-from tests.support.virtual_federation import FEDERATION, config, seed_program
+from tests.support.mqtt_device import coordinator_dial, mqtt_device
+from tests.support.virtual_federation import config, seed_program
 
 DEVICES, SLOW, AT_ONCE, STEP_S, TIMES_SLOWER = 20, 2, 10, 0.02, 100
 PERIOD_S, AWAY_S, TARGET, LIMIT_S = 10.0, 3.0, 0.9, 120.0
@@ -79,24 +77,9 @@ class AbsentDevice:
 
     def _client(self) -> Client:
         cid = f"d{self.number:02d}"
-        settings = ClientConfig(
-            federation=FEDERATION,
-            device_id=cid,
-            broker=self.broker.url,
-            data=self.folder / cid,
-            state=self.folder / cid / "state",
-            signing_keys=(self.key,),
-            min_battery_percent=0,
-        )
-        step_s = STEP_S * (TIMES_SLOWER if self.number < SLOW else 1)
-        return Client(
-            settings,
-            lambda will: MqttTransport(self.broker.url, f"{FEDERATION}.{cid}", will=will),
-            local=softmax_program.grouped_fleet(DEVICES, 1)[cid],
-            clock=SystemClock(),
-            rng=np.random.default_rng(self.number),
-            open_engine=lambda *_, **__: PacedEngine(step_s),
-        )
+        local = softmax_program.grouped_fleet(DEVICES, 1)[cid]
+        engine = PacedEngine(STEP_S * (TIMES_SLOWER if self.number < SLOW else 1))
+        return mqtt_device(self.broker.url, cid, self.folder, local, key=self.key, engine=engine)
 
 
 def accuracy(center: Flat) -> float:
@@ -130,11 +113,7 @@ def seconds_to_target(folder: Path, way: str, broker: Broker) -> tuple[float, in
 
     with closing(Store(made.folder / "store")) as store:
         seed_program(store)
-
-        def dial(will: Will | None) -> MqttTransport:
-            return MqttTransport(broker.url, f"{FEDERATION}.coordinator.0", will=will)
-
-        server = Server(made, store, dial=dial, clock=SystemClock(), watch=watch)
+        server = Server(made, store, dial=coordinator_dial(broker.url), clock=SystemClock(), watch=watch)
         fleet = [AbsentDevice(number, folder, broker, key, over) for number in range(DEVICES)]
         lives = [threading.Thread(target=device.live, daemon=True) for device in fleet]
         began_s = time.monotonic()

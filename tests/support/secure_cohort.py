@@ -19,7 +19,6 @@ from coordinator.rounds.secure_sum import (
     SumFailed,
     SumReady,
     advance,
-    choose_prekeys,
     open_sum,
     unmask_into,
 )
@@ -73,10 +72,9 @@ class SecureCohort:
             roots = tuple(root_of(cid, number, salt) for number in range(2))
             fresh = DeviceSums(federation=form.federation, cid=cid)
             devices[cid], batch = device_sums.advance(fresh, PrekeysNeeded(roots))
-            offered[cid] = PrekeyBatch.from_bytes(batch or b"")
+            offered[cid] = PrekeyBatch.from_bytes(batch or b"").keys[0]
         cohort = SecureCohort(devices=devices, form=form)
-        chosen, _ = choose_prekeys(offered, {})
-        cohort.server, commands = open_sum(form, chosen, least_members=least_members)
+        cohort.server, commands = open_sum(form, offered, least_members=least_members)
         cohort.carry_out(list(commands))
         return cohort
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from coordinator.local_broker import free_port
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.samples.input_parts import row_size
 from edge_client.protocol.task import Array, Fit
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner
-from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from export.compiler.program import CompilerOutput
 from tests.support.architectures import PARTS
-from tests.support.browser import PHONE, Open
-from tests.support.phone_page import PATIENCE_MS, csv, listens, served, text
-from tests.support.process_fleet import FleetScene, centers_in, until
+from tests.support.browser import Open
+from tests.support.one_phone import KEPT, RATE, SAMPLES, SETTINGS, STEPS, TRAIN, one_phone, start_of
+from tests.support.phone_page import csv, text
+from tests.support.process_fleet import centers_in
 from tests.support.programs import compiled, opened
-from tests.web.test_adapter_on_a_phone import ME, RATE, RUN, SAMPLES, STEPS, TRAIN, prepared, start_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.browser, pytest.mark.slow]
 
@@ -43,45 +40,35 @@ def trained_in_python(made: CompilerOutput, folder: Path) -> dict[str, Array]:
     """One round on the samples that the page trains on, by Python's client."""
     x, y = rows()
     x[:, :WHOLE_FROM] /= SCALE
-    kept = [i for i in range(SAMPLES) if i % 5 != 4]
     learner, start = EngineLearner(opened(made, "onnx", folder), made.program), start_of(made, MODEL)
     task = Fit(start=start, anchor=None, lr=RATE, momentum=0.0, mu=0.0, steps=STEPS, batch=TRAIN, seed=0)
-    return made.program.schema.split(fit_probe.run_fit(learner, task, Dataset(x[kept], y[kept])).vector)
+    return made.program.schema.split(fit_probe.run_fit(learner, task, Dataset(x[KEPT], y[KEPT])).vector)
 
 
 def test_a_phone_trains_a_model_with_several_inputs_from_a_table_and_refuses_a_fraction_for_a_word(
     visit: Open, tmp_path: Path
 ) -> None:
-    port, made = free_port(), compiled(MODEL, engines=("onnx",))
-    run: dict[str, Any] = {**RUN, "num-rounds": 1}
+    made = compiled(MODEL, engines=("onnx",))
+    run = {"method": "fedavg", "num-rounds": 1, **SETTINGS}
     (x, y), table = rows(), tmp_path / "rows.csv"
     assert x.shape == (SAMPLES, row_size(PARTS))
-    with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
-        scene = FleetScene(tmp_path / "run", f"mqtt://127.0.0.1:{port}", children, (run,))
-        config = prepared(scene, made, port, MODEL)
-        children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
-        until(lambda: listens(port), children, "the coordinator's broker")
-        with served(config) as url:
-            opened_page = visit(f"{url}#id={ME}", size=PHONE, touch=True)
-            page = opened_page.page
-            page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
-            text(
-                page,
-                "columns",
-                "38 values .1 of age; 25 of image; 6 of seen: 0 or 1, .*; 6 of words: whole numbers, .*label",
-            )
-            page.fill("#scale", str(SCALE))
-            table.write_bytes(csv(x[:1] + 0.5, y[:1]))
-            page.set_input_files("#table", table)
-            text(page, "trouble", "^line 2 has .* in seen, which takes 0 or 1$")
-            table.write_bytes(csv(x, y))
-            page.set_input_files("#table", table)
-            text(page, "count", f"^{SAMPLES} in 3 classes")
-            opened_page.shot("several-inputs")
-            page.get_by_role("button", name="Take part").click()
-            scene.wait_for("done")
-            page.goto("about:blank")  # before the broker ends
-    (center,), wanted = centers_in(scene.folder, "fedavg"), trained_in_python(made, tmp_path)
+    with one_phone(visit, tmp_path, made, MODEL, run) as (opened_page, take_part):
+        page = opened_page.page
+        text(
+            page,
+            "columns",
+            "38 values .1 of age; 25 of image; 6 of seen: 0 or 1, .*; 6 of words: whole numbers, .*label",
+        )
+        page.fill("#scale", str(SCALE))
+        table.write_bytes(csv(x[:1] + 0.5, y[:1]))
+        page.set_input_files("#table", table)
+        text(page, "trouble", "^line 2 has .* in seen, which takes 0 or 1$")
+        table.write_bytes(csv(x, y))
+        page.set_input_files("#table", table)
+        text(page, "count", f"^{SAMPLES} in 3 classes")
+        opened_page.shot("several-inputs")
+        take_part()
+    (center,), wanted = centers_in(tmp_path / "run", "fedavg"), trained_in_python(made, tmp_path)
     start = made.program.schema.split(start_of(made, MODEL))
     for name, weights in wanted.items():
         np.testing.assert_allclose(center[name], weights, atol=1e-4)

@@ -68,14 +68,13 @@ def pack_words(words: Words, bits: int) -> bytes:
     return packed.tobytes()[: packed_size(len(words), bits)]
 
 
-def add_packed_into(total: Words, data: bytes | memoryview, bits: int, *, sign: int = 1) -> None:
+def add_packed_into(total: Words, data: bytes | memoryview, bits: int) -> None:
     """Add packed words to `total` [d] in blocks. Raises Malformed for another length, or spare bits that are set."""
     check_packed(data, len(total), bits)
     for start in range(0, len(total), BLOCK_WORDS):
         part = total[start : start + BLOCK_WORDS]
         at = start * bits // 8  # BLOCK_WORDS is a multiple of 8, so a block begins at a byte
-        words = _unpacked(data[at : at + packed_size(len(part), bits)], len(part), bits)
-        (np.add if sign > 0 else np.subtract)(part, words, out=part)
+        part += _unpacked(data[at : at + packed_size(len(part), bits)], len(part), bits)
 
 
 def check_packed(data: bytes | memoryview, words: int, bits: int) -> None:
@@ -87,13 +86,6 @@ def check_packed(data: bytes | memoryview, words: int, bits: int) -> None:
     spare = 8 * size - words * bits
     if spare and data[-1] >> (8 - spare):
         raise Malformed("bad_field", "packed words with spare bits that are not zero")
-
-
-def unpack_words(data: bytes | memoryview, count: int, bits: int) -> Words:
-    """The words [count] of `pack_words`. Raises Malformed as `add_packed_into`."""
-    words = np.zeros(count, np.uint32)
-    add_packed_into(words, data, bits)
-    return words
 
 
 def _unpacked(data: bytes | memoryview, count: int, bits: int) -> Words:

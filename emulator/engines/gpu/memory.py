@@ -22,13 +22,12 @@ def run_in_parts(
     run: Callable[[int, int], Found],
     *,
     what: str,
-    least: int = 1,
     halved: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Found]:
     """`run(first, last)` over 0..total in parts of at most `size`; what runs out of memory is run again in halves.
 
     `run` keeps nothing of a part that failed. `halved` is told the new size, before the memory is given back, for what
-    else can be freed and for later calls. Parts become no smaller than `least`: then this raises RuntimeMissing.
+    else can be freed and for later calls. Raises RuntimeMissing where there is no memory for one.
     """
     at = 0
     while at < total:
@@ -38,12 +37,12 @@ def run_in_parts(
             yield found[0]
             at = last
             continue
-        if last - at <= least:
+        if last - at == 1:
             raise RuntimeMissing(
-                f"the GPU has no memory for {least} {what} at once",
+                f"the GPU has no memory for 1 {what} at once",
                 hint="use the engine lean, a smaller batch, or a GPU that no other program uses",
             )
-        size = max(least, (last - at) // 2)
+        size = (last - at) // 2
         log.warning("the GPU has no memory for %d %s at once: %d from now on", last - at, what, size)
         halved(size)
         release_memory()

@@ -74,7 +74,7 @@ def test_a_client_that_was_not_asked_is_rejected() -> None:
 def test_everybodys_answer_closes_the_exchange_and_a_refusal_is_an_answer() -> None:
     exchange = after(opened(), Stored("x", A), Refused("y", "no_data"))
     closed, commands = advance(exchange, Stored("z", B), 2.0)
-    assert commands == [Ack("z", B, "ok"), Close(frozenset("xz"), enough=True)]
+    assert commands == [Ack("z", B, "ok"), Close(frozenset("xz"))]
     assert closed.closed
 
 
@@ -82,13 +82,13 @@ def test_of_more_devices_than_wanted_the_first_to_answer_close_the_exchange() ->
     exchange = after(opened("vwxyz", goal=3), Stored("x", A), Refused("v", "no_data"), Stored("y", A))
     assert not exchange.closed
     closed, commands = advance(exchange, Stored("w", B), 2.0)
-    assert commands == [Ack("w", B, "ok"), Close(frozenset("wxy"), enough=True)]
+    assert commands == [Ack("w", B, "ok"), Close(frozenset("wxy"))]
     assert advance(closed, Stored("z", B), 3.0)[1] == [Ack("z", B, "late")]
 
 
 def test_where_too_many_refuse_to_reach_the_goal_everybodys_answer_closes_it() -> None:
     exchange = after(opened("xyz", goal=2), Refused("x", "no_data"), Refused("y", "no_data"))
-    assert advance(exchange, Stored("z", A), 2.0)[1] == [Ack("z", A, "ok"), Close(frozenset("z"), enough=False)]
+    assert advance(exchange, Stored("z", A), 2.0)[1] == [Ack("z", A, "ok"), Close(frozenset("z"))]
 
 
 def test_uploads_hold_no_more_bytes_than_the_budget_but_one_may_always_go_on() -> None:
@@ -103,8 +103,8 @@ def test_uploads_hold_no_more_bytes_than_the_budget_but_one_may_always_go_on() -
 def test_the_deadline_closes_with_whoever_answered_and_says_whether_that_is_enough() -> None:
     exchange = after(opened(), Stored("x", A))
     assert advance(exchange, Tick(), 99.9)[1] == []
-    assert advance(exchange, Tick(), 100.0)[1] == [Close(frozenset("x"), enough=False)]
-    assert advance(after(exchange, Stored("y", B)), Tick(), 100.0)[1] == [Close(frozenset("xy"), enough=True)]
+    assert advance(exchange, Tick(), 100.0)[1] == [Close(frozenset("x"))]
+    assert advance(after(exchange, Stored("y", B)), Tick(), 100.0)[1] == [Close(frozenset("xy"))]
 
 
 def test_after_closing_everything_new_is_late_and_what_was_stored_stays_a_duplicate() -> None:
@@ -225,11 +225,11 @@ def test_a_restart_remembers_who_answered_and_closes_if_that_was_everybody() -> 
         accepted={"x": A},
         refused={"y": "no_data"},
     )
-    assert advance(again, Tick(), 50.0)[1] == [Close(frozenset("x"), enough=True)]
+    assert advance(again, Tick(), 50.0)[1] == [Close(frozenset("x"))]
 
 
 def test_an_exchange_that_asks_nobody_closes_at_once() -> None:
-    assert advance(opened(asked=""), Tick(), 0.0)[1] == [Close(frozenset(), enough=False)]
+    assert advance(opened(asked=""), Tick(), 0.0)[1] == [Close(frozenset())]
 
 
 def test_impossible_exchanges_are_refused() -> None:
@@ -374,9 +374,7 @@ class RoundsMachine(RuleBasedStateMachine):
         assert len(self.closes) == self.exchange.closed
         assert not (self.exchange.closed and (self.exchange.uploads or self.exchange.queue))
         if self.closes:
-            keys, enough = self.closes[0].keys, self.closes[0].enough
-            assert keys == set(self.exchange.accepted)
-            assert enough == (len(keys) >= self.exchange.quorum)
+            assert self.closes[0].keys == set(self.exchange.accepted)
 
     @invariant()
     def nobody_waits_while_a_credit_is_free(self) -> None:

@@ -17,13 +17,11 @@ from coordinator.rounds.secure_sum import (
     SumFailed,
     SumReady,
     advance,
-    choose_prekeys,
 )
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.device_sums import RosterArrived, UnmaskArrived
-from edge_client.protocol.secure.keys import public_prekey
-from edge_client.protocol.secure.sum_messages import PrekeyBatch, RevealedShares, SumForm, UnmaskRequest
-from tests.support.secure_cohort import SecureCohort, cids, root_of
+from edge_client.protocol.secure.sum_messages import RevealedShares, SumForm, UnmaskRequest
+from tests.support.secure_cohort import SecureCohort, cids
 
 
 def can_finish(cohort: SecureCohort, *silent: set[str]) -> bool:
@@ -116,15 +114,6 @@ def test_a_roster_of_fewer_than_least_members_is_refused_with_what_to_do() -> No
         SecureCohort.of(7, least_members=8)
     with pytest.raises(ConfigError, match="at least 5"):
         SecureCohort.of(4, least_members=1)
-
-
-def test_a_prekey_number_is_chosen_once_whatever_a_device_offers_again() -> None:
-    batch = PrekeyBatch(keys=tuple(public_prekey(n, root_of("a", n)) for n in (3, 4)))
-    chosen, used = choose_prekeys({"a": batch}, {"a": 2, "b": 9})
-    assert (chosen["a"].number, used) == (3, {"a": 3, "b": 9})
-    chosen, used = choose_prekeys({"a": batch}, used)
-    assert (chosen["a"].number, used["a"]) == (4, 4)
-    assert choose_prekeys({"a": batch}, used) == ({}, used)
 
 
 def test_shares_for_another_set_of_neighbours_are_refused_and_may_be_sent_right() -> None:

@@ -33,7 +33,7 @@ def test_an_exchange_closes_when_all_have_answered_for_whom_it_waits() -> None:
     assert not answered(opened("abcd", "d"), "ab").closed
     exchange, commands = advance(answered(opened("abcd", "d"), "ab"), Stored("c", SHA), 2.0)
     assert exchange.closed
-    assert commands[-1] == Close(frozenset("abc"), enough=True)
+    assert commands[-1] == Close(frozenset("abc"))
 
 
 def test_a_silent_device_that_answers_in_time_counts_as_always() -> None:

@@ -96,7 +96,7 @@ def test_a_stranger_is_asked_who_it_is(fed: Federation, spy: Spy) -> None:
     assert len(answers(fed, spy, "rebirth", "nobody")) == 1
 
 
-def test_when_the_fleet_is_full_a_stranger_is_no_member(tmp_path: Path) -> None:
+def test_when_the_fleet_is_full_a_stranger_is_no_member_and_the_first_one_is_logged(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, devices=1, max_devices=1)
     spy = Spy(fed.world.broker)
     fed.start_coordinator()
@@ -105,6 +105,10 @@ def test_when_the_fleet_is_full_a_stranger_is_no_member(tmp_path: Path) -> None:
     fed.start_mute_device("d01")
     spy.say("d01", "get", sha256="ab" * 32, block=BLOCK, at=[[0, 1]])
     assert answers(fed, spy, "err", "d01")[0]["code"] == "not_member"
+    fed.start_mute_device("d02")
+    fed.world.run(lambda: fed.live_since(5.0))
+    told = [(e["device"], e["why"]) for e in fed.events if e["event"] == "left-out"]
+    assert told == [("d01", "max-devices is 1, and none of them has been away for a day")]
 
 
 def test_a_phone_that_takes_part_later_is_logged_once_with_its_samples(tmp_path: Path) -> None:

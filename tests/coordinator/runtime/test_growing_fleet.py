@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from coordinator.config_sections import RunConfig
@@ -22,14 +21,12 @@ from coordinator.storage.event_log import EventLog
 from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from coordinator.strategies.baselines.fedavg import FedAvg
-from edge_client.config import ClientConfig
 from edge_client.runtime.client import Client
 from edge_client.runtime.progress import format_event
-from edge_client.transport.base import Will
 from edge_client.transport.clock import SystemClock
-from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program
-from tests.support.virtual_federation import FEDERATION, Federation, Spy, config, seed_program
+from tests.support.mqtt_device import coordinator_dial, mqtt_device
+from tests.support.virtual_federation import Federation, Spy, config, seed_program
 
 LATE = "a04"  # the first in the order of the virtual world's turns, so that it is heard at once
 
@@ -198,24 +195,10 @@ def test_over_mosquitto_a_late_device_trains_and_both_sides_say_so(tmp_path: Pat
     told: list[str] = []
 
     def start(cid: str) -> None:
-        asked = ClientConfig(
-            federation=FEDERATION,
-            device_id=cid,
-            broker=mosquitto.url,
-            data=tmp_path / cid,
-            state=tmp_path / cid / "state",
-            signing_keys=(key,),
-            min_battery_percent=0,
-        )
-        clients[cid] = Client(
-            asked,
-            lambda will: MqttTransport(mosquitto.url, f"{FEDERATION}.{cid}", will=will),
-            local=locals_[cid],
-            clock=SystemClock(),
-            rng=np.random.default_rng(int(cid[1:])),
-            open_engine=lambda *_, **__: softmax_program.SoftmaxEngine(),
-            tell=lambda event: told.append(f"{cid}: {format_event(event)}"),
-        )
+        def tell(event: Mapping[str, Any]) -> None:
+            told.append(f"{cid}: {format_event(event)}")
+
+        clients[cid] = mqtt_device(mosquitto.url, cid, tmp_path, locals_[cid], key=key, tell=tell)
         threading.Thread(target=clients[cid].run, daemon=True).start()
 
     def watch(event: Mapping[str, Any]) -> None:
@@ -228,11 +211,7 @@ def test_over_mosquitto_a_late_device_trains_and_both_sides_say_so(tmp_path: Pat
 
     with closing(Store(made.folder / "store")) as store:
         seed_program(store)
-
-        def dial(will: Will | None) -> MqttTransport:
-            return MqttTransport(mosquitto.url, f"{FEDERATION}.coordinator.0", will=will)
-
-        server = Server(made, store, dial=dial, clock=SystemClock(), watch=watch)
+        server = Server(made, store, dial=coordinator_dial(mosquitto.url), clock=SystemClock(), watch=watch)
         for cid in ("d00", "d01"):
             start(cid)
         server.run()

@@ -30,19 +30,17 @@ from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE, Step
 from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
 from coordinator.strategies.base import State
-from edge_client.config import ClientConfig
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, ClientId, Fit, Task, Tensors
 from edge_client.runtime.client import Client
 from edge_client.training.learner import EngineLearner
-from edge_client.transport.base import Will
 from edge_client.transport.clock import SystemClock
-from edge_client.transport.mqtt import MqttTransport
 from emulator.simulation.emulated_devices import EmulatedDevices, round_through_f32_delta
 from tests.coordinator.rounds.test_asynchronous_training import a_start
 from tests.coordinator.rounds.test_asynchronous_training import rules as a_rules
 from tests.support import softmax_program
-from tests.support.virtual_federation import BALLAST, FEDERATION, Federation, Spy, config, program, seed_program
+from tests.support.mqtt_device import coordinator_dial, mqtt_device
+from tests.support.virtual_federation import BALLAST, Federation, Spy, config, program, seed_program
 
 DEVICES, ROUNDS = 5, 4
 RUNS: Mapping[str, Mapping[str, Any]] = {
@@ -336,24 +334,8 @@ def test_over_mosquitto_a_device_that_never_ends_its_task_holds_no_other(tmp_pat
     events, clients = list[Mapping[str, Any]](), list[Client]()
 
     def begin(cid: str) -> None:
-        asked = ClientConfig(
-            federation=FEDERATION,
-            device_id=cid,
-            broker=mosquitto.url,
-            data=tmp_path / cid,
-            state=tmp_path / cid / "state",
-            signing_keys=(key,),
-            min_battery_percent=0,
-        )
-        engine = StuckEngine() if cid == "d01" else softmax_program.SoftmaxEngine()
-        client = Client(
-            asked,
-            lambda will: MqttTransport(mosquitto.url, f"{FEDERATION}.{cid}", will=will),
-            local=fleet[cid],
-            clock=SystemClock(),
-            rng=np.random.default_rng(int(cid[1:])),
-            open_engine=lambda *_, **__: engine,
-        )
+        engine = StuckEngine() if cid == "d01" else None
+        client = mqtt_device(mosquitto.url, cid, tmp_path, fleet[cid], key=key, engine=engine)
         clients.append(client)
         threading.Thread(target=client.run, daemon=True).start()
 
@@ -361,11 +343,7 @@ def test_over_mosquitto_a_device_that_never_ends_its_task_holds_no_other(tmp_pat
         begin(cid)
     with closing(Store(made.folder / "store")) as store:
         seed_program(store)
-
-        def dial(will: Will | None) -> MqttTransport:
-            return MqttTransport(mosquitto.url, f"{FEDERATION}.coordinator.0", will=will)
-
-        Server(made, store, dial=dial, clock=SystemClock(), watch=events.append).run()
+        Server(made, store, dial=coordinator_dial(mosquitto.url), clock=SystemClock(), watch=events.append).run()
     StuckEngine.freed.set()
     for client in clients:
         client.stop()

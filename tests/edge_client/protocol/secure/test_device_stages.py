@@ -14,7 +14,6 @@ from coordinator.rounds.secure_sum import (
     SharesArrived,
     StageDeadline,
     advance,
-    choose_prekeys,
     open_sum,
 )
 from edge_client.errors import Malformed
@@ -41,12 +40,12 @@ def random_of(cid: str, times: int = 0) -> bytes:
 
 def dealt() -> tuple[DeviceSums, bytes, bytes, SecureSum]:
     """The device `ME` after its roster, that roster, the shares for it, and the coordinator's state."""
-    fleet, batches = {}, {}
+    fleet, prekeys = {}, {}
     for cid in CIDS:
         fresh = DeviceSums(federation=FORM.federation, cid=cid)
         fleet[cid], batch = device_stages.offer_prekeys(fresh, random_of(cid), -1)
-        batches[cid] = PrekeyBatch.from_bytes(batch)
-    server, rosters = open_sum(FORM, choose_prekeys(batches, {})[0])
+        prekeys[cid] = PrekeyBatch.from_bytes(batch).keys[0]
+    server, rosters = open_sum(FORM, prekeys)
     sent = {command.cid: command.data for command in rosters}
     relays: dict[str, bytes] = {}
     for cid in CIDS:
@@ -104,14 +103,14 @@ def test_a_second_vector_is_not_masked() -> None:
 
 def test_the_next_roster_ends_the_sum_before() -> None:
     mine, _, _, server = dealt()
-    offered = PrekeyBatch.from_bytes(device_stages.offer_prekeys(mine, random_of(ME, 1), -1)[1])
+    offered = PrekeyBatch.from_bytes(device_stages.offer_prekeys(mine, random_of(ME, 1), -1)[1]).keys[0]
     others = {
         cid: PrekeyBatch.from_bytes(
             device_stages.offer_prekeys(DeviceSums(federation="demo", cid=cid), random_of(cid), -1)[1]
-        )
+        ).keys[0]
         for cid in CIDS[1:]
     }
-    _, rosters = open_sum(replace(FORM, exchange=5), choose_prekeys({ME: offered, **others}, {})[0])
+    _, rosters = open_sum(replace(FORM, exchange=5), {ME: offered, **others})
     after, _ = device_stages.deal(mine, rosters[0].data, at(4))
     assert len(after.sums) == 1
     assert server.roster not in after.sums
