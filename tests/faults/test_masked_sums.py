@@ -145,7 +145,7 @@ def small(folder: Path, seen: Stages, **changes: Anything) -> Federation:
     return Federation.of(folder, broker=MemoryBroker(tamper=seen), devices=DEVICES, **changes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, same_rounding: None) -> dict[str, bytes]:
     """The final states of a round that nothing disturbs."""
     fed = small(tmp_path_factory.mktemp("undisturbed"), Stages(VICTIM), runs=(run_of(rounds=1),))
