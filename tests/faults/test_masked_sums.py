@@ -102,7 +102,7 @@ def check_exact(ledger: Ledger) -> None:
 def test_the_coordinator_is_given_exactly_the_sum_of_the_words_of_the_devices(
     tmp_path: Path, ledger: Ledger, method: str, mode: str, sums: int
 ) -> None:
-    fed = Federation.of(tmp_path, devices=12, runs=(run_of(method, secure=mode),))
+    fed = Federation.of(tmp_path, devices=2 * LEAST_COHORT, runs=(run_of(method, secure=mode),))
     fed.start()
     fed.complete()
     assert len(ledger.sums) == sums
