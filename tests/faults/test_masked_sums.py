@@ -102,7 +102,7 @@ def check_exact(ledger: Ledger) -> None:
 def test_the_coordinator_is_given_exactly_the_sum_of_the_words_of_the_devices(
     tmp_path: Path, ledger: Ledger, method: str, mode: str, sums: int
 ) -> None:
-    fed = Federation.of(tmp_path, devices=12, runs=(run_of(method, secure=mode),))
+    fed = Federation.of(tmp_path, devices=2 * LEAST_COHORT, runs=(run_of(method, secure=mode),))
     fed.start()
     fed.complete()
     assert len(ledger.sums) == sums
@@ -145,7 +145,7 @@ def small(folder: Path, seen: Stages, **changes: Anything) -> Federation:
     return Federation.of(folder, broker=MemoryBroker(tamper=seen), devices=DEVICES, **changes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, same_rounding: None) -> dict[str, bytes]:
     """The final states of a round that nothing disturbs."""
     fed = small(tmp_path_factory.mktemp("undisturbed"), Stages(VICTIM), runs=(run_of(rounds=1),))

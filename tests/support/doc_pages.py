@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.page_scripts import PageScripts
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FILES = ("python", "toml", "html", "ini")
@@ -108,6 +110,9 @@ class PageReader:
     printed: dict[str, str] = field(default_factory=dict)
     _jobs: list[BackgroundCommand] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._scripts = PageScripts(self.folder, _environment())
+
     def follow(self, page: Path) -> None:
         """Do everything that the page says. Fails with the command's own words."""
         for block in blocks(page):
@@ -119,6 +124,7 @@ class PageReader:
 
     def leave(self) -> None:
         """End what is still running."""
+        self._scripts.leave()
         for job in self._jobs:
             job.process.terminate()
         for job in self._jobs:
@@ -145,6 +151,9 @@ class PageReader:
             self._jobs.append(BackgroundCommand(words[:-1], self.folder))
         elif words[0].startswith("fedcenters-"):
             self.printed[command] = _in_this_process(words, self.folder)
+        elif words[0] == "python":
+            code, self.printed[command], err = self._scripts.run(words[1:])
+            assert code == 0, f"{command}\n{self.printed[command]}\n{err}\n{self._failed()}"
         else:
             done = subprocess.run(
                 _as_process(words), cwd=self.folder, env=_environment(), capture_output=True, text=True, check=False
