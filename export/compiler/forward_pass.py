@@ -106,8 +106,8 @@ def tracing_context() -> Iterator[None]:
     """Without what arrives in a graph as one opaque operator: attention, LSTM and GRU.
 
     And without a backend of convolutions that torch takes from 16 samples: it would note a limit of the batch size.
-    Distributions look at no values of their arguments, as they do by default. einsum multiplies from left to right, for
-    a search of a better order takes the batch size for a plain number.
+    Distributions do not check the values of their arguments, which they do by default. einsum multiplies from left to
+    right, for a search of a better order takes the batch size for a plain number.
     """
     with ExitStack() as stack:
         stack.enter_context(transforms_left())
