@@ -228,9 +228,10 @@ def config_from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfi
             raise ConfigError(
                 f"{needed!r} is missing", hint="federation, broker, folder, [model] and [[runs]] are needed"
             )
-    for key in _PATH_KEYS:
-        if table.get(key):
-            table[key] = base / _typed(key, table[key], str)
+    for key in _PATH_KEYS & table.keys():
+        if not _typed(key, table[key], str):
+            raise ConfigError(f"{key} is empty", hint="write a path, or leave the line out")
+        table[key] = base / table[key]
     for key in ("formats", "class-names"):
         if key in table:
             table[key] = tuple(_typed(key, table[key], list))

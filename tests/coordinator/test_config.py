@@ -67,6 +67,8 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"deadline_s": "soon"}, "deadline-s must be a positive number"),
         ({"deadline_s": 0}, "deadline-s must be a positive number"),
         ({"min_devices": 1.5}, "min-devices must be a whole number"),
+        ({"reference": ""}, "reference is empty"),
+        ({"folder": ""}, "folder is empty"),
         ({"formats": ["tflight"]}, "formats is 'tflight'"),
         ({"formats": "onnx"}, "formats must be a list"),
         ({"class_names": "walking"}, "class-names must be a list"),
