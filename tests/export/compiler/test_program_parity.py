@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edge_client.errors import ProgramRefused
 from export.compiler import program_parity
 from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
@@ -177,3 +178,23 @@ def test_in_float64_torch_rounds_nothing_to_float32() -> None:
         made = torch.zeros(7)
         made += x
     assert torch.equal(made, x)
+
+
+class Scheduled(nn.Module):
+    """Takes the root of one minus a buffer, which only numbers below one have."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.linspace(0.9, 0.95, 2), persistent=persistent)
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x * (1 - self.kept).sqrt())  # type: ignore[no-any-return,operator]
+
+
+def test_a_table_whose_numbers_must_stay_is_refused_by_name_and_compiles_as_the_hint_says() -> None:
+    with pytest.raises(ProgramRefused) as refused:
+        compile_program(Scheduled(persistent=True), (2,), engines=("pt2",))
+    assert "other values of kept were tried" in str(refused.value.hint)
+    assert "persistent=False" in str(refused.value.hint)
+    assert compile_program(Scheduled(persistent=False), (2,), engines=("pt2",)).program.parity["pt2"] < 1e-5
