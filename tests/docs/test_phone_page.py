@@ -70,7 +70,7 @@ def test_provisioning_writes_what_the_page_lists(reader: PageReader) -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     (kept,) = re.findall(r"MAX_SAMPLES = ([\d_]+);", SAMPLES)
-    assert f"At most {int(kept):,}." in TEXT
+    assert f"at most {int(kept):,} samples" in TEXT
     assert "HELD_OUT = 5;" in SAMPLES
     assert "Chrome 137, Firefox 129, Safari 17" in Path(ROOT / "edge_client" / "web" / "main.js").read_text()
 
