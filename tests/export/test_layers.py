@@ -56,9 +56,9 @@ class CellLoop(nn.Module):
 
 
 class TokenHead(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, table: nn.Module) -> None:
         super().__init__()
-        self.table = nn.Embedding(11, 4)
+        self.table = table
 
     def forward(self, x: Tensor) -> Tensor:
         return self.table(x.long())  # type: ignore[no-any-return]
@@ -149,7 +149,10 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
             nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 2, enable_nested_tensor=False
         ),
     },
-    ("tokens", "embedding"): {"Embedding": TokenHead},
+    ("tokens", "embedding"): {
+        "Embedding": lambda: TokenHead(nn.Embedding(11, 4)),
+        "EmbeddingBag": lambda: TokenHead(nn.EmbeddingBag(11, 4)),
+    },
 }
 REFUSED: Mapping[tuple[str, str], Makers] = {
     ("image", "another draw"): {"RReLU": nn.RReLU},

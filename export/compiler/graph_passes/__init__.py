@@ -1,1 +1,1 @@
-"""Passes over a traced graph: writes in place become plain operators, and what is computed twice is computed once."""
+"""Passes over a traced graph: plain operators for writes in place, nothing computed twice, sizes from the batch size."""
