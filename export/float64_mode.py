@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from export.own_thread import replaced_here
+
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """`torch.autocast` in a user's code does nothing: no runtime trains in half precision."""
+    """`torch.autocast` in a user's code does nothing in this thread: no runtime trains in half precision."""
     with (
-        patch.object(torch.autocast, "__enter__", lambda self: self),
-        patch.object(torch.autocast, "__exit__", lambda *_: None),
+        replaced_here(torch.autocast, "__enter__", lambda self: self),
+        replaced_here(torch.autocast, "__exit__", lambda *_: None),
     ):
         yield
 
