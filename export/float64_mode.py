@@ -38,8 +38,13 @@ class Float64Mode(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
-        given, named = tree_map(_widened, (args, kwargs or {}))
-        return tree_map(_widened, WIDER_CALLS.get(func, func)(*given, **named))
+        given, named = tree_map(_widened, (args, kwargs or {}), is_leaf=_is_size)
+        return tree_map(_widened, WIDER_CALLS.get(func, func)(*given, **named), is_leaf=_is_size)
+
+
+def _is_size(value: object) -> bool:
+    """A torch.Size, which is not to become a tuple: `x.new(size)` is of that size, `x.new((2, 3))` has these numbers."""
+    return isinstance(value, torch.Size)
 
 
 def _widened(value: Any) -> Any:  # noqa: ANN401 - anything that torch takes and gives
