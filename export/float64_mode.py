@@ -43,7 +43,7 @@ class Float64Mode(TorchFunctionMode):
 
 
 def _is_size(value: object) -> bool:
-    """A torch.Size, which is not to become a tuple: `x.new(size)` is of that size, `x.new((2, 3))` has these numbers."""
+    """A torch.Size, which must not become a tuple: `x.new(size)` has that size, and `x.new((2, 3))` these numbers."""
     return isinstance(value, torch.Size)
 
 
