@@ -1,1 +1,1 @@
-"""Passes over a traced graph: writes in place become plain operators, and what is computed twice is computed once."""
+"""Passes over a traced graph: no writes in place, nothing computed twice, and every size from the batch size."""
