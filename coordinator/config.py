@@ -230,7 +230,7 @@ def config_from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfi
             )
     for key in _PATH_KEYS & table.keys():
         if not _typed(key, table[key], str):
-            raise ConfigError(f"{key} is empty", hint="write a path, or leave the line out")
+            raise ConfigError(f"{key} is empty", hint="write a path, or leave it out")
         table[key] = base / table[key]
     for key in ("formats", "class-names"):
         if key in table:

@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from export.own_thread import replaced_here
+
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """`torch.autocast` in a user's code does nothing: no runtime trains in half precision."""
+    """`torch.autocast` in a user's code does nothing in this thread: no runtime trains in half precision."""
     with (
-        patch.object(torch.autocast, "__enter__", lambda self: self),
-        patch.object(torch.autocast, "__exit__", lambda *_: None),
+        replaced_here(torch.autocast, "__enter__", lambda self: self),
+        replaced_here(torch.autocast, "__exit__", lambda *_: None),
     ):
         yield
 
@@ -37,8 +38,13 @@ class Float64Mode(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
-        given, named = tree_map(_widened, (args, kwargs or {}))
-        return tree_map(_widened, WIDER_CALLS.get(func, func)(*given, **named))
+        given, named = tree_map(_widened, (args, kwargs or {}), is_leaf=_is_size)
+        return tree_map(_widened, WIDER_CALLS.get(func, func)(*given, **named), is_leaf=_is_size)
+
+
+def _is_size(value: object) -> bool:
+    """A torch.Size, which must not become a tuple: `x.new(size)` has that size, and `x.new((2, 3))` these numbers."""
+    return isinstance(value, torch.Size)
 
 
 def _widened(value: Any) -> Any:  # noqa: ANN401 - anything that torch takes and gives

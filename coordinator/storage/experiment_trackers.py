@@ -218,7 +218,10 @@ class MLflowTracker:
         params = [Param(key, value) for key, value in self._params.items()]
         for start in range(0, len(params), MAX_PARAMS):
             self._client.log_batch(begun, params=params[start : start + MAX_PARAMS])
-        self._kept.write_text(json.dumps({**self._ids(), run: begun}), encoding="utf-8")
+        try:
+            self._kept.write_text(json.dumps({**self._ids(), run: begun}), encoding="utf-8")
+        except OSError as wrong:  # else each round began a run of its own
+            log.warning("%s cannot be written, so a resumed run will be another one of MLflow: %s", self._kept, wrong)
         return begun
 
     def _go_on(self, run: str) -> str:

@@ -57,10 +57,10 @@ def check_callback(on_round: Callable[..., object] | None) -> None:
 
 
 def shall_stop(answer: object) -> bool:
-    """What `on_round` returned, as a yes or no. Raises UsageError for an array or a column, which is neither."""
+    """What `on_round` returned, as a yes or no. Raises UsageError for an array, a column or NA, which is neither."""
     try:
         return bool(answer)
-    except ValueError:
+    except (ValueError, TypeError, RuntimeError):  # of numpy and pandas, of NA, of torch
         hint = "return one truth value: True ends the run, as in on_round=lambda r: r.accuracy > 0.9"
         raise UsageError(f"on_round returned {type(answer).__name__}", hint=hint) from None
 

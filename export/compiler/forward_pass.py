@@ -8,6 +8,7 @@ module, in which no branch is left.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -32,6 +33,7 @@ from export.diagnostics import quiet_warnings
 from export.float64_mode import without_autocast
 
 MAX_BATCH = 65_536
+_ONE_AT_A_TIME = threading.RLock()  # what is replaced in torch while a model is compiled is the whole process's
 
 
 class ForwardPasses:
@@ -93,11 +95,13 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """What torch.compile has wrapped is called as it was written, and compiled for none of the sizes that are tried."""
-    if "torch._dynamo" in sys.modules:  # which torch.compile loads
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
+    """What torch.compile has wrapped is called as it was written, and compiled for none of the sizes that are tried.
+
+    One thread at a time, as in `tracing_context`.
+    """
+    with _ONE_AT_A_TIME, ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # which torch.compile loads
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 
@@ -107,15 +111,16 @@ def tracing_context() -> Iterator[None]:
 
     And without a backend of convolutions that torch takes from 16 samples: it would note a limit of the batch size.
     Distributions do not check the values of their arguments, which they do by default. einsum multiplies from left to
-    right, for a search of a better order takes the batch size for a plain number.
+    right, for a search of a better order takes the batch size for a plain number. One thread at a time.
     """
-    with ExitStack() as stack:
+    with _ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(transforms_left())
         stack.enter_context(quiet_warnings())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(torch.backends.nnpack.flags(enabled=False))
-        stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))
+        if torch.backends.opt_einsum.enabled:  # where it is off, torch cannot put its strategy back
+            stack.enter_context(torch.backends.opt_einsum.flags(enabled=False))
         stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))  # noqa: FBT003 - its value
         stack.enter_context(without_autocast())
         stack.enter_context(ForwardOverrides())

@@ -25,6 +25,7 @@ from export.diagnostics import first_sentence
 from export.dispatch_mode import PlainDispatchMode
 
 TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+EXPORT = str(Path(__file__).parents[1])
 OVERRIDES = (
     "label_losses.py",
     "cells.py",
@@ -213,6 +214,6 @@ def _users(frames: Iterator[tuple[str, int]]) -> str:
     for file, number in frames:
         if file.startswith(COMPILER) and Path(file).name not in BETWEEN:
             return ""  # what called the model
-        if not file.startswith((TORCH, COMPILER, "<")):
+        if not file.startswith((TORCH, EXPORT, "<")):
             return f"{Path(file).name}:{number}"
     return ""

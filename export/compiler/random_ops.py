@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from edge_client.errors import ProgramRefused
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.dispatch_mode import PlainDispatchMode
 
 aten = torch.ops.aten
@@ -71,8 +72,14 @@ def _exponential(draw: Draw, x: Tensor, rate: float = 1.0) -> Tensor:
 
 
 def _whole(draw: Draw, low: int, high: int, shape: Sequence[int]) -> Tensor:
-    """From `low` to `high` - 1; below 2^24 the product with a number below 1 does not reach its other factor."""
-    return (torch.floor(draw(shape) * (high - low)) + low).to(torch.int64)
+    """From `low` to `high` - 1, as floating point numbers.
+
+    The product with a number below 1 does not reach its other factor. Raises UnsupportedOperator beyond 2^24, where
+    most whole numbers would never be drawn.
+    """
+    if max(abs(low), abs(high), high - low) > UNIFORM_STEPS:
+        raise UnsupportedOperator("randint", f"whole numbers are drawn up to {UNIFORM_STEPS:,}")
+    return torch.floor(draw(shape) * (high - low)) + low
 
 
 # The rule's result replaces the operator's; operators that write into an argument are in IN_PLACE_RULES.
@@ -91,6 +98,8 @@ RANDOM_RULES: Mapping[Any, Callable[..., Any]] = {
     aten.normal.Tensor_Tensor: _normal_around,
     aten.normal.float_float: lambda draw, mean, std, size: _normal(draw, size, mean, std),
     aten.exponential.default: _exponential,
+}
+WHOLE_RULES: Mapping[Any, Callable[..., Tensor]] = {  # their result becomes of the dtype that is asked for
     aten.randint.default: lambda draw, high, size: _whole(draw, 0, high, size),
     aten.randint.low: _whole,
     aten.randint_like.default: lambda draw, x, high: _whole(draw, 0, high, x.shape),
@@ -103,7 +112,7 @@ IN_PLACE_RULES: Mapping[Any, Callable[..., Tensor]] = {
     aten.exponential_.default: _exponential,
 }
 COVERED_OPERATORS = frozenset(
-    str(o.overloadpacket).removeprefix("torch.ops.") for o in (*RANDOM_RULES, *IN_PLACE_RULES)
+    str(o.overloadpacket).removeprefix("torch.ops.") for o in (*RANDOM_RULES, *WHOLE_RULES, *IN_PLACE_RULES)
 )
 
 
@@ -133,6 +142,11 @@ class NoiseReader(PlainDispatchMode):
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         if func in RANDOM_RULES:
             return RANDOM_RULES[func](self.take, *args)
+        if func in WHOLE_RULES:
+            usual = args[0].dtype if isinstance(args[0], Tensor) else torch.int64
+            wanted = (kwargs or {}).get("dtype") or usual
+            drawn = WHOLE_RULES[func](self.take, *args)
+            return drawn if wanted.is_floating_point else drawn.to(wanted)  # else in the precision of the program
         if func in IN_PLACE_RULES:
             return args[0].copy_(IN_PLACE_RULES[func](self.take, *args))
         return func(*args, **(kwargs or {}))

@@ -44,7 +44,7 @@ def one_phone(
         scene = FleetScene(folder / "run", f"mqtt://127.0.0.1:{port}", children, (run,))
         config = scene.work / "coordinator.toml"
         facts: dict[str, Any] = {"broker": f"mosquitto:{port}", "web-port": free_port(), "devices": 1, "seed": 3}
-        more: dict[str, Any] = {"model": {"name": model, "engines": ["onnx"]}, "formats": [], "reference": ""}
+        more: dict[str, Any] = {"model": {"name": model, "engines": ["onnx"]}, "formats": []}
         stage.write_coordinator(config, scene.folder, runs=scene.runs, exit_when_done=False, **facts, **more)
         scene.folder.mkdir(parents=True)
         with closing(Store(scene.folder / "store")) as store:

@@ -48,8 +48,10 @@ def checked_inputs(x: Array) -> Array:
 
 def check_no_bytes(name: str, parts: Sequence[Array]) -> None:
     """Raise ConfigError for bytes, as files of HDF5 give them: their text is not what the user calls it."""
-    if any(y.dtype.kind in "SO" and any(isinstance(value, bytes) for value in y.flat) for y in parts):
-        raise ConfigError(f"{name} holds bytes", hint=f"make them texts: {name}.astype(str), or decode them")
+    for y in parts:
+        if y.dtype.kind in "SO" and any(isinstance(value, bytes) for value in y.flat):
+            how = f"{name}.astype(str)" if y.dtype.kind == "S" else f"[value.decode() for value in {name}]"
+            raise ConfigError(f"{name} holds bytes", hint=f"make them texts: {how}")
 
 
 def _check_range(name: str, values: Array) -> None:

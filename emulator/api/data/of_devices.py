@@ -47,8 +47,9 @@ def columns_of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> 
 
 def _column_of_devices(held: Sequence[tuple[str, Columns]]) -> str:
     """The column of a table that has the device's own name, a number, in each sample; empty where there is none."""
-    numbers = [(float(who), part) for who, part in held if who.lstrip("-").replace(".", "", 1).isdecimal()]
-    if len(numbers) < len(held):
+    try:
+        numbers = [(float(who), part) for who, part in held]
+    except ValueError:
         return ""
     names = held[0][1].names
     return next((n for k, n in enumerate(names) if all((part.x[:, k] == who).all() for who, part in numbers)), "")

@@ -263,14 +263,18 @@ def embedding_bag(  # noqa: PLR0913 - what torch's function gives on
     mode: str = "mean",
     per_sample_weights: Tensor | None = None,
     padding_idx: int | None = None,
+    scale_grad_by_freq: bool = False,
     **_: object,
 ) -> Tensor:
     """[batch, n] rows of `table` -> [batch, width]: their mean, sum or largest values without the padding's.
 
-    0 for a bag of nothing else. Raises UnsupportedOperator for bags of several lengths and for `max_norm`.
+    0 for a bag of nothing else. Raises UnsupportedOperator for bags of several lengths, for `max_norm` and for
+    `scale_grad_by_freq`.
     """
     if offsets is not None or rows.dim() == 1 or max_norm is not None:
         raise UnsupportedOperator("embedding_bag", "only rows [batch, n] without offsets and max_norm are covered")
+    if scale_grad_by_freq:
+        raise UnsupportedOperator("embedding_bag", "scale_grad_by_freq is not covered")
     values = nn.functional.embedding(rows, table)
     if per_sample_weights is not None:
         values = values * per_sample_weights.unsqueeze(-1)

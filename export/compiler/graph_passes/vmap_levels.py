@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
 
 import torch
 from torch._C._functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack_and_undo_to_depth
 from torch.fx import GraphModule, Node
 
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
+from export.own_thread import replaced_here
 
 ENTERS, LEAVES = "_vmap_increment_nesting", "_vmap_decrement_nesting"  # of torch._functorch.predispatch
 LEVEL_AT = {"_add_batch_dim": 2, "_remove_batch_dim": 1}  # which argument is the level
@@ -58,6 +58,6 @@ def no_gradients() -> Iterator[None]:
 
         return refuse
 
-    functions = patch.object(torch._functorch.eager_transforms, "grad_increment_nesting", refused("torch.func"))  # noqa: SLF001
-    with functions, patch.object(torch.autograd, "_engine_run_backward", refused("torch.autograd.grad")):
+    functions = replaced_here(torch._functorch.eager_transforms, "grad_increment_nesting", refused("torch.func"))  # noqa: SLF001
+    with functions, replaced_here(torch.autograd, "_engine_run_backward", refused("torch.autograd.grad")):
         yield

@@ -100,7 +100,7 @@ def test_uploads_hold_no_more_bytes_than_the_budget_but_one_may_always_go_on() -
     assert advance(exchange, Stored("x", A), 2.0)[1] == [Ack("x", A, "ok"), Go("y", B), Go("z", B)]
 
 
-def test_the_deadline_closes_with_whoever_answered_and_says_whether_that_is_enough() -> None:
+def test_the_deadline_closes_with_the_updates_that_came() -> None:
     exchange = after(opened(), Stored("x", A))
     assert advance(exchange, Tick(), 99.9)[1] == []
     assert advance(exchange, Tick(), 100.0)[1] == [Close(frozenset("x"))]

@@ -167,6 +167,16 @@ def test_a_run_whose_beginning_mlflow_does_not_have_gets_a_new_one(tmp_path: Pat
     assert steps_in_mlflow(mlflow)[-1] == [3]
 
 
+def test_a_folder_that_cannot_be_written_does_not_make_a_run_of_each_round(
+    tmp_path: Path,
+    mlflow: Any,  # noqa: ANN401
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    play_with_mlflow(tmp_path / "gone", 1, 2)
+    assert steps_in_mlflow(mlflow) == [[1, 2]]
+    assert [record.getMessage().partition("mlflow.json ")[2][:17] for record in caplog.records] == ["cannot be written"]
+
+
 def test_prometheus_reads_the_last_round_until_the_run_ends(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     port = free_port()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import fedcenters as fc
 from edge_client.errors import ConfigError, UsageError
@@ -27,10 +30,19 @@ def test_a_fleet_of_ones_own_samples_goes_to_another_process() -> None:
     np.testing.assert_array_equal(again["device-2"].train.x, FLEET["device-2"].train.x)
 
 
-def test_what_a_callback_returns_is_one_truth_value() -> None:
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (lambda r: r.history["accuracy"] > 0.9, "Series"),
+        (lambda _: torch.tensor([True, False]), "Tensor"),
+        (lambda _: pd.NA, "NAType"),
+    ],
+    ids=["column", "tensor", "NA"],
+)
+def test_what_a_callback_returns_is_one_truth_value(made: Callable[[fc.Result], Any], kind: str) -> None:
     """A column of the history, as in `r.history["accuracy"] > 0.9`, ended in an error of pandas."""
-    with pytest.raises(UsageError, match="on_round returned Series") as told:
-        run(rounds=2, on_round=lambda r: r.history["accuracy"] > 0.9)
+    with pytest.raises(UsageError, match=f"on_round returned {kind}") as told:
+        run(rounds=2, on_round=made)
     assert "r.accuracy > 0.9" in told.value.hint
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.forward_pass import ForwardPasses
 from export.compiler.program import make_source
@@ -101,6 +102,12 @@ def test_a_step_of_bags_and_of_smaller_pictures_is_torchs() -> None:
     given = example_inputs(source, "step", 3)
     found = [value.detach().numpy() for value in graph(*given)]
     assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-12
+
+
+def test_bags_that_divide_gradients_by_how_often_a_word_occurs_are_refused() -> None:
+    """Their gradient was another one where a batch has a word twice."""
+    with ForwardOverrides(), pytest.raises(UnsupportedOperator, match="scale_grad_by_freq"):
+        nn.EmbeddingBag(6, 8, scale_grad_by_freq=True)(BAGS)
 
 
 def test_a_traced_step_rectifies_only_what_the_pools_chose() -> None:

@@ -180,6 +180,14 @@ def test_in_float64_torch_rounds_nothing_to_float32() -> None:
     assert torch.equal(made, x)
 
 
+def test_in_float64_a_size_stays_a_size() -> None:
+    """As `torch.distributions.Laplace` and `Exponential` draw: `x.new(size)`; a tuple there is two numbers."""
+    x = torch.ones(2)
+    with Float64Mode():
+        assert x.new(torch.Size([3, 4])).shape == (3, 4)
+        assert type(x.size()) is torch.Size
+
+
 class Scheduled(nn.Module):
     """Takes the root of one minus a buffer, which only numbers below one have."""
 

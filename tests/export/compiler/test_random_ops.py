@@ -200,6 +200,32 @@ def test_uniform_numbers_become_normal_exponential_and_whole_ones() -> None:
     assert (ends[2:] > 0).all()
 
 
+def test_whole_numbers_are_of_the_dtype_that_is_asked_for() -> None:
+    """`~torch.randint(2, size, dtype=torch.bool)` was -1 and -2."""
+    with NoiseReader(torch.tensor([[0.1, 0.9, 0.1, 0.9, 0.5]])):
+        kept = ~torch.randint(2, (1, 2), dtype=torch.bool)
+        like = torch.randint_like(torch.zeros(1, 2), 1, 4)
+        small = torch.randint(7, (1, 1), dtype=torch.uint8)
+    assert torch.equal(kept, torch.tensor([[True, False]]))
+    assert torch.equal(like, torch.tensor([[1.0, 3.0]]))
+    assert torch.equal(small, torch.tensor([[3]], dtype=torch.uint8))
+
+
+class Seeded(nn.Linear):
+    """Draws whole numbers up to `high`."""
+
+    high = 2**24 + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * torch.randint(self.high, (x.shape[0], 1)) if self.training else x)
+
+
+def test_whole_numbers_that_the_noise_has_too_few_digits_for_are_refused() -> None:
+    """`torch.randint(2**31, size) % 2` was always 0."""
+    with pytest.raises(ProgramRefused, match=r"randint: whole numbers are drawn up to 16,777,216"):
+        compile_program(Seeded(5, 3), (5,), engines=("pt2",))
+
+
 class TimeFirst(nn.Module):
     """Dropout of values that stand as [steps, batch, features], as between recurrent layers."""
 

@@ -271,16 +271,24 @@ def test_a_sparse_matrix_is_told_how_to_make_dense(made: object) -> None:
     assert "x.toarray()" in told.value.hint
 
 
-@pytest.mark.parametrize("kind", ["S1", object])
-def test_bytes_are_no_names_of_classes_or_devices(kind: type | str) -> None:
+@pytest.mark.parametrize(("kind", "how"), [("S1", "by.astype(str)"), (object, "[value.decode() for value in by]")])
+def test_bytes_are_no_names_of_classes_or_devices(kind: type | str, how: str) -> None:
     """The classes were called "b'0'", which no label of the user's is, and the devices b-anna-."""
     labels = np.array([b"%d" % y for y in Y]).astype(kind)
     with pytest.raises(ConfigError, match="y holds bytes"):
         fc.fleet((X, labels), by=WHO)
+    names = np.array([who.encode() for who in WHO])
+    by = names if kind == "S1" else names.astype(kind)
     with pytest.raises(ConfigError, match="by holds bytes") as told:
-        fc.fleet((X, Y), by=np.array([who.encode() for who in WHO]).astype(kind))
-    assert "by.astype(str)" in told.value.hint
+        fc.fleet((X, Y), by=by)
+    assert told.value.hint == f"make them texts: {how}"
+    assert set(eval(how)) == {*WHO}  # noqa: S307 - what the hint says
     assert fc.fleet((X, labels.astype("S1").astype(str)), by=WHO).classes == ("0", "1", "2")
+
+
+def test_names_of_devices_that_only_look_like_numbers_are_names() -> None:
+    fleet = fc.fleet({"--1": (X, Y), "1-": (X, Y)})
+    assert len(fleet) == 2
 
 
 def test_half_precision_of_torch_becomes_float32() -> None:
