@@ -1,1 +1,1 @@
-"""Passes over a traced graph: plain operators for writes in place, nothing computed twice, sizes from the batch size."""
+"""Passes over a traced graph: no writes in place, nothing computed twice, and every size from the batch size."""
