@@ -11,7 +11,10 @@ from unittest.mock import patch
 
 @contextmanager
 def replaced_here(owner: object, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """`owner.name` is the replacement for this thread. Two threads that replace the same name exclude each other."""
+    """`owner.name` is the replacement for this thread.
+
+    One thread at a time may replace a name: the lock of `tracing_context` is held, or there is one thread.
+    """
     own, here = getattr(owner, name), threading.get_ident()
 
     def chosen(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the function takes and gives
