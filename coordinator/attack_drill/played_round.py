@@ -42,6 +42,8 @@ from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 
+STEP_S = 5.0  # of the coordinator's clock; after a longer one it takes itself for a process that was stopped
+
 
 class ForwardClock(SystemClock):
     """The machine's clock, which can be set forward."""
@@ -63,9 +65,6 @@ class Outcome:
     def equals(self, other: Outcome) -> bool:
         """To the last bit."""
         return self.centers.tobytes() == other.centers.tobytes() and self.record == other.record
-
-
-STEP_S = 5.0  # of the coordinator's clock; after a longer one it takes itself for a process that was stopped
 
 
 class PlayedRound:

@@ -34,6 +34,7 @@ from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError, FedcentersError
 from export.serve.http_gate import security_headers
 
+RELATIVE_PATH = f"{PHONE_PATH.lstrip('/')}/"  # a redirect to it keeps a proxy's path
 FOR_EVER = "public, max-age=31536000, immutable"  # what is below a version's folder never changes
 
 
@@ -44,9 +45,7 @@ def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> lis
     """
     site = _PhoneHandlers(config, vendored_files.require_files(third or vendored_files.default_folder()))
     return [
-        Route(
-            PHONE_PATH, lambda _: RedirectResponse(f"{PHONE_PATH.lstrip('/')}/")
-        ),  # relative: below a proxy's path too
+        Route(PHONE_PATH, lambda _: RedirectResponse(RELATIVE_PATH)),
         Route(f"{PHONE_PATH}/join.json", site.join),
         Route(f"{PHONE_PATH}/third/{{version}}/{{name}}", site.third),
         Route(f"{PHONE_PATH}/{{version}}/{{name:path}}", site.asset),

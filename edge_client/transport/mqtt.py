@@ -57,9 +57,7 @@ RIGHTS_HINT = (
     "write the broker's access list again with `provision`, and let the broker read it; or was this client's "
     "certificate revoked? (docs/security.md)"
 )
-LOGIN_HINT = (
-    "the broker's log has the reason; clients log in with a certificate, not with a password (docs/security.md)"
-)
+LOGIN_HINT = "the broker's log has the reason; clients have certificates, not passwords (docs/security.md)"
 NOT_AUTHORIZED = "Not authorized"  # paho's words
 REFUSED = "refused: "  # begins the reason of a CONNECT that the broker answered with no
 START_HINT = "check the address, and that the broker is running, then start again; one that is lost later is waited for"
