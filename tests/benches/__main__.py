@@ -21,7 +21,7 @@ from pathlib import Path
 
 from edge_client.errors import FedcentersError
 from tests.benches.goals import GOALS
-from tests.benches.render import PICTURE, rewritten, section
+from tests.benches.render import PICTURE, notes, rewritten, section
 from tests.benches.results import BenchFigure, BenchResults, missing_figures
 
 ROWS = {"whole": "run-"} | {
@@ -48,7 +48,7 @@ def main() -> None:
             from tests.benches.picture import drawn
 
             drawn(results, asked.write.parent / PICTURE)
-    sys.stdout.write(section(results) + "\n")
+    sys.stdout.write(f"{section(results)}\n\n{notes(results)}\n")
 
 
 def arguments() -> argparse.Namespace:

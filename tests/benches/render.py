@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from tests.benches.goals import GOALS, Goal
 from tests.benches.results import BenchFigure, BenchResults
@@ -21,7 +21,7 @@ def rewritten(page: str, results: BenchResults) -> str:
 
 
 def section(results: BenchResults) -> str:
-    """Date, machine and commands, the table of every goal, and what stands behind the figures."""
+    """Date, machine and commands, the table of every goal, and why a figure is missing."""
     by_row = {f.row: f for f in results.figures}
     table = [
         "| bench | against | ours | theirs | ratio | at least | aim | verdict |",
@@ -29,7 +29,7 @@ def section(results: BenchResults) -> str:
         *(row(goal, by_row.get(goal.row)) for goal in GOALS),
     ]
     grown = f"![How cost grows]({PICTURE})" if any(f.points for f in results.figures) else ""
-    return "\n\n".join(part for part in (preface(results), "\n".join(table), notes(results), grown) if part)
+    return "\n\n".join(part for part in (preface(results), "\n".join(table), missing(results), grown) if part)
 
 
 def preface(results: BenchResults) -> str:
@@ -71,21 +71,23 @@ def verdict(goal: Goal, figure: BenchFigure) -> str:
     return "reached" if goal.met(figure.score, goal.at_least) else "missed"
 
 
+def missing(results: BenchResults) -> str:
+    """A list of the figures that are missing, and why; all that the page needs under its table."""
+    return _listed({f.row: f"unmeasured, {f.unmeasured}" for f in results.figures if f.unmeasured})
+
+
 def notes(results: BenchResults) -> str:
-    """A list of what each figure's reader must know, and why a figure is missing."""
-    said = dict(_said(results.figures))
+    """A list of what stands behind each figure, for the command's output: the page would be twice as long."""
+    return _listed({f.row: f.note for f in results.figures if f.note and not f.unmeasured})
+
+
+def _listed(said: Mapping[str, str]) -> str:
     return "\n".join(f"* {title(goal)}: {said[goal.row]}." for goal in GOALS if goal.row in said)
 
 
 def title(goal: Goal) -> str:
     """The bench and its peer."""
     return f"{goal.bench}, against {goal.against}" if goal.against else goal.bench
-
-
-def _said(figures: Iterable[BenchFigure]) -> list[tuple[str, str]]:
-    return [
-        (f.row, f"unmeasured, {f.unmeasured}" if f.unmeasured else f.note) for f in figures if f.unmeasured or f.note
-    ]
 
 
 def number(value: float | None) -> str:

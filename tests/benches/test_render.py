@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.benches.goals import GOALS, Goal
-from tests.benches.render import BEGIN, END, PICTURE, number, rewritten, section, verdict
+from tests.benches.render import BEGIN, END, PICTURE, notes, number, rewritten, section, verdict
 from tests.benches.results import BenchFigure, BenchResults, missing_figures
 
 FOUND = (
@@ -59,6 +59,12 @@ def test_a_bench_that_could_not_run_or_did_not_is_unmeasured_and_not_won() -> No
     assert verdicts()["run-wecfl-wall"] == "unmeasured"
     assert verdicts()["scaling-mlp"] == "unmeasured"
     assert any("flower is not installed" in line for line in lines())
+
+
+def test_the_page_says_why_a_figure_is_missing_and_leaves_the_notes_of_the_others_to_the_command() -> None:
+    assert "updates 1e-6 apart" not in section(RESULTS)
+    assert "updates 1e-6 apart" in notes(RESULTS)
+    assert "flower is not installed" not in notes(RESULTS)
 
 
 def test_a_figure_with_a_reason_against_it_is_unmeasured_even_with_a_score() -> None:
