@@ -180,6 +180,22 @@ def test_prometheus_reads_the_newest_scores_of_before_a_restart(tmp_path: Path, 
         assert f"{line}\n" in text
 
 
+@pytest.mark.parametrize("log", ["a full disk", "a reader that has left", "nothing"])
+def test_a_log_that_takes_no_line_ends_nothing(tmp_path: Path, free_port: int, log: str) -> None:
+    """The coordinator ended with its first line: with code 1, or after a broken pipe with 0, as if all were well."""
+    config = written(tmp_path, "home", f"embedded:{free_port}", **{"start-timeout-s": 0.1})
+    command = [sys.executable, "-c", "from coordinator.cli import main; main()", "serve", str(config)]
+    if log == "nothing":
+        command = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "w") as full, os.fdopen(writing, "w") as left:  # noqa: PTH123 - a device
+        stderr = {"a full disk": full, "a reader that has left": left, "nothing": subprocess.DEVNULL}[log]
+        done = subprocess.run(command, stderr=stderr, timeout=PATIENCE_S, check=False)  # type: ignore[call-overload]
+    assert done.returncode == 4  # it led, and waited for devices
+    assert read_status(tmp_path / "home")["error"].startswith("0 of 1 devices came within 0.1 s")
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None:
     busy = (
         "import sys, time, coordinator.runtime.server as s\n"
