@@ -29,7 +29,15 @@ from edge_client.data.dataset import load_folder as load_data
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
-from edge_client.errors import EXIT_OK, ConfigError, DeviceRefused, FedcentersError, RuntimeMissing
+from edge_client.errors import (
+    EXIT_OK,
+    TOO_LITTLE_MEMORY,
+    ConfigError,
+    DeviceRefused,
+    FedcentersError,
+    RuntimeMissing,
+    raise_for_memory,
+)
 from edge_client.printable import printable_line
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
@@ -125,6 +133,8 @@ def _checked(name: str, look: Callable[[ClientConfig], str], config: ClientConfi
         return CheckResult(name=name, ok=False, said=wrong.message, hint=wrong.hint)
     except OSError as wrong:
         return CheckResult(name=name, ok=False, said=str(wrong), hint="check the rights of the folders, and the disk")
+    except MemoryError as wrong:
+        return CheckResult(name=name, ok=False, said=str(wrong) or TOO_LITTLE_MEMORY, hint="stop something else")
 
 
 def _python(_config: ClientConfig) -> str:
@@ -160,6 +170,8 @@ def _runtime(config: ClientConfig) -> str:
                 said.append(_golden(engine, config))
             except (FedcentersError, CheckFailed) as wrong:
                 said.append(f"{wrong.message if isinstance(wrong, FedcentersError) else wrong}, and is never used")
+            except MemoryError as wrong:
+                said.append(f"{runtime_version(engine)} fails: {wrong}, and is never used")
     return "; ".join(said)
 
 
@@ -174,6 +186,7 @@ def _golden(engine: str, config: ClientConfig) -> str:
     except FedcentersError:
         raise
     except Exception as wrong:
+        raise_for_memory(wrong)
         raise RuntimeMissing(f"{version} fails: {wrong}", hint="install the build for this board") from wrong
     if not off <= golden.tolerance:
         raise CheckFailed(f"{version} computes wrongly: {off:.1e} from torch", "install another version of it")
