@@ -287,8 +287,16 @@ def _certificate(config: ClientConfig) -> str:
     now = dt.datetime.now(dt.timezone.utc)
     tls.client_context(tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key), now)
     left = (tls.read_certificate(config.certificate).not_valid_after_utc - now).days
-    soon = "; renew it soon with `provision --renew`" if left < tls.EXPIRY_WARNING_DAYS else ""
-    return f"valid for {left} days{soon}"
+    said = f"valid for {left} days" + (
+        "; renew it soon with `provision --renew`" if left < tls.EXPIRY_WARNING_DAYS else ""
+    )
+    if config.ca is None:
+        return said
+    ends = tls.read_certificate(config.ca).not_valid_after_utc
+    if ends < now:
+        raise CheckFailed(f"{config.ca} expired on {ends:%Y-%m-%d}", "ask the federation's operator for a new ca.crt")
+    soon = (ends - now).days < tls.EXPIRY_WARNING_DAYS
+    return said + (f"; its authority ends in {(ends - now).days} days: `provision --renew authority`" if soon else "")
 
 
 def _clock(config: ClientConfig) -> str:
