@@ -57,9 +57,11 @@ class CertificateAuthority:
         return sorted({path.parent.name for path in (self.folder / "issued").glob("*/*.crt")})
 
     def certificates_of(self, name: str) -> list[x509.Certificate]:
-        """The certificates of a name, the newest last; revoked and expired ones too."""
+        """The certificates of a name, the newest last, of one second the longest; revoked and expired ones too."""
         files = (self.folder / "issued" / name).glob("*.crt")
-        return sorted((read_certificate(path) for path in files), key=lambda c: c.not_valid_before_utc)
+        return sorted(
+            (read_certificate(path) for path in files), key=lambda c: (c.not_valid_before_utc, c.not_valid_after_utc)
+        )
 
     def _issue(
         self,
