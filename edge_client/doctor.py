@@ -4,7 +4,7 @@ Every installed runtime makes the golden run of a tiny program of ours (edge_cli
 an import alone proves nothing. The broker is always connected to, and its certificate checked. There is no login with
 MQTT while a client of this device runs, because a broker that names connections after certificates would end the
 client's; nor before a token is used. The check then says so. Nothing is changed but one small file in the state folder,
-which is removed, and the folder's lock.
+which is removed, and the folder's lock; the broker is sent an empty block of no upload, which the coordinator drops.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.masks import stream_bytes
+from edge_client.protocol.topics import Topics
 from edge_client.runtime import train_conditions
 from edge_client.runtime.enrolment import has_token
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
+from edge_client.transport.broker_rights import try_rights
 from edge_client.transport.folder_lock import lock_folder
 
 EXIT_CHECK_FAILED = 1
@@ -233,12 +235,18 @@ def _broker(config: ClientConfig) -> str:
         left_out = "this device's client is running, and a second login would end its connection"
     own = {"certificate": config.certificate, "key": config.key} if with_certificate else {}
     began_s = time.perf_counter()
-    try:
+
+    @contextlib.contextmanager
+    def connection() -> Iterator[socket.socket]:
         with contextlib.ExitStack() as stack:
             line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
             if encrypted:
                 made = tls.client_context(tls.Credentials(ca=config.ca, **own), dt.datetime.now(dt.timezone.utc))
                 line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
+            yield line
+
+    try:
+        with connection() as line:
             answer = b"" if left_out else _log_in(line)
     except (OSError, ssl.SSLError) as wrong:
         reason, hint = tls.explain_failure(wrong, config.ca)
@@ -253,7 +261,12 @@ def _broker(config: ClientConfig) -> str:
     if answer[3] not in (0, IDENTIFIER_REJECTED):
         said = CONNECT_REFUSALS.get(answer[3], f"the broker answers {answer[3]}")
         raise CheckFailed(said, "use the certificate made for this device of this federation")
-    return f"{config.broker} answers {took}"
+    with connection() as line:
+        lets, said = try_rights(line, Topics(config.federation), config.device_id)
+    if not lets:
+        hint = "write it again with `provision`, and let the broker read it; is it the broker of this federation?"
+        raise CheckFailed(said, hint)
+    return f"{config.broker} answers {took}; {said}"
 
 
 def _log_in(line: socket.socket) -> bytes:
