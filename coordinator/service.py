@@ -8,6 +8,7 @@ share only the process: the failure of one is reported, and the others go on.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import threading
@@ -26,7 +27,8 @@ from coordinator.dashboard.endpoint import Endpoint, dashboard_endpoint
 from coordinator.heap import give_back_large_blocks
 from coordinator.identity.signing_key import coordinator_credentials
 from coordinator.runtime.server import Server
-from coordinator.storage import experiment_trackers
+from coordinator.storage.experiment_trackers import open_trackers
+from coordinator.storage.status import newest_rounds
 from coordinator.storage.store import Store
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.registry import method_settings
@@ -76,7 +78,10 @@ def run_service(
             tell, sum(len(s.states.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
         )
         logs = [
-            stack.enter_context(experiment_trackers.open_trackers(c.loggers, c.folder, c.to_toml())) for c in settings
+            stack.enter_context(
+                open_trackers(c.loggers, c.folder, c.to_toml(), past=functools.partial(newest_rounds, c.folder))
+            )
+            for c in settings
         ]
         federations = [
             _FederationThread(config, store, _call_both(log, counter.watch(config)), tell, insecure=insecure)
@@ -294,7 +299,10 @@ def open_store(config: CoordinatorConfig) -> Store:
             told = f"cannot write to {config.folder}: {wrong.strerror}"
             if wrong.errno in {errno.ENOSPC, errno.EDQUOT}:  # no ConfigError: a service manager starts it again
                 raise FedcentersError(told, hint="free disk space, or choose another `folder`") from wrong
-            raise ConfigError(told, hint="choose another `folder`") from wrong
+            hint = "choose another `folder`"
+            if wrong.errno in {errno.EACCES, errno.EPERM}:  # as of a folder that root copied here
+                hint = f"give all of it to this user (as root: chown -R USER {config.folder}), or {hint}"
+            raise ConfigError(told, hint=hint) from wrong
         opened.pop_all()
     return store
 

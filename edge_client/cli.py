@@ -24,7 +24,7 @@ from edge_client import __version__
 from edge_client.config import load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, NetworkError
 from edge_client.nearest import cli as nearest_cli
-from edge_client.printable import PrintableFormatter, write_line
+from edge_client.printable import PrintableFormatter, put_on_stderr, write_line
 from edge_client.run_cli import run_cli
 from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
@@ -175,8 +175,7 @@ def reporter(device_id: str, *, quiet: bool = False, as_json: bool = False) -> T
         if as_json:
             print(json.dumps({"device": device_id, **event}), flush=True)
         elif not quiet and (text := format_event(event)):
-            sys.stderr.write(f"{device_id}: {text}\n")
-            sys.stderr.flush()
+            put_on_stderr(f"{device_id}: {text}\n")
 
     return tell
 

@@ -4,7 +4,7 @@ Every installed runtime makes the golden run of a tiny program of ours (edge_cli
 an import alone proves nothing. The broker is always connected to, and its certificate checked. There is no login with
 MQTT while a client of this device runs, because a broker that names connections after certificates would end the
 client's; nor before a token is used. The check then says so. Nothing is changed but one small file in the state folder,
-which is removed, and the folder's lock.
+which is removed, and the folder's lock; the broker is sent an empty block of no upload, which the coordinator drops.
 """
 
 from __future__ import annotations
@@ -29,16 +29,26 @@ from edge_client.data.dataset import load_folder as load_data
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
-from edge_client.errors import EXIT_OK, ConfigError, DeviceRefused, FedcentersError, RuntimeMissing
+from edge_client.errors import (
+    EXIT_OK,
+    TOO_LITTLE_MEMORY,
+    ConfigError,
+    DeviceRefused,
+    FedcentersError,
+    RuntimeMissing,
+    raise_for_memory,
+)
 from edge_client.printable import printable_line
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.masks import stream_bytes
+from edge_client.protocol.topics import Topics
 from edge_client.runtime import train_conditions
 from edge_client.runtime.enrolment import has_token
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
+from edge_client.transport.broker_rights import try_rights
 from edge_client.transport.folder_lock import lock_folder
 
 EXIT_CHECK_FAILED = 1
@@ -125,6 +135,8 @@ def _checked(name: str, look: Callable[[ClientConfig], str], config: ClientConfi
         return CheckResult(name=name, ok=False, said=wrong.message, hint=wrong.hint)
     except OSError as wrong:
         return CheckResult(name=name, ok=False, said=str(wrong), hint="check the rights of the folders, and the disk")
+    except MemoryError as wrong:
+        return CheckResult(name=name, ok=False, said=str(wrong) or TOO_LITTLE_MEMORY, hint="stop something else")
 
 
 def _python(_config: ClientConfig) -> str:
@@ -160,6 +172,8 @@ def _runtime(config: ClientConfig) -> str:
                 said.append(_golden(engine, config))
             except (FedcentersError, CheckFailed) as wrong:
                 said.append(f"{wrong.message if isinstance(wrong, FedcentersError) else wrong}, and is never used")
+            except MemoryError as wrong:
+                said.append(f"{runtime_version(engine)} fails: {wrong}, and is never used")
     return "; ".join(said)
 
 
@@ -174,6 +188,7 @@ def _golden(engine: str, config: ClientConfig) -> str:
     except FedcentersError:
         raise
     except Exception as wrong:
+        raise_for_memory(wrong)
         raise RuntimeMissing(f"{version} fails: {wrong}", hint="install the build for this board") from wrong
     if not off <= golden.tolerance:
         raise CheckFailed(f"{version} computes wrongly: {off:.1e} from torch", "install another version of it")
@@ -220,12 +235,18 @@ def _broker(config: ClientConfig) -> str:
         left_out = "this device's client is running, and a second login would end its connection"
     own = {"certificate": config.certificate, "key": config.key} if with_certificate else {}
     began_s = time.perf_counter()
-    try:
+
+    @contextlib.contextmanager
+    def connection() -> Iterator[socket.socket]:
         with contextlib.ExitStack() as stack:
             line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
             if encrypted:
                 made = tls.client_context(tls.Credentials(ca=config.ca, **own), dt.datetime.now(dt.timezone.utc))
                 line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
+            yield line
+
+    try:
+        with connection() as line:
             answer = b"" if left_out else _log_in(line)
     except (OSError, ssl.SSLError) as wrong:
         reason, hint = tls.explain_failure(wrong, config.ca)
@@ -240,7 +261,12 @@ def _broker(config: ClientConfig) -> str:
     if answer[3] not in (0, IDENTIFIER_REJECTED):
         said = CONNECT_REFUSALS.get(answer[3], f"the broker answers {answer[3]}")
         raise CheckFailed(said, "use the certificate made for this device of this federation")
-    return f"{config.broker} answers {took}"
+    with connection() as line:
+        lets, said = try_rights(line, Topics(config.federation), config.device_id)
+    if not lets:
+        hint = "write it again with `provision`, and let the broker read it; is it the broker of this federation?"
+        raise CheckFailed(said, hint)
+    return f"{config.broker} answers {took}; {said}"
 
 
 def _log_in(line: socket.socket) -> bytes:
@@ -274,8 +300,16 @@ def _certificate(config: ClientConfig) -> str:
     now = dt.datetime.now(dt.timezone.utc)
     tls.client_context(tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key), now)
     left = (tls.read_certificate(config.certificate).not_valid_after_utc - now).days
-    soon = "; renew it soon with `provision --renew`" if left < tls.EXPIRY_WARNING_DAYS else ""
-    return f"valid for {left} days{soon}"
+    said = f"valid for {left} days" + (
+        "; renew it soon with `provision --renew`" if left < tls.EXPIRY_WARNING_DAYS else ""
+    )
+    if config.ca is None:
+        return said
+    ends = tls.read_certificate(config.ca).not_valid_after_utc
+    if ends < now:
+        raise CheckFailed(f"{config.ca} expired on {ends:%Y-%m-%d}", "ask the federation's operator for a new ca.crt")
+    soon = (ends - now).days < tls.EXPIRY_WARNING_DAYS
+    return said + (f"; its authority ends in {(ends - now).days} days: `provision --renew authority`" if soon else "")
 
 
 def _clock(config: ClientConfig) -> str:

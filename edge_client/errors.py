@@ -53,6 +53,16 @@ _OS_HINTS = {  # by errno
 _USERS_HINT = "look at that line; where it uses fedcenters as the documentation says, report the lines above"
 
 
+_NO_MEMORY = ("bad_alloc", "bad allocation", "can't allocate memory", "Failed to allocate memory")  # as C++ says it
+TOO_LITTLE_MEMORY = "too little memory"
+
+
+def raise_for_memory(wrong: BaseException) -> None:
+    """Raise MemoryError where memory has ended: then neither a model nor a runtime is to blame."""
+    if isinstance(wrong, MemoryError) or any(words in str(wrong) for words in _NO_MEMORY):
+        raise MemoryError(TOO_LITTLE_MEMORY) from wrong
+
+
 class FedcentersError(Exception):
     """Something foreseen went wrong; shown without a traceback."""
 
@@ -143,7 +153,7 @@ def describe_error(wrong: Exception) -> str:
     if isinstance(wrong, ModuleNotFoundError):
         return f"{wrong.name or wrong} is not installed{HINT}{EXTRAS_HINT}"
     if isinstance(wrong, MemoryError):
-        return f"this machine: {str(wrong) or 'too little memory'}{HINT}use fewer or smaller samples, devices or models"
+        return f"this machine: {str(wrong) or TOO_LITTLE_MEMORY}{HINT}use fewer or smaller samples, devices or models"
     if isinstance(wrong, OSError):
         return f"this machine: {wrong}{HINT}{_OS_HINTS.get(wrong.errno or 0, _OS_HINT)}"
     kind = f"{type(wrong).__name__}: {wrong}"

@@ -7,8 +7,10 @@ place that writes to a terminal or to a log passes its text through here.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 LINES = "\n\t"
 
@@ -49,8 +51,31 @@ def first_of(names: Sequence[object], most: int) -> str:
 
 def write_line(text: str) -> None:
     """One line on stderr, as a terminal may have it."""
-    sys.stderr.write(f"{printable_line(text)}\n")
-    sys.stderr.flush()
+    put_on_stderr(f"{printable_line(text)}\n")
+
+
+def put_on_stderr(text: str) -> None:
+    """Write text to stderr as it is.
+
+    What cannot be written is lost, and the work goes on: the log may be on a full disk, its reader may have ended.
+    """
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def open_closed_streams() -> None:
+    """Open the null device in the place of a standard stream that was closed before the start.
+
+    A file that is opened later would have its number, and what a library prints would be written into that file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
 
 
 class PrintableFormatter(logging.Formatter):

@@ -24,7 +24,7 @@ from edge_client.errors import (
     blamed_line,
     describe_error,
 )
-from edge_client.printable import printable
+from edge_client.printable import open_closed_streams, printable, put_on_stderr
 
 log = logging.getLogger(__name__)
 REPEATED_AFTER_S = 0.05  # seconds in which Python leaves the destructor
@@ -36,6 +36,7 @@ def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int: 
 
     `interrupted` is what Ctrl-C says. A raised KeyboardInterrupt may carry an `exit_code` of its own.
     """
+    open_closed_streams()
     try:
         interrupts_raise()
         with _interrupts_repeated():
@@ -139,4 +140,4 @@ def report_missing_extra(missing: ImportError) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{printable(text)}\n")
+    put_on_stderr(f"{printable(text)}\n")

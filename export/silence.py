@@ -8,9 +8,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from edge_client.printable import printable
+from edge_client.printable import printable, put_on_stderr
 
 CHATTY_LOGGERS = (
     "torch.onnx",
@@ -32,10 +32,10 @@ def write_stderr(text: str) -> None:
     """Write a line to stderr, also while another thread is in `suppress_output`. Safe in a signal handler."""
     text, copy = printable(text), _stderr
     if copy is None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        put_on_stderr(f"{text}\n")
     else:
-        os.write(copy, f"{text}\n".encode())
+        with suppress(OSError):  # as there
+            os.write(copy, f"{text}\n".encode())
 
 
 def show_progress(logger: str) -> None:
@@ -94,7 +94,7 @@ def _critical_only() -> Callable[[logging.LogRecord], bool]:
 def _descriptors_to_null() -> Iterator[None]:
     global _depth, _stderr  # noqa: PLW0603 - the state of the process's descriptors
     sys.stdout.flush()
-    sys.stderr.flush()
+    put_on_stderr("")
     saved = [os.dup(fd) for fd in (1, 2)]
     null = os.open(os.devnull, os.O_WRONLY)
     try:

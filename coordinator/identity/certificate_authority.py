@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cryptography import x509
@@ -57,9 +57,11 @@ class CertificateAuthority:
         return sorted({path.parent.name for path in (self.folder / "issued").glob("*/*.crt")})
 
     def certificates_of(self, name: str) -> list[x509.Certificate]:
-        """The certificates of a name, the newest last; revoked and expired ones too."""
+        """The certificates of a name, the newest last, of one second the longest; revoked and expired ones too."""
         files = (self.folder / "issued" / name).glob("*.crt")
-        return sorted((read_certificate(path) for path in files), key=lambda c: c.not_valid_before_utc)
+        return sorted(
+            (read_certificate(path) for path in files), key=lambda c: (c.not_valid_before_utc, c.not_valid_after_utc)
+        )
 
     def _issue(
         self,
@@ -108,6 +110,16 @@ def open_authority(folder: Path, federation: str, now: dt.datetime) -> Certifica
     if [part.value for part in named] != [federation] or certificate.public_key() != key.public_key():
         raise ConfigError(f"{folder} is not the authority of {federation}", hint="use one folder per federation")
     return CertificateAuthority(folder=folder, federation=federation, certificate=certificate, key=key)
+
+
+def renew_certificate(authority: CertificateAuthority, now: dt.datetime) -> CertificateAuthority:
+    """The same authority with a new certificate of its key, which is written.
+
+    Certificates that it issued before stay valid under the new one, and new ones under the old one until that ends.
+    """
+    certificate = _own_certificate(authority.key, authority.federation, now)
+    write_atomically(authority.folder / "ca.crt", certificate.public_bytes(Encoding.PEM))
+    return replace(authority, certificate=certificate)
 
 
 def issue_time_s(certificate: x509.Certificate) -> float:

@@ -28,6 +28,11 @@ RELOAD_HINT = (
     "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too; "
     "a coordinator elsewhere needs coordinator/revoked beside its signing key, and reads it by itself"
 )
+AUTHORITY_NAME = "authority"
+AUTHORITY_HINT = (
+    "no certificate outlives the authority: provision --renew authority --renew expiring, then bring each ca.crt and "
+    "each new certificate to its machine, and crl.pem to the broker, before the old authority ends (docs/security.md)"
+)
 MOST_NAMES = 5  # in a warning
 OWNER_HINT = (
     "a mosquitto that root or the system starts becomes the user `mosquitto`, who cannot read these files of root"
@@ -214,8 +219,8 @@ def _how_to_renew(work: Provisioner, name: str) -> str:
 def _ways_to_renew(work: Provisioner, found: Mapping[str, Any]) -> str:
     """What helps each certificate that ends: a new one, or a token where the device keeps its key."""
     names = [each["name"] for each in found["expiring"]]
-    if "authority" in names:
-        return "no certificate outlives the authority: provision another folder, and bring its files to every device"
+    if AUTHORITY_NAME in names:
+        return AUTHORITY_HINT
     away = [name for name in names if not work.has_key_of(name)]
     asked = [name for name in away if name not in found["tokens"]]
     ways = ["provision --renew expiring"] if len(away) < len(names) else []
@@ -241,6 +246,7 @@ def _stranded(work: Provisioner) -> list[str]:
 def _hints(folder: Path, work: Provisioner, *, revoked: bool, made: bool) -> list[str]:
     """What is left to do by hand."""
     hints = [RELOAD_HINT] if revoked else []
+    hints += [AUTHORITY_HINT] if any(each.name == AUTHORITY_NAME for each in work.expiring_soon()) else []
     if made and (there := work.plan.broker_folder):
         what = f"copy the files of {folder / 'broker'} to {there} on the broker's machine"
         hints.append(f"{what}; where mosquitto has a user of its own, run there as root: chown -R mosquitto {there}")

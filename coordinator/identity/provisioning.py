@@ -41,6 +41,7 @@ from edge_client.transport.tls import EXPIRY_WARNING_DAYS, read_certificate
 
 # The dot keeps them out of the devices' alphabet.
 BROKER_NAME, ENROLMENT_NAME, WEB_NAME = "server.broker", "server.enrol", "server.web"
+AUTHORITY_NAME = "authority"
 ENROL_PORT = 8443
 PRIVATE_FILES = frozenset({"mosquitto.acl"})  # Mosquitto 2.1 warns that later versions refuse one that others can read
 READ_HINT = "correct it, or remove it to have it made again"
@@ -169,8 +170,14 @@ class Provisioner:
     def renew(self, name: str) -> None:
         """Issue a new certificate for a name and the same key; the old one stays valid until it ends.
 
-        A device that keeps its key to itself gets a new token.
+        A device that keeps its key to itself gets a new token. The authority's is written to each folder here.
         """
+        if name == AUTHORITY_NAME:
+            self.authority = revocation.renew_authority(self.authority, self.now)
+            self._broker_files()
+            for copy in sorted([*self.folder.glob("*/ca.crt"), *self.folder.glob("devices/*/ca.crt")]):
+                self._put(copy, _pem(self.authority.certificate))
+            return
         folder, stem = self._place(name)
         if not self.authority.certificates_of(name):
             hint = (
@@ -215,7 +222,7 @@ class Provisioner:
         current = {name: c for name, c in newest.items() if c.serial_number not in revoked}
         if not self._web_is_ours():
             current.pop(WEB_NAME, None)
-        current["authority"] = self.authority.certificate
+        current[AUTHORITY_NAME] = self.authority.certificate
         return sorted(
             (
                 CertificateExpiry(name=name, days=(c.not_valid_after_utc - self.now).days, ends=c.not_valid_after_utc)
@@ -226,7 +233,7 @@ class Provisioner:
 
     def has_key_of(self, name: str) -> bool:
         """Whether a name's key is in this folder; a device that enrolled with a token keeps its own."""
-        if name == "authority" or revocation.is_revoked(self.authority, name):
+        if name == AUTHORITY_NAME or revocation.is_revoked(self.authority, name):
             return False
         folder, stem = self._place(name)
         return (folder / f"{stem}.key").exists()

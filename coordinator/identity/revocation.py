@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.identity import broker_acl
-from coordinator.identity.certificate_authority import CLOCK_SKEW, CertificateAuthority, issuer_id
+from coordinator.identity.certificate_authority import CLOCK_SKEW, CertificateAuthority, issuer_id, renew_certificate
 from edge_client.errors import ConfigError
 from edge_client.transport.blobs import write_atomically
 
@@ -78,6 +78,14 @@ def create_list(authority: CertificateAuthority, now: dt.datetime) -> None:
             hint = "bring it back: the broker has a copy. With an empty one all revoked devices would be let in"
             raise ConfigError(f"there is no {path}, which says who was revoked", hint=hint)
         _write_list(authority, [], now)
+
+
+def renew_authority(authority: CertificateAuthority, now: dt.datetime) -> CertificateAuthority:
+    """The authority with a new certificate of its key, and the list with a new end: both ended together."""
+    with _locked(authority.folder):
+        renewed = renew_certificate(authority, now)
+        _write_list(renewed, list(_read_list(authority)), now)
+    return renewed
 
 
 def _read_list(authority: CertificateAuthority) -> x509.CertificateRevocationList:

@@ -11,6 +11,7 @@ from coordinator.config import read_config
 from coordinator.identity import join_links
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
+from edge_client.printable import put_on_stderr
 from export.serve.http_gate import create_gated_app
 from export.serve.listener import ConnectionSlots, is_loopback, open_listener
 from export.serve.uvicorn_settings import uvicorn_config
@@ -37,7 +38,7 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     link = join_links.phone_link(base)
     here = is_loopback(host) and not url
     where = "in a browser of this computer (phones need --listen 0.0.0.0 and --url)" if here else "on a phone"
-    sys.stderr.write(f"{join_links.qr_terminal(link)}open this link {where}:\n")
+    put_on_stderr(f"{join_links.qr_terminal(link)}open this link {where}:\n")
     sys.stdout.write(f"{link}\n")
     sys.stdout.flush()
     uvicorn.Server(settings).run(sockets=[opened])

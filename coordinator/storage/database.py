@@ -18,14 +18,19 @@ from edge_client.errors import ConfigError
 from edge_client.transport.folder_lock import lock_folder
 
 DATABASE_FILE = "coordinator.sqlite"
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 # The statement that an older store needs beside the tables that it lacks. Version 1 hashed tasks in another form,
-# version 2 asked for no loss in a test, and version 3 had longer label totals, perhaps too long for a message. An empty
-# hash means that a replay cannot compare the task.
+# version 2 asked for no loss in a test, version 3 had longer label totals, perhaps too long for a message, and version
+# 4 hashed the program and the blocks of a task too. An empty hash means that a replay cannot compare the task.
 _CLEAR_TASK_HASHES = "update tasks set sha256 = ''"
-UPGRADES = dict.fromkeys(("1", "2", "3"), _CLEAR_TASK_HASHES)
+UPGRADES = dict.fromkeys(("1", "2", "3", "4"), _CLEAR_TASK_HASHES)
 _RESTORE = "restore the folder from a backup, or use another folder to begin anew"
-_DISK_ERRORS = ("is full", "disk I/O error")  # parts of SQLite's messages
+_DISK_ERRORS = {  # parts of SQLite's messages, and what they mean
+    "is full": errno.ENOSPC,
+    "disk I/O error": errno.ENOSPC,
+    "unable to open database file": errno.EACCES,  # or a folder that is gone
+    "readonly database": errno.EACCES,
+}
 
 _TABLES = """
 create table if not exists meta (key text primary key, value text not null) without rowid;
@@ -68,7 +73,8 @@ class Database:
     """`folder`/coordinator.sqlite, locked against a second coordinator while it is open.
 
     Only its owner may read the folder: it holds the devices' updates. Raises ConfigError when the folder is in use, its
-    database is damaged or lost, or holds an unknown schema; then the folder is left unchanged. OSError: a full disk.
+    database is damaged or lost, or holds an unknown schema; then the folder is left unchanged. OSError: a full disk, or
+    no right to write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +85,10 @@ class Database:
         self._one_at_a_time = threading.RLock()  # slow work in a thread of its own uses the store too
         try:
             _check_not_lost(folder)
-            self._connection = sqlite3.connect(folder / DATABASE_FILE, isolation_level=None, check_same_thread=False)
+            with tell_disk(folder):
+                self._connection = sqlite3.connect(
+                    folder / DATABASE_FILE, isolation_level=None, check_same_thread=False
+                )
             self._open()
         except BaseException:
             self._lock.close()
@@ -88,7 +97,7 @@ class Database:
     def _open(self) -> None:
         """Check the file, and make or upgrade its tables."""
         try:
-            with refuse_damage(self._folder / DATABASE_FILE), _tell_full_disk(self._folder):
+            with refuse_damage(self._folder / DATABASE_FILE), tell_disk(self._folder):
                 self.execute("pragma journal_mode = wal")
                 self.execute("pragma synchronous = full")
                 check_pages(self._connection)
@@ -123,7 +132,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all statements of the block, durably, or none. Raises OSError when the disk refuses the commit."""
-        with self._one_at_a_time, _tell_full_disk(self._folder):
+        with self._one_at_a_time, tell_disk(self._folder):
             yield from self._commit()
 
     def _commit(self) -> Iterator[None]:
@@ -161,13 +170,14 @@ class Database:
 
 
 @contextmanager
-def _tell_full_disk(folder: Path) -> Iterator[None]:
-    """Raise OSError for what SQLite says of a disk without room."""
+def tell_disk(folder: Path) -> Iterator[None]:
+    """Raise OSError for what SQLite says of a disk without room, or of files that may not be written."""
     try:
         yield
     except sqlite3.OperationalError as wrong:
-        if any(word in str(wrong) for word in _DISK_ERRORS):
-            raise OSError(errno.ENOSPC, f"{folder}: {wrong}") from wrong
+        for words, number in _DISK_ERRORS.items():
+            if words in str(wrong):
+                raise OSError(number, f"{folder}: {wrong}") from wrong
         raise
 
 

@@ -49,6 +49,11 @@ class ReplayDiverged(FedcentersError):
         )
 
 
+def same_question(stored: Mapping[ClientId, str], asked: Mapping[ClientId, str]) -> bool:
+    """Whether a replay sends the stored tasks; stores of an earlier version hold no hash, only the devices."""
+    return stored.keys() == asked.keys() and all(known in ("", asked[cid]) for cid, known in stored.items())
+
+
 class ExchangeStore:
     """The exchanges of all runs."""
 

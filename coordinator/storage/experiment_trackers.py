@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -63,10 +63,13 @@ def numeric_fields(event: Event) -> dict[str, float]:
 
 
 @contextmanager
-def open_trackers(names: str, folder: Path, config: Mapping[str, Any]) -> Iterator[EventHandler]:
+def open_trackers(
+    names: str, folder: Path, config: Mapping[str, Any], *, past: Callable[[], Iterable[Event]] = tuple
+) -> Iterator[EventHandler]:
     """Open the trackers of `names`, as "tensorboard,prometheus:9464", and yield the handler of events.
 
-    Raises ConfigError for an unknown name, RuntimeMissing where its package is not installed.
+    `past` gives the newest rounds of an earlier process, for a tracker that keeps nothing itself. Raises ConfigError
+    for an unknown name, RuntimeMissing where its package is not installed.
     """
     with ExitStack() as stack:
         threads = []
@@ -74,20 +77,25 @@ def open_trackers(names: str, folder: Path, config: Mapping[str, Any]) -> Iterat
             name, _, option = text.partition(":")
             if name not in TRACKERS:
                 raise ConfigError(f"unknown logger {name!r}", hint=f"use some of {', '.join(TRACKERS)}")
-            threads.append(_TrackerThread(name, TRACKERS[name](folder, option, config)))
+            tracker = TRACKERS[name](folder, option, config)
+            threads.append(_TrackerThread(name, tracker))
             stack.callback(threads[-1].close)
+            for told in map(_told, past() if isinstance(tracker, PrometheusTracker) else ()):
+                tracker.log_round(*told)
 
         def tell(event: Event) -> None:
-            if event.get("event") != "round":
-                return
-            told = str(event["run"]), int(event["round"]), numeric_fields(event)
-            for thread in threads:
-                thread.tell(told)
+            if event.get("event") == "round":
+                for thread in threads:
+                    thread.tell(_told(event))
 
         yield tell
 
 
 Told = tuple[str, int, Mapping[str, float]]  # run, round, numbers
+
+
+def _told(event: Event) -> Told:
+    return str(event["run"]), int(event["round"]), numeric_fields(event)
 
 
 class _TrackerThread:
@@ -262,6 +270,9 @@ class MLflowTracker:
 
 class PrometheusTracker:
     """GET /metrics on this machine's port, 9464 or as in prometheus:PORT: the last round of each run.
+
+    `open_trackers` tells it the newest rounds of before this process: else an alarm for a low accuracy, or for a round
+    that does not come, would see nothing from a restart to the next round, and nothing ever after the last one.
 
     A score of a round without a test is that of the last test. Of a center that is no more there is none.
     """

@@ -6,12 +6,12 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.storage import state_codec
-from coordinator.storage.database import DATABASE_FILE, refuse_damage
+from coordinator.storage.database import DATABASE_FILE, refuse_damage, tell_disk
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
@@ -100,21 +100,42 @@ def open_database(folder: Path) -> Iterator[sqlite3.Connection]:
     """The database of a run folder, read-only. Raises NoRunYet when there is none.
 
     SQLite keeps a file beside the database while it is read, also for a reader. Where the folder cannot be written, as
-    that of a mounted backup, it reads the database alone. Raises ConfigError for one whose log is not in it yet.
+    that of a mounted backup or on a full disk, it reads the database alone. Raises ConfigError for one whose log is not
+    in it yet, and OSError for one that this user may not read.
     """
     path = folder / STORE_FOLDER / DATABASE_FILE
     if not path.is_file():
         raise NoRunYet(folder)
     wal = path.with_name(f"{path.name}-wal")  # there while a coordinator runs, and after one that was killed
-    is_frozen = not os.access(path.parent, os.W_OK)
-    if is_frozen and wal.exists() and not path.with_name(f"{path.name}-shm").exists():
+    is_frozen, has_log = not os.access(path.parent, os.W_OK), wal.exists() and wal.stat().st_size > 0
+    if is_frozen and has_log and not path.with_name(f"{path.name}-shm").exists():
         hint = "copy the whole folder to a disk that can be written, and read it there"
         raise ConfigError(f"{path.parent} cannot be written, and {wal.name} must be merged to be read", hint=hint)
-    address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if is_frozen and not wal.exists() else ''}"
-    with refuse_damage(path), closing(sqlite3.connect(address, uri=True)) as db:
-        if not db.execute("select 1 from sqlite_master where name = 'events'").fetchone():
-            raise NoRunYet(folder)  # its coordinator is just starting
-        yield db
+    with refuse_damage(path):
+        try:
+            db = _connect(path, immutable=is_frozen and not has_log)
+        except OSError:
+            if has_log:
+                raise
+            db = _connect(path, immutable=True)  # its folder has no room
+        with closing(db):
+            if not _has_events(db):
+                raise NoRunYet(folder)  # its coordinator is just starting
+            yield db
+
+
+def _connect(path: Path, *, immutable: bool) -> sqlite3.Connection:
+    """The database, of which one page was read. Raises OSError where SQLite cannot keep its file beside it."""
+    address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
+    with tell_disk(path.parent), ExitStack() as opened:
+        db = opened.enter_context(closing(sqlite3.connect(address, uri=True)))
+        _has_events(db)
+        opened.pop_all()
+    return db
+
+
+def _has_events(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("select 1 from sqlite_master where name = 'events'").fetchone())
 
 
 def _blob(folder: Path, sha256: str) -> bytes:

@@ -153,6 +153,13 @@ def _newest_rounds(db: Any, name: str) -> _NewestRounds:  # noqa: ANN401 - as `_
     return _NewestRounds(last=last, tested=tested, updates=updates)
 
 
+def newest_rounds(folder: Path) -> list[Mapping[str, Any]]:
+    """The events of the last round of each run, each behind the one with the run's newest scores."""
+    with open_database(folder) as db:
+        found = [_newest_rounds(db, name) for (name,) in db.execute("select name from runs order by name").fetchall()]
+    return [record for each in found for record in (each.tested, each.last) if record]
+
+
 def _devices_per_center(record: Mapping[str, Any]) -> list[int] | None:
     """Of a round with several centers; None where there is no such round, or nobody's center is known."""
     sizes = center_sizes(record.get("assignment", {}), len(record.get("per_center", ())))

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_client.engines.litert import interpreter
 from edge_client.engines.onnx import session
-from edge_client.errors import ProgramRefused, RuntimeMissing
+from edge_client.errors import ProgramRefused, RuntimeMissing, raise_for_memory
 from edge_client.protocol.task import Array
 
 FILE_FORMATS = ("onnx", "tflite")
@@ -24,6 +24,7 @@ def run_file(file_format: str, data: bytes, x: Array, *, threads: int = 1) -> Ar
     except RuntimeMissing:
         raise
     except Exception as wrong:  # onnxruntime's own classes have no public base
+        raise_for_memory(wrong)
         text = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0][:300]
         raise ProgramRefused(f"the {file_format} file does not run: {text}", hint="try another --format") from wrong
 

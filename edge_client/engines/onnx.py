@@ -18,7 +18,7 @@ import numpy as np
 
 from edge_client.engines.base import FlatPorts, Rule, ports_by_role
 from edge_client.engines.frozen import open_frozen
-from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
+from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint, raise_for_memory
 from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
@@ -232,6 +232,7 @@ def _session(path: Path, threads: int, device: str) -> Any:  # noqa: ANN401 - on
     except RuntimeMissing:
         raise
     except Exception as wrong:  # onnxruntime's own classes have no public base
+        raise_for_memory(wrong)
         text = str(wrong).strip().splitlines()[0][:300]
         raise ProgramRefused(
             f"onnxruntime {version} cannot load {path.name}: {text}",

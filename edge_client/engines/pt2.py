@@ -22,7 +22,7 @@ import numpy as np
 from edge_client.engines.base import FlatPorts, Rule, ports_by_role
 from edge_client.engines.frozen import open_frozen
 from edge_client.engines.malloc import keep_freed_memory
-from edge_client.errors import ProgramRefused, RuntimeMissing
+from edge_client.errors import ProgramRefused, RuntimeMissing, raise_for_memory
 from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 from edge_client.rare_collection import rare_collection
@@ -171,6 +171,7 @@ def load_graph(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated mod
     except ProgramRefused:
         raise
     except Exception as wrong:  # torch raises many kinds for a file that it cannot read
+        raise_for_memory(wrong)
         text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
         raise ProgramRefused(
             f"torch {torch.__version__} cannot load {path.name}: {text}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import ssl
 import time
 import urllib.error
 import urllib.parse
@@ -136,7 +137,9 @@ class SiteClient:
                 what, hint="try again where the network is better; what has arrived whole is kept"
             ) from None
         except OSError as lost:
-            raise NetworkError(f"{url} cannot be reached: {lost}", hint="check the address") from None
+            untrusted = isinstance(getattr(lost, "reason", lost), ssl.SSLCertVerificationError)
+            hint = UNTRUSTED_HINT if untrusted else "check the address"
+            raise NetworkError(f"{url} cannot be reached: {lost}", hint=hint) from None
         except http.client.IncompleteRead:
             raise _cut_off(url) from None
         except http.client.HTTPException as other:
@@ -150,12 +153,12 @@ class SiteClient:
         return data
 
     def _answer(self, url: str, limit: int) -> tuple[bytes, int]:
-        """See `bounded_http.get`; after a while where the server asks to wait."""
+        """See `bounded_http.get`; after a while where the server, or a proxy before it, has too many requests."""
         for _ in range(MAX_WAITS):
             try:
                 return bounded_http.get(self._opener, url, limit)
             except urllib.error.HTTPError as refused:
-                if refused.code != HTTPStatus.TOO_MANY_REQUESTS:
+                if refused.code not in BUSY:
                     raise
                 told = refused.headers.get("Retry-After", "")
                 refused.close()
@@ -163,7 +166,16 @@ class SiteClient:
         return bounded_http.get(self._opener, url, limit)
 
 
+BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}  # the second is what nginx's limits answer
+_AWAY = "the server behind this proxy does not answer: try again later"
+UNTRUSTED_HINT = (
+    "check the address and this machine's clock; where the certificate is of an authority of your own, "
+    "SSL_CERT_FILE=ca.crt in the environment names that"
+)
 _HINTS: Mapping[int, str] = {
+    HTTPStatus.SERVICE_UNAVAILABLE: "the server is busy, or being started: try again later",
+    HTTPStatus.BAD_GATEWAY: _AWAY,
+    HTTPStatus.GATEWAY_TIMEOUT: _AWAY,
     HTTPStatus.UNAUTHORIZED: "the server wants a token, which this command does not send",
     HTTPStatus.MISDIRECTED_REQUEST: "the server knows itself by other names: start it with --name",
     HTTPStatus.TOO_MANY_REQUESTS: "try again later, or start the server with a higher --rate",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edge_client.errors import DeviceRefused, Malformed, ProgramRefused, RuntimeMissing
+from edge_client.errors import TOO_LITTLE_MEMORY, DeviceRefused, Malformed, ProgramRefused, RuntimeMissing
 from edge_client.protocol import sum_codec, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS, NACK_CODES
@@ -193,5 +193,5 @@ def nack_fields(wrong: Exception) -> tuple[str, str, int | None]:
     if isinstance(wrong, ProgramRefused):
         return "bad_program", wrong.message[:MAX_DETAIL_CHARS], None
     if isinstance(wrong, MemoryError | OSError):
-        return "no_space", str(wrong)[:MAX_DETAIL_CHARS], None
+        return "no_space", (str(wrong) or TOO_LITTLE_MEMORY)[:MAX_DETAIL_CHARS], None
     return "internal", "see this device's own log", None

@@ -27,7 +27,11 @@ CLOCK_HINT = "check this machine's clock, then ask for a new certificate"
 # What a broker says when it turns a client away, as OpenSSL words the alert.
 TLS_ALERTS = (
     ("certificate revoked", "the broker says that our certificate was revoked", "ask the federation's operator"),
-    ("certificate expired", "the broker says that our certificate is expired", CLOCK_HINT),
+    (
+        "certificate expired",
+        "the broker says that our certificate is expired",
+        f"{CLOCK_HINT}; if it is valid, the broker has an old ca.crt or crl.pem",
+    ),
     ("certificate required", "the broker wants a client certificate", "set `certificate` and `key`"),
     ("unknown ca", "the broker does not know the authority of our certificate", "use this federation's certificate"),
     ("bad certificate", "the broker refuses our certificate", "use the certificate made for this federation"),
@@ -111,11 +115,11 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 def expiry_warnings(credentials: Credentials, now: dt.datetime) -> list[str]:
     """A sentence for each certificate of this side that ends within EXPIRY_WARNING_DAYS."""
-    files = [path for path in (credentials.certificate, credentials.ca) if path is not None]
-    ends = [(path, read_certificate(path).not_valid_after_utc) for path in files]
+    ways = {credentials.certificate: "provision --renew", credentials.ca: "provision --renew authority"}
+    ends = {path: read_certificate(path).not_valid_after_utc for path in ways if path is not None}
     return [
-        f"{path} expires on {end:%Y-%m-%d}, in {(end - now).days} days; renew it with `provision --renew`"
-        for path, end in ends
+        f"{path} expires on {end:%Y-%m-%d}, in {(end - now).days} days; renew it with `{ways[path]}`"
+        for path, end in ends.items()
         if end - now < dt.timedelta(days=EXPIRY_WARNING_DAYS)
     ]
 
@@ -150,6 +154,9 @@ def explain_failure(wrong: Exception | str, ca: Path | None = None) -> tuple[str
 def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) -> tuple[str, str]:
     """The error for a broker's certificate that is not trusted."""
     quoted = f"(certificate verify failed: {wrong.verify_message})"
+    if wrong.verify_code == EXPIRED and ca is not None and _has_ended(ca):
+        hint = "ask the federation's operator for the new ca.crt, or check this machine's clock"
+        return f"the authority in {ca} is expired {quoted}", hint
     if wrong.verify_code == EXPIRED:
         return f"the broker's certificate is expired {quoted}", "renew it, or check this machine's clock"
     if wrong.verify_code == NOT_YET:
@@ -163,6 +170,13 @@ def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) 
         name = wrong.verify_message.rpartition(" for ")[2].rstrip(".")  # it ends in: is not valid for 'NAME'.
         return f"the broker's certificate is not valid for {name}", "dial the name that it was made for"
     return f"the broker's certificate is refused {quoted}", "use the broker's own certificate, made by `provision`"
+
+
+def _has_ended(certificate: Path) -> bool:
+    try:
+        return read_certificate(certificate).not_valid_after_utc < dt.datetime.now(dt.timezone.utc)
+    except ConfigError:
+        return False
 
 
 def _check_file(path: Path | None, what: str, key: str) -> None:

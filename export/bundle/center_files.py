@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from edge_client.engines.pt2 import read_exported
-from edge_client.errors import ProgramRefused, UsageError
+from edge_client.errors import ProgramRefused, UsageError, raise_for_memory
 from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array, Flat, Schema
@@ -68,6 +68,7 @@ def _export_file(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Seq
     except ImportError as wrong:
         raise converter_missing(wrong) from wrong
     except Exception as wrong:  # exporters raise many kinds; what they cannot convert is a refusal
+        raise_for_memory(wrong)
         text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
         raise ProgramRefused(f"this model cannot be written as {fmt}: {text}", hint="use another format") from wrong
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.errors import ProgramRefused, UsageError
+from edge_client.errors import ProgramRefused, UsageError, raise_for_memory
 from edge_client.protocol.task import Array
 from export.bundle.run_source import LabelledSamples
 from export.diagnostics import converter_missing
@@ -52,6 +52,7 @@ def quantize_file(file: bytes, fmt: str, scheme: str, calibration: LabelledSampl
     except ImportError as wrong:
         raise converter_missing(wrong) from wrong
     except Exception as wrong:  # the tools raise many kinds; what they cannot convert is a refusal
+        raise_for_memory(wrong)
         text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
         raise ProgramRefused(f"{fmt} cannot be quantized to {scheme}: {text}", hint="leave this scheme out") from wrong
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from edge_client.errors import ProgramRefused
+from edge_client.errors import ProgramRefused, raise_for_memory
 from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import Program
 from export.compiler.adapters.frozen import load_frozen
@@ -122,6 +122,7 @@ def _difference(  # noqa: PLR0913, PLR0917 - what is compared
     except ImportError:
         raise
     except Exception as wrong:  # each runtime has its own exceptions for a file that it cannot load
+        raise_for_memory(wrong)
         raise ProgramRefused(
             f"{file.name} cannot be run: {first_sentence(wrong)}", hint="compile the program again"
         ) from wrong

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from edge_client.errors import ProgramRefused
+from edge_client.errors import ProgramRefused, raise_for_memory
 from edge_client.protocol.program import FROZEN, FUNCTIONS, BatchSize
 from export.compiler.container_cache import cached_file, constants_hash, container_key
 from export.compiler.decompositions.supported_ops import TORCH_ALONE
@@ -160,6 +160,7 @@ class refusal_context:  # noqa: N801 - reads as a word in a with statement
         if isinstance(wrong, ImportError):
             raise converter_missing(wrong) from wrong
         if isinstance(wrong, Exception):
+            raise_for_memory(wrong)
             raise ProgramRefused(
                 f"model {self.source.name!r} cannot be written for {self.engine}: {first_sentence(wrong)}",
                 hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from edge_client.errors import ProgramRefused
+from edge_client.errors import ProgramRefused, raise_for_memory
 from export.compiler.decompositions.supported_ops import RANDOM
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, sample_losses, tensors_of
@@ -103,6 +103,7 @@ def one_size_only(source: TraceSource) -> Untraceable:
 
 def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
+    raise_for_memory(wrong)
     if str(wrong).startswith(ONE_SIZE):
         raise one_size_only(source) from wrong
     line, told = line_of(wrong), first_sentence(wrong)

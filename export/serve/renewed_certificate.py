@@ -1,17 +1,22 @@
 """A server's certificate that is renewed while the server runs: its files are looked at when a client connects.
 
 Public certificates last for three months or less, and coordinators run for longer. The client that finds new files
-still gets the certificate of before, and each later one the new.
+still gets the certificate of before, and each later one the new. A certificate that ends soon, or has ended, is told in
+the log: clients would say it, and the server serve on without a word.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import ssl
 from collections.abc import Callable
 from pathlib import Path
 
+from cryptography import x509
+
 log = logging.getLogger(__name__)
+WARNING_DAYS = 7  # public certificates are renewed before
 FileStamps = tuple[tuple[int, int, int], ...]  # of both files: modification time, inode, size
 
 
@@ -27,10 +32,14 @@ def renewal_watch(context: ssl.SSLContext, certificate: Path, key: Path) -> Call
     A server with a thread for each connection calls it before it accepts one, as another thread may be in the middle of
     using the context where its own handshake would.
     """
-    seen = _stamps(certificate, key)
+    seen, told = _stamps(certificate, key), _today()
+    _tell_end(certificate)
 
     def look() -> None:
-        nonlocal seen
+        nonlocal seen, told
+        if told != _today():  # once a day
+            told = _today()
+            _tell_end(certificate)
         now = _stamps(certificate, key)
         if now is None or now == seen:
             return
@@ -43,8 +52,24 @@ def renewal_watch(context: ssl.SSLContext, certificate: Path, key: Path) -> Call
             log.warning("%s is not taken: %s; the server goes on with the certificate of before", certificate, wrong)
             return
         log.info("%s is taken", certificate)
+        _tell_end(certificate)
 
     return look
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(dt.timezone.utc).date()
+
+
+def _tell_end(certificate: Path) -> None:
+    try:
+        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):  # just being replaced
+        return
+    left = ends - dt.datetime.now(dt.timezone.utc)
+    if left < dt.timedelta(days=WARNING_DAYS):
+        what = "has ended, and clients refuse it" if left < dt.timedelta() else f"ends in {left.days} days"
+        log.warning("%s %s (%s); put a new one in its place, it is read at once", certificate, what, f"{ends:%Y-%m-%d}")
 
 
 def _stamps(*files: Path) -> FileStamps | None:

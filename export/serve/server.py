@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from edge_client.errors import ConfigError, NetworkError
+from edge_client.printable import put_on_stderr
 from export.serve.access import ServeAccess
 from export.serve.app import create_serve_app
 from export.serve.generations import GenerationManager
@@ -70,8 +70,7 @@ def run_server(options: ServeOptions) -> None:
     )
     port = socket.getsockname()[1]
     scheme = "http" if options.certificate is None else "https"
-    sys.stderr.write(f"serving {options.bundle} at {scheme}://{options.host}:{port}/centers; Ctrl-C ends it\n")
-    sys.stderr.flush()
+    put_on_stderr(f"serving {options.bundle} at {scheme}://{options.host}:{port}/centers; Ctrl-C ends it\n")
     uvicorn.Server(config).run(sockets=[socket])
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -157,6 +158,42 @@ def test_after_a_signal_no_library_is_waited_for(tmp_path: Path, free_port: int,
         _, rest = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "a library" in rest) == (code, False)
     assert read_status(tmp_path / "home")["phase"] == "stopped"
+
+
+def test_prometheus_reads_the_newest_scores_of_before_a_restart(tmp_path: Path, free_port: int) -> None:
+    """It read nothing until the next round, and nothing ever where the runs were done."""
+    pytest.importorskip("prometheus_client")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    config = written(tmp_path, "home", f"embedded:{free_port}", loggers=f"prometheus:{port}")
+    scores: list[dict[str, Any]] = [{"accuracy": {"micro": 0.25}}, {"accuracy": {"micro": 0.5}}, {"accuracy": {}}]
+    with closing(Store(tmp_path / "home" / "store")) as store:
+        store.states.run_id("fedavg", lambda: "ab" * 8)
+        for number, score in enumerate(scores, start=1):
+            store.events.put({"event": "round", "run": "fedavg", "round": number, "seconds": number, **score})
+    with started("serve", str(config)) as process:
+        heard(process, "leading home")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+    for line in ('value{name="accuracy/micro",run="fedavg"} 0.5', '{run="fedavg"} 3.0', 'seconds",run="fedavg"} 3.0'):
+        assert f"{line}\n" in text
+
+
+@pytest.mark.parametrize("log", ["a full disk", "a reader that has left", "nothing"])
+def test_a_log_that_takes_no_line_ends_nothing(tmp_path: Path, free_port: int, log: str) -> None:
+    """The coordinator ended with its first line: with code 1, or after a broken pipe with 0, as if all were well."""
+    config = written(tmp_path, "home", f"embedded:{free_port}", **{"start-timeout-s": 0.1})
+    command = [sys.executable, "-c", "from coordinator.cli import main; main()", "serve", str(config)]
+    if log == "nothing":
+        command = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "w") as full, os.fdopen(writing, "w") as left:  # noqa: PTH123 - a device
+        stderr = {"a full disk": full, "a reader that has left": left, "nothing": subprocess.DEVNULL}[log]
+        done = subprocess.run(command, stderr=stderr, timeout=PATIENCE_S, check=False)  # type: ignore[call-overload]
+    assert done.returncode == 4  # it led, and waited for devices
+    assert read_status(tmp_path / "home")["error"].startswith("0 of 1 devices came within 0.1 s")
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None:

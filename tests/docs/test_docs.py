@@ -73,6 +73,7 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     "docs/quick-start.md": {r"python3 -m venv .*|\. .*|pip install .*": INSTALLS, r"fedcenters-emulator demo": DEMO},
     "docs/run-as-a-service.md": {
         r"podman .*": CONTAINER,
+        r"nohup .*": "test_service.py starts `serve` with logs of its own",
         r"(/usr/bin/python3|/opt/\S+) .*|(cp|mkdir|chmod|ln) .*|systemctl .*": "needs root and systemd; test_deploy.py",
         r"chown .*": CHOWN,
     },

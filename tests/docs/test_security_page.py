@@ -22,7 +22,7 @@ from coordinator.identity.revocation import revoked_names
 from coordinator.local_broker import free_port
 from edge_client.config import load_config
 from edge_client.protocol import signing
-from edge_client.transport import mqtt
+from edge_client.transport import broker_rights, mqtt
 from edge_client.transport.tls import check_subject
 from tests.support.doc_pages import DOCS, PageReader, blocks
 from tests.support.guarded_broker import now
@@ -98,6 +98,6 @@ def test_what_is_refused_is_said_in_these_words() -> None:
         r"^\| `([^`]+)`(?:, `([^`]+)`)?(?: [^|]*)? \|", TEXT.split("## What is refused")[1], flags=re.MULTILINE
     )
     sentences = [words for row in told for words in row if words]
-    sources = "".join(Path(module.__file__ or "").read_text() for module in (tls_module, mqtt))
-    assert len(sentences) == 11
+    sources = "".join(Path(module.__file__ or "").read_text() for module in (tls_module, mqtt, broker_rights))
+    assert len(sentences) == 12
     assert [words for words in sentences if words not in sources] == []

@@ -90,6 +90,9 @@ def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
         config = load_config(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
         well = found(config)
         assert well["broker"].ok, well["broker"].said
+        assert well["broker"].said.endswith("its access list lets this device write")
+        foreign_list = found(replace(config, federation="other"))["broker"]
+        assert (foreign_list.ok, "access list refuses fc/v1/other/in/0/dev-1/" in foreign_list.said) == (False, True)
         assert well["certificate"].said.startswith("valid for 3")
         other = replace(config, device_id="dev-2")
         assert "belongs to" in found(other)["certificate"].said

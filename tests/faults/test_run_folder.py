@@ -17,6 +17,7 @@ from coordinator.service import open_store
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
+from tests.support.virtual_federation import Federation
 
 CONFIG = """\
 federation = "home"
@@ -78,6 +79,15 @@ def test_a_link_in_the_place_of_the_log_is_refused_and_not_followed(config: Path
     assert (config.parent / "precious").read_text() == "precious\n"
 
 
+def test_a_database_that_this_user_may_not_open_is_told_with_the_command_that_gives_it_to_them(config: Path) -> None:
+    """Of a folder that root had copied, a file of root's ended `serve` with a traceback, "a bug of fedcenters"."""
+    store = config.parent / "run" / "store"
+    (store / "coordinator.sqlite").mkdir(parents=True)  # SQLite's words are those for a file of another user
+    with pytest.raises(ConfigError, match="unable to open database file") as refused:
+        open_store(read_config(config, environ={}))
+    assert f"chown -R USER {config.parent / 'run'}" in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("mount", "said", "code"),
     [
@@ -90,14 +100,28 @@ def test_serve_says_what_is_wrong_with_the_folder_and_what_to_do(
     config: Path, mount: str, said: str, code: int
 ) -> None:
     """In a mount namespace of its own, for which no root is needed where the kernel lets users have one."""
-    inside = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("this system gives users no mount namespaces")
-    serve = f"{mount} && exec {sys.executable} -m coordinator.cli serve coordinator.toml"
-    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    command = [*inside, "sh", "-c", serve]
-    done = subprocess.run(command, cwd=config.parent, env=env, capture_output=True, text=True, check=False)
+    done = with_a_disk(config.parent, mount, "serve coordinator.toml")
     assert done.returncode == code
     assert said in done.stderr
     assert "hint: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def with_a_disk(folder: Path, mount: str, command: str) -> subprocess.CompletedProcess[str]:
+    """The coordinator's command in `folder`, after `mount`, in a mount namespace of its own."""
+    inside = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this system gives users no mount namespaces")
+    line = f"{mount} && exec {sys.executable} -m coordinator.cli {command}"
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    return subprocess.run([*inside, "sh", "-c", line], cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_status_reads_a_run_on_a_full_disk(tmp_path: Path) -> None:
+    """SQLite has no room there for the file that it keeps beside a database: a traceback, "a bug of fedcenters"."""
+    Federation.of(tmp_path).play()
+    fill = "mount -t tmpfs -o size=2m none small && cp -r run small && ! head -c 4000000 /dev/zero > small/filler"
+    (tmp_path / "small").mkdir()
+    done = with_a_disk(tmp_path, fill, "status small/run")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "round 2/2" in done.stdout

@@ -16,7 +16,7 @@ from coordinator.runtime.exchange.task_messages import (
     PreparedTask,
     prepare_tasks,
 )
-from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged
+from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged, same_question
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Replies, StoredReplies
 from edge_client.protocol.task import ClientId, Reply
@@ -57,7 +57,7 @@ def open_exchange(key: ExchangeKey, tasks: NetworkExchange, context: ExchangeCon
     if not context.store.exchanges.exists(key):
         blobs = {manifest.sha256 for task in asked.values() for manifest in task.blobs}
         context.store.exchanges.open(key, hashes, context.config.round.deadline_s, blobs)
-    elif not _same_question(context.store.exchanges.task_hashes(key), hashes):
+    elif not same_question(context.store.exchanges.task_hashes(key), hashes):
         raise ReplayDiverged(key)
     return asked
 
@@ -73,8 +73,3 @@ def replies_of(
         samples.setdefault(spec.vector, {})[cid] = spec.samples_that_count(stored[cid].n)
     held = known or {}
     return StoredReplies(closed, lambda cid: held.get(cid) or read_reply(asked[cid], stored[cid], store), samples)
-
-
-def _same_question(stored: Mapping[ClientId, str], asked: Mapping[ClientId, str]) -> bool:
-    """Whether a replay sends the stored tasks; stores of an earlier version hold no hash, only the devices."""
-    return stored.keys() == asked.keys() and all(known in ("", asked[cid]) for cid, known in stored.items())

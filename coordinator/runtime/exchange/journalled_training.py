@@ -17,7 +17,7 @@ from coordinator.rounds.asynchronous.training import Rules, Taken, Training
 from coordinator.rounds.update_validation import update_moves
 from coordinator.runtime.exchange.reply_recorder import read_reply
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask, prepare_each
-from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged, StoredReply
+from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged, StoredReply, same_question
 from coordinator.storage.journal_store import END, EXPIRE, HAND, TAKE, OpenedTask, Step
 from edge_client.protocol.task import ClientId, Reply
 
@@ -137,7 +137,7 @@ class JournalledTraining:
             keys = self._keys(training, tasks)
             prepared = prepare_each(keys, tasks, self._context)
             for who, key in keys.items():
-                if self._context.store.exchanges.task_hashes(key) != {who: prepared[who].sha256}:
+                if not same_question(self._context.store.exchanges.task_hashes(key), {who: prepared[who].sha256}):
                     raise ReplayDiverged(key)
             if keys.keys() != chosen:
                 raise ReplayDiverged(ExchangeKey(self._run, self.round, 0))

@@ -1,7 +1,7 @@
 """The task message of each device from a method's exchange, and what its reply has to look like.
 
-Building the same task twice gives the same bytes; a replay compares their hashes. A task names its models by hash, so
-the models are written to the blob folder here.
+Building the same task twice gives the same question; a replay compares the questions' hashes. A task names its models
+by hash, so the models are written to the blob folder here.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from edge_client.protocol.task import ClientId, Flat
 from edge_client.transport.clock import Clock
 
 NetworkExchange = Mapping[ClientId, Asked]
+# How a question reaches its device, which a restart may change: signatures change with the key, blocks with a setting,
+# and the program grows, with a container for each engine that is asked for.
+DELIVERY, PROGRAM_FIELDS = frozenset({"key", "sig", "block"}), frozenset({"program", "container", "step"})
 SIZE_SLACK_BYTES = 1 << 20  # of what a task allows; a reply needs less. It stays, since a replay compares tasks
 
 
@@ -68,15 +71,16 @@ class PreparedTask:
 
     @property
     def sha256(self) -> str:
-        """The hash of the task's content without signatures: equal tasks have equal hashes in every process."""
-        return hashlib.sha256(canonical_json(_unsigned(self.fields))).hexdigest()
+        """The hash of what the task asks, however it is delivered; equal questions have equal hashes everywhere."""
+        asked = {name: value for name, value in self.fields.items() if name not in PROGRAM_FIELDS}
+        return hashlib.sha256(canonical_json(_undelivered(asked))).hexdigest()
 
 
-def _unsigned(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """The same JSON value without signatures, which change with the key."""
+def _undelivered(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """The same JSON value without the names in DELIVERY."""
     if isinstance(value, Mapping):
-        return {name: _unsigned(inner) for name, inner in value.items() if name not in ("key", "sig")}
-    return [_unsigned(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {name: _undelivered(inner) for name, inner in value.items() if name not in DELIVERY}
+    return [_undelivered(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def prepare_tasks(key: ExchangeKey, tasks: NetworkExchange, context: ExchangeContext) -> dict[ClientId, PreparedTask]:

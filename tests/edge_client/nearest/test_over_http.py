@@ -7,12 +7,14 @@ import functools
 import hashlib
 import http.server
 import json
+import ssl
 import threading
+import urllib.error
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
@@ -40,17 +42,19 @@ RAW = {
     "short": b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"v": 1,',
     "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nabc",
     "guarded": b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n",
+    "behind": b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n",
 }
 DRIPS = {  # the beginning of an answer, and what then comes for ever
     "head": (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
     "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"a"),
     "parts": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
 }
+BUSY = {"busy": 429, "limited": 503}  # the second is nginx's, where `limit_req_status` does not say otherwise
 KEYS = TrustedKeys(trusted=(signing.public_key(PRIVATE),))
 
 
 class StaticSiteHandler(http.server.SimpleHTTPRequestHandler):
-    """Files of a folder; /away leads elsewhere, /busy is free at the third request, others answer with its name's."""
+    """Files of a folder; /away leads elsewhere, those of BUSY are free at the third request, others answer as named."""
 
     asked: ClassVar[Counter[str]] = Counter()
     never: ClassVar[threading.Event] = threading.Event()
@@ -65,11 +69,11 @@ class StaticSiteHandler(http.server.SimpleHTTPRequestHandler):
                     self.wfile.write(DRIPS[kind][1])
         elif kind in RAW:
             self.wfile.write(RAW[kind])
-        elif kind == "busy" and self.asked[self.path] % 3:
-            self.send_response(429)
+        elif kind in BUSY and self.asked[self.path] % 3:
+            self.send_response(BUSY[kind])
             self.send_header("Retry-After", "7")
             self.end_headers()
-        elif kind == "busy":
+        elif kind in BUSY:
             self.path = f"/{rest}"
             super().do_GET()
         elif self.path.startswith("/away/"):
@@ -261,12 +265,14 @@ def test_a_redirection_is_not_followed(place: StaticSite) -> None:
         ("short", "broke off before its end"),
         ("chunk", "broke off before its end"),
         ("guarded", "answers 401"),
+        ("behind", "answers 502"),
     ],
 )
 def test_an_answer_that_is_none_is_a_fault_of_the_network(place: StaticSite, kind: str, told: str) -> None:
     with pytest.raises(NetworkError, match=told) as refused:
         place.offer(url=f"{place.url}/{kind}")
     assert kind != "guarded" or "token" in str(refused.value.hint)
+    assert kind != "behind" or "behind this proxy" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("kind", DRIPS)
@@ -287,10 +293,11 @@ def test_a_slow_transfer_goes_on_while_enough_of_it_comes(place: StaticSite, mon
         SiteClient(f"{place.url}/body", BlobFolder(place.state))._get("index.json", 300)
 
 
-def test_a_site_with_too_many_requests_is_asked_again_when_it_says(place: StaticSite) -> None:
+@pytest.mark.parametrize("kind", BUSY)
+def test_a_site_with_too_many_requests_is_asked_again_when_it_says(place: StaticSite, kind: str) -> None:
     place.publish()
     waits: list[float] = []
-    site = SiteClient(f"{place.url}/busy", BlobFolder(place.state / "cache"), sleep=waits.append)
+    site = SiteClient(f"{place.url}/{kind}", BlobFolder(place.state / "cache"), sleep=waits.append)
     assert len(SiteCenterSource(site, KEYS, place.config()).models([0, 1])) == 2
     assert waits == [7.0] * 10  # five files, two refusals each
 
@@ -299,3 +306,17 @@ def test_a_site_with_too_many_requests_is_asked_again_when_it_says(place: Static
 def test_what_is_no_address_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no address"):
         SiteClient(url, BlobFolder(tmp_path))
+
+
+def test_a_certificate_of_an_authority_of_ones_own_is_told_with_the_variable_that_names_it(
+    place: StaticSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`SSL: CERTIFICATE_VERIFY_FAILED` had the hint to check the address."""
+
+    def untrusted(*_: object) -> NoReturn:
+        raise urllib.error.URLError(ssl.SSLCertVerificationError("self-signed certificate"))
+
+    monkeypatch.setattr(bounded_http, "get", untrusted)
+    with pytest.raises(NetworkError) as refused:
+        place.offer()
+    assert "SSL_CERT_FILE=ca.crt" in str(refused.value.hint)

@@ -185,6 +185,11 @@ def test_a_warning_comes_thirty_days_before_the_end(keys: Provisioner) -> None:
     said = expiry_warnings(credentials(keys), now() + dt.timedelta(days=340))
     assert len(said) == 1
     assert "in 24 days" in said[0]  # of 365
+    both = expiry_warnings(credentials(keys), now() + dt.timedelta(days=3640))
+    assert [one.rpartition("; ")[2] for one in both] == [
+        "renew it with `provision --renew`",
+        "renew it with `provision --renew authority`",
+    ]
 
 
 @unclosed

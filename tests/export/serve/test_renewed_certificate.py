@@ -11,8 +11,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.identity.certificate_authority import CertificateAuthority, open_authority
+from coordinator.identity.certificate_authority import CERTIFICATE_DAYS, CertificateAuthority, open_authority
 from edge_client.transport.keys import open_private_key
+from export.serve.renewed_certificate import renewal_watch
 from tests.coordinator.dashboard.test_endpoint import token
 from tests.support.served_dashboard import DashboardSite, serve_dashboard
 
@@ -72,3 +73,19 @@ def test_half_of_a_renewal_or_none_leaves_the_certificate_of_before(
     (tmp_path / "away.pem").rename(tmp_path / "server.pem")
     (tmp_path / "other.key").rename(tmp_path / "server.key")
     assert [shown(site), shown(site)] == [first, second]
+
+
+@pytest.mark.parametrize(("days", "told"), [(-1, "has ended"), (5, "ends in 5 days"), (20, "")])
+def test_a_certificate_that_ends_is_told_in_the_servers_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, told: str
+) -> None:
+    """A server went on for ever with one that each client refused, and said nothing."""
+    begun = NOW - dt.timedelta(days=CERTIFICATE_DAYS - days) + dt.timedelta(hours=1)
+    authority = open_authority(tmp_path / "ca", "test", begun)
+    key = open_private_key(tmp_path / "server.key").public_key()
+    made = authority.issue_server(key, "server", ["127.0.0.1"], begun)
+    (tmp_path / "server.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    renewal_watch(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tmp_path / "server.pem", tmp_path / "server.key")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == bool(told)
+    assert all(f"server.pem {told}" in line for line in said)
