@@ -217,6 +217,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind == "round":
         from coordinator.rounds.round_record import (
             left_out_in_words,
+            no_sums_in_words,
             place_in_words,
             reached_in_words,
             tested_in_words,
@@ -225,7 +226,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         scores = reached_in_words(event)
         reached = scores + tested_in_words(event) if scores else "not evaluated"
         secure = event.get("secure", {})
-        reached += "".join(f"; no sum: {reason}" for reason in secure.get("failed", ()))
+        reached += no_sums_in_words(event)
         if secure and event["round"] == 1:
             reached += f"; the coordinator sees {secure['sees']}"
         where, took = place_in_words(event), f"{event['seconds']:.1f} s{left_out_in_words(event)}"

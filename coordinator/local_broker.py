@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -150,19 +151,16 @@ def start_broker(
 
 
 def _start(folder: Path, prefer: str, port: int | None) -> Broker:
-    if prefer == "embedded":
-        return _start_embedded(port)
-    program = find_mosquitto()
+    program = None if prefer == "embedded" else find_mosquitto()
     if prefer == "mosquitto" and program is None:
         raise RuntimeMissing("mosquitto is not installed", hint="apt install mosquitto, or use --broker embedded")
-    if program is None:
-        return _start_embedded(port)
-    try:
-        return _start_mosquitto(program, folder, port)
-    except RuntimeMissing:
-        if prefer == "mosquitto":
-            raise
-        return _start_embedded(port)
+    if program is not None:
+        try:
+            return _on_a_port(partial(_start_mosquitto, program, folder), port)
+        except RuntimeMissing:
+            if prefer == "mosquitto":
+                raise
+    return _on_a_port(_start_embedded, port)
 
 
 def _with_browsers(broker: Broker, web_port: int) -> Broker:
@@ -201,16 +199,17 @@ def _external(url: str) -> Broker:
     return Broker(url=url, kind="external")
 
 
-def _start_mosquitto(program: str, folder: Path, port: int | None) -> Broker:
+def _on_a_port(start: Callable[[int], Broker], port: int | None) -> Broker:
+    """Start at the port, or at a free one: what was found free can be taken before the broker binds it."""
     if port is not None:
-        return _try_mosquitto(program, folder, port)
-    for _ in range(PORT_ATTEMPTS - 1):  # a port found free can be taken before the broker binds it
+        return start(port)
+    for _ in range(PORT_ATTEMPTS - 1):
         with contextlib.suppress(NetworkError):
-            return _try_mosquitto(program, folder, free_port())
-    return _try_mosquitto(program, folder, free_port())
+            return start(free_port())
+    return start(free_port())
 
 
-def _try_mosquitto(program: str, folder: Path, port: int) -> Broker:
+def _start_mosquitto(program: str, folder: Path, port: int) -> Broker:
     conf, log = folder / f"mosquitto-{port}.conf", folder / f"mosquitto-{port}.log"
     try:
         check_port_free(port)
@@ -288,7 +287,7 @@ class SnapshotDict(dict[Any, Any]):
         return list(super().items())
 
 
-def _start_embedded(port: int | None) -> Broker:
+def _start_embedded(port: int) -> Broker:
     try:
         from amqtt.broker import Broker as AmqttBroker
     except ImportError as missing:
@@ -299,10 +298,9 @@ def _start_embedded(port: int | None) -> Broker:
     # amqtt logs every lost client as an error, which the client reports better itself.
     for name in ("amqtt", "transitions"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    chosen = port or free_port()
-    check_port_free(chosen)
+    check_port_free(port)
     config = {
-        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{chosen}"}},
+        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
         # No persistence plugin: it decodes retained payloads as text.
         "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
     }
@@ -342,10 +340,10 @@ def _start_embedded(port: int | None) -> Broker:
     if not started or started[0] is not None:
         stop()
         raise NetworkError(
-            f"the embedded broker cannot listen on port {chosen}: {started[0] if started else 'it does not answer'}",
+            f"the embedded broker cannot listen on port {port}: {started[0] if started else 'it does not answer'}",
             hint="install mosquitto (apt install mosquitto), or pass the URL of a broker",
         ) from (started[0] if started else None)
-    return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="embedded", _stop=stop)
+    return Broker(url=f"mqtt://127.0.0.1:{port}", kind="embedded", _stop=stop)
 
 
 async def _shut_down(broker: Any) -> None:  # noqa: ANN401 - amqtt's, which may be missing

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.attack_drill.stubborn_transport import StubbornTransport
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.provisioning import Provisioner, ProvisionPlan
@@ -88,12 +89,11 @@ class Installation:
 
     def connect(self, name: str, into: ExitStack) -> BrokerClient:
         """A connection that `into` closes; a device's has subscribed. Raises NetworkError."""
-        made = MqttTransport(
+        made = StubbornTransport(
             self.work.plan.broker,
             f"{FEDERATION}.{name}",
             credentials=self.credentials(name),
             connect_timeout_s=REFUSAL_S,
-            refusals_expected=True,
         )
         made.connect()
         into.callback(made.close)

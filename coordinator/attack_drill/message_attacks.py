@@ -23,6 +23,7 @@ from coordinator.attack_drill.loopback_copy import (
     presence,
     request,
 )
+from coordinator.attack_drill.stubborn_transport import StubbornTransport
 from coordinator.attack_drill.tiny_program import SCHEMA
 from coordinator.runtime.catalog_server import REQUESTS_BURST, REQUESTS_PER_S
 from coordinator.runtime.leadership import Superseded
@@ -162,12 +163,8 @@ def _wills(here: LoopbackCopy) -> Seen:
     for number, topic in enumerate((TOPICS.coord(), TOPICS.state(HONEST), TOPICS.request(HONEST))):
         with ExitStack() as stack:
             for will in (Will(topic, FORGED), None):
-                made = MqttTransport(
-                    here.site.work.plan.broker,
-                    TOPICS.client_id(HOSTILE),
-                    will=will,
-                    credentials=credentials,
-                    refusals_expected=True,
+                made = StubbornTransport(
+                    here.site.work.plan.broker, TOPICS.client_id(HOSTILE), will=will, credentials=credentials
                 )
                 stack.callback(made.close)
                 with suppress(NetworkError):  # the broker may refuse a connection for its will
@@ -199,9 +196,7 @@ def _unasked_update(here: LoopbackCopy) -> Seen:
 def _borrowed_name(here: LoopbackCopy) -> Seen:
     """A valid certificate with the id of another: the broker gives it its certificate's name."""
     credentials = here.site.credentials(HOSTILE)
-    made = MqttTransport(
-        here.site.work.plan.broker, TOPICS.client_id(HONEST), credentials=credentials, refusals_expected=True
-    )
+    made = StubbornTransport(here.site.work.plan.broker, TOPICS.client_id(HONEST), credentials=credentials)
     with closing(made):
         made.connect()
         made.receive(PATIENCE_S)

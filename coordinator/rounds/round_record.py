@@ -69,7 +69,7 @@ class _Seen(TypedDict):
 class SecureRecord(_Seen, total=False):
     """What the server learns of the devices (sealed_round.py): `sees` says it in words.
 
-    `failed` tells why masked sums had no result, where some had none.
+    `failed` tells why sums had no result, where some had none.
     """
 
     failed: Sequence[str]
@@ -234,6 +234,12 @@ def left_out_in_words(record: Mapping[str, Any]) -> str:
     if refused:
         words += f"; did not count: {first_of([f'{cid} ({why})' for cid, why in refused.items()], MOST_REASONS)}"
     return words
+
+
+def no_sums_in_words(record: Mapping[str, Any]) -> str:
+    """Why masked sums of a round were not made, each reason once; "" where all were."""
+    reasons = dict.fromkeys((record.get("secure") or {}).get("failed", ()))
+    return "".join(f"; no sum: {reason}" for reason in reasons)
 
 
 def _centers_apart(record: Mapping[str, Any]) -> str:

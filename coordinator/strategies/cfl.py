@@ -7,13 +7,14 @@ A leaf C with updates dw_i, alpha_i = n_i / n_C, is split when its mean update i
 into the bipartition with the least cross = max cos(dw_i, dw_j) between its sides, if gamma < sqrt((1 - cross) / 2).
 Absolute bounds depend on learning rate, steps and model; criterion "relative" takes eps_1 as a share of max_i ||dw_i||
 and eps_2 as a share of the largest update of the first round.
-Each leaf is examined in every round in which at least the share `coverage` of its devices answered. A fleet with absent
-devices, or fraction-train below 1, needs a `coverage` below 1.
+Each leaf is examined in every round in which at least the share `coverage` of its devices answered. A device that did
+not answer GONE times in a row counts no longer, until it answers. A fleet with devices that are often away, or
+fraction-train below 1, needs a `coverage` below 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,10 +27,12 @@ from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
 from coordinator.strategies.common.sampling import part_of
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import I64, Array, Flat, Schema
+from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
+from edge_client.protocol.task import I64, Array, ClientId, Flat, Schema
 
 SPLIT_CRITERIA = ("relative", "absolute")
+GONE = 3  # rounds in a row in which a device was asked and did not answer
+_MISSED = "missed"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,7 +62,8 @@ class CFL(TreeOfCenters):
         check_range("smallest", self.smallest, low=2)
         check_range("coverage", self.coverage, low=1e-9, high=1.0)
 
-    def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, asked: Collection[ClientId]) -> State:
+        state = _with_misses(state, updates.clients, asked)
         number = int(state.extra.get("round", np.zeros(1))[0]) + 1
         leaf = np.array([state.assignment[c] for c in updates.clients], dtype=np.int64)
         moved = zip(updates.rows, leaf, strict=True)
@@ -77,7 +81,8 @@ class CFL(TreeOfCenters):
         return out
 
     def _ready(self, state: State, leaf: int, answered: int) -> bool:
-        members = sum(k == leaf for k in state.assignment.values())
+        gone = {c for c, missed in unpack_by_client(state.extra, _MISSED).items() if missed >= GONE}
+        members = sum(k == leaf and c not in gone for c, k in state.assignment.items())
         return answered >= max(self.smallest, part_of(self.coverage, members))
 
     def _stalled(self, mean: Callable[[], float], norms: Array, scale: float) -> bool:
@@ -94,6 +99,17 @@ class CFL(TreeOfCenters):
             return state
         clients = [updates.clients[i] for i in mine]  # of the whole fleet, not of the leaf
         return split_leaf(state, leaf, dict(zip(clients, sides.tolist(), strict=True)), points)
+
+
+def _with_misses(state: State, answered: Collection[ClientId], asked: Collection[ClientId]) -> State:
+    """The state with the rounds in a row that a device of a leaf missed, up to GONE; no entry where it missed none."""
+    before = unpack_by_client(state.extra, _MISSED)
+    heard = set(answered)
+    now = {c: missed for c, missed in before.items() if c not in heard}
+    for c in set(asked).intersection(state.assignment) - heard:
+        now[c] = np.minimum(before.get(c, np.array(0)) + 1, GONE)
+    kept = {name: value for name, value in state.extra.items() if not name.startswith(f"{_MISSED}/")}
+    return replace(state, extra={**kept, **pack_by_client(_MISSED, now)})
 
 
 def _mean_move(center: Flat, updates: ClientUpdates, mine: I64, n_params: int) -> float:

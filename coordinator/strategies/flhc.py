@@ -8,6 +8,7 @@ whose updates' mean direction has the greatest cosine with its own update; long 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Schema
+from edge_client.protocol.task import ClientId, Schema
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -44,7 +45,7 @@ class FLHC(TreeOfCenters):
     def _needs_whole_fleet(self, state: State) -> bool:
         return _rounds(state) == self.warm_up
 
-    def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, asked: Collection[ClientId]) -> State:  # noqa: ARG002
         before = _rounds(state)
         out = replace(state, extra={**state.extra, "round": np.array([before + 1])})
         if before != self.warm_up:

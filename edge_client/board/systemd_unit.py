@@ -12,6 +12,7 @@ SERVICE_USER = "fedcenters"
 INSTALL_FOLDER = "/opt/fedcenters"
 CONFIG_PATH = "/etc/fedcenters/client.toml"
 STATE_FOLDER = "/var/lib/fedcenters"
+COMPILED_FOLDER = "/run/fedcenters/pycache"  # in memory: Python fails at every start with a file that lost its end
 WATCHDOG_S = 180  # well above the slowest step between two signs of life: opening a session on a small board
 SERVICE_NAME = "fedcenters-edge.service"
 
@@ -24,11 +25,14 @@ StartLimitIntervalSec=0
 [Service]
 Type=notify
 NotifyAccess=main
-Environment=PYTHONUNBUFFERED=1 PYTHONPYCACHEPREFIX={state}/pycache
+Environment=PYTHONUNBUFFERED=1 PYTHONPYCACHEPREFIX={compiled}
 ExecStart={python} {home}/launch.py join --config {config}
 User={user}
 {groups}StateDirectory=fedcenters
 StateDirectoryMode=0700
+RuntimeDirectory=fedcenters
+RuntimeDirectoryMode=0700
+RuntimeDirectoryPreserve=restart
 UMask=0077
 Restart=always
 RestartSec=15
@@ -77,7 +81,7 @@ def service_unit(*, python: str, groups: Sequence[str] = (), home_is_read: bool 
         python=python,
         home=INSTALL_FOLDER,
         config=CONFIG_PATH,
-        state=STATE_FOLDER,
+        compiled=COMPILED_FOLDER,
         user=SERVICE_USER,
         watchdog=WATCHDOG_S,
         groups=f"SupplementaryGroups={' '.join(groups)}\n" if groups else "",

@@ -63,7 +63,7 @@ def choose_before(
             raise Malformed("bad_task", "no center is given")
         given: F64 = np.eye(k)[task.group]
         return given
-    if task.choose == "nearest" or (task.choose == "shares" and last is not None and not task.refresh):
+    if not chooses_by_probe(task, last):
         return None if task.choose == "nearest" else last
     quantity = {"loss": "loss", "shares": "votes", "posterior": "posterior"}[task.choose]
     prior = last.tolist() if task.choose == "posterior" and last is not None else None
@@ -75,6 +75,11 @@ def choose_before(
     if reply.losses is not None:
         return -np.where(np.isnan(reply.losses), np.inf, reply.losses)
     return reply.posterior
+
+
+def chooses_by_probe(task: SummedFit, last: F64 | None) -> bool:
+    """Whether the device evaluates the centers on its samples before it trains."""
+    return task.choose in ("loss", "posterior") or (task.choose == "shares" and (last is None or task.refresh))
 
 
 def plain_fits(task: SummedFit, scores: F64 | None, last: F64 | None) -> list[Fit]:

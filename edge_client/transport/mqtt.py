@@ -100,8 +100,7 @@ class MqttTransport:
     """A `Transport` over one broker. Raises ConfigError for credentials that cannot work.
 
     `insecure`: plain MQTT to another machine is wanted. `jitter(low, high)` draws the seconds to wait before the next
-    attempt. A connection whose topics the broker forbids ends like a broken one: its access list may be mended. It goes
-    on with `refusals_expected`, of a client that tries what it may not do.
+    attempt. A connection whose topics the broker forbids ends like a broken one: its access list may be mended.
     """
 
     def __init__(  # noqa: PLR0913 - what a connection is made of
@@ -112,7 +111,6 @@ class MqttTransport:
         will: WillSource = None,
         credentials: Credentials = SYSTEM_CREDENTIALS,
         insecure: bool = False,
-        refusals_expected: bool = False,
         connect_timeout_s: float = 10.0,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -121,7 +119,7 @@ class MqttTransport:
         if self._tls:
             client_context(credentials, _now())
         self._url, self._client_id, self._will, self._credentials = url, client_id, will, credentials
-        self._timeout_s, self._jitter, self._refusals_expected = connect_timeout_s, jitter, refusals_expected
+        self._timeout_s, self._jitter = connect_timeout_s, jitter
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._acknowledged = threading.Condition()  # guards the next two
         self._session: PahoSession | None = None  # None while not connected
@@ -197,8 +195,8 @@ class MqttTransport:
             self._warn()
             version = _broker_versions.get(self._url) or self._ask_version()
             will = self._will() if callable(self._will) else self._will
-            session = PahoSession(self._client_id, version, will=will, refusals_expected=self._refusals_expected)
-            session.on_up, session.on_ack, session.on_message = self._up, self._ack, self._events.put
+            session = PahoSession(self._client_id, version, will=will)
+            session.on_up, session.on_ack, session.on_message = self.opened, self._ack, self._events.put
             self._live(session)
         except (OSError, ValueError) as wrong:  # ValueError: a host name that cannot be one
             self._reason, self._hint = explain_failure(wrong, self._credentials.ca)
@@ -266,7 +264,8 @@ class MqttTransport:
         for sentence in expiry_warnings(self._credentials, _now()) if self._tls else ():
             log.warning(sentence)
 
-    def _up(self, session: PahoSession) -> None:
+    def opened(self, session: PahoSession) -> None:
+        """The broker has accepted a connection; called in its thread, before anything is asked or said."""
         _broker_versions[self._url] = session.version
         with self._acknowledged:
             self._session, self._open = session, 0
@@ -292,13 +291,13 @@ class PahoSession:
         version: MQTTProtocolVersion = MQTTProtocolVersion.MQTTv311,
         *,
         will: Will | None = None,
-        refusals_expected: bool = False,
     ) -> None:
         self.version, self.accepted, self.reason = version, False, "no answer"
         self.filters: set[str] = set()
         self.refused = False  # a subscription or a message; `reason` says which
+        self.stays = False  # although one is refused
         self._asked: deque[tuple[str, ...]] = deque()  # the filters of each SUBSCRIBE that has no answer yet
-        self._client_id, self._expected = client_id, refusals_expected
+        self._client_id = client_id
         self.on_up: Callable[[PahoSession], object] = lambda _session: None
         self.on_ack: Callable[[], object] = lambda: None
         self.on_message: Callable[[Message], object] = lambda _message: None
@@ -374,7 +373,7 @@ class PahoSession:
 
     def _forbidden(self, what: str) -> None:
         """Neither side would know that the other waits: the connection ends, and says why."""
-        if not self.refused and not self._expected:
+        if not self.refused and not self.stays:
             self.refused, self.reason = True, f"the broker does not let {self._client_id} {what}"
 
     def _heard(self, client: paho.Client, _data: object, level: int, text: str) -> None:

@@ -220,7 +220,7 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
     if privacy := privacy_spent(strategy, state):
         record["privacy"] = privacy
     if secure := what_is_seen(strategy):
-        record["secure"] = secure
+        record["secure"] = secure | ({"failed": network.no_sum} if network.no_sum else {})
     if network.refused:
         record["refused"] = dict(sorted(network.refused.items()))
     return state, record

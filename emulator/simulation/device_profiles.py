@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.numbered_fleet import NumberedFleet
-from edge_client.protocol.task import ClientId, Fit, Probe
+from edge_client.protocol.task import ClientId
 
 CYCLE_S = 3_600.0
 
@@ -48,11 +48,9 @@ class DeviceProfile:
         if min(self.down_bytes_s, self.up_bytes_s, self.cycle_s, self.share) <= 0:
             raise ValueError("bytes per second, the cycle and the share are positive")
 
-    def work_s(self, task: Fit | Probe, samples: int) -> float:
-        """Virtual seconds that the device computes for a task."""
-        if isinstance(task, Fit):
-            return task.steps * self.step_s
-        return len(task.models) * -(-samples // task.batch) * self.evaluate_s
+    def work_s(self, steps: int, models: int, *, samples: int, batch: int) -> float:
+        """Virtual seconds of so many local steps and of so many models that are evaluated on so many samples."""
+        return steps * self.step_s + models * -(-samples // batch) * self.evaluate_s
 
     def down_s(self, size: int) -> float:
         """Virtual seconds to receive `size` bytes."""

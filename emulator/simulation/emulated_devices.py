@@ -148,6 +148,14 @@ class EmulatedDevices:
     def recall(self, folder: Path) -> None:
         checkpoint.load_models(folder, self.local.keys(), self.own)
 
+    def work(self, who: ClientId, task: Task) -> tuple[int, int]:
+        """The local steps, and the models to evaluate, that a task costs the device."""
+        if isinstance(task, SummedFit):
+            return self.sums.work(who, task)
+        if isinstance(task, Fit):
+            return task.steps, 0
+        return 0, 1 if isinstance(task, SummedProbe) and task.served == "center" else len(task.models)
+
     def fetched(self, who: ClientId, task: Task) -> list[Flat]:
         """The models that the device downloads for a task: each once, and no `init` where it has a model of its own."""
         self._note(task)

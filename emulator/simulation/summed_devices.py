@@ -22,6 +22,7 @@ from edge_client.training.summed import (
     TrainedChoice,
     choose_after,
     choose_before,
+    chooses_by_probe,
     contribution,
     next_fit,
     plain_fits,
@@ -54,6 +55,14 @@ class SummedDevices:
         """Forget what was trained in the last round."""
         self.choices.clear()
         self.models.clear()
+
+    def work(self, who: ClientId, task: SummedFit) -> tuple[int, int]:
+        """The local steps and the models to evaluate on all samples that a task costs: nothing once it has trained."""
+        if (who, task.slot) in self.choices:
+            return 0, 0
+        k, last = len(task.centers), self.own.get((who, CHOICE_SLOT))
+        fits = k if task.choose == "posterior" else 1
+        return fits * task.repeats * task.steps, k if chooses_by_probe(task, last) else 0
 
     def answers(
         self,

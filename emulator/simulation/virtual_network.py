@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from coordinator.rounds.update_validation import (
     update_moves,
     validate_reply,
 )
-from coordinator.strategies.base import Exchange, Replies, StoredReplies, learned, notify_reply
+from coordinator.strategies.base import Exchange, Replies, SealedSums, StoredReplies, SumByCenter, learned, notify_reply
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.secure.masks import packed_size
 from edge_client.protocol.summed_task import SummedFit, SummedProbe
-from edge_client.protocol.task import ClientId, Fit, Reply, Task
+from edge_client.protocol.task import ClientId, Reply, Task
 from emulator.simulation.attacks import Attack, no_attack
 from emulator.simulation.codec_channel import CodecChannel
 from emulator.simulation.device_profiles import DeviceProfile
@@ -49,7 +49,8 @@ class VirtualNetwork:
     """Delivers exchanges to the devices in virtual time. `ask` is the driver of a round's generator of exchanges.
 
     `seed` draws when devices are away and which tasks they drop. Updates travel over `channel` and pass the server's
-    checks; `refused` maps a device whose update failed a check to the reason. `wanted` replies close an exchange that
+    checks; `refused` maps a device whose update failed a check to the reason, `no_sum` tells why sums were not made, as
+    coordinator/runtime/exchange/masked_sums.py does. `wanted` replies close an exchange that
     does not need all; None: those of every device.
     Raises ConfigError where an exchange would never end.
     """
@@ -77,6 +78,7 @@ class VirtualNetwork:
         self._positions = devices.program.positions
         self._lie, self._ratio, self._scales = attack, max_update_ratio, dict[str, float]()
         self.refused: dict[ClientId, str] = {}
+        self.no_sum: list[str] = []
         self.wanted: int | None = None
         self._round, self._number = 0, itertools.count()
         self.now_s = self.opened_s = 0.0
@@ -87,7 +89,7 @@ class VirtualNetwork:
         self._round, self._number, self.opened_s = number, itertools.count(), self.now_s
         self._devices.open_round()
         self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
-        self.refused = {}
+        self.refused, self.no_sum = {}, []
 
     def to_json(self, folder: Path) -> Record:
         """The state between rounds as JSON types; the codec's residuals are written into `folder`."""
@@ -118,7 +120,10 @@ class VirtualNetwork:
         )
         replies = _VirtualExchange(self, exchange, opened).until_closed()
         self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
-        return learned(exchange, replies)
+        found = learned(exchange, replies)
+        if isinstance(exchange, SumByCenter) and isinstance(found, SealedSums):
+            self.no_sum += _missing_sums(exchange, found, replies)
+        return found
 
     def ask_beside(self, exchange: Exchange) -> Replies:
         """`ask`, but beside the training: it takes none of the run's time."""
@@ -134,11 +139,13 @@ class VirtualNetwork:
             return math.inf
         size = 4 * sum(v.size for v in self._devices.fetched(who, task))
         self.bytes_down += size
+        steps, models = self._devices.work(who, task)
         part = profile.silent_after(who, opened.round, opened.number, seed=self._seed)
         if part is not None:
-            self.local_steps += int(part * task.steps) if isinstance(task, Fit) else 0
+            self.local_steps += int(part * steps)
             return math.inf
-        return begins_s + profile.down_s(size) + profile.work_s(task, self._samples[who])
+        works_s = profile.work_s(steps, models, samples=self._samples[who], batch=task.batch)
+        return begins_s + profile.down_s(size) + works_s
 
     def reachable_s(self, who: ClientId, at_s: float) -> float:
         """The first moment from `at_s` on at which the device is reachable."""
@@ -157,7 +164,7 @@ class VirtualNetwork:
         The words of a sum are put into `words`, and are not in the reply. `given` is the round in which each device got
         its task, where that is not this round.
         """
-        self.local_steps += sum(task.steps for task in tasks.values() if isinstance(task, Fit))
+        self.local_steps += sum(self._devices.work(who, task)[0] for who, task in tasks.items())
         rounds = dict.fromkeys(tasks, self._round) if given is None else given
         answers = self._devices.each_answer(tasks)
         return {who: self._sent(who, tasks[who], said, words, rounds[who]) for who, said in answers}
@@ -203,6 +210,20 @@ class VirtualNetwork:
             self.refused[who] = str(wrong)
             return wrong.code
         return AdmittedReply(reply=reply, size=size, digest=_digest(reply), moves=update_moves(question, reply))
+
+
+def _missing_sums(exchange: SumByCenter, made: SealedSums, answered: Collection[ClientId]) -> list[str]:
+    """Why groups of an exchange have no sum; none for tasks that tell nothing."""
+    if not all(isinstance(task, SummedFit | SummedProbe) for task in exchange.values()):
+        return []
+    counts = dict.fromkeys((exchange.groups.get(who, 0) for who in sorted(exchange)), 0)
+    for who in answered:
+        counts[exchange.groups.get(who, 0)] += 1
+    return [
+        f"{count} devices answered; at least {exchange.least} must"
+        for group, count in sorted(counts.items())
+        if group not in made.members
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.dashboard.endpoint import LINK_FILE
-from coordinator.rounds.round_record import center_sizes, reached_in_words
+from coordinator.rounds.round_record import center_sizes, no_sums_in_words, reached_in_words
 from coordinator.storage.status import STATUS_FILE
 from emulator.reports import display_names
 
@@ -67,6 +67,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind == "round":
         name = display_names.method_label(event["method"])
         line = f"{name} round {event['round']}/{event['of']}: {reached_in_words(event) or 'not evaluated'}"
+        line += no_sums_in_words(event)
         sizes = center_sizes(event["assignment"], len(event["per_center"]))
         return f"{line}, devices per center {sizes}" if len(sizes) > 1 and any(sizes) else line  # none: not told
     if kind == "program":

@@ -114,6 +114,17 @@ def test_a_port_in_use_is_named(kind: str, tmp_path: Path) -> None:
             start_broker(tmp_path, kind, port=port)
 
 
+@pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=pytest.mark.broker), "embedded"])
+def test_a_port_that_is_taken_between_its_search_and_its_use_is_passed_over(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found = iter([taken.getsockname()[1], brokers.free_port()])
+        monkeypatch.setattr(brokers, "free_port", lambda: next(found))
+        with start_broker(tmp_path, kind) as broker:
+            assert answer_to_connect(broker.url) == b"\x20\x02\x00\x00"
+
+
 @pytest.mark.parametrize("text", ["#!/bin/sh\necho 'libwebsockets missing'; exit 3\n", "not a program"])
 def test_a_broken_mosquitto_is_named_when_asked_for_and_passed_over_when_not(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from pathlib import Path
 from paho.mqtt.enums import MQTTProtocolVersion
 
 from coordinator.attack_drill.loopback_copy import BrokerClient, provisioned_credentials
+from coordinator.attack_drill.stubborn_transport import StubbornTransport
 from coordinator.identity.provisioning import Provisioner, ProvisionPlan
 from coordinator.local_broker import find_mosquitto, free_port
 from edge_client.transport import mqtt
@@ -109,7 +110,7 @@ class Guarded:
             mqtt._broker_versions[self.url] = speaking
         ident = client_id or f"{FEDERATION}.{name}"
         credentials = self.credentials(name)
-        made = GuardedClient(name, MqttTransport(self.url, ident, credentials=credentials, refusals_expected=True))
+        made = GuardedClient(name, StubbornTransport(self.url, ident, credentials=credentials))
         self._open.append(made)
         return made
 

@@ -7,7 +7,7 @@ The tree is stored as plain arrays in `State.extra`. Subclasses decide when a le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,7 +109,7 @@ class TreeOfCenters(LocalSgd):
         if not updates.clients:
             return state
         known = {**state.assignment, **{c: leaf[c] for c in updates.clients}}
-        grown = self._grow(replace(state, assignment=known), schema, updates)
+        grown = self._grow(replace(state, assignment=known), schema, updates, tasks)
         labels = np.array([grown.assignment[c] for c in updates.clients], dtype=np.int64)
         centers = self.server.aggregate(grown.centers, updates, one_hot(labels, len(grown.centers)), updates.n, schema)
         return replace(grown, centers=centers)
@@ -123,8 +123,11 @@ class TreeOfCenters(LocalSgd):
         yield from ()
         return state
 
-    def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:  # noqa: ARG002
-        """The state with new leaves, before its centers move; each device of `updates` has a leaf. Unchanged here."""
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, asked: Collection[ClientId]) -> State:  # noqa: ARG002
+        """The state with new leaves, before its centers move. Unchanged here.
+
+        Each device of `updates` has a leaf; the other devices of `asked` did not answer.
+        """
         return state
 
     def _first(self, model: Flat, seed: int) -> Fit:

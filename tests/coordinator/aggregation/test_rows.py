@@ -86,11 +86,15 @@ def test_the_memory_of_an_aggregation_does_not_grow_with_the_devices(
     monkeypatch.setattr(column_store, "MEMORY_BYTES", 0)
     width = 30_000
     value = np.random.default_rng(1).standard_normal(width).astype(np.float32)
-    peaks = []
-    for devices in (150, 300):
+
+    def peak(devices: int) -> int:
         rows = Rows(devices, width, lambda i: value + np.float32(i))
         tracemalloc.start()
         aggregate(value[None], rows, np.ones((devices, 1)), np.ones(devices), reduce=make_reducer(name, trim=0.1))
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peaks[1] < 1.3 * peaks[0]
+        return found
+
+    # Threads that other tests have left allocate too, which only adds: the least of several tries is the aggregation's.
+    fewer, more = (min(peak(devices) for _ in range(3)) for devices in (150, 300))
+    assert more < 1.3 * fewer

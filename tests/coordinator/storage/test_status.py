@@ -31,6 +31,16 @@ from edge_client.protocol.blocks import manifest_of
 from tests.support.virtual_federation import BALLAST, BLOCK, Federation, Spy
 
 
+class WaitsAs:
+    """The module `time` for one module alone: `time.sleep` itself is for all threads, also those of other tests."""
+
+    def __init__(self, sleep: Callable[[float], object]) -> None:
+        self.sleep = sleep
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(time, name)
+
+
 def test_it_tells_how_far_a_training_is_while_it_is_being_written(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
     fed.start(4)
@@ -183,7 +193,7 @@ def test_a_watch_repeats_nothing_while_only_signs_of_life_come(tmp_path: Path, m
         write("serving" if writes < 4 else "stopped")
 
     write("serving")
-    monkeypatch.setattr("coordinator.storage.status.time.sleep", sleep)
+    monkeypatch.setattr("coordinator.storage.status.time", WaitsAs(sleep))
     assert [found["phase"] for found in follow_status(fed.config.folder)] == ["serving", "stopped"]
 
 
@@ -206,7 +216,7 @@ def test_a_watch_of_a_configuration_waits_for_the_run_and_says_so_once(
 ) -> None:
     told: list[str] = []
     waits: Iterator[Callable[[], object]] = iter([lambda: None, lambda: Federation.of(tmp_path).start(1)])
-    monkeypatch.setattr("coordinator.storage.status.time.sleep", lambda _: next(waits)())
+    monkeypatch.setattr("coordinator.storage.status.time", WaitsAs(lambda _: next(waits)()))
     folder = tmp_path / "run"
     await_run(folder, told.append)
     assert told == [f"there is no run in {folder} yet; waiting for `serve`, which makes it when it starts"]

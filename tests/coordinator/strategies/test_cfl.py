@@ -132,6 +132,29 @@ def test_a_leaf_waits_for_all_its_devices_unless_fewer_are_said_to_be_enough() -
     assert one_round(state, GROUP, few).assignment["d7"] == state.assignment["d2"]
 
 
+def test_a_device_that_left_stops_no_split_after_three_rounds_and_walks_down_the_tree_when_it_is_back() -> None:
+    method = CFL(warm_up=1, eps_2=0.1)
+    state, leaves = grown(1, method), list[int]()
+    for _ in range(3):
+        state = state_codec.decode_state(state_codec.encode_state(one_round(state, GROUP, method, silent=["d7"])))
+        leaves.append(len(state.centers))
+    assert leaves == [1, 1, 2]
+    assert "d7" not in state.assignment
+    assert one_round(state, GROUP, method).assignment["d7"] == state.assignment["d2"]
+
+
+def test_a_device_that_is_back_counts_again_and_one_that_is_not_asked_misses_nothing() -> None:
+    method, rounds = CFL(warm_up=9, eps_2=0.1), [["d7"], ["d7"], [], ["d7"]]
+    state = grown(1, method)
+    for silent in rounds:
+        state = one_round(state, GROUP, method, silent=silent)
+    others = {c: group for c, group in GROUP.items() if c != "d7"}  # as in a cohort that d7 is not in
+    for _ in range(3):
+        state = one_round(state, others, method)
+    assert len(one_round(state, GROUP, CFL(warm_up=0, eps_2=0.1), silent=["d7"]).centers) == 1  # its second miss
+    assert not [name for name in one_round(state, GROUP, method).extra if name.startswith("missed")]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

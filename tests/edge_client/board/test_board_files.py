@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,16 @@ def test_the_watchdog_the_limits_and_the_restart_are_in_the_unit() -> None:
     text = made()[UNIT].data.decode()
     for line in ("Type=notify", "WatchdogSec=180", "Restart=always", "MemoryMax=75%", "NoNewPrivileges=yes"):
         assert f"\n{line}\n" in text
+
+
+def test_what_python_compiles_lies_in_memory_where_a_power_cut_leaves_no_half_of_a_file() -> None:
+    """Python does not flush such a file, and with one that lost its end it fails at every start."""
+    text = made()[UNIT].data.decode()
+    place = re.search(r"PYTHONPYCACHEPREFIX=(\S+)", text)
+    assert place is not None
+    assert place[1].startswith("/run/fedcenters/")
+    assert "\nRuntimeDirectory=fedcenters\n" in text
+    assert "\nRuntimeDirectoryPreserve=restart\n" in text  # so that only a boot compiles again
 
 
 def test_the_manifest_lists_all_but_links_and_the_boards_own_memory() -> None:

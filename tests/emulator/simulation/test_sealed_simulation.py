@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from emulator.run.execute import run_simulation
 from emulator.run.resolve import resolve_run
 from emulator.run.settings import RunSettings
 from emulator.simulation.checkpoint import Checkpoints
+from emulator.simulation.device_profiles import DEVICE_PROFILES
+from emulator.testbed.monitor import format_event
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 SETTINGS = {"local-steps": 3, "secure-clip": 10.0, "clusters": 2}
@@ -55,6 +59,30 @@ def test_a_resumed_run_ends_with_the_same_centers(tmp_path: Path) -> None:
         plan = RunSettings(rounds=rounds, seed=0, batch=16)
         resumed = run_simulation(method, start_of(), devices_of(LOCAL), plan, checkpoints=kept)
     assert resumed.state.centers.tobytes() == whole.state.centers.tobytes()
+
+
+@pytest.mark.parametrize(("method", "steps"), [("fedavg", 3), ("ifca", 3), ("fedem", 6), ("fesem", 3)])
+def test_steps_and_seconds_are_those_of_the_same_run_in_the_clear(method: str, steps: int) -> None:
+    """A device trains once for all sums of a round; before it chooses by loss it evaluates each center."""
+    made = {name: value for name, value in SETTINGS.items() if method != "fedavg" or name != "clusters"}
+    profile = replace(DEVICE_PROFILES[0], latency_s=0.0, down_bytes_s=1e30, up_bytes_s=1e30)
+    plan = RunSettings(rounds=3, seed=0, batch=16, profiles=(profile,))
+    hidden, clear = (
+        run_simulation(make_method(method, **made, secure=secure), start_of(), devices_of(LOCAL), plan).records[1]
+        for secure in ("updates", "off")
+    )
+    assert hidden["local_steps"] == clear["local_steps"] == steps * len(LOCAL)
+    if method != "fesem":  # which in the clear chooses by the models, and after a start by loss by the losses
+        assert hidden["seconds"] == pytest.approx(clear["seconds"])
+
+
+def test_a_sum_of_too_few_devices_is_told_in_the_record_and_in_the_line_of_its_round() -> None:
+    flaky = (replace(DEVICE_PROFILES[0], dropout=0.9),)
+    plan = RunSettings(rounds=1, seed=0, batch=16, profiles=flaky)
+    record = run_simulation(make_method("fedavg", secure="updates"), start_of(), devices_of(LOCAL), plan).records[-1]
+    assert record["secure"]["failed"]
+    line = format_event(record)
+    assert re.search(r"not evaluated; no sum: \d devices? answered; at least 5 must$", line), line
 
 
 @pytest.mark.parametrize(("option", "value"), [("codec", "i8"), ("hostile", "sign-flip:0.2")])
