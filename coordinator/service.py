@@ -100,13 +100,10 @@ def run_service(
 
 
 def _end_process(came: int) -> NoReturn:
-    """End after a signal, when everything is closed.
-
-    The interpreter's own end takes the libraries of the exporters many seconds, and they do not survive it at work.
-    """
+    """End after a signal, when everything is closed; see edge_client/console_script.py."""
     if came == signal.SIGINT:
         write_stderr("interrupted")
-    os._exit(EXIT_OK if came == signal.SIGTERM else 128 + came)
+    raise SystemExit(EXIT_OK if came == signal.SIGTERM else 128 + came)
 
 
 @contextmanager

@@ -1,19 +1,16 @@
-"""The console script fedcenters-edge: Ctrl-C ends it quietly from here on (edge_client/early_interrupts.py)."""
+"""The console script fedcenters-edge, and `python -m edge_client`: begin and end are in edge_client/console_script.py."""
 
 from __future__ import annotations
 
-import sys
+from typing import NoReturn
 
-from edge_client.early_interrupts import leave_at_once
+from edge_client.console_script import run_console_script
 
 
-def start() -> int:
-    """Import the command line and run it; -> its exit code."""
-    leave_at_once()
-    from edge_client.cli import main
-
-    return main()
+def start() -> NoReturn:
+    """Import the command line, run it, and end this process with its code."""
+    run_console_script("edge_client.cli")
 
 
 if __name__ == "__main__":
-    sys.exit(start())
+    start()

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import errno
 
-from edge_client import early_interrupts
+from edge_client import console_script
 from edge_client.users_code import UsersLine, users_line
 
 EXIT_OK = 0
-EXIT_INTERRUPTED = early_interrupts.EXIT_INTERRUPTED
+EXIT_INTERRUPTED = console_script.EXIT_INTERRUPTED
 HINT = "\n\nhint: "  # between what is wrong and what to do
 
 

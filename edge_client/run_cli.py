@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from edge_client.early_interrupts import interrupts_raise
+from edge_client.console_script import interrupts_raise
 from edge_client.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,

@@ -1,16 +1,15 @@
-"""The console script fedcenters-export: Ctrl-C ends it quietly from here on (edge_client/early_interrupts.py)."""
+"""The console script fedcenters-export, and `python -m export`: begin and end are in edge_client/console_script.py."""
 
 from __future__ import annotations
 
-from edge_client.early_interrupts import leave_at_once
+from typing import NoReturn
+
+from edge_client.console_script import run_console_script
 
 
-def start() -> None:
-    """Import the command line and run it; it exits with its code."""
-    leave_at_once()
-    from export.cli import main
-
-    main()
+def start() -> NoReturn:
+    """Import the command line, run it, and end this process with its code."""
+    run_console_script("export.cli")
 
 
 if __name__ == "__main__":

@@ -290,7 +290,3 @@ bundle_cli.register_commands(app)
 def main() -> None:
     """Entry point of the console script."""
     app()
-
-
-if __name__ == "__main__":
-    main()

@@ -83,7 +83,7 @@ def test_a_file_that_hides_one_of_our_packages_is_named_with_what_to_do(name: st
 
 def test_a_command_runs_beside_a_file_with_the_name_of_one_of_our_packages(tmp_path: Path) -> None:
     (tmp_path / "coordinator.py").write_text("raise SystemExit('this file was run')\n")
-    words = ["-m", "emulator.cli", "simulate", "--method", "coordinator:Mine"]
+    words = ["-m", "emulator", "simulate", "--method", "coordinator:Mine"]
     env = {"PYTHONPATH": str(ROOT), "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-P", *words] if sys.version_info >= (3, 11) else [sys.executable, "-I", *words],

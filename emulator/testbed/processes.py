@@ -108,7 +108,7 @@ class ChildProcesses:
             self.stop()
 
     def python(self, name: str, *arguments: str, stdout: Path | None = None) -> ChildProcess:
-        """Start this Python with `arguments`, for example "-m", "emulator.cli"; `stdout` if data comes out there."""
+        """Start this Python with `arguments`, for example "-m", "emulator"; `stdout` if data comes out there."""
         scratch = (self._folder / "tmp").resolve()  # torch and others leave things in the system's own
         scratch.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"{name}.log"

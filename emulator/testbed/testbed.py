@@ -59,7 +59,7 @@ class Testbed:
         )
         read_config(config, environ={})
         open_signing_key(self.folder)  # made here, so that no device waits for the coordinator to make it
-        return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
+        return self.children.python("coordinator", "-m", "coordinator", "serve", str(config))
 
     def write_device(self, folder: str, cid: str, local: DeviceData, *, engine: str) -> testbed_files.DeviceFiles:
         """A device's own folder in `work`/`folder`."""

@@ -136,14 +136,14 @@ def measured(  # noqa: PLR0913 - what a bench is made of
         config = folder / "coordinator.toml"
         write_toml(config, _config(folder, own.url, devices, model))
         with ChildProcesses(folder / "logs", signals) as children:
-            serve = ("-m", "coordinator.cli", "serve", str(config))
+            serve = ("-m", "coordinator", "serve", str(config))
             progress.say("compiling the program")
             subprocess.run([sys.executable, "-c", COMPILE, str(config)], check=True)
             coordinator = children.python("coordinator", *serve)
             until(lambda: phase_of(folder) == "waiting for devices" and pid_listens(coordinator), children)
             arguments = (str(config), "--devices", str(devices), "--workers", str(workers), "--json")
             began_s = time.monotonic()
-            fleet = children.python("fleet", "-m", "emulator.cli", "fleet", *arguments)
+            fleet = children.python("fleet", "-m", "emulator", "fleet", *arguments)
             return _watched(folder, children, coordinator, fleet, own.pid, devices, began_s, progress, ends)
 
 

@@ -62,7 +62,7 @@ def play(devices: int, model: str, secure: str, folder: Path) -> MaskedRoundCost
     words = [word for option in options.items() for word in option]
     words += [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
     used = run_watched(
-        [sys.executable, "-m", "emulator.cli", "simulate", *words, "--json"], environment(), cwd=folder, scratch=folder
+        [sys.executable, "-m", "emulator", "simulate", *words, "--json"], environment(), cwd=folder, scratch=folder
     )
     lines = (folder / "runs" / "bench" / "metrics.jsonl").read_text().splitlines()
     record = next(found for found in map(json.loads, lines) if found["event"] == "round")
@@ -73,8 +73,8 @@ def play(devices: int, model: str, secure: str, folder: Path) -> MaskedRoundCost
         up=record["bytes"]["up"] / devices,
         down=record["bytes"]["down"] / devices,
         seconds=record["seconds"],
-        coordinator_mb=max(mb for line, mb in held.items() if "coordinator.cli" in line),
-        devices_mb=max(mb for line, mb in held.items() if "coordinator.cli" not in line),
+        coordinator_mb=max(mb for line, mb in held.items() if "-m coordinator " in line),
+        devices_mb=max(mb for line, mb in held.items() if "-m coordinator " not in line),
     )
 
 

@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
         key = open_signing_key(run).public.hex()
         mine = {"device-id": "porch", "data": "data", "state": "state", "signing-keys": [key], "max-temperature": 0}
         write_toml(folder / "client.toml", about | mine)
-        service = [sys.executable, "-m", "coordinator.cli", "serve", str(folder / "coordinator.toml")]
+        service = [sys.executable, "-m", "coordinator", "serve", str(folder / "coordinator.toml")]
         join = [sys.executable, "-m", "edge_client.cli", "join", "--config", str(folder / "client.toml")]
         with started(folder / "serve.log", service) as one, started(folder / "join.log", join) as two:
             until(run / "metrics.jsonl", "run-done", (one, two), folder)

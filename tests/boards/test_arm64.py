@@ -143,7 +143,7 @@ def test_both_boards_train_a_round_are_accepted_and_fetch_a_center(
         },
     )
     began_s = time.perf_counter()
-    serve = [sys.executable, "-m", "coordinator.cli", "serve", str(config)]
+    serve = [sys.executable, "-m", "coordinator", "serve", str(config)]
     commands = [boards[cid].client("join", "-v", "--config", "/etc/fedcenters/client.toml") for cid in DEVICES]
     with started(tmp_path / "serve.log", serve) as service:
         with started(tmp_path / "one.log", commands[0]) as one, started(tmp_path / "two.log", commands[1]) as two:

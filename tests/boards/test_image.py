@@ -61,7 +61,7 @@ def shown(machine: QemuMachine, name: str) -> str:
 
 def test_the_first_boot_of_a_flashed_image_ends_in_a_device_that_trains(broker: Guarded, tmp_path: Path) -> None:
     image, config = flashed(broker), coordinator(broker.work.folder, broker, tmp_path)
-    serve = [sys.executable, "-m", "coordinator.cli", "serve", str(config)]
+    serve = [sys.executable, "-m", "coordinator", "serve", str(config)]
     began_s = time.perf_counter()
     with started(tmp_path / "serve.log", serve) as server, booted(image) as machine:
         until(tmp_path / "run" / "metrics.jsonl", "round", (server, machine.process), tmp_path)

@@ -125,7 +125,7 @@ def test_the_script_makes_a_phone_a_device_that_trains(tmp_path: Path) -> None:
             np.savez(root / "var" / "lib" / "fedcenters" / "data" / f"{name}.npz", x=samples, y=y[part])
         config = coordinator(broker.work.folder, broker, tmp_path)
         service = tmp_path / "termux" / "usr" / "var" / "service" / "fedcenters" / "run"
-        serve = [sys.executable, "-m", "coordinator.cli", "serve", str(config)]
+        serve = [sys.executable, "-m", "coordinator", "serve", str(config)]
         join = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in shell.items()), str(service)]
         with started(tmp_path / "serve.log", serve) as server, service_of(tmp_path / "join.log", join) as device:
             until(tmp_path / "run" / "metrics.jsonl", "round", (server, device), tmp_path)

@@ -124,7 +124,7 @@ def test_status_prints_one_object_or_a_few_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_cleanly(tmp_path: Path, mosquitto: Broker, number: signal.Signals, code: int) -> None:
     config = written(tmp_path, broker=mosquitto.url, model={"name": "digits-mlp", "engines": ["onnx"]}, formats=[])
-    command = [sys.executable, "-m", "coordinator.cli", "serve", config]
+    command = [sys.executable, "-m", "coordinator", "serve", config]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     assert process.stderr is not None
     assert "leading demo, epoch 1" in process.stderr.readline()

@@ -30,7 +30,7 @@ def test_the_command_serves_the_page_and_prints_its_link(tmp_path: Path, free_po
     (tmp_path / "coordinator.toml").write_text(CONFIG.replace('"embedded"', '"mqtt://127.0.0.1:9"'), encoding="utf-8")
     arguments = shlex.split(command.replace("8080", str(free_port)))[1:]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "coordinator.cli", *arguments]
+    program = [sys.executable, "-m", "coordinator", *arguments]
     with subprocess.Popen(program, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=env) as service:
         try:
             assert service.stderr is not None

@@ -58,7 +58,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 def serving(bundle: str) -> subprocess.Popen[str]:
     """The page's server on a free port."""
-    line = [sys.executable, "-m", "export.cli", "serve", bundle, "--port", "0"]
+    line = [sys.executable, "-m", "export", "serve", bundle, "--port", "0"]
     return subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
 
 

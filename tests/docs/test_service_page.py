@@ -28,7 +28,7 @@ PATIENCE_S = 150
 def started(command: str, folder: Path) -> subprocess.Popen[str]:
     """A command of the page as a process; console scripts are modules here."""
     program, *arguments = shlex.split(command)
-    module = {"fedcenters-coordinator": "coordinator.cli", "fedcenters-emulator": "emulator.cli"}[program]
+    module = {"fedcenters-coordinator": "coordinator", "fedcenters-emulator": "emulator"}[program]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     return subprocess.Popen(

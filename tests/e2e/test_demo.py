@@ -58,7 +58,7 @@ def demo(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         "MPLCONFIGDIR": str(home / "mpl"),
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
-    command = [sys.executable, "-m", "emulator.cli", "demo", "--json", "--out", str(home / "runs"), *options]
+    command = [sys.executable, "-m", "emulator", "demo", "--json", "--out", str(home / "runs"), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         try:
             yield process

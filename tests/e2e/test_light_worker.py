@@ -88,7 +88,7 @@ def serve_wecfl_cnn(played: FleetScene, engine: str) -> None:
     named = config.read_text(encoding="utf-8").replace(f'"{testbed_files.DEMO_MODEL}"', '"wecfl-cnn"\nbatch-size = 32')
     config.write_text(named, encoding="utf-8")
     np.savez(played.work / testbed_files.REFERENCE_FILE, x=samples)
-    played.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
+    played.children.python("coordinator", "-m", "coordinator", "serve", str(config))
 
 
 def random_device(played: FleetScene, cid: str, engine: str) -> Path:

@@ -112,7 +112,7 @@ def with_a_disk(folder: Path, mount: str, command: str) -> subprocess.CompletedP
     inside = ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this system gives users no mount namespaces")
-    line = f"{mount} && exec {sys.executable} -m coordinator.cli {command}"
+    line = f"{mount} && exec {sys.executable} -m coordinator {command}"
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     return subprocess.run([*inside, "sh", "-c", line], cwd=folder, env=env, capture_output=True, text=True, check=False)
 

@@ -63,7 +63,7 @@ def _accuracy(python: str, version: str, tree: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         env = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{overlay}", "TMPDIR": folder}
         done = subprocess.run(
-            [program, "-m", "emulator.cli", *SIMULATE, "--out", folder],
+            [program, "-m", "emulator", *SIMULATE, "--out", folder],
             cwd=folder,
             env=env,
             capture_output=True,

@@ -49,7 +49,7 @@ def one_phone(
         scene.folder.mkdir(parents=True)
         with closing(Store(scene.folder / "store")) as store:
             put_program(store, made.program, made.files.values(), start_of(made, model))
-        children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
+        children.python("coordinator", "-m", "coordinator", "serve", str(config))
         until(lambda: listens(port), children, "the coordinator's broker")
         with served(config) as url:
             opened = visit(f"{url}#id={ME}", size=PHONE, touch=True)

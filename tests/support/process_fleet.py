@@ -71,7 +71,7 @@ class FleetScene:
             initial = vector_of(build_model(stage.DEMO_MODEL, seed=SEED).module, made.program.schema)
             with closing(Store(self.folder / "store")) as store:
                 put_program(store, made.program, made.files.values(), initial)
-        return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config), *self.options)
+        return self.children.python("coordinator", "-m", "coordinator", "serve", str(config), *self.options)
 
     def start_devices(self, workers: int) -> list[ChildProcess]:
         """All devices, dealt to `workers` processes."""

@@ -93,7 +93,7 @@ class ServerProcess:
 @contextmanager
 def run_serve(bundle: Path, *options: str) -> Iterator[ServerProcess]:
     """`fedcenters-export serve` on a free port, ended at the end."""
-    command = [sys.executable, "-m", "export.cli", "serve", str(bundle), "--port", "0", *options]
+    command = [sys.executable, "-m", "export", "serve", str(bundle), "--port", "0", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

@@ -199,7 +199,7 @@ def test_models_that_lived_with_workers_come_back_wherever_their_devices_live_no
 
 
 def test_a_killed_process_goes_on_from_its_own_file(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "emulator.cli", "simulate"]
+    command = [sys.executable, "-m", "emulator", "simulate"]
     options = ["-c", "checkpoint-every=1", "-c", "local-steps=2", "--engine", "lean", "--devices", "6"]
     more = ["--rounds", "2000", "--out", str(tmp_path)]
     with subprocess.Popen([*command, *options, *more], stderr=subprocess.PIPE, text=True) as running:

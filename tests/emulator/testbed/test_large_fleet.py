@@ -56,7 +56,7 @@ def written(folder: Path, broker: str, devices: int) -> Path:
 
 @contextmanager
 def coordinator(config: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "coordinator.cli", "serve", str(config)]
+    command = [sys.executable, "-m", "coordinator", "serve", str(config)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process

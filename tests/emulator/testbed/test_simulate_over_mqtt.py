@@ -35,7 +35,7 @@ def started(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     (home / "tmp").mkdir(parents=True)
     env = os.environ | {"TMPDIR": str(home / "tmp"), "PYTHONPATH": str(ROOT)}
     where = ("--broker", "embedded", "--json", "--out", str(home / "runs"))
-    command = [sys.executable, "-m", "emulator.cli", "simulate", *QUESTION, *where, *options]
+    command = [sys.executable, "-m", "emulator", "simulate", *QUESTION, *where, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         try:
             yield process

@@ -139,7 +139,7 @@ def test_the_command_shows_and_clears_the_cache(folder: Path) -> None:
     container_cache.cached_file("a" * 64, lambda: b"12345")
 
     def ask(*more: str) -> dict[str, object]:
-        command = [sys.executable, "-m", "export.cli", "cache", *more, "--json"]
+        command = [sys.executable, "-m", "export", "cache", *more, "--json"]
         return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
     facts = {"folder": str(folder), "containers": 1, "bytes": 5 + container_cache.DIGEST_BYTES}

@@ -261,7 +261,7 @@ def test_what_cannot_be_served_is_said_before_anything_listens(
     (tmp_path / "open").write_text("0123456789abcdef")
     (tmp_path / "short").write_text("secret")
     (tmp_path / "short").chmod(0o600)
-    command = [sys.executable, "-m", "export.cli", "serve", *options]
+    command = [sys.executable, "-m", "export", "serve", *options]
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode in (3, 4)
@@ -296,7 +296,7 @@ def test_what_is_served_and_a_port_in_use_are_said_in_words(tmp_path: Path) -> N
     generation = hashlib.sha256((tmp_path / "b" / "manifest.json").read_bytes()).hexdigest()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "export.cli", "serve", str(tmp_path / "b"), "--port", str(port)]
+        command = [sys.executable, "-m", "export", "serve", str(tmp_path / "b"), "--port", str(port)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 4
     assert f"stable {generation[:16]}, candidate none\n" in done.stderr
