@@ -1,4 +1,4 @@
-"""The console script fedcenters-coordinator, and `python -m coordinator`: begin and end are in edge_client/console_script.py."""
+"""The console script fedcenters-coordinator, and `python -m coordinator`; see edge_client/console_script.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console script fedcenters-edge, and `python -m edge_client`: begin and end are in edge_client/console_script.py."""
+"""The console script fedcenters-edge, and `python -m edge_client`; see edge_client/console_script.py."""
 
 from __future__ import annotations
 

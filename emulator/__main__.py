@@ -1,4 +1,4 @@
-"""The console script fedcenters-emulator, and `python -m emulator`: begin and end are in edge_client/console_script.py."""
+"""The console script fedcenters-emulator, and `python -m emulator`; see edge_client/console_script.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a console script begins and ends: Ctrl-C while it is imported, its exit code, and what happens before it leaves."""
+"""How a console script begins and ends: Ctrl-C while it is imported, its exit code, what comes before it leaves."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ sys.exit({name}())
 LEAVING = "import signal; from edge_client.console_script import leave_at_once; "
 COMMAND = "from edge_client.run_cli import run_cli; import sys; sys.exit(run_cli({action}, interrupted='stopped'))"
 INTERRUPT = "lambda: signal.raise_signal(signal.SIGINT)"
+FULL = Path("/dev/full")
 
 
 def ended(code: str) -> tuple[int, str, str]:
@@ -87,11 +88,11 @@ def test_a_word_in_place_of_a_code_and_an_error_end_as_python_ends_them() -> Non
     assert told.rstrip().endswith("ValueError: wrong")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a device of Linux")
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is a device of Linux")
 def test_output_that_meets_a_full_disk_at_the_end_is_told_and_has_pythons_code() -> None:
     words = WORDS_AT_THE_END.format(ending="return 0")
     buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    with open("/dev/full", "w") as full:
+    with FULL.open("w") as full:
         command = [sys.executable, "-c", words]
         done = subprocess.run(
             command, cwd=ROOT, env=buffered, stdout=full, stderr=subprocess.PIPE, text=True, check=False
