@@ -150,8 +150,7 @@ def _reader(data: Any) -> Callable[[Any, Any, Column, Column], Columns]:
         return _loader
     if isinstance(data, (tuple, list)):
         return _items if holds_samples(data) else _pair
-    arrays = ("dtype", "detach", "to_pandas", "get_group")
-    if isinstance(data, Mapping) or any(hasattr(data, name) for name in arrays):
+    if isinstance(data, (Mapping, np.ndarray)) or hasattr(data, "detach") or hasattr(data, "get_group"):
         raise no_data_set(data)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return _items
@@ -335,6 +334,8 @@ def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Co
         if wrong := [key for key in keys if not isinstance(key, int) or not 0 <= key < len(first)]:
             hint = f"use a number from 0 to {len(first) - 1}, or by=array with one value for each sample"
             raise UsageError(f"a sample is a tuple of {len(first)} and has no {wrong[0]!r}", hint=hint)
+    elif hasattr(data, "to_pandas"):
+        raise no_data_set(data)
     else:
         raise UsageError(f"a sample is {type(first).__name__}", hint="the data set gives (x, y), or a dict with both")
     labels: list[Array] = []

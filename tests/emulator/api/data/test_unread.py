@@ -28,7 +28,7 @@ def frame() -> pd.DataFrame:
     return pd.DataFrame({f"f{i}": X[:, i] for i in range(4)} | {"label": Y, "who": WHO, "make": Y})
 
 
-class Frame:
+class PolarsFrame:
     """A data frame as polars has it: rows, columns and `to_pandas`."""
 
     columns = ("f0", "label")
@@ -43,14 +43,14 @@ class Frame:
         return frame()
 
 
-class Lazy:
+class PolarsQuery:
     """A query as polars has it: it is not computed yet."""
 
     def collect_schema(self) -> None:
         """The names and kinds of its columns."""
 
 
-class Table:
+class ArrowTable:
     """A table as pyarrow has it, or a data set of Hugging Face."""
 
     column_names = ("f0", "label")
@@ -70,12 +70,20 @@ RECORDS = np.array([(1.0, 0), (2.0, 1)], dtype=[("f0", "f4"), ("label", "i8")])
 PANDAS = "give it as a pandas data frame: "
 BY_DEVICE = "give each device its data in a dict, as dict(enumerate(data))"
 WRONG: dict[str, tuple[Any, str, str]] = {
-    "a frame of polars": (lambda: fc.fleet(Frame(), devices=2), "a Frame of ", PANDAS + "data.to_pandas()"),
-    "a lazy frame": (lambda: fc.fleet(Lazy(), devices=2), "a Lazy of ", PANDAS + "data.collect().to_pandas()"),
-    "a table of pyarrow": (lambda: fc.fleet(Table(of="pyarrow"), devices=2), "a Table of ", PANDAS + "data.to_pandas"),
-    "frames of devices": (lambda: fc.fleet({"a": Frame()}), "a: a Frame of ", PANDAS + "data.to_pandas()"),
+    "a frame of polars": (lambda: fc.fleet(PolarsFrame(), devices=2), "a PolarsFrame of ", PANDAS + "data.to_pandas()"),
+    "a lazy frame": (
+        lambda: fc.fleet(PolarsQuery(), devices=2),
+        "a PolarsQuery of ",
+        PANDAS + "data.collect().to_pandas()",
+    ),
+    "a table of pyarrow": (
+        lambda: fc.fleet(ArrowTable(of="pyarrow"), devices=2),
+        "a ArrowTable of ",
+        PANDAS + "data.to_pandas",
+    ),
+    "frames of devices": (lambda: fc.fleet({"a": PolarsFrame()}), "a: a PolarsFrame of ", PANDAS + "data.to_pandas()"),
     "Hugging Face, streaming": (
-        lambda: fc.fleet(Table(of="hugging face, streaming"), devices=2),
+        lambda: fc.fleet(ArrowTable(of="hugging face, streaming"), devices=2),
         "a stream has no order",
         "list(stream)",
     ),
@@ -151,6 +159,17 @@ def test_a_path_of_tables_says_how_to_read_them(tmp_path: Path) -> None:
         fc.fleet(tmp_path / "anna.csv", y="label")
     with pytest.raises(FedcentersError, match=r"has tables and no subfolders\n\nhint: .*file.stem: pandas.read_csv"):
         fc.fleet(tmp_path, y="label")
+
+
+def test_a_data_set_with_the_habits_of_a_frame_is_read() -> None:
+    class FrameLikeSamples(TensorDataset):
+        dtype, shape = torch.float32, (N, 4)
+
+        def to_pandas(self) -> pd.DataFrame:
+            return frame()
+
+    made = fc.fleet(FrameLikeSamples(torch.from_numpy(X), torch.from_numpy(Y)), by=WHO)
+    np.testing.assert_array_equal(made["anna"].train.x, fc.fleet((X, Y), by=WHO)["anna"].train.x)
 
 
 @pytest.mark.parametrize("named", [False, True])
