@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 HIDDEN = 64
 NO_CLASSES = "; or, for yes and no or other numbers, y.astype('float32') and a loss of these"
 ONE_HOT = "; one-hot labels are y.argmax(1) as classes"
+CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # of one output the first is always 0
+CLASS_FUNCTIONS: tuple[object, ...] = (nn.functional.cross_entropy, nn.functional.nll_loss)
 TRIED = 8  # samples of which a loss of the user's own is known again
 
 
@@ -63,6 +65,7 @@ def _own_model(
         return ours if loss is None else replace(ours, own_loss=loss)
     one = next(iter(split.devices.values())).train
     shape, labels = tuple(one.x.shape[1:]), np.issubdtype(one.y.dtype, np.integer)
+    _check_not_of_classes(loss, None if labels else one.y.shape[1:])
     parts = [y for local in split.devices.values() for y in (local.train.y, local.test.y if local.test else None)]
     used = np.unique(np.concatenate([np.unique(y) for y in parts if y is not None])) if labels else np.empty(0)
     used = used[used != IGNORED]
@@ -120,6 +123,13 @@ def _own_model(
         own_targets=source.own_targets,
         parts=packed,
     )
+
+
+def _check_not_of_classes(loss: LossFunction | None, target: tuple[int, ...] | None) -> None:
+    """Raise UsageError for torch's losses of classes where a sample has one floating point number."""
+    if target == (1,) and (isinstance(loss, CLASS_LOSSES) or loss in CLASS_FUNCTIONS):
+        told = "y is floating point numbers, which are targets, and the loss is one of classes"
+        raise UsageError(told, hint="give classes as whole numbers, y.astype(int), or a loss of targets")
 
 
 def _warn_of_pixels(model: nn.Module, shape: tuple[int, ...], split: FleetData) -> None:

@@ -20,7 +20,8 @@ from edge_client.nearest.features import has_batch_norm
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array, Flat, OwnModel
 from edge_client.training.fit_probe import label_counts as labels_of
-from emulator.api.data.reading import as_array, frame_inputs, is_frame, read_inputs
+from emulator.api.data.reading import as_array, frame_inputs, read_inputs
+from emulator.api.data.unread import is_frame
 from emulator.data.loaders.samples import to_unit_range
 from emulator.run_centers import RunCenters
 from emulator.simulation.served_outputs import served_outputs
@@ -91,7 +92,7 @@ def _chosen(found: Selection) -> int:
     likely = found.probabilities.get(found.center, 1.0)
     if likely < UNSURE:
         said = f"these samples tell the centers apart badly: center {found.center} has a probability of {likely:.0%}"
-        warnings.warn(f"{said}; give labels to `nearest`, then its center, or a device", stacklevel=4)
+        warnings.warn(f"{said}; give labels to `nearest`, then its center, or a device", stacklevel=6)
     return found.center
 
 
@@ -105,6 +106,9 @@ def _of_device(source: RunCenters, x: Any, device: object) -> Array:  # noqa: AN
     """The outputs [n, ...] of what a device is served, as it is scored in the run."""
     from emulator.api.models import is_traced
 
+    if isinstance(device, (list, np.ndarray)) or hasattr(device, "iloc"):
+        hint = "give one device and its samples; fc.MultiCenter predicts rows of several"
+        raise UsageError(f"device is a {type(device).__name__}", hint=hint)
     who = source.data.name(device)
     if who is None:
         raise UsageError(f"no device {device!r}", hint=f"the run has {', '.join(sorted(source.devices)[:3])} ...")

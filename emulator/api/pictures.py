@@ -8,13 +8,20 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
+from matplotlib.colors import same_color, to_rgba
 from matplotlib.figure import Figure
 
 from coordinator.rounds.round_record import RoundRecord
 from edge_client.protocol.task import ClientId
 from emulator.reports import display_names, plots
 from emulator.run.execute import SimulationResult
+
+HALF = 0.5  # of the way from black to white
+PALE, DIM = "#e5e7eb", "#4b5563"  # words and lines on a dark ground, and its grid
+FACES: Any = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+INKS = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 
 def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, int]) -> Figure:
@@ -35,7 +42,7 @@ def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, in
         points = {who: (float(a), float(b)) for who, (a, b) in zip(moment.who, plane, strict=True)}
         ends = run.state.assignment
         panels.append(partial(plots.draw_fleet, points=points, assignment=ends, groups=groups))
-    figure = plots.make_figure(6.0 * len(panels), 3.8, *panels)
+    figure = _figure(6.0 * len(panels), 3.8, *panels)
     _show_in_notebooks(figure)
     return figure
 
@@ -55,7 +62,7 @@ def draw_comparison(found: Mapping[str, Sequence[Sequence[float | None]]], measu
         title = f"{measure.capitalize().replace('_', ' ')} on held-out samples, mean of the seeds"
         plots.draw_curves(axes, means, title=title, shares=measure == "accuracy")
 
-    figure = plots.make_figure(7.0, 3.8, draw)
+    figure = _figure(7.0, 3.8, draw)
     _show_in_notebooks(figure)
     return figure
 
@@ -71,6 +78,23 @@ def _draw_metrics(axes: Axes, records: Sequence[RoundRecord]) -> None:
     axes.set(title="On held-out samples")
     plots.name_rounds(axes, max(len(records), 1))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
+
+
+def _figure(width: float, height: float, *drawings: Callable[[Axes], object]) -> Figure:
+    """A figure in our look; where the user's style has a dark ground, on that ground and with pale words."""
+    red, green, blue, opaque = to_rgba(rcParams["figure.facecolor"])
+    if not opaque or (red + green + blue) / 3 > HALF:
+        return plots.make_figure(width, height, *drawings)
+    style = {**plots.STYLE, **{name: rcParams[name] for name in FACES}, **dict.fromkeys(INKS, PALE)}
+    figure = plots.make_figure(width, height, *drawings, style=style)
+    for axes in figure.axes:
+        axes.tick_params(grid_color=DIM)
+        for line in axes.get_lines():
+            if same_color(line.get_color(), "black"):
+                line.set_color(PALE)
+        if axes.get_legend():
+            axes.legend(loc="best", fontsize=plots.SMALL_TEXT, labelcolor=PALE, frameon=False)
+    return figure
 
 
 def _show_in_notebooks(figure: Figure) -> None:

@@ -68,6 +68,7 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{result['method'].removeprefix('__main__:')}, {result['rounds']} rounds, {result['devices']} devices",
         ),
         ("clusters", f"{result['clusters']}{_empty(result['clusters_without_devices'])}{_rand(result['ari'])}"),
+        *_without_center(result),
         *_scores(result),
         *([("did not count in the last round", _refused(result["refused"]))] if "refused" in result else []),
         *([("the server sees", result["secure"]["sees"])] if "secure" in result else []),
@@ -84,6 +85,11 @@ def _number(value: float | None) -> str:
 
 def _refused(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {'answer' if count == 1 else 'answers'} ({why})" for why, count in reasons.items())
+
+
+def _without_center(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    bare = result.get("devices_without_center")
+    return [("without a center", f"{bare} of the devices; served as new ones")] if bare else []
 
 
 def _empty(centers: int | None) -> str:

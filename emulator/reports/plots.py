@@ -37,6 +37,11 @@ MAX_LABELLED_ROWS = 40  # more devices than that leave no room for words
 STYLE: Any = {  # matplotlib types every single key
     "font.family": "sans-serif",
     "font.size": 10,
+    "text.color": "black",  # this and the next four are matplotlib's own, whatever the user has set
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "auto",
+    "axes.grid": False,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -352,9 +357,9 @@ def principal_plane(rows: Array) -> Array:
     return flipped
 
 
-def make_figure(width: float, height: float, *drawings: Callable[[Axes], object]) -> Figure:
-    """A figure of `width` x `height` inches with the drawings side by side."""
-    with rc_context(STYLE):
+def make_figure(width: float, height: float, *drawings: Callable[[Axes], object], style: Any = STYLE) -> Figure:  # noqa: ANN401 - matplotlib's
+    """A figure of `width` x `height` inches with the drawings side by side; `style` are matplotlib's settings."""
+    with rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         for axes, draw in zip(figure.subplots(1, len(drawings), squeeze=False)[0], drawings, strict=True):
             draw(axes)

@@ -18,9 +18,11 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
 
     `accuracy` is that of the models that devices are served, `centers_accuracy` of the centers as they are exported;
     `refused` counts the answers of devices that did not count, by reason, where there are some.
-    `clusters_without_devices` is None where no device tells its center.
+    `clusters_without_devices` is None where no device tells its center. `devices_without_center` is there where some
+    devices have none beside others that do, as those that no round has drawn: they are served as new devices.
     """
     used = set(last["assignment"].values())
+    bare = (args.devices or 0) - len(last["assignment"])
     return {
         "method": args.method,
         "data_set": args.data_set,
@@ -29,6 +31,7 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
         "devices": args.devices,
         "clusters": len(last["per_center"]),
         "clusters_without_devices": len(last["per_center"]) - len(used) if used else None,
+        **({"devices_without_center": bare} if used and bare > 0 else {}),
         "accuracy": last["accuracy"],
         "f1_of_devices": last["f1_of_devices"],
         "f1_pooled": last["f1_pooled"],

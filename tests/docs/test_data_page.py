@@ -26,6 +26,10 @@ def test_a_device_that_was_left_out_gets_the_center_of_its_make(reader: PageRead
     assert reader.printed["python left_out.py"].splitlines()[-1] == "True"
 
 
+def test_a_search_finds_the_number_of_makes(reader: PageReader) -> None:
+    assert reader.printed["python search.py"].splitlines()[0] == "{'multicenter__centers': 2} True"
+
+
 def test_what_the_page_calls_refused_is_refused(reader: PageReader) -> None:
     wrong = reader.folder / "wrong"
     wrong.mkdir()

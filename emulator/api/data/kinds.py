@@ -50,7 +50,7 @@ def check_no_bytes(name: str, parts: Sequence[Array]) -> None:
     """Raise ConfigError for bytes, as files of HDF5 give them: their text is not what the user calls it."""
     for y in parts:
         if y.dtype.kind in "SO" and any(isinstance(value, bytes) for value in y.flat):
-            how = f"{name}.astype(str)" if y.dtype.kind == "S" else f"[value.decode() for value in {name}]"
+            how = f"np.asarray({name}).astype(str)" if y.dtype.kind == "S" else f"[value.decode() for value in {name}]"
             raise ConfigError(f"{name} holds bytes", hint=f"make them texts: {how}")
 
 
@@ -73,9 +73,10 @@ def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | 
             raise ConfigError("y holds classes below 0", hint=f"use numbers from 0, and {IGNORED} to leave one out")
         return [y.astype(np.int64) for y in parts], ()
     if any(several):
-        raise ConfigError(
-            f"labels are {list(parts[0].shape)}", hint="give one class for each sample, whole numbers, or float targets"
-        )
+        hint = "give one class for each sample, whole numbers, or float targets"
+        if kinds == {"b"}:
+            hint = "for several yes and no of a sample give y.astype('float32'), and a loss of these to the run"
+        raise ConfigError(f"labels are {parts[0].dtype} {list(parts[0].shape)}", hint=hint)
     flat = [y.reshape(len(y)) for y in parts]
     if kinds <= set("iub"):
         return [_numbered(y) for y in flat], (False, True) if kinds == {"b"} else ()

@@ -7,16 +7,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.data.dataset import Dataset, DeviceData, load_folder
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from emulator.api.data.kinds import check_kinds
-from emulator.api.data.reading import Columns, frame_columns, is_frame, read_columns
+from emulator.api.data.reading import Columns, frame_columns, read_columns
+from emulator.api.data.unread import is_frame, no_device_folders
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts
 
@@ -103,3 +105,19 @@ def joined_with(who: str, one: Parts, other: Parts) -> Parts:
         return joined_parts(one, other)
     except ValueError as wrong:
         raise ConfigError(f"{who}: {wrong}", hint="give all samples the same arrays") from None
+
+
+def device_folders(folder: Path) -> dict[str, DeviceData]:
+    """Each device's samples from its own subfolder, as fedcenters-edge reads them. Raises ConfigError."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    homes = [path for path in paths if path.is_dir() and not path.name.startswith(".")]
+    if not homes:
+        raise no_device_folders(folder)
+    return {home.name: _load_device(home) for home in homes}
+
+
+def _load_device(home: Path) -> DeviceData:
+    try:
+        return load_folder(home)
+    except ConfigError as wrong:
+        raise ConfigError(f"{home.name}: {wrong.message}", hint=wrong.hint) from None

@@ -8,15 +8,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Number
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_client.data.dataset import DeviceData, load_folder
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.samples.input_parts import Parts, describe_arrays, pack_arrays
 from edge_client.protocol.task import Array
+from emulator.api.data.unread import (
+    NO_STREAM,
+    STREAM,
+    check_by,
+    check_column,
+    check_pair,
+    holds_samples,
+    is_frame,
+    is_hugging_face,
+    no_data_set,
+    no_samples,
+)
 from export.plugins import nearest_name_hint
 
 INPUT_COLUMNS = ("x", "image", "img", "pixel_values", "features", "data", "inputs")
@@ -24,7 +34,6 @@ LABEL_COLUMNS = ("y", "label", "labels", "target", "targets", "class", "fine_lab
 SHOWN = 5  # columns that an error names
 BATCH = 1_000  # rows of a Hugging Face data set that are decoded at once
 LONG = 5_000  # samples that take long enough to show how far the reading is
-NO_STREAM = "give a data set with a length: list(stream), or a map-style Dataset"
 Column = str | int | None
 
 
@@ -53,16 +62,19 @@ def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) 
     named = by if isinstance(by, (str, int)) else None
     found = _reader(data)(data, x, y, named)
     if named is None and by is not None:
+        check_by(by, getattr(data, "columns", getattr(data, "column_names", ())))
         found = replace(found, by=as_array(by))
         if found.by is not None and found.by.ndim != 1:
             raise ConfigError(f"by is {found.by.dtype} {list(found.by.shape)}", hint="give one value for each sample")
     found = replace(found, y=_as_numbers(found.y))
+    if not (found.x.ndim and found.y.ndim):
+        raise ConfigError("x or y is a single value, no array", hint="write fc.fleet((x, y), ...): two arrays")
     lengths = {"x": len(found.x), "y": len(found.y), **({} if found.by is None else {"by": len(found.by)})}
     if len(set(lengths.values())) != 1:
         told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
         raise ConfigError(f"columns of different lengths: {told}", hint="give one value for each sample")
     if not len(found.x):
-        raise ConfigError("there are no samples", hint="give at least two for each device")
+        raise no_samples()
     return found
 
 
@@ -132,23 +144,21 @@ def channels_first(pixels: Array) -> Array:
 def _reader(data: Any) -> Callable[[Any, Any, Column, Column], Columns]:
     if is_frame(data):
         return _frame
-    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+    if is_hugging_face(data) and hasattr(data, "__len__"):
         return _hugging_face
     if hasattr(data, "dataset") and hasattr(data, "collate_fn"):
         return _loader
     if isinstance(data, (tuple, list)):
-        return _pair
-    if isinstance(data, np.ndarray) or hasattr(data, "detach"):
-        raise UsageError("these samples have no labels", hint="write fc.fleet((x, y), ...), one label for each sample")
+        return _items if holds_samples(data) else _pair
+    if isinstance(data, (Mapping, np.ndarray)) or hasattr(data, "detach") or hasattr(data, "get_group"):
+        raise no_data_set(data)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return _items
-    if hasattr(data, "__iter__") and hasattr(data, "__getitem__"):
-        raise UsageError("a stream has no order that a seed could repeat", hint=NO_STREAM)
-    hint = "give a torch Dataset or DataLoader, (x, y) arrays, a pandas or Hugging Face data set, or a folder"
-    raise UsageError(f"{type(data).__name__} is no data set", hint=hint)
+    raise no_data_set(data)
 
 
 def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
+    check_pair(data)
     names = _names_of(data[0]) if len(data) == 2 and is_frame(data[0]) else []  # noqa: PLR2004 - x and y
     if len(data) != 2 or (x is not None and not names) or y is not None:  # noqa: PLR2004
         hint = "write fc.fleet((x, y), ...): two arrays, and no names of columns"
@@ -176,6 +186,8 @@ def _names_of(frame: Any) -> list[str]:
 
 def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
     data = _by_text(data)
+    if not len(data):
+        raise no_samples()
     names = list(data.columns)
     label = _column("y", y, names, LABEL_COLUMNS)
     mine = None if by is None else _column("by", by, names, ())
@@ -185,7 +197,8 @@ def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
         left_out = {name: _kind(data[name]) for name in names if name not in {*x, label, mine}}
     listed = [_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x)]
     if not listed:
-        raise UsageError("no column of numbers is left for x", hint="name them: x=[...]")
+        told = "".join(f", {name} ({kind})" for name, kind in left_out.items())
+        raise UsageError(f"no column of numbers is left for x{told}", hint="make them numbers, as with pd.to_numeric")
     return Columns(
         x=frame_inputs(data, listed),
         y=as_array(data[label]),
@@ -211,12 +224,11 @@ def _kind(column: Any) -> str:
         return known[column.dtype.kind]
     if column.dtype.name == "category":
         return "categories"
-    return "text" if any(isinstance(value, str) for value in column) else str(column.dtype)
-
-
-def is_frame(data: Any) -> bool:
-    """Whether it is a pandas DataFrame, or acts as one."""
-    return hasattr(data, "iloc") and hasattr(data, "columns")
+    if any(isinstance(value, str) for value in column):
+        return "text"
+    if column.dtype == object and all(isinstance(value, Number) or is_missing(value) for value in column):
+        return "numbers as objects"
+    return str(column.dtype)
 
 
 def _by_text(data: Any) -> Any:
@@ -237,7 +249,8 @@ def frame_inputs(data: Any, names: Sequence[str]) -> Array:
         if cell.dtype.kind not in "biuf":
             hint = "make it numbers, as with pd.to_numeric, or leave it out: x=[...]"
             raise ConfigError(f"column {name!r} of x is {_kind(cell)}", hint=hint)
-        if missing := int((cell.isna() | cell.isin([np.inf, -np.inf])).sum()):
+        # of a column of floats alone: True of pyarrow counts as infinity
+        if missing := int((cell.isna() | (cell.isin([np.inf, -np.inf]) if cell.dtype.kind == "f" else False)).sum()):
             told = f"column {name!r} of x holds NaN or infinity in {missing} of {len(cell)} samples"
             raise ConfigError(
                 told, hint="fill these values in, drop the samples, or name what x is without it: x=[...]"
@@ -280,7 +293,7 @@ def _hugging_face(data: Any, x: Any, y: Column, by: Column) -> Columns:
 def _loader(data: Any, x: Any, y: Column, by: Column) -> Columns:
     """The samples of a DataLoader as it collates them, in the order of its data set."""
     if not (hasattr(data.dataset, "__getitem__") and hasattr(data.dataset, "__len__")):
-        raise UsageError("a stream has no order that a seed could repeat", hint=NO_STREAM)
+        raise UsageError(STREAM, hint=NO_STREAM)
     index = getattr(data.sampler, "indices", None)
     places = range(len(data.dataset)) if index is None else sorted(int(i) for i in index)
     if getattr(data.collate_fn, "__name__", "") == "default_collate":
@@ -309,7 +322,7 @@ def _items(data: Any, x: Any, y: Column, by: Column) -> Columns:
 def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Columns:
     """A data set sample by sample: each a tuple (x, y, ...) or a mapping."""
     if not len(places):
-        raise ConfigError("there are no samples", hint="give at least two for each device")
+        raise no_samples()
     first = data[places[0]]
     keys: list[str | int]
     if isinstance(first, Mapping):
@@ -321,6 +334,8 @@ def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Co
         if wrong := [key for key in keys if not isinstance(key, int) or not 0 <= key < len(first)]:
             hint = f"use a number from 0 to {len(first) - 1}, or by=array with one value for each sample"
             raise UsageError(f"a sample is a tuple of {len(first)} and has no {wrong[0]!r}", hint=hint)
+    elif hasattr(data, "to_pandas"):
+        raise no_data_set(data)
     else:
         raise UsageError(f"a sample is {type(first).__name__}", hint="the data set gives (x, y), or a dict with both")
     labels: list[Array] = []
@@ -362,6 +377,7 @@ def _filled(rows: Iterable[Array], n: int) -> Array:
 
 def _column(what: str, asked: Column, names: Sequence[str], usual: Sequence[str]) -> str:
     """The column that was asked for, or the one with a usual name. Raises UsageError."""
+    check_column(what, asked)
     if asked is None:
         axes = {"x", "y", "z"} <= {*names}
         found = [name for name in usual if name in names and not (axes and name == "y")]
@@ -373,20 +389,3 @@ def _column(what: str, asked: Column, names: Sequence[str], usual: Sequence[str]
     if str(asked) not in names:
         raise UsageError(f"there is no column {asked!r} for {what}", hint=nearest_name_hint(str(asked), names))
     return str(asked)
-
-
-def device_folders(folder: Path) -> dict[str, DeviceData]:
-    """Each device's samples from its own subfolder, as fedcenters-edge reads them. Raises ConfigError."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder", hint="give a folder with one subfolder for each device")
-    homes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not homes:
-        raise ConfigError(f"{folder} has no subfolders", hint="one for each device, with train.npz or train/ in it")
-    return {home.name: _load_device(home) for home in homes}
-
-
-def _load_device(home: Path) -> DeviceData:
-    try:
-        return load_folder(home)
-    except ConfigError as wrong:
-        raise ConfigError(f"{home.name}: {wrong.message}", hint=wrong.hint) from None

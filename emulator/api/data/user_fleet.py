@@ -15,16 +15,15 @@ from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.task import I64
 from emulator.api.data.kinds import check_kinds, check_no_bytes, checked_inputs, checked_labels
-from emulator.api.data.of_devices import columns_of_each, joined_with
+from emulator.api.data.of_devices import columns_of_each, device_folders, joined_with
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import (
     Columns,
     as_array,
-    device_folders,
-    is_frame,
     is_missing,
     read_columns,
 )
+from emulator.api.data.unread import check_devices, is_frame
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts, PartsOf
@@ -92,6 +91,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         OPTIONS["seed"].check(seed)
     parts: GivenParts | None = None
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
+        check_devices(data)
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
         data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing

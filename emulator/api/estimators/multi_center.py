@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_SEEDS = 2**31 - 1
+NO_DEVICES = (
+    "scored without devices: all rows count as those of one new device. Give devices=...; for a search write "
+    "sklearn.set_config(enable_metadata_routing=True), and set_score_request(devices=True) of this classifier"
+)
 
 
 class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
@@ -33,6 +38,9 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
     `method` is a method of this package; by default `FeSEM` with `centers` centers, or with one per device where there
     are fewer devices. `model` is what `fc.simulate` takes; by default a perceptron with 64 hidden units. `rounds` is
     the number of training rounds, `random_state` what draws every random number.
+
+    A pipeline or a search needs `sklearn.set_config(enable_metadata_routing=True)`, and of this classifier
+    `.set_fit_request(devices=True).set_score_request(devices=True).set_predict_request(devices=True)`.
 
     `fit` leaves `result_`, the `fc.Result`; `classes_`, `devices_` (in order), `labels_` (the center of each of them,
     -1 without one, as where its training diverged) and `n_features_in_`. Every row trains, so
@@ -111,8 +119,11 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
     def score(self, x: Any, y: Any, *, devices: Any = None, sample_weight: Any = None) -> float:  # noqa: ANN401
         """The share of right predictions, as `predict` makes them; `sample_weight` [n] weighs the rows.
 
-        Both by name: a third value would be devices in `fit`, and weights in scikit-learn's other estimators.
+        Both by name: a third value would be devices in `fit`, and weights in scikit-learn's other estimators. A search
+        gives `devices` to `fit` alone unless it is told otherwise, as a warning says.
         """
+        if devices is None and len(self.devices_) > 1:
+            warnings.warn(NO_DEVICES, stacklevel=2)
         return float(accuracy_score(y, self.predict(x, devices), sample_weight=sample_weight))
 
     def _numbers(self, x: Array, device: ClientId | None) -> Array:

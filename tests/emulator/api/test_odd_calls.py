@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import fedcenters as fc
 from edge_client.errors import ConfigError, UsageError
+from emulator.reports.console_tables import summary_rows
 
 RNG = np.random.default_rng(0)
 FLEET = fc.fleet((RNG.normal(size=(60, 3)), np.arange(60) % 3), by=np.repeat([1, 2, 3], 20))
@@ -73,3 +75,45 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"mine/{name} cannot be read") as told:
         fc.load(tmp_path / "mine")
     assert "save the run again" in told.value.hint
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.functional.cross_entropy, nn.NLLLoss()])
+@pytest.mark.parametrize("model", [None, nn.Linear(3, 2)])
+def test_a_loss_of_classes_refuses_classes_that_became_floats(loss: Any, model: nn.Module | None) -> None:  # noqa: ANN401
+    """The cross-entropy of the one output that a float target has is always 0: the run trained nothing, in silence."""
+    fleet = fc.fleet((RNG.normal(size=(60, 3)), np.arange(60) % 2 * 1.0), by=np.repeat([1, 2], 30))
+    with pytest.raises(UsageError, match="the loss is one of classes") as told:
+        fc.simulate(fc.FedAvg(), fleet=fleet, model=model, loss=loss, rounds=1, progress=False)
+    assert "y.astype(int)" in told.value.hint
+
+
+@pytest.mark.parametrize("device", [["device-1"], pd.Series([1, 2]), np.array([1, 2])], ids=["list", "Series", "array"])
+def test_several_devices_for_one_prediction_are_named_by_their_kind(device: object) -> None:
+    """The error printed the whole column as the name of a device that does not exist."""
+    with pytest.raises(UsageError, match=f"device is a {type(device).__name__}") as told:
+        run().predict(np.zeros((2, 3)), device=device)
+    assert "give one device" in told.value.hint
+
+
+def test_devices_that_no_round_has_drawn_are_counted_in_the_summary() -> None:
+    """They are served as new devices, and drew the accuracy of a small cohort's run down without a word."""
+    fleet = fc.fleet((RNG.normal(size=(60, 3)), np.arange(60) % 2), by=np.repeat(np.arange(6), 10))
+    half = fc.simulate(fc.FeSEM(2, fraction_train=0.5, local_steps=2), fleet=fleet, rounds=1, progress=False)
+    bare = sorted({*half.split.devices} - {*half.assignments.index})
+    assert (half.summary()["devices_without_center"], len(bare)) == (3, 3)
+    assert dict(summary_rows(half.summary()))["without a center"] == "3 of the devices; served as new ones"
+    most = int(half.assignments.value_counts().idxmax())
+    x = half.split.devices[bare[0]].train.x
+    np.testing.assert_array_equal(half.predict(x, device=bare[0]), half.predict(x, center=most))
+    whole = fc.simulate(fc.FeSEM(2, local_steps=2), fleet=fleet, rounds=1, progress=False)
+    assert "devices_without_center" not in whole.summary()
+
+
+def test_the_warning_of_a_doubtful_center_points_at_the_users_line() -> None:
+    """It showed a line of ours."""
+    x = RNG.normal(size=(200, 3))
+    fleet = fc.fleet((x, np.arange(200) % 2), by=np.repeat(np.arange(10), 20))
+    result = fc.simulate(fc.FeSEM(2, local_steps=2), fleet=fleet, rounds=1, progress=False)
+    with pytest.warns(UserWarning, match="tell the centers apart badly") as told:
+        result.predict(x[:40])
+    assert told[0].filename == __file__

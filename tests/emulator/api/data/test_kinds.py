@@ -88,7 +88,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
         lambda: fc.simulate(fc.FedAvg(), fleet=fc.fleet(({"ids": X, "meta": X}, Y), by=WHO), rounds=1),
         "several arrays, and no model of ours takes them.*whose forward takes ids, meta",
     ),
-    (lambda: run(np.stack([Y, Y], 1) > 0, 2), "give one class for each sample, whole numbers, or float targets"),
+    (lambda: run(np.stack([Y, Y], 1).astype(str), 2), "give one class for each sample, whole numbers, or float target"),
     (
         lambda: run((np.stack([Y, Y], 1) > 0).astype(int), 2),
         "whose labels are of shape.*one-hot.*for yes and no.*float32",
@@ -271,7 +271,9 @@ def test_a_sparse_matrix_is_told_how_to_make_dense(made: object) -> None:
     assert "x.toarray()" in told.value.hint
 
 
-@pytest.mark.parametrize(("kind", "how"), [("S1", "by.astype(str)"), (object, "[value.decode() for value in by]")])
+@pytest.mark.parametrize(
+    ("kind", "how"), [("S1", "np.asarray(by).astype(str)"), (object, "[value.decode() for value in by]")]
+)
 def test_bytes_are_no_names_of_classes_or_devices(kind: type | str, how: str) -> None:
     """The classes were called "b'0'", which no label of the user's is, and the devices b-anna-."""
     labels = np.array([b"%d" % y for y in Y]).astype(kind)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -118,3 +120,15 @@ def test_a_row_without_a_device_is_refused(samples: tuple[Array, Array, Array]) 
     x, y, devices = samples
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         fc.MultiCenter().fit(x, y, devices[:-1])
+
+
+def test_a_score_without_devices_says_what_a_search_needs(fitted: Any, samples: tuple[Array, Array, Array]) -> None:  # noqa: ANN401
+    """A search that was not told to hand devices on scored each part as the rows of one new device, in silence."""
+    x, y, devices = samples
+    said = r"scored without devices.*set_score_request\(devices=True\)"
+    with pytest.warns(UserWarning, match=said) as told, contextlib.suppress(UsageError):  # that no center fits
+        fitted.score(x, y)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fitted.score(x, y, devices=devices) > 0.9
