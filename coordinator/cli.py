@@ -258,3 +258,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         return f"{event['device']} is connected: {event['engine']}; it is not in the training"
     who = {"who": _waited_for(event)} if kind == "waits-for" else {}
     return words[kind].format(**event, **who) + TAKES_PART.get(event.get("takes_part", ""), "")
+
+
+if __name__ == "__main__":
+    main()

@@ -366,3 +366,7 @@ def report(
 def _print_files(written: list[Path], *, as_json: bool) -> None:
     """A line for each, or one JSON object."""
     print(json.dumps({"files": [str(path) for path in written]}) if as_json else "\n".join(map(str, written)))
+
+
+if __name__ == "__main__":
+    main()

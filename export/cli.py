@@ -290,3 +290,7 @@ bundle_cli.register_commands(app)
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -138,7 +138,7 @@ def test_the_help_of_a_room_cuts_no_summary(room: str) -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_command_prints_the_version(room: str) -> None:
-    command = [sys.executable, "-m", f"{room}.cli", "--version"]
+    command = [sys.executable, "-m", room, "--version"]
     told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert told.stdout == f"fedcenters {__version__}\n"
 
