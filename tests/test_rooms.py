@@ -131,7 +131,7 @@ def test_help_answers_without_loading_torch(room: str) -> None:
 
 @pytest.mark.parametrize("room", ["coordinator", "export", "emulator"])
 def test_the_help_of_a_room_cuts_no_summary(room: str) -> None:
-    command = [sys.executable, "-m", f"{room}.cli", "--help"]
+    command = [sys.executable, "-m", room, "--help"]
     told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert "..." not in told.stdout.partition("Commands:")[2]
 

@@ -173,7 +173,7 @@ def _environment() -> dict[str, str]:
 
 def _as_process(words: list[str]) -> list[str]:
     if words[0].startswith("fedcenters-"):
-        return [sys.executable, "-m", f"{_room(words[0])}.cli", *words[1:]]
+        return [sys.executable, "-m", _room(words[0]), *words[1:]]
     return [sys.executable, *words[1:]] if words[0] == "python" else words
 
 
