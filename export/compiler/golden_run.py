@@ -26,7 +26,7 @@ from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, whole_numbers
-from export.compiler.program_parity import torch_step
+from export.compiler.program_parity import not_finite_hint, torch_step
 from export.diagnostics import quiet_warnings
 
 BATCH = 8  # for engines that take any batch size
@@ -58,9 +58,11 @@ def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> G
         if off < least:
             best, least = told, off
     if best is None or not least <= TOLERANCE / 2:
+        off_by = f"float32 is {least:.0e} off" if math.isfinite(least) else "numbers are not finite"
         raise ProgramRefused(
-            f"model {source.name!r} has no golden run: from drawn weights torch's own float32 is {least:.0e} off",
-            hint="scale what the model computes from its weights: no device could check its runtime with this one",
+            f"model {source.name!r} has no golden run: from drawn weights torch's own {off_by}",
+            hint=("" if math.isfinite(least) else not_finite_hint(source))
+            or "scale what the model computes from its weights: no device could check its runtime with this one",
         )
     return best
 
