@@ -6,7 +6,7 @@ And in float32 though it asks for half precision.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -43,6 +43,11 @@ class Float64Mode(TorchFunctionMode):
         if func in MADE:
             named = {"dtype": torch.float64} | named
         return tree_map(_widened, WIDER_CALLS.get(func, func)(*given, **named), is_leaf=_is_size)
+
+
+def as_in(dtype: str) -> AbstractContextManager[object]:
+    """Where a user's code runs for a program of this dtype, without being compared or trained."""
+    return Float64Mode() if dtype == "float64" else nullcontext()
 
 
 def _is_size(value: object) -> bool:

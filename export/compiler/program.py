@@ -67,6 +67,7 @@ from export.compiler.signatures.lasting_state import (
 )
 from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
+from export.float64_mode import as_in
 
 ENGINES = ("onnx", "litert", "pt2")
 HALVES = (torch.float16, torch.bfloat16)
@@ -219,18 +220,19 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         parts=parts,
     )
     samples, expected = example_inputs(source, "infer", 3)[-1], None if target is None else tuple(target)
-    found = check_answers(source.name, source.module.eval(), samples, expected, limit=MAX_RELATIVE_DIFFERENCE)
-    if own_loss is not None and loss == "squared-error":
-        word, shape = loss_of_targets(name, found, own_targets)
-        source = replace(source, target=found, loss=word, own_targets=shape)
-    else:
-        source = replace(source, target=found, loss=loss_of_output(loss, name, found))
-        if source.loss != "squared-error":
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                warn_of_probabilities(name, source.module(samples), 1 + class_axis(source.loss, found))
-    _check_constants(source)
-    _check_repeats(source)
-    noise, shared = count_random_numbers(source)
+    with as_in(dtype):
+        found = check_answers(source.name, source.module.eval(), samples, expected, limit=MAX_RELATIVE_DIFFERENCE)
+        if own_loss is not None and loss == "squared-error":
+            word, shape = loss_of_targets(name, found, own_targets)
+            source = replace(source, target=found, loss=word, own_targets=shape)
+        else:
+            source = replace(source, target=found, loss=loss_of_output(loss, name, found))
+            if source.loss != "squared-error":
+                with torch.random.fork_rng(devices=[]), torch.no_grad():
+                    warn_of_probabilities(name, source.module(samples), 1 + class_axis(source.loss, found))
+        _check_constants(source)
+        _check_repeats(source)
+        noise, shared = count_random_numbers(source)
     return replace(source, noise=noise, shared_draws=shared)
 
 

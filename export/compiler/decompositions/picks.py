@@ -1,8 +1,9 @@
 """Values picked and placed by whole numbers along one axis: gather, scatter, windows, orders, and cumulated sums.
 
 Each is a comparison with the positions of the axis and a sum over them, for LiteRT accepts scatter only in special
-forms. The work is the number of picks times the length of the axis. Numbers that are no floats pass through float32,
-which holds whole numbers up to 2^24; those are positions, tokens and masks. Signatures are torch's.
+forms. The work is the number of picks times the length of the axis. Where they are gathered or placed, numbers that are
+no floats pass through float32, which holds whole numbers up to 2^24; those are positions, tokens and masks. Signatures
+are torch's.
 """
 
 # ruff: noqa: FBT001, FBT002 - the functions of a decomposition table have torch's own signatures

@@ -50,7 +50,7 @@ class Scheduled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("kept", torch.linspace(0.01, 0.2, 4))
+        self.register_buffer("kept", torch.linspace(0.01, 0.2, 32))
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
