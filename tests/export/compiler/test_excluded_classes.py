@@ -60,7 +60,7 @@ def test_a_label_per_sample() -> None:
     check(found, F.cross_entropy(masked(x)[..., 0], labels, reduction="none"), x)
 
 
-class Masked(nn.Linear):
+class ExcludedByMask(nn.Linear):
     """Logits of which the second one is always this low."""
 
     def __init__(self, low: float) -> None:
@@ -74,6 +74,6 @@ class Masked(nn.Linear):
 @pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min])
 def test_logits_of_infinity_or_of_float32s_end_are_refused_and_compile_as_the_hint_says(low: float) -> None:
     with pytest.raises(ProgramRefused, match="gives values as low as -") as refused:
-        compile_program(Masked(low), (4,), engines=("pt2",))
+        compile_program(ExcludedByMask(low), (4,), engines=("pt2",))
     assert "as -1e9" in str(refused.value.hint)
-    assert compile_program(Masked(-1e9), (4,), engines=("pt2",)).program.parity["pt2"] < 1e-5
+    assert compile_program(ExcludedByMask(-1e9), (4,), engines=("pt2",)).program.parity["pt2"] < 1e-5

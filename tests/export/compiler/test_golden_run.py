@@ -43,7 +43,7 @@ class Faint(nn.Module):
         return 1 + 2.0**-16 * x @ torch.linalg.matrix_power(self.weight, 4)  # type: ignore[no-any-return]
 
 
-class Scheduled(nn.Module):
+class ByRootOfTheRest(nn.Module):
     """Small enough for the compiler's comparison, too large as a device draws it."""
 
     kept: Tensor
@@ -58,7 +58,7 @@ class Scheduled(nn.Module):
 
 
 def test_a_table_whose_numbers_must_stay_is_told_of_where_it_leaves_no_golden_run() -> None:
-    source = make_source(Scheduled(), input=(4,))
+    source = make_source(ByRootOfTheRest(), input=(4,))
     with pytest.raises(ProgramRefused, match=r"has no golden run.* numbers are not finite") as refused:
         golden_run(source, program_without_containers(source), fixed=None)
     assert "kept" in str(refused.value.hint)
