@@ -6,7 +6,7 @@ And in float32 though it asks for half precision.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ def without_autocast() -> Iterator[None]:
 
 
 WIDER_CALLS = {Tensor.float: Tensor.double}
+MADE = (torch.zeros, torch.ones, torch.empty, torch.eye)  # in float32 where no dtype is named
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
@@ -39,7 +40,14 @@ class Float64Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         given, named = tree_map(_widened, (args, kwargs or {}), is_leaf=_is_size)
+        if func in MADE:
+            named = {"dtype": torch.float64} | named
         return tree_map(_widened, WIDER_CALLS.get(func, func)(*given, **named), is_leaf=_is_size)
+
+
+def as_in(dtype: str) -> AbstractContextManager[object]:
+    """Where a user's code runs for a program of this dtype, without being compared or trained."""
+    return Float64Mode() if dtype == "float64" else nullcontext()
 
 
 def _is_size(value: object) -> bool:

@@ -30,7 +30,7 @@ from export.compiler.operator_watch import refuse_operator, refuse_random, refus
 from export.compiler.own_functions.own_gradients import calls_as_operators, with_own_gradients
 from export.compiler.program_functions import TraceSource, example_inputs, private_copy, with_complex_attributes
 from export.diagnostics import quiet_warnings
-from export.float64_mode import without_autocast
+from export.float64_mode import as_in, without_autocast
 
 MAX_BATCH = 65_536
 _ONE_AT_A_TIME = threading.RLock()  # what is replaced in torch while a model is compiled is the whole process's
@@ -68,7 +68,8 @@ class ForwardPasses:
 
 
 def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -> nn.Module:
-    refuse_random(source)
+    with as_in(source.dtype):
+        refuse_random(source)
     x = example_inputs(source, "infer", batch)[-1]
     module = source.module
     if any(value.is_complex() for value in source.constants.values()):
@@ -78,7 +79,13 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
         sizes = (sizes,)  # as torch.compile makes them
     shapes = (sizes,) if dynamic else None
     try:
-        with tracing_context(), calls_as_operators(), no_gradients(), torch.random.fork_rng(devices=[]):
+        with (
+            tracing_context(),
+            calls_as_operators(),
+            no_gradients(),
+            torch.random.fork_rng(devices=[]),
+            as_in(source.dtype),
+        ):
             exported = torch.export.export(
                 module.train(training),
                 (x,),

@@ -26,8 +26,9 @@ from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, whole_numbers
-from export.compiler.program_parity import torch_step
+from export.compiler.program_parity import not_finite_hint, torch_step
 from export.diagnostics import quiet_warnings
+from export.float64_mode import as_in
 
 BATCH = 8  # for engines that take any batch size
 BATCH_OF_LARGE, LARGE = 2, 4_096  # where a sample's output has more numbers: a device needs memory for all of them
@@ -58,9 +59,11 @@ def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> G
         if off < least:
             best, least = told, off
     if best is None or not least <= TOLERANCE / 2:
+        off_by = f"float32 is {least:.0e} off" if math.isfinite(least) else "numbers are not finite"
         raise ProgramRefused(
-            f"model {source.name!r} has no golden run: from drawn weights torch's own float32 is {least:.0e} off",
-            hint="scale what the model computes from its weights: no device could check its runtime with this one",
+            f"model {source.name!r} has no golden run: from drawn weights torch's own {off_by}",
+            hint=("" if math.isfinite(least) else not_finite_hint(source))
+            or "scale what the model computes from its weights: no device could check its runtime with this one",
         )
     return best
 
@@ -108,7 +111,7 @@ def _steps(source: TraceSource, batch: int) -> int:
     """The number of steps, fewer for a large model. Work is counted and not timed, so a program is reproducible."""
     count = FlopCounterMode(display=False)
     detached = tensors_of(source.module)  # torch's counter takes a view of a weight that wants a gradient for a mistake
-    with quiet_warnings(), count, torch.no_grad():
+    with quiet_warnings(), as_in(source.dtype), count, torch.no_grad():
         call_module(source.module.eval(), detached, example_inputs(source, "infer", 1)[-1])
     work = 3 * batch * (count.get_total_flops() + 2 * source.schema.n_params)  # a backward pass costs twice a forward
     return max(STEPS_MIN, min(STEPS, int(WORK / max(1, work))))

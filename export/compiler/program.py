@@ -12,7 +12,6 @@ refused here with the name of the operator and the layer, before any device sees
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 
 from edge_client.engines.pt2 import files_read_once
 from edge_client.errors import ProgramRefused, UsageError
-from edge_client.printable import first_of
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program, class_axis
 from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
@@ -54,22 +52,25 @@ from export.compiler.program_functions import (
     tensor_places,
     tensors_of,
 )
-from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference, one_sample_differs
+from export.compiler.program_parity import (
+    MAX_RELATIVE_DIFFERENCE,
+    difference_hint,
+    max_difference,
+    one_sample_differs,
+)
 from export.compiler.signatures.answers import ONE_SAMPLE, check_answers
 from export.compiler.signatures.choose_output import choose_output
 from export.compiler.signatures.lasting_state import (
-    HOOK_HINT,
     check_repeats,
-    hooks_on_gradients,
     refuse_unheld,
     warn_of_evaluation_mode,
 )
 from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
+from export.float64_mode import as_in
 
 ENGINES = ("onnx", "litert", "pt2")
 HALVES = (torch.float16, torch.bfloat16)
-SHOWN = 3  # buffers that a hint names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,18 +220,19 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         parts=parts,
     )
     samples, expected = example_inputs(source, "infer", 3)[-1], None if target is None else tuple(target)
-    found = check_answers(source.name, source.module.eval(), samples, expected, limit=MAX_RELATIVE_DIFFERENCE)
-    if own_loss is not None and loss == "squared-error":
-        word, shape = loss_of_targets(name, found, own_targets)
-        source = replace(source, target=found, loss=word, own_targets=shape)
-    else:
-        source = replace(source, target=found, loss=loss_of_output(loss, name, found))
-        if source.loss != "squared-error":
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                warn_of_probabilities(name, source.module(samples), 1 + class_axis(source.loss, found))
-    _check_constants(source)
-    _check_repeats(source)
-    noise, shared = count_random_numbers(source)
+    with as_in(dtype):
+        found = check_answers(source.name, source.module.eval(), samples, expected, limit=MAX_RELATIVE_DIFFERENCE)
+        if own_loss is not None and loss == "squared-error":
+            word, shape = loss_of_targets(name, found, own_targets)
+            source = replace(source, target=found, loss=word, own_targets=shape)
+        else:
+            source = replace(source, target=found, loss=loss_of_output(loss, name, found))
+            if source.loss != "squared-error":
+                with torch.random.fork_rng(devices=[]), torch.no_grad():
+                    warn_of_probabilities(name, source.module(samples), 1 + class_axis(source.loss, found))
+        _check_constants(source)
+        _check_repeats(source)
+        noise, shared = count_random_numbers(source)
     return replace(source, noise=noise, shared_draws=shared)
 
 
@@ -352,21 +354,6 @@ def _check_engines(source: TraceSource, engines: Sequence[str], batch: int) -> N
         raise ProgramRefused("LiteRT has no float64", hint="compile float64 programs for onnx and pt2 only")
 
 
-def _parity_hint(source: TraceSource, engine: str, worst: float) -> str:
-    hooks = hooks_on_gradients(private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)[-1])
-    if hooks:
-        return f"no program calls the hook on the gradient of {hooks}: {HOOK_HINT}"
-    replaced, written = changed_places(source)
-    moved = {name for place, name in tensor_places(source.module).items() if place in replaced | written}
-    still = sorted(set(source.buffers) - moved)
-    if still and not math.isfinite(worst):
-        return (
-            f"other values of {first_of(still, SHOWN)} were tried, as a center may bring: a table whose numbers must "
-            "stay, as a schedule of probabilities, belongs into a buffer with persistent=False"
-        )
-    return f"leave {engine} out of the engines and report the model"
-
-
 def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: BatchSize) -> float:
     """The largest difference of any function from torch, relative to each output's largest value."""
     # another size than the traced one, so that a graph for one size only fails
@@ -379,7 +366,7 @@ def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: 
     if worst > MAX_RELATIVE_DIFFERENCE:
         raise ProgramRefused(
             f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {MAX_RELATIVE_DIFFERENCE:.0e}",
-            hint=_parity_hint(source, engine, worst),
+            hint=difference_hint(source, engine, worst),
         )
     with refusal_context(source, engine):
         differs = size == "any" and one_sample_differs(source, engine, files["step"])

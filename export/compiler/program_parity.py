@@ -17,6 +17,7 @@ the last resort for deep networks: at any inputs some of ResNet-18's millions of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -25,18 +26,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_client.printable import first_of
 from edge_client.protocol.program import FROZEN, IGNORED
 from edge_client.protocol.task import Array
 from export.compiler.decompositions.norms import batch_norm_of_one_value
-from export.compiler.losses.sample_losses import POSITION_LOSSES
+from export.compiler.losses.sample_losses import POSITION_LOSSES, loss_name
 from export.compiler.program_functions import (
     TraceSource,
+    changed_places,
     example_inputs,
     function_ports,
     private_copy,
+    tensor_places,
+    tensors_of,
     whole_numbers,
 )
 from export.compiler.random_ops import NoiseReader
+from export.compiler.signatures.lasting_state import HOOK_HINT, hooks_on_gradients
 from export.containers.write_onnx import run_onnx
 from export.containers.write_pt2 import run_pt2
 from export.containers.write_tflite import open_tflite
@@ -48,6 +54,8 @@ PERTURBATION = 2.0**-20  # eight units of float32's last place: more than a cont
 PERTURBED_PAIRS = 2  # of weights on both sides: a value next to a kink crosses it on one of them
 MAX_TORCH_ERROR = 1e-2  # torch's own float32 off by more: a kink in float32 alone
 LONE_SAMPLES = 3  # one alone left 3 of 40 draws of a small model's weights unseen
+LABELLED = 64  # samples whose drawn labels have every class, of not too many
+SHOWN = 3  # buffers that a hint names
 ERROR_MARGIN = 10  # roundings fall differently in sums of another order: 4 times as far was seen
 
 Inputs = Callable[
@@ -121,6 +129,37 @@ def _differs_on(args: Sequence[Tensor], source: TraceSource, engine: str, file: 
         return False
     moved = (loss(torch_outputs(source, "step", m)) for m in _perturbed_inputs(source, "step", args))
     return max(output_differences(m, expected)[0] for m in moved) <= MAX_TORCH_ERROR / ERROR_MARGIN
+
+
+def difference_hint(source: TraceSource, engine: str, worst: float) -> str:
+    """What to do about a program of `engine` whose difference from torch is `worst`."""
+    hooks = hooks_on_gradients(private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)[-1])
+    if hooks:
+        return f"no program calls the hook on the gradient of {hooks}: {HOOK_HINT}"
+    told = "" if math.isfinite(worst) else not_finite_hint(source)
+    return told or f"leave {engine} out of the engines and report the model"
+
+
+def not_finite_hint(source: TraceSource) -> str:
+    """Why torch's own numbers may be infinite or NaN for drawn inputs: a loss, or buffers; "" where neither can be."""
+    replaced, written = changed_places(source)
+    moved = {name for place, name in tensor_places(source.module).items() if place in replaced | written}
+    still, own = sorted(set(source.buffers) - moved), tensors_of(source.module)
+    ports = function_ports(source, "evaluate").inputs
+    drawn = zip(ports, example_inputs(source, "evaluate", LABELLED), strict=True)
+    args = [own[p.name.removeprefix("buffers/")] if p.name.removeprefix("buffers/") in still else a for p, a in drawn]
+    losses, answers = (bool(np.isfinite(out).all()) for out in torch_outputs(source, "evaluate", args))
+    if source.own_loss is not None and answers and not losses:
+        return (
+            f"loss {loss_name(source.own_loss)} is not finite for targets drawn at random, as a device draws them for "
+            "its check: give excluded classes a large negative number, as -1e9, in place of minus infinity"
+        )
+    if still:
+        return (
+            f"other values of {first_of(still, SHOWN)} were tried, as a center may bring: a table whose numbers must "
+            "stay, as a schedule of probabilities, belongs into a buffer with persistent=False"
+        )
+    return ""
 
 
 def _scaled(found: Sequence[float], torchs: Sequence[float], limit: float) -> float:
@@ -247,5 +286,6 @@ def output_differences(got: Sequence[Array], expected: Sequence[Array]) -> list[
 def _difference(got: Array, expected: Array) -> float:
     if got.shape != expected.shape:
         return float("inf")
-    found = float(np.abs(got - expected).max() / max(1e-6, float(np.abs(expected).max())))
+    with np.errstate(invalid="ignore"):  # the difference of two infinities
+        found = float(np.abs(got - expected).max() / max(1e-6, float(np.abs(expected).max())))
     return found if np.isfinite(found) else float("inf")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +17,7 @@ from torch.export import ExportedProgram
 
 from edge_client.protocol.task import Array
 from export.containers import onnx_float64
+from export.containers.quick_exporter import quick_exporter
 from export.silence import suppress_output
 
 OPSET = 18
@@ -26,7 +26,7 @@ MAX_IR_VERSION = 10
 
 def to_onnx(exported: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """Serialise with these port names, in order. ONNX names are unique: an output named like an input gets "new/"."""
-    with suppress_output(), _no_search_for_pairs(), _quick_rules(), _no_needless_trace(), _registry_made_once():
+    with suppress_output(), _no_search_for_pairs(), quick_exporter(OPSET):
         made = torch.onnx.export(
             exported,
             dynamo=True,
@@ -51,58 +51,6 @@ def _no_search_for_pairs() -> AbstractContextManager[object]:
 
     every = rewriter._DEFAULT_REWRITE_RULES  # noqa: SLF001 - its optimizer takes no rules as an argument
     return patch.object(rewriter, "_DEFAULT_REWRITE_RULES", tuple(r for r in every if r.name != "SlicesSplit"))
-
-
-def _quick_rules() -> AbstractContextManager[object]:
-    """With a first look at a node's operator, before onnxscript sets up a match of each of its rules."""
-    from onnxscript.rewriter._rewrite_rule import RewriteRule
-
-    own = RewriteRule.try_rewrite
-
-    def try_rewrite(rule: Any, model: Any, graph: Any, node: Any, **given: Any) -> Any:  # noqa: ANN401 - onnxscript's own
-        operator = rule._target_pattern.output_nodes[0]._op_identifier  # noqa: SLF001 - None: a rule for any operator
-        other = operator is not None and operator != node.op_identifier()
-        return None if other else own(rule, model, graph, node, **given)
-
-    return patch.object(RewriteRule, "try_rewrite", try_rewrite)
-
-
-def _no_needless_trace() -> AbstractContextManager[object]:
-    """Without the exporter's second trace for graphs in which it would decompose nothing: over half of its time."""
-    from torch.onnx._internal.exporter import _decomp, _fx_passes
-
-    decompose = _fx_passes.decompose_with_registry
-
-    def decompose_if_needed(exported: ExportedProgram, registry: Any) -> ExportedProgram:  # noqa: ANN401 - torch's own
-        known = set(_decomp.get_onnx_implemented_overloads(registry))
-        table = _decomp.create_onnx_friendly_decomposition_table(known)
-        calls = {node.target for node in exported.graph.nodes if node.op == "call_function"}
-        ops = {op for op in calls if isinstance(op, torch._ops.OpOverload)}  # noqa: SLF001 - no public name
-        ready = ops <= known and not any(op in table or op._schema.is_mutable for op in ops)  # noqa: SLF001 - no public name
-        return exported if ready else decompose(exported, registry)
-
-    return patch.object(_fx_passes, "decompose_with_registry", decompose_if_needed)
-
-
-def _registry_made_once() -> AbstractContextManager[object]:
-    """With one table of torch's translations for all files; each export adds its own to a copy."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    def copy_of_registry(opset_version: int) -> ONNXRegistry:
-        made = ONNXRegistry()
-        made._opset_version = opset_version  # noqa: SLF001 - as from_torchlib does
-        made.functions = {name: list(known) for name, known in _torchlib(opset_version).functions.items()}
-        return made
-
-    _torchlib(OPSET)
-    return patch.object(ONNXRegistry, "from_torchlib", staticmethod(copy_of_registry))
-
-
-@cache
-def _torchlib(opset_version: int) -> Any:  # noqa: ANN401 - torch's own
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    return ONNXRegistry.from_torchlib(opset_version=opset_version)
 
 
 def bake_weights(file: bytes, weights: Mapping[str, Array]) -> bytes:

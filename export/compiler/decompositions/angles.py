@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from math import pi
+from math import inf, pi
 from typing import Any
 
 import torch
@@ -47,9 +47,14 @@ def atan(x: Tensor) -> Tensor:
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """The angle of the point (x, y), -pi to pi; a zero has the sign that its reciprocal shows, as torch's."""
+    """The angle of the point (x, y), -pi to pi; a zero has the sign that its reciprocal shows, as torch's.
+
+    Two infinities are as far as each other.
+    """
     nowhere = torch.logical_and(x == 0, y == 0)
-    angle = atan(y / torch.where(nowhere, torch.ones_like(x), x))
+    beyond = torch.logical_and(torch.abs(x) == inf, torch.abs(y) == inf)
+    slope = torch.where(beyond, torch.sign(x) * torch.sign(y), y / torch.where(nowhere, torch.ones_like(x), x))
+    angle = atan(slope)
     left, below = (torch.logical_or(part < 0, torch.reciprocal(part) < 0).to(angle.dtype) for part in (x, y))
     return angle + left * (pi - 2 * pi * below)
 

@@ -53,13 +53,13 @@ class ComplexPair:
         self.real[key], self.imag[key] = real_of(value), imag_of(value)
 
     def __add__(self, other: Any) -> ComplexPair:  # noqa: ANN401 - a pair, a tensor or a number
-        return ComplexPair(self.real + real_of(other), self.imag + imag_of(other))
+        return of_one_shape(self.real + real_of(other), self.imag + imag_of(other))
 
     def __sub__(self, other: Any) -> ComplexPair:  # noqa: ANN401
-        return ComplexPair(self.real - real_of(other), self.imag - imag_of(other))
+        return of_one_shape(self.real - real_of(other), self.imag - imag_of(other))
 
     def __rsub__(self, other: Any) -> ComplexPair:  # noqa: ANN401
-        return ComplexPair(real_of(other) - self.real, imag_of(other) - self.imag)
+        return of_one_shape(real_of(other) - self.real, imag_of(other) - self.imag)
 
     def __matmul__(self, other: Any) -> ComplexPair:  # noqa: ANN401
         return product_by(torch.matmul)(self, other)
@@ -146,6 +146,12 @@ def imag_of(value: Any) -> Any:  # noqa: ANN401
     """The imaginary part of what is complex; 0 for anything else."""
     value = as_pair(value)
     return value.imag if isinstance(value, ComplexPair) else 0.0
+
+
+def of_one_shape(real: Tensor, imag: Tensor) -> ComplexPair:
+    """A pair of both parts; beside a larger real tensor the real part alone has grown."""
+    alike = str(imag.shape) == str(real.shape)  # as text: numbers would be compared with the size of the batch
+    return ComplexPair(real, imag if alike else imag + torch.zeros_like(real))
 
 
 def magnitude(x: ComplexPair) -> Tensor:

@@ -235,17 +235,28 @@ def interpolate(
 ) -> Tensor:
     """With `antialias` [batch, channels, height, width] times a matrix for each axis, which torch makes of an identity.
 
-    Other calls stay torch's.
+    Other calls stay torch's. Raises UnsupportedOperator for other heights of images one pixel wide: in each row torch
+    2.13 gives the values of the first one.
     """
     if not antialias:
         return INTERPOLATE(x, size=size, scale_factor=scale_factor, **named)
+    antialiased = {"antialias": True} | named
+    with _disable_current_modes():
+        small = INTERPOLATE(torch.zeros(1, 1, *x.shape[2:]), size=size, scale_factor=scale_factor, **antialiased)
+    high, wide = small.shape[2:]
+    if wide == 1 < high != x.shape[2]:
+        raise UnsupportedOperator(
+            "interpolate",
+            "with antialias torch itself gives every row of an image one pixel wide the same values; "
+            "interpolate to two pixels and take their mean",
+        )
     for axis in (2, 3):
         count, factor = (v[axis - 2] if isinstance(v, Sequence) else v for v in (size, scale_factor))
         length = x.shape[axis]
         with _disable_current_modes():
             wanted: Any = {"scale_factor": (factor, 1.0)} if count is None else {"size": (count, length)}
             whole = torch.eye(length, dtype=torch.float64)[None, None]
-            matrix = INTERPOLATE(whole, antialias=True, **wanted, **named)[0, 0].to(x.dtype)
+            matrix = INTERPOLATE(whole, **wanted, **antialiased)[0, 0].to(x.dtype)
         x = through(x, axis, matrix)
     return x
 

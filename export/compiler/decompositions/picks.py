@@ -1,8 +1,9 @@
 """Values picked and placed by whole numbers along one axis: gather, scatter, windows, orders, and cumulated sums.
 
 Each is a comparison with the positions of the axis and a sum over them, for LiteRT accepts scatter only in special
-forms. The work is the number of picks times the length of the axis. Numbers that are no floats pass through float32,
-which holds whole numbers up to 2^24; those are positions, tokens and masks. Signatures are torch's.
+forms. The work is the number of picks times the length of the axis. Where they are gathered or placed, numbers that are
+no floats pass through float32, which holds whole numbers up to 2^24; those are positions, tokens and masks. Signatures
+are torch's.
 """
 
 # ruff: noqa: FBT001, FBT002 - the functions of a decomposition table have torch's own signatures
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from export.compiler.decompositions.matrices import index, index_put, through
+from export.compiler.decompositions.matrices import index, index_put
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 aten = torch.ops.aten
@@ -98,12 +99,14 @@ def unfold_backward(grad: Tensor, sizes: list[int], dim: int, size: int, step: i
 
 
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """A product with the triangle of ones."""
-    whole = torch.int64 if dtype is None and not x.dtype.is_floating_point else x.dtype
-    values = _float(x)
-    places = torch.arange(x.shape[dim], device=x.device)
-    triangle = (places.reshape(1, -1) <= places.reshape(-1, 1)).to(values.dtype)
-    return through(values, dim % x.dim(), triangle).to(dtype or whole)
+    """Plus the value one place before, then two, four, ...: a product with ones and zeros makes NaN of infinity."""
+    x, step = x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)), 1
+    if x.dim() == 0:
+        return x
+    while step < (size := x.shape[dim]):
+        rest = x.narrow(dim, step, size - step) + x.narrow(dim, 0, size - step)
+        x, step = torch.cat([x.narrow(dim, 0, step), rest], dim), 2 * step
+    return x
 
 
 def cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -199,19 +202,17 @@ def min_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, _sorted: bool = True) -> tuple[Tensor, Tensor]:
     """-> (values, positions): a value's rank is how many come before it; of equal values the first position."""
-    if not x.dtype.is_floating_point:
-        found, at = topk(_float(x), k, dim, largest)
-        return found.to(x.dtype), at
-    values = x.movedim(dim, -1)
+    floats = x.dtype if x.dtype.is_floating_point else torch.float32
+    values = (x if x.dtype.is_floating_point else x.to(torch.int64)).movedim(dim, -1)
     size = values.shape[-1]
     places = torch.arange(size, device=x.device)
     one, other = values.unsqueeze(-1), values.unsqueeze(-2)  # [..., size, 1], [..., 1, size]
     ahead = other > one if largest else other < one
     earlier = (other == one) & (places.reshape(1, -1) < places.reshape(-1, 1))
-    rank = (ahead | earlier).to(x.dtype).sum(-1)  # [..., size]
-    chosen = rank.unsqueeze(-2) == torch.arange(k, device=x.device, dtype=x.dtype).reshape(-1, 1)  # [..., k, size]
-    found = _where(chosen, values.unsqueeze(-2)).sum(-1)
-    at = (chosen.to(x.dtype) * places.to(x.dtype)).sum(-1).to(torch.int64)
+    rank = (ahead | earlier).to(floats).sum(-1)  # [..., size]
+    chosen = rank.unsqueeze(-2) == torch.arange(k, device=x.device, dtype=floats).reshape(-1, 1)  # [..., k, size]
+    found = _where(chosen, values.unsqueeze(-2)).sum(-1).to(x.dtype)
+    at = (chosen.to(floats) * places.to(floats)).sum(-1).to(torch.int64)
     return found.movedim(-1, dim), at.movedim(-1, dim)
 
 

@@ -10,6 +10,7 @@ from export.compiler.signatures.choose_output import refuse_several_outputs
 from export.diagnostics import first_sentence
 
 ONE_SAMPLE = "ask for no batch size in forward (x.shape[0], len(x)), and name the axes of squeeze()"
+LARGEST = 1e30  # beyond it are infinity and the ends of float32, which masks give: float64, to compare with, has others
 INPUTS = (
     "check the input's shape; samples arrive as floating point numbers: for whole ones write x.long() in forward, or "
     "give a batch of them by the name of forward's parameter"
@@ -54,13 +55,7 @@ def check_answers(
             f"model {name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
             hint="give the shape of its output for one sample",
         )
-    if not bool(torch.isfinite(out).all()):
-        dtype = str(out.dtype).removeprefix("torch.")
-        raise ProgramRefused(
-            f"model {name!r} gives values that are not finite, in {dtype}, for samples drawn at random",
-            hint="a mask must not overflow in float64, in which programs are compared, and a logarithm needs a bound; "
-            "exclude classes by a large negative number, as -1e9, or in a loss of your own",
-        )
+    _check_finite(name, out)
     if not float((out[1] - others[1]).abs().max()) <= limit * max(1.0, float(out.abs().max())):
         raise ProgramRefused(
             f"model {name!r} answers a sample differently in other company, even in inference mode",
@@ -68,6 +63,20 @@ def check_answers(
         )
     _check_one_answer(name, network, samples[:1], out[:1], limit=limit)
     return target
+
+
+def _check_finite(name: str, out: Tensor) -> None:
+    if bool((out.abs() <= LARGEST).all()):
+        return
+    excluded = not bool(torch.isnan(out).any()) and not float(out.max()) > LARGEST
+    told = f"as low as {float(out.min()):.2g}" if excluded else "that are not finite"
+    raise ProgramRefused(
+        f"model {name!r} gives values {told}, in {str(out.dtype).removeprefix('torch.')}, for samples drawn at random",
+        hint="exclude classes by a smaller negative number, as -1e9: a label that is drawn for a check has no finite "
+        "loss there"
+        if excluded
+        else "a mask must not overflow in float64, in which programs are compared, and a logarithm needs a bound",
+    )
 
 
 def _check_one_answer(name: str, network: nn.Module, sample: Tensor, expected: Tensor, *, limit: float) -> None:

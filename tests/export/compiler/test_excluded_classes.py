@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import IGNORED, Loss
 from export.compiler.losses.label_losses import cross_entropy
 from export.compiler.losses.sample_losses import per_sample_loss
+from export.compiler.program import compile_program
 
 CLOSE = 1e-12  # float64
 EXCLUDED = torch.tensor([False, False, True, False])
@@ -56,3 +58,22 @@ def test_a_label_per_sample() -> None:
     labels = LABELS[:, 0]
     found = per_sample_loss("cross-entropy", masked(x)[..., 0], F.one_hot(labels, 4).double())
     check(found, F.cross_entropy(masked(x)[..., 0], labels, reduction="none"), x)
+
+
+class ExcludedByMask(nn.Linear):
+    """Logits of which the second one is always this low."""
+
+    def __init__(self, low: float) -> None:
+        super().__init__(4, 3)
+        self.low = low
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).masked_fill(torch.tensor([False, True, False]), self.low)
+
+
+@pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min])
+def test_logits_of_infinity_or_of_float32s_end_are_refused_and_compile_as_the_hint_says(low: float) -> None:
+    with pytest.raises(ProgramRefused, match="gives values as low as -") as refused:
+        compile_program(ExcludedByMask(low), (4,), engines=("pt2",))
+    assert "as -1e9" in str(refused.value.hint)
+    assert compile_program(ExcludedByMask(-1e9), (4,), engines=("pt2",)).program.parity["pt2"] < 1e-5

@@ -63,6 +63,8 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "fewer pixels": lambda x: F.interpolate(x, (3, 9), mode="bilinear", antialias=True),
     "half as many pixels": lambda x: F.interpolate(x, scale_factor=0.6, mode="bicubic", antialias=True),
     "ends kept": lambda x: F.interpolate(x, 4, mode="bilinear", antialias=True, align_corners=True),
+    "columns alone": lambda x: F.interpolate(x, (7, 1), mode="bilinear", antialias=True),
+    "one pixel": lambda x: F.interpolate(x, 1, mode="bicubic", antialias=True),
     "without antialias": lambda x: F.interpolate(x, scale_factor=(2, 1), mode="bilinear"),
 }
 
@@ -82,6 +84,15 @@ def test_values_and_gradients_are_torchs(rule: Callable[[Tensor], Tensor]) -> No
         found = run()
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("x", [torch.randn(2, 1, 4, 6), torch.randn(2, 1, 4, 1)])
+def test_images_one_pixel_wide_whose_rows_torch_itself_makes_equal_are_refused(x: Tensor) -> None:
+    """As of torch 2.13. Where the rows differ, the refusal can go."""
+    rows = F.interpolate(x, (3, 1), mode="bilinear", antialias=True)
+    assert torch.equal(rows, rows[:, :, :1].expand_as(rows))
+    with ForwardOverrides(), pytest.raises(UnsupportedOperator, match="one pixel wide"):
+        F.interpolate(x, (3, 1), mode="bilinear", antialias=True)
 
 
 class Bags(nn.Module):

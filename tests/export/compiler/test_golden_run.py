@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from edge_client.errors import ProgramRefused
 from export.compiler.golden_run import golden_run
 from export.compiler.program import make_source, program_without_containers
 
@@ -39,6 +41,28 @@ class Faint(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return 1 + 2.0**-16 * x @ torch.linalg.matrix_power(self.weight, 4)  # type: ignore[no-any-return]
+
+
+class ByRootOfTheRest(nn.Module):
+    """Small enough for the compiler's comparison, too large as a device draws it."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.linspace(0.01, 0.2, 32))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) * torch.sqrt(1.0 - self.kept).sum()  # type: ignore[no-any-return]
+
+
+def test_a_table_whose_numbers_must_stay_is_told_of_where_it_leaves_no_golden_run() -> None:
+    source = make_source(ByRootOfTheRest(), input=(4,))
+    with pytest.raises(ProgramRefused, match=r"has no golden run.* numbers are not finite") as refused:
+        golden_run(source, program_without_containers(source), fixed=None)
+    assert "kept" in str(refused.value.hint)
+    assert "persistent=False" in str(refused.value.hint)
 
 
 def test_a_layer_that_gives_a_view_of_its_weight_has_a_golden_run() -> None:

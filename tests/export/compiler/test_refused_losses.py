@@ -77,3 +77,15 @@ def test_a_loss_without_a_gradient_or_with_one_class_is_refused_before_it_is_tra
     with pytest.raises(ProgramRefused, match=told) as refused:
         compile_program(module, (4,), loss=loss, targets=targets, engines=("onnx",))
     assert "floating point numbers" in refused.value.hint or targets is None
+
+
+def excludes(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out.masked_fill(torch.tensor([False, True, False]), -torch.inf), y, reduction="none")
+
+
+def test_a_loss_that_gives_excluded_classes_minus_infinity_is_told_what_to_write() -> None:
+    """It was asked to be reported."""
+    with pytest.raises(ProgramRefused) as refused:
+        compile_program(LINES, (4,), loss=excludes, targets=LABELS, engines=("pt2",))
+    assert "loss excludes is not finite for targets drawn at random" in str(refused.value.hint)
+    assert "as -1e9" in str(refused.value.hint)

@@ -30,8 +30,8 @@ def test_an_angle_of_a_number_is_torchs(name: str, x: Tensor) -> None:
     assert float((ours - theirs).abs().max()) <= ROUNDINGS
 
 
-def test_the_angle_of_a_point_is_torchs_in_every_quarter_and_on_the_axes_from_both_sides() -> None:
-    rows = torch.tensor([-3.0, -1.0, -1e-9, -0.0, 0.0, 1e-9, 1.0, 3.0], dtype=torch.float64)
+def test_the_angle_of_a_point_is_torchs_in_every_quarter_on_the_axes_from_both_sides_and_infinitely_far() -> None:
+    rows = torch.tensor([-3.0, -1.0, -1e-9, -0.0, 0.0, 1e-9, 1.0, 3.0, -math.inf, math.inf], dtype=torch.float64)
     y, x = torch.meshgrid(rows, rows, indexing="ij")
     assert float((angles.atan2(y, x) - torch.atan2(y, x)).abs().max()) <= ROUNDINGS
 

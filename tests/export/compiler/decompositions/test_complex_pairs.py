@@ -59,16 +59,29 @@ class ByAngles(nn.Module):
 class FourierLayer(nn.Module):
     """A Fourier neural operator's layer as its authors write it: some modes are mixed, the others are zero."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: torch.dtype) -> None:
         super().__init__()
-        self.weight, self.head = nn.Parameter(torch.randn(2, 3, 3, 2)), nn.Linear(12, 3)
+        self.width, self.weight, self.head = width, nn.Parameter(torch.randn(2, 3, 3, 2)), nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         modes = torch.fft.rfft(x)
-        out = torch.zeros(x.shape[0], 3, x.size(-1) // 2 + 1, device=x.device, dtype=torch.cdouble)
+        out = torch.zeros(x.shape[0], 3, x.size(-1) // 2 + 1, device=x.device, dtype=self.width)
         out[:, :, :3] = torch.einsum("bix,iox->box", modes[:, :, :3], torch.view_as_complex(self.weight))
         out = out + torch.zeros_like(out)
         return self.head(torch.fft.irfft(out, n=x.size(-1)).flatten(1)[:, :12])  # type: ignore[no-any-return]
+
+
+class Shifted(nn.Module):
+    """A real tensor of a batch beside the complex numbers of one sample, on both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = torch.complex(self.body.bias, self.body.bias * 2)
+        real = self.body(x)
+        return torch.view_as_real((one + real) * (real - one) + (one - real)).flatten(1)
 
 
 class ByRotations(nn.Module):
@@ -93,11 +106,13 @@ class ByRotations(nn.Module):
     ("module", "size"),
     [
         (ByAngles(), (6,)),
-        (FourierLayer(), (2, 8)),
+        (FourierLayer(torch.cdouble), (2, 8)),
+        (FourierLayer(torch.cfloat), (2, 8)),
+        (Shifted(), (6,)),
         (ByRotations(buffer=True), (4, 6)),
         (ByRotations(buffer=False), (4, 6)),
     ],
-    ids=["computed", "modes", "buffer", "frozen parameter"],
+    ids=["computed", "modes", "modes in torch's usual width", "beside real ones", "buffer", "frozen parameter"],
 )
 def test_a_step_through_complex_numbers_is_torchs(module: nn.Module, size: tuple[int, ...]) -> None:
     source = make_source(module, input=size, loss="squared-error", dtype="float64")

@@ -166,3 +166,20 @@ def test_products_and_their_gradients_are_torchs_with_zeros_too(name: str, zeros
 
     for found, expected in zip(run(picks), run(torch), strict=True):
         assert torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_cumulated_sum_knows_infinity_and_leaves_what_stands_before_it() -> None:
+    x = torch.tensor([[1.0, torch.inf, 2.0, 3.0], [4.0, 5.0, -torch.inf, 6.0]])
+    assert torch.equal(picks.cumsum(x, 1), x.cumsum(1))
+    assert torch.equal(picks.cumsum(x, -1, dtype=torch.float64), x.cumsum(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_whole_numbers_that_float32_cannot_tell_apart_are_ordered_and_summed(dtype: torch.dtype) -> None:
+    x = 2**24 + torch.tensor([[1, 3, 2, 7], [5, 4, 6, 0]], dtype=dtype)
+    for found, expected in zip(picks.topk(x, 3, 1), x.topk(3, 1), strict=True):
+        assert torch.equal(found, expected)
+    for found, expected in zip(picks.sort(x, 0), x.sort(0), strict=True):
+        assert torch.equal(found, expected)
+    assert torch.equal(picks.argmax(x, 1), x.argmax(1))
+    assert torch.equal(picks.cumsum(x, 1), x.cumsum(1))
