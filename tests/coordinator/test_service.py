@@ -150,9 +150,10 @@ def test_while_it_compiles_what_its_first_device_asks_for_it_says_so_status_know
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_after_a_signal_no_library_is_waited_for(tmp_path: Path, free_port: int, number: int, code: int) -> None:
     """Those of the exporters took the interpreter's end 7 s, of the 10 s that a container has."""
-    slow = "import atexit, sys; atexit.register(sys.stderr.write, 'a library ends slowly')\n"
+    slow = "import sys\nclass Library:\n    def __del__(self): print('a library ends slowly', file=sys.stderr)\n"
+    slow += "sys.library = Library()\n"
     config = str(written(tmp_path, "home", f"embedded:{free_port}"))
-    with started("serve", config, code=slow + "from coordinator.cli import main; main()") as process:
+    with started("serve", config, code=slow + "from coordinator.__main__ import start; start()") as process:
         heard(process, "leading home")
         process.send_signal(number)
         _, rest = process.communicate(timeout=PATIENCE_S)
