@@ -73,7 +73,7 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
     x = example_inputs(source, "infer", batch)[-1]
     module = source.module
     if any(value.is_complex() for value in source.constants.values()):
-        module = with_complex_attributes(private_copy(module, source.dtype))
+        module = with_complex_attributes(private_copy(module, source.dtype), source.dtype)
     sizes: Any = {0: Dim("batch", min=1, max=MAX_BATCH)}
     if next(iter(signature(module.forward).parameters.values())).kind is Parameter.VAR_POSITIONAL:
         sizes = (sizes,)  # as torch.compile makes them

@@ -130,15 +130,17 @@ def private_copy(module: nn.Module, dtype: str) -> nn.Module:
     return mine
 
 
-def with_complex_attributes(module: nn.Module) -> nn.Module:
+def with_complex_attributes(module: nn.Module, dtype: str = "float32") -> nn.Module:
     """The module, changed: its complex buffers and frozen parameters are plain attributes.
 
     An attribute is a constant, of which ComplexPair reads both parts; a buffer would be a complex input of the graph.
+    For a program in float64 it is of that width, as a module's `to(torch.float64)` leaves complex numbers.
     """
     for layer in module.modules():
         for held in (layer._parameters, layer._buffers):  # noqa: SLF001 - no public name takes a parameter out
             for name in [name for name, value in held.items() if value is not None and value.is_complex()]:
-                vars(layer)[name] = held.pop(name).detach()  # type: ignore[union-attr]
+                kept = held.pop(name).detach()  # type: ignore[union-attr]
+                vars(layer)[name] = kept.to(torch.complex128) if dtype == "float64" else kept
     return module
 
 
