@@ -284,9 +284,9 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
     | optional(sketch=manifest("sketch"), stats=_STATS, n=_SAMPLES, centers=list_of(_CENTER, 1, MAX_MODELS)),
     "near-answer": required(re=_IDENT, center=or_null(_CENTER))
     | optional(
-        distance=or_null(number()),
+        distance=or_null(number(-math.inf)),  # of a loss of the user's own also below zero
         fit=one_of("well", "badly", "none"),
-        alternatives=list_of(record(required(center=_CENTER, distance=number())), 0, 8),
+        alternatives=list_of(record(required(center=_CENTER, distance=number(-math.inf))), 0, 8),
     ),
     "served": required(center=_CENTER, sha256=_sha256, n=_SAMPLES, metrics=_METRICS),
 }

@@ -184,9 +184,9 @@ export const MESSAGE_TABLES = {
   "near-answer": {
     ...required({ re: IDENT, center: orNull(CENTER) }),
     ...optional({
-      distance: orNull(number()),
+      distance: orNull(number(-Infinity)),
       fit: oneOf("well", "badly", "none"),
-      alternatives: listOf(record(required({ center: CENTER, distance: number() })), 0, 8),
+      alternatives: listOf(record(required({ center: CENTER, distance: number(-Infinity) })), 0, 8),
     }),
   },
   served: required({ center: CENTER, sha256, n: SAMPLES, metrics: METRICS }),

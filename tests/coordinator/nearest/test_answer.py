@@ -13,9 +13,10 @@ from coordinator.nearest.answer import answer_near
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.messages import read_message, write_message
 from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
 from edge_client.protocol.nearest.router import FeatureBaseline, Router
-from edge_client.protocol.nearest.selection_rule import guessing_loss
+from edge_client.protocol.nearest.selection_rule import GUESSING_UNKNOWN, guessing_loss
 from edge_client.protocol.task import Reply
 from export.serve.nearest import answer_nearest
 from tests.support.softmax_program import program, schema
@@ -92,3 +93,12 @@ def test_a_question_without_its_number_of_samples_has_the_same_answer_over_mqtt_
 def test_a_center_that_only_guesses_does_not_fit() -> None:
     assert guessing_loss(program()) == pytest.approx(np.log(program().classes))
     assert np.isfinite(guessing_loss(replace(program(), loss="squared-error")))
+
+
+def test_the_answer_to_losses_below_zero_is_a_message_that_a_device_reads() -> None:
+    """A loss of the user's own may be below zero; the device asked again and again for an answer that was refused."""
+    answer = answer_near(catalog(abstain=GUESSING_UNKNOWN), question([0.5, -0.25, -0.125]), schema())
+    message = write_message("near", ident="c1-1", t_ms=0, epoch=1, re="d1-1", **answer)
+    read = read_message(message, "t")
+    assert (read["center"], read["distance"]) == (1, -0.25)
+    assert [other["distance"] for other in read["alternatives"]] == [-0.125, 0.5]
