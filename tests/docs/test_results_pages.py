@@ -15,7 +15,7 @@ KEPT = DOCS / "results"
 TOP, BEYOND, CELLS = ROOT / "RESULTS.md", DOCS / "results-beyond.md", DOCS / "results-cells.md"
 SECTION = re.compile(r"<!-- ([\w-]+) -->\n(.*?)\n<!-- end of \1 -->", flags=re.DOTALL)
 COMMAND = re.compile(r"`fedcenters-emulator experiment ([\w-]+)(?: --data DIR)? --rounds (\d+) --seeds (\d+)`")
-PAPERS = ("fedsoft-table1", "fedsoft-table3", "wecfl-table2", "fesem-table2")
+PAPERS = ("fedsoft-table1", "fedsoft-table3", "wecfl-table2", "wecfl-table5", "fesem-table2")
 
 
 def sections(page: Path) -> dict[str, str]:
