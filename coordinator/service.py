@@ -24,7 +24,6 @@ from coordinator.artifacts.stored_settings import accept_settings
 from coordinator.config import CoordinatorConfig, read_config
 from coordinator.config_sections import RunConfig
 from coordinator.dashboard.endpoint import Endpoint, dashboard_endpoint
-from coordinator.heap import give_back_large_blocks
 from coordinator.identity.signing_key import coordinator_credentials
 from coordinator.runtime.server import Server
 from coordinator.storage.experiment_trackers import open_trackers
@@ -33,6 +32,7 @@ from coordinator.storage.store import Store
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.registry import method_settings
 from edge_client.errors import EXIT_OK, ConfigError, FedcentersError
+from edge_client.malloc import give_back_large_blocks
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.blobs import write_atomically

@@ -23,6 +23,7 @@ from typing import Any
 from edge_client import __version__
 from edge_client.config import load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, NetworkError
+from edge_client.malloc import give_back_large_blocks
 from edge_client.nearest import cli as nearest_cli
 from edge_client.printable import PrintableFormatter, put_on_stderr, write_line
 from edge_client.run_cli import run_cli
@@ -120,6 +121,7 @@ def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN40
 
 
 def _join(options: argparse.Namespace) -> int:
+    give_back_large_blocks()
     tell = log.info if options.quiet else write_line
     configs = [enrolment.load_enrolled(path, tell=tell) for path in options.config]
     how = {"quiet": options.quiet, "as_json": options.json}

@@ -21,8 +21,8 @@ import numpy as np
 
 from edge_client.engines.base import FlatPorts, Rule, ports_by_role
 from edge_client.engines.frozen import open_frozen
-from edge_client.engines.malloc import keep_freed_memory
 from edge_client.errors import ProgramRefused, RuntimeMissing, raise_for_memory
+from edge_client.malloc import keep_freed_memory
 from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 from edge_client.rare_collection import rare_collection

@@ -15,8 +15,8 @@ import numpy as np
 
 from coordinator.strategies.base import Exchange
 from edge_client.data.dataset import Dataset, DeviceData
-from edge_client.engines.malloc import trim_heap
 from edge_client.errors import ConfigError, ProgramRefused, RuntimeMissing, UsageError
+from edge_client.malloc import trim_heap
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Reply
 from edge_client.training.learner import Learner

@@ -24,7 +24,6 @@ import numpy as np
 
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
-from coordinator.heap import give_back_large_blocks
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import MOSQUITTO_CONF, find_mosquitto, free_port
 from coordinator.runtime.server import Server
@@ -33,6 +32,7 @@ from coordinator.storage.store import Store
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import Malformed
+from edge_client.malloc import give_back_large_blocks
 from edge_client.protocol import messages
 from edge_client.runtime.client import Client
 from edge_client.runtime.progress import Tell

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
-from edge_client.engines.malloc import keep_freed_memory
 from edge_client.errors import UsageError
+from edge_client.malloc import keep_freed_memory
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, Fit, Flat
 from edge_client.training.learner import TrainedModel, TrainingJob, weighted_batches

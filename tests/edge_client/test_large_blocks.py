@@ -1,4 +1,4 @@
-"""Large blocks of the coordinator leave its process when they are freed."""
+"""Large blocks of a coordinator or a device leave its process when they are freed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.heap_use import heap_use
 
 SCRIPT = """
-from coordinator.heap import give_back_large_blocks
+from edge_client.malloc import give_back_large_blocks
 from tests.support.heap_use import heap_use
 
 told = {told} and give_back_large_blocks()

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from edge_client.engines.malloc import keep_freed_memory
+from edge_client.malloc import keep_freed_memory
 
 FAULTS = """
 import resource, sys
 import numpy as np
-from edge_client.engines.malloc import keep_freed_memory
+from edge_client.malloc import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
