@@ -2,15 +2,18 @@
 
 Ctrl-C before a command begins, while its modules are imported, ends it at once, without a word: raised as
 KeyboardInterrupt there, it would end in a traceback of Python's imports, or be lost inside one of them.
-After the command the process leaves when Python's own exit functions have run. Taking the interpreter apart costs half
-a second with torch and seconds with the libraries that write TFLite files, and frees what the system frees anyway.
+After the command the process leaves when Python's own exit functions have run and what files hold back is written.
+Taking the interpreter apart costs half a second with torch and seconds with the libraries that write TFLite files, and
+frees what the system frees anyway.
 This module is the first that a console script imports, and imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -58,13 +61,15 @@ class _LastWord:
     def leave(self) -> None:
         if self.code is None or os.getpid() != self._process:  # a forked child has an end of its own
             return
-        for stream in (sys.stdout, sys.stderr):
+        if sys.stdout is not None:
             with suppress(BrokenPipeError, ValueError):  # its reader has left, or it is closed
-                if stream is not None:
-                    self._flush(stream)
+                self._flush_output(sys.stdout)
+        for file in _open_files():
+            with suppress(Exception):  # as of a log on a full disk, which changes no code
+                file.flush()
         os._exit(self.code)
 
-    def _flush(self, stream: TextIO) -> None:
+    def _flush_output(self, stream: TextIO) -> None:
         try:
             stream.flush()
         except BrokenPipeError:
@@ -73,6 +78,12 @@ class _LastWord:
             self.code = EXIT_UNWRITTEN
             with suppress(OSError):
                 os.write(2, f"error: what was printed is incomplete: {wrong}\n".encode())
+
+
+def _open_files() -> list[io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom]:
+    """The files that are still open, as those of a user's own method: what they hold back would be lost."""
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    return [each for each in gc.get_objects() if type(each) in kinds]
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

@@ -88,6 +88,27 @@ def test_a_word_in_place_of_a_code_and_an_error_end_as_python_ends_them() -> Non
     assert told.rstrip().endswith("ValueError: wrong")
 
 
+def test_a_file_that_a_users_own_code_left_open_is_written_whole(tmp_path: Path) -> None:
+    """It was empty: nothing closes the files of a module where nothing is taken apart."""
+    names = [tmp_path / "log.txt", tmp_path / "rows.bin"]
+    opened = f"main.files = open({str(names[0])!r}, 'w'), open({str(names[1])!r}, 'wb')"
+    ending = f"{opened}; main.files[0].write('a word'); main.files[1].write(b'bytes'); return 0"
+    assert ended(WORDS_AT_THE_END.format(ending=ending))[0] == 0
+    assert [name.read_bytes() for name in names] == [b"a word", b"bytes"]
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is a device of Linux")
+def test_a_log_on_a_full_disk_changes_no_code() -> None:
+    """It was 120: a coordinator that a service manager had stopped counted as failed."""
+    telling = "from edge_client.printable import put_on_stderr; put_on_stderr('lost')"
+    words = WORDS_AT_THE_END.format(ending=f"{telling}; return 7")
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", words], cwd=ROOT, stdout=subprocess.PIPE, stderr=full, text=True, check=False
+        )
+    assert (done.returncode, done.stdout) == (7, "command\nthread\nexit function\n")
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="/dev/full is a device of Linux")
 def test_output_that_meets_a_full_disk_at_the_end_is_told_and_has_pythons_code() -> None:
     words = WORDS_AT_THE_END.format(ending="return 0")
