@@ -8,8 +8,8 @@ into the bipartition with the least cross = max cos(dw_i, dw_j) between its side
 Absolute bounds depend on learning rate, steps and model; criterion "relative" takes eps_1 as a share of max_i ||dw_i||
 and eps_2 as a share of the largest update of the first round.
 Each leaf is examined in every round in which at least the share `coverage` of its devices answered. A device that did
-not answer GONE times in a row, or left the fleet as many rounds ago, counts no longer until it answers. A fleet with devices that are often away, or
-fraction-train below 1, needs a `coverage` below 1.
+not answer GONE times in a row, or left the fleet as many rounds ago, counts no longer until it answers. A fleet with
+devices that are often away, or fraction-train below 1, needs a `coverage` below 1.
 """
 
 from __future__ import annotations
