@@ -29,7 +29,8 @@ def run_console_script(module: str) -> NoReturn:
     """Import `module`, call its `main`, and end the process with the code that it returns or raises by SystemExit."""
     leave_at_once()
     last = _LastWord()
-    atexit.register(last.leave)  # the first that is registered is the last that is called, after threads have ended
+    if _is_the_whole_program():
+        atexit.register(last.leave)  # the first that is registered is the last that is called, after threads have ended
     try:
         last.code = importlib.import_module(module).main() or 0
     except SystemExit as ended:
@@ -37,6 +38,16 @@ def run_console_script(module: str) -> NoReturn:
             raise
         last.code = ended.code or 0
     sys.exit(last.code)
+
+
+def _is_the_whole_program() -> bool:
+    """Whether no other program has called the command, as a test or a profiler does, which ends with its own code."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - has no other name
+    names = set[str]()
+    while frame is not None:
+        names.add(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back
+    return all(name in {__name__, "__main__", "runpy"} or name.endswith(".__main__") for name in names)
 
 
 def leave_at_once() -> None:
