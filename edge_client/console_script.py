@@ -2,15 +2,18 @@
 
 Ctrl-C before a command begins, while its modules are imported, ends it at once, without a word: raised as
 KeyboardInterrupt there, it would end in a traceback of Python's imports, or be lost inside one of them.
-After the command the process leaves when Python's own exit functions have run. Taking the interpreter apart costs half
-a second with torch and seconds with the libraries that write TFLite files, and frees what the system frees anyway.
+After the command the process leaves when Python's own exit functions have run and what files hold back is written.
+Taking the interpreter apart costs half a second with torch and seconds with the libraries that write TFLite files, and
+frees what the system frees anyway.
 This module is the first that a console script imports, and imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -26,7 +29,8 @@ def run_console_script(module: str) -> NoReturn:
     """Import `module`, call its `main`, and end the process with the code that it returns or raises by SystemExit."""
     leave_at_once()
     last = _LastWord()
-    atexit.register(last.leave)  # the first that is registered is the last that is called, after threads have ended
+    if _is_the_whole_program():
+        atexit.register(last.leave)  # the first that is registered is the last that is called, after threads have ended
     try:
         last.code = importlib.import_module(module).main() or 0
     except SystemExit as ended:
@@ -34,6 +38,16 @@ def run_console_script(module: str) -> NoReturn:
             raise
         last.code = ended.code or 0
     sys.exit(last.code)
+
+
+def _is_the_whole_program() -> bool:
+    """Whether no other program has called the command, as a test or a profiler does, which ends with its own code."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - has no other name
+    names = set[str]()
+    while frame is not None:
+        names.add(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back
+    return all(name in {__name__, "__main__", "runpy"} or name.endswith(".__main__") for name in names)
 
 
 def leave_at_once() -> None:
@@ -58,13 +72,15 @@ class _LastWord:
     def leave(self) -> None:
         if self.code is None or os.getpid() != self._process:  # a forked child has an end of its own
             return
-        for stream in (sys.stdout, sys.stderr):
+        if sys.stdout is not None:
             with suppress(BrokenPipeError, ValueError):  # its reader has left, or it is closed
-                if stream is not None:
-                    self._flush(stream)
+                self._flush_output(sys.stdout)
+        for file in _open_files():
+            with suppress(Exception):  # as of a log on a full disk, which changes no code
+                file.flush()
         os._exit(self.code)
 
-    def _flush(self, stream: TextIO) -> None:
+    def _flush_output(self, stream: TextIO) -> None:
         try:
             stream.flush()
         except BrokenPipeError:
@@ -73,6 +89,12 @@ class _LastWord:
             self.code = EXIT_UNWRITTEN
             with suppress(OSError):
                 os.write(2, f"error: what was printed is incomplete: {wrong}\n".encode())
+
+
+def _open_files() -> list[io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom]:
+    """The files that are still open, as those of a user's own method: what they hold back would be lost."""
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    return [each for each in gc.get_objects() if type(each) in kinds]
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

@@ -17,7 +17,6 @@ import os
 import platform
 import shutil
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -238,21 +237,20 @@ def _broker(config: ClientConfig) -> str:
 
     @contextlib.contextmanager
     def connection() -> Iterator[socket.socket]:
-        with contextlib.ExitStack() as stack:
-            line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
-            if encrypted:
-                made = tls.client_context(tls.Credentials(ca=config.ca, **own), dt.datetime.now(dt.timezone.utc))
-                line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
-            yield line
+        try:
+            with contextlib.ExitStack() as stack:
+                line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
+                if encrypted:
+                    made = tls.client_context(tls.Credentials(ca=config.ca, **own), dt.datetime.now(dt.timezone.utc))
+                    line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
+                yield line
+        except OSError as wrong:  # ssl.SSLError is one
+            reason, hint = tls.explain_failure(wrong, config.ca)
+            hint = hint or "check the address, and that the broker runs"
+            raise CheckFailed(f"{config.broker}: {reason}", hint) from wrong
 
-    try:
-        with connection() as line:
-            answer = b"" if left_out else _log_in(line)
-    except (OSError, ssl.SSLError) as wrong:
-        reason, hint = tls.explain_failure(wrong, config.ca)
-        raise CheckFailed(
-            f"{config.broker}: {reason}", hint or "check the address, and that the broker runs"
-        ) from wrong
+    with connection() as line:
+        answer = b"" if left_out else _log_in(line)
     took = f"in {time.perf_counter() - began_s:.2f} s"
     if left_out:
         return f"{config.broker} takes connections{' over TLS' if encrypted else ''}, {took}; not logged in: {left_out}"

@@ -56,6 +56,10 @@ class CertificateAuthority:
         """Every name that ever had a certificate, sorted."""
         return sorted({path.parent.name for path in (self.folder / "issued").glob("*/*.crt")})
 
+    def current(self) -> CertificateAuthority:
+        """The same with the certificate of its file, which `provision` may have renewed. Raises ConfigError."""
+        return replace(self, certificate=read_certificate(self.folder / "ca.crt"))
+
     def certificates_of(self, name: str) -> list[x509.Certificate]:
         """The certificates of a name, the newest last, of one second the longest; revoked and expired ones too."""
         files = (self.folder / "issued" / name).glob("*.crt")

@@ -28,7 +28,6 @@ RELOAD_HINT = (
     "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too; "
     "a coordinator elsewhere needs coordinator/revoked beside its signing key, and reads it by itself"
 )
-AUTHORITY_NAME = "authority"
 AUTHORITY_HINT = (
     "no certificate outlives the authority: provision --renew authority --renew expiring, then bring each ca.crt and "
     "each new certificate to its machine, and crl.pem to the broker, before the old authority ends (docs/security.md)"
@@ -216,11 +215,18 @@ def _how_to_renew(work: Provisioner, name: str) -> str:
     return f"--renew {name} makes a new {'certificate' if work.has_key_of(name) else 'token'}"
 
 
+def _authority_ends(work: Provisioner) -> bool:
+    """Whether the authority itself ends soon."""
+    from coordinator.identity.provisioning import AUTHORITY_NAME
+
+    return any(each.name == AUTHORITY_NAME for each in work.expiring_soon())
+
+
 def _ways_to_renew(work: Provisioner, found: Mapping[str, Any]) -> str:
     """What helps each certificate that ends: a new one, or a token where the device keeps its key."""
-    names = [each["name"] for each in found["expiring"]]
-    if AUTHORITY_NAME in names:
+    if _authority_ends(work):
         return AUTHORITY_HINT
+    names = [each["name"] for each in found["expiring"]]
     away = [name for name in names if not work.has_key_of(name)]
     asked = [name for name in away if name not in found["tokens"]]
     ways = ["provision --renew expiring"] if len(away) < len(names) else []
@@ -246,7 +252,7 @@ def _stranded(work: Provisioner) -> list[str]:
 def _hints(folder: Path, work: Provisioner, *, revoked: bool, made: bool) -> list[str]:
     """What is left to do by hand."""
     hints = [RELOAD_HINT] if revoked else []
-    hints += [AUTHORITY_HINT] if any(each.name == AUTHORITY_NAME for each in work.expiring_soon()) else []
+    hints += [AUTHORITY_HINT] if _authority_ends(work) else []
     if made and (there := work.plan.broker_folder):
         what = f"copy the files of {folder / 'broker'} to {there} on the broker's machine"
         hints.append(f"{what}; where mosquitto has a user of its own, run there as root: chown -R mosquitto {there}")

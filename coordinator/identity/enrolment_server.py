@@ -84,9 +84,8 @@ class Registrar:
         made = [
             c for c in self.authority.certificates_of(cid) if c.public_key() == key and issue_time_s(c) >= int(used_s)
         ]
-        certificate = (
-            made[-1] if made else self.authority.issue_client(key, cid, now)
-        )  # made: the device lost an earlier answer
+        # made: the device lost an earlier answer
+        certificate = made[-1] if made else self.authority.current().issue_client(key, cid, now)
         self.tell(f"{cid} has a certificate until {certificate.not_valid_after_utc:%Y-%m-%d}")
         return certificate.public_bytes(Encoding.PEM).decode("ascii")
 

@@ -42,6 +42,7 @@ from edge_client.transport.tls import EXPIRY_WARNING_DAYS, read_certificate
 # The dot keeps them out of the devices' alphabet.
 BROKER_NAME, ENROLMENT_NAME, WEB_NAME = "server.broker", "server.enrol", "server.web"
 AUTHORITY_NAME = "authority"
+WORDS_OF_RENEW = frozenset({AUTHORITY_NAME, "expiring"})  # which mean no device
 ENROL_PORT = 8443
 PRIVATE_FILES = frozenset({"mosquitto.acl"})  # Mosquitto 2.1 warns that later versions refuse one that others can read
 READ_HINT = "correct it, or remove it to have it made again"
@@ -123,9 +124,8 @@ class Provisioner:
     def add_web_device(self, cid: str) -> None:
         """Write a phone's link with a name and a password, unless it has one. Raises ConfigError as `add_device`."""
         if not self.plan.page.startswith(("https://", "http://localhost", "http://127.0.0.1")):
-            raise ConfigError(
-                f"phones open {self.plan.page!r}", hint="--page https://HOST:PORT, the coordinator's page"
-            )
+            told = f"phones open {self.plan.page!r}"
+            raise ConfigError(told, hint="--page https://HOST:PORT, the coordinator's page")
         folder = self._device_folder(cid)
         if self.authority.certificates_of(cid) or (folder / "client.toml").exists():
             raise ConfigError(f"{cid} is a device with a certificate", hint="give the phone a name of its own")
@@ -246,9 +246,12 @@ class Provisioner:
             check_cid(cid)
         except Malformed as wrong:
             raise ConfigError(wrong.message, hint="a device id: letters, digits, '_' and '-', at most 64") from wrong
+        folder = self.folder / "devices" / cid
+        if cid in WORDS_OF_RENEW and not folder.exists():
+            raise ConfigError(f"{cid} is a word of --renew", hint="give the device another name")
         if revocation.is_revoked(self.authority, cid) or cid in self.web.revoked():
             raise ConfigError(f"{cid} was revoked", hint="give the device another name: a revoked one never comes back")
-        return self.folder / "devices" / cid
+        return folder
 
     def _check_no_phone(self, cid: str) -> None:
         if cid in self.web.names():
@@ -270,20 +273,17 @@ class Provisioner:
     def _server(self, folder: Path, name: str) -> None:
         """Write a server's certificate; a new one when the plan has other hosts."""
         path, wanted = folder / "server.crt", self.plan.hosts
-        if path.exists() and _names_in(read_certificate(path)) != sorted(
-            str(subject_alternative_name(h).value) for h in wanted
-        ):
+        names = sorted(str(subject_alternative_name(h).value) for h in wanted)
+        if path.exists() and _names_in(read_certificate(path)) != names:
             path.unlink()
         self._certify(folder, "server", lambda key: self.authority.issue_server(key, name, wanted, self.now))
 
     def _web_server(self) -> None:
         """Write a certificate for the browsers' listener, unless there is one; the operator may replace it."""
-        hosts = self.plan.hosts
-        if (self.folder / "broker" / "web.crt").exists() and not self._web_is_ours():
+        folder, hosts = self.folder / "broker", self.plan.hosts
+        if (folder / "web.crt").exists() and not self._web_is_ours():
             return
-        self._certify(
-            self.folder / "broker", "web", lambda key: self.authority.issue_server(key, WEB_NAME, hosts, self.now)
-        )
+        self._certify(folder, "web", lambda key: self.authority.issue_server(key, WEB_NAME, hosts, self.now))
 
     def _web_is_ours(self) -> bool:
         """Whether this authority issued the certificate of the browsers' listener."""

@@ -107,7 +107,7 @@ def open_database(folder: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise NoRunYet(folder)
     wal = path.with_name(f"{path.name}-wal")  # there while a coordinator runs, and after one that was killed
-    is_frozen, has_log = not os.access(path.parent, os.W_OK), wal.exists() and wal.stat().st_size > 0
+    is_frozen, has_log = not os.access(path.parent, os.W_OK), _size(wal) > 0
     if is_frozen and has_log and not path.with_name(f"{path.name}-shm").exists():
         hint = "copy the whole folder to a disk that can be written, and read it there"
         raise ConfigError(f"{path.parent} cannot be written, and {wal.name} must be merged to be read", hint=hint)
@@ -132,6 +132,14 @@ def _connect(path: Path, *, immutable: bool) -> sqlite3.Connection:
         _has_events(db)
         opened.pop_all()
     return db
+
+
+def _size(path: Path) -> int:
+    """In bytes; 0 where there is no such file, as once its coordinator has ended."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _has_events(db: sqlite3.Connection) -> bool:

@@ -8,8 +8,8 @@ into the bipartition with the least cross = max cos(dw_i, dw_j) between its side
 Absolute bounds depend on learning rate, steps and model; criterion "relative" takes eps_1 as a share of max_i ||dw_i||
 and eps_2 as a share of the largest update of the first round.
 Each leaf is examined in every round in which at least the share `coverage` of its devices answered. A device that did
-not answer GONE times in a row counts no longer, until it answers. A fleet with devices that are often away, or
-fraction-train below 1, needs a `coverage` below 1.
+not answer GONE times in a row, or left the fleet as many rounds ago, counts no longer until it answers. A fleet with
+devices that are often away, or fraction-train below 1, needs a `coverage` below 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coordinator.strategies.common.updates import ClientUpdates, pack_by_client,
 from edge_client.protocol.task import I64, Array, ClientId, Flat, Schema
 
 SPLIT_CRITERIA = ("relative", "absolute")
-GONE = 3  # rounds in a row in which a device was asked and did not answer
+GONE = 3  # rounds in a row in which a device did not answer, or was not in the fleet
 _MISSED = "missed"
 
 
@@ -62,8 +62,8 @@ class CFL(TreeOfCenters):
         check_range("smallest", self.smallest, low=2)
         check_range("coverage", self.coverage, low=1e-9, high=1.0)
 
-    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, asked: Collection[ClientId]) -> State:
-        state = _with_misses(state, updates.clients, asked)
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, expected: Collection[ClientId]) -> State:
+        state = _with_misses(state, updates.clients, expected)
         number = int(state.extra.get("round", np.zeros(1))[0]) + 1
         leaf = np.array([state.assignment[c] for c in updates.clients], dtype=np.int64)
         moved = zip(updates.rows, leaf, strict=True)
@@ -101,12 +101,12 @@ class CFL(TreeOfCenters):
         return split_leaf(state, leaf, dict(zip(clients, sides.tolist(), strict=True)), points)
 
 
-def _with_misses(state: State, answered: Collection[ClientId], asked: Collection[ClientId]) -> State:
+def _with_misses(state: State, answered: Collection[ClientId], expected: Collection[ClientId]) -> State:
     """The state with the rounds in a row that a device of a leaf missed, up to GONE; no entry where it missed none."""
     before = unpack_by_client(state.extra, _MISSED)
     heard = set(answered)
     now = {c: missed for c, missed in before.items() if c not in heard}
-    for c in set(asked).intersection(state.assignment) - heard:
+    for c in set(expected).intersection(state.assignment) - heard:
         now[c] = np.minimum(before.get(c, np.array(0)) + 1, GONE)
     kept = {name: value for name, value in state.extra.items() if not name.startswith(f"{_MISSED}/")}
     return replace(state, extra={**kept, **pack_by_client(_MISSED, now)})

@@ -45,7 +45,7 @@ class FLHC(TreeOfCenters):
     def _needs_whole_fleet(self, state: State) -> bool:
         return _rounds(state) == self.warm_up
 
-    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, asked: Collection[ClientId]) -> State:  # noqa: ARG002
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, expected: Collection[ClientId]) -> State:  # noqa: ARG002
         before = _rounds(state)
         out = replace(state, extra={**state.extra, "round": np.array([before + 1])})
         if before != self.warm_up:

@@ -16,7 +16,7 @@ CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"  # a clean start, 
 DISCONNECT = b"\xe0\x00"
 CONNACK, PUBACK, SUBACK, CLOSED = 0x20, 0x40, 0x90, 0xE0  # the first byte of an answer
 SUBSCRIBE, PUBLISH = 0x82, 0x32  # at QoS 1
-LEAST_FAILURE, NOT_AUTHORIZED = 0x80, 0x87  # reason codes
+LEAST_FAILURE = 0x80  # of the reason codes
 MAX_ANSWER_BYTES = 2_000_000  # retained records come with a subscription
 NO_LABEL = "0" * 16  # of a blob that no device has
 
@@ -56,9 +56,9 @@ def refused_topics(line: socket.socket, filters: Sequence[str], topic: str) -> l
             raise ConnectionError("the broker ended the connection")
         if kind == SUBACK:
             codes = body[-len(filters) :]  # behind the number of the packet and its properties
-            refused += [each for each, code in zip(filters, codes, strict=True) if code >= LEAST_FAILURE]
+            refused += [each for each, code in zip(filters, codes, strict=False) if code >= LEAST_FAILURE]
     line.sendall(DISCONNECT)
-    return [*refused, topic] if found[1][2:3] == bytes([NOT_AUTHORIZED]) else refused
+    return [*refused, topic] if any(code >= LEAST_FAILURE for code in found[1][2:3]) else refused
 
 
 def _text(value: str) -> bytes:

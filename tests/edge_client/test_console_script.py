@@ -63,8 +63,8 @@ class LoudWhenFreed:
 def main():
     main.kept = LoudWhenFreed()
     atexit.register(print, "exit function")
-    threading.Thread(target=lambda: (threading.Event().wait(0.05), print("thread"))).start()
     print("command")
+    threading.Thread(target=lambda: (threading.Event().wait(0.05), print("thread"))).start()
     {ending}
 
 sys.modules["command"] = sys.modules["__main__"]
@@ -86,6 +86,52 @@ def test_a_word_in_place_of_a_code_and_an_error_end_as_python_ends_them() -> Non
     code, _, told = ended(WORDS_AT_THE_END.format(ending="raise ValueError('wrong')"))
     assert code == 1
     assert told.rstrip().endswith("ValueError: wrong")
+
+
+def test_a_file_that_a_users_own_code_left_open_is_written_whole(tmp_path: Path) -> None:
+    """It was empty: nothing closes the files of a module where nothing is taken apart."""
+    names = [tmp_path / "log.txt", tmp_path / "rows.bin"]
+    opened = f"main.files = open({str(names[0])!r}, 'w'), open({str(names[1])!r}, 'wb')"
+    ending = f"{opened}; main.files[0].write('a word'); main.files[1].write(b'bytes'); return 0"
+    assert ended(WORDS_AT_THE_END.format(ending=ending))[0] == 0
+    assert [name.read_bytes() for name in names] == [b"a word", b"bytes"]
+
+
+HOST = """
+import sys
+from types import ModuleType
+
+def main():
+    return 0
+
+sys.modules["command"] = sys.modules["__main__"]
+host = ModuleType("host")
+exec('''
+from edge_client.console_script import run_console_script
+try:
+    run_console_script("command")
+except SystemExit as ended:
+    print(ended.code)
+''', vars(host))
+sys.exit(1)
+"""
+
+
+def test_a_program_that_calls_a_command_ends_with_a_code_of_its_own() -> None:
+    """pytest with a failed test ended with 0, where another test had called a console script's function."""
+    assert ended(HOST) == (1, "0\n", "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is a device of Linux")
+def test_a_log_on_a_full_disk_changes_no_code() -> None:
+    """It was 120: a coordinator that a service manager had stopped counted as failed."""
+    telling = "from edge_client.printable import put_on_stderr; put_on_stderr('lost')"
+    words = WORDS_AT_THE_END.format(ending=f"{telling}; return 7")
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", words], cwd=ROOT, stdout=subprocess.PIPE, stderr=full, text=True, check=False
+        )
+    assert (done.returncode, done.stdout) == (7, "command\nthread\nexit function\n")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="/dev/full is a device of Linux")

@@ -252,3 +252,23 @@ def test_what_listens_there_and_is_no_broker_for_us_is_told(tmp_path: Path, answ
         config = load_config(device(tmp_path, f"mqtt://127.0.0.1:{server.getsockname()[1]}"), {})
         assert said in found(config)["broker"].said
         thread.join()
+
+
+def test_a_broker_that_takes_one_connection_alone_is_told_as_a_broker(tmp_path: Path) -> None:
+    """The second connection tries the access list; its refusal had the hint to check the folders' rights."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = load_config(device(tmp_path, f"mqtt://127.0.0.1:{server.getsockname()[1]}"), {})
+
+        def serve() -> None:
+            link, _ = server.accept()
+            server.close()
+            with link:
+                link.recv(100)
+                link.sendall(b"\x20\x02\x00\x00")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        told = doctors._checked("broker", doctors._broker, config)
+        thread.join()
+    assert (told.ok, told.said) == (False, f"{config.broker}: [Errno 111] Connection refused")
+    assert told.hint == "check the address, and that the broker runs"

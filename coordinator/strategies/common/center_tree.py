@@ -109,7 +109,8 @@ class TreeOfCenters(LocalSgd):
         if not updates.clients:
             return state
         known = {**state.assignment, **{c: leaf[c] for c in updates.clients}}
-        grown = self._grow(replace(state, assignment=known), schema, updates, tasks)
+        expected = tasks.keys() | {c for c in known if c not in fleet}
+        grown = self._grow(replace(state, assignment=known), schema, updates, expected)
         labels = np.array([grown.assignment[c] for c in updates.clients], dtype=np.int64)
         centers = self.server.aggregate(grown.centers, updates, one_hot(labels, len(grown.centers)), updates.n, schema)
         return replace(grown, centers=centers)
@@ -123,10 +124,10 @@ class TreeOfCenters(LocalSgd):
         yield from ()
         return state
 
-    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, asked: Collection[ClientId]) -> State:  # noqa: ARG002
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates, expected: Collection[ClientId]) -> State:  # noqa: ARG002
         """The state with new leaves, before its centers move. Unchanged here.
 
-        Each device of `updates` has a leaf; the other devices of `asked` did not answer.
+        Each device of `updates` has a leaf; the others of `expected` did not answer, or have left the fleet.
         """
         return state
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import ssl
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from typer.testing import CliRunner, Result
 
 from coordinator.cli import app
 from coordinator.identity.certificate_authority import AUTHORITY_DAYS, open_authority
+from coordinator.identity.enrolment_server import Registrar
 from coordinator.identity.provisioning import Provisioner, ProvisionPlan
 from edge_client.config import load_config
 from edge_client.doctor import CheckResult, run_checks
+from edge_client.transport.keys import open_private_key, signing_request
 from edge_client.transport.tls import explain_failure, read_certificate
 from tests.support.guarded_broker import now
 
@@ -61,6 +65,29 @@ def test_an_authority_that_ends_is_renewed_by_what_the_check_says(tmp_path: Path
     copies = [*keys.glob("*/ca.crt"), *keys.glob("devices/*/ca.crt")]
     assert {path.parent.name for path in copies} == {"authority", "broker", "coordinator", "enrolment", "d1", "d2"}
     assert {path.read_bytes() for path in copies} == {files["ca"].read_bytes()}
+
+
+def test_a_token_is_redeemed_under_the_renewed_authority_also_by_a_server_that_began_before(tmp_path: Path) -> None:
+    """`enrol` gave certificates that ended with the old authority until it was started again."""
+    keys = provisioned(tmp_path / "keys", days=20)
+    work = Provisioner(folder=keys, plan=PLAN, now=now())
+    server = Registrar(authority=work.authority, tokens=work.tokens, tell=list[str]().append)
+    assert invoke(str(keys), "--renew", "authority", "--token", "d2").exit_code == 0
+    token = (keys / "devices" / "d2" / "token").read_text().strip()
+    asked = signing_request(open_private_key(tmp_path / "d2.key"), "d2", "demo")
+    status, answer = server.handle(json.dumps({"token": token, "csr": asked.decode()}).encode())
+    made = x509.load_pem_x509_certificate(answer["certificate"].encode())
+    assert (status, made.not_valid_after_utc > now() + dt.timedelta(days=300)) == (200, True)
+
+
+@pytest.mark.parametrize("option", ["--device", "--token"])
+@pytest.mark.parametrize("name", ["authority", "expiring"])
+def test_a_word_of_renew_is_no_name_of_a_device(tmp_path: Path, name: str, option: str) -> None:
+    """`--renew authority` renewed the authority in the place of that device's certificate."""
+    keys = provisioned(tmp_path / "keys", days=3000)
+    done = invoke(str(keys), option, name)
+    assert (done.exit_code, f"{name} is a word of --renew" in done.stderr) == (3, True)
+    assert not (keys / "devices" / name).exists()
 
 
 def test_doctor_tells_of_an_authority_that_ends_soon_or_has_ended(tmp_path: Path) -> None:

@@ -43,6 +43,17 @@ def test_a_run_folder_that_cannot_be_written_is_read_without_a_file_beside_the_d
         assert sorted(path.name for path in store.iterdir()) == files
 
 
+def test_a_log_that_its_coordinator_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question whether it is there and that for its size: `status` then ended with "No such file"."""
+    Federation.of(tmp_path).play()
+    there = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name.endswith("-wal") or there(path))
+    with open_database(tmp_path / "run") as db:
+        assert db.execute("select count(*) from events").fetchone()[0] > 0
+
+
 def test_a_log_that_cannot_be_merged_is_named_and_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = Federation.of(tmp_path)
     fed.start(4)

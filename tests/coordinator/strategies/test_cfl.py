@@ -12,6 +12,7 @@ from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.strategies.cfl import CFL
 from coordinator.strategies.common.center_tree import SplitTree
+from coordinator.strategies.common.sampling import sample_cohort
 from edge_client.protocol.task import Fit, Flat, Reply
 from tests.support.softmax_program import grouped_fleet, play, schema
 
@@ -143,15 +144,25 @@ def test_a_device_that_left_stops_no_split_after_three_rounds_and_walks_down_the
     assert one_round(state, GROUP, method).assignment["d7"] == state.assignment["d2"]
 
 
-def test_a_device_that_is_back_counts_again_and_one_that_is_not_asked_misses_nothing() -> None:
-    method, rounds = CFL(warm_up=9, eps_2=0.1), [["d7"], ["d7"], [], ["d7"]]
-    state = grown(1, method)
-    for silent in rounds:
-        state = one_round(state, GROUP, method, silent=silent)
-    others = {c: group for c, group in GROUP.items() if c != "d7"}  # as in a cohort that d7 is not in
+def test_a_device_that_was_revoked_stops_no_split() -> None:
+    """It is asked no more, and so it missed nothing: its leaf stayed whole for ever."""
+    method, leaves = CFL(warm_up=1, eps_2=0.1), list[int]()
+    state, others = grown(1, method), {c: group for c, group in GROUP.items() if c != "d7"}
     for _ in range(3):
         state = one_round(state, others, method)
-    assert len(one_round(state, GROUP, CFL(warm_up=0, eps_2=0.1), silent=["d7"]).centers) == 1  # its second miss
+        leaves.append(len(state.centers))
+    assert leaves == [1, 1, 2]
+
+
+def test_a_device_that_is_back_counts_again_and_one_that_is_not_asked_misses_nothing() -> None:
+    method, part = CFL(warm_up=9, eps_2=0.1), CFL(warm_up=9, eps_2=0.1, fraction_train=7 / 8)
+    (away,) = GROUP.keys() - sample_cohort(dict.fromkeys(GROUP, 10), 7 / 8, np.random.default_rng(0))
+    state = grown(1, method)
+    for silent in ([away], [away], [], [away]):
+        state = one_round(state, GROUP, method, silent=silent)
+    for _ in range(3):
+        state = one_round(state, GROUP, part)  # cohorts without it
+    assert len(one_round(state, GROUP, CFL(warm_up=0, eps_2=0.1), silent=[away]).centers) == 1  # its second miss
     assert not [name for name in one_round(state, GROUP, method).extra if name.startswith("missed")]
 
 
