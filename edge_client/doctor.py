@@ -47,7 +47,6 @@ from edge_client.runtime import train_conditions
 from edge_client.runtime.enrolment import has_token
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
-from edge_client.transport.broker_rights import try_rights
 from edge_client.transport.folder_lock import lock_folder
 
 EXIT_CHECK_FAILED = 1
@@ -224,6 +223,7 @@ def _data(config: ClientConfig) -> str:
 
 def _broker(config: ClientConfig) -> str:
     """Connect, and log in with MQTT where that is possible and ends no other connection of this device."""
+    from edge_client.transport.broker_rights import try_rights
     from edge_client.transport.mqtt import parse_url
 
     host, port, encrypted = parse_url(config.broker)
@@ -235,21 +235,22 @@ def _broker(config: ClientConfig) -> str:
     own = {"certificate": config.certificate, "key": config.key} if with_certificate else {}
     began_s = time.perf_counter()
 
+    now = dt.datetime.now(dt.timezone.utc)
+
     @contextlib.contextmanager
-    def connection() -> Iterator[socket.socket]:
+    def failures_told() -> Iterator[None]:
         try:
-            with contextlib.ExitStack() as stack:
-                line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
-                if encrypted:
-                    made = tls.client_context(tls.Credentials(ca=config.ca, **own), dt.datetime.now(dt.timezone.utc))
-                    line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
-                yield line
+            yield
         except OSError as wrong:  # ssl.SSLError is one
             reason, hint = tls.explain_failure(wrong, config.ca)
             hint = hint or "check the address, and that the broker runs"
             raise CheckFailed(f"{config.broker}: {reason}", hint) from wrong
 
-    with connection() as line:
+    with failures_told(), contextlib.ExitStack() as stack:
+        line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
+        context = tls.client_context(tls.Credentials(ca=config.ca, **own), now) if encrypted else None
+        if context is not None:
+            line = stack.enter_context(context.wrap_socket(line, server_hostname=host))
         answer = b"" if left_out else _log_in(line)
     took = f"in {time.perf_counter() - began_s:.2f} s"
     if left_out:
@@ -259,8 +260,9 @@ def _broker(config: ClientConfig) -> str:
     if answer[3] not in (0, IDENTIFIER_REJECTED):
         said = CONNECT_REFUSALS.get(answer[3], f"the broker answers {answer[3]}")
         raise CheckFailed(said, "use the certificate made for this device of this federation")
-    with connection() as line:
-        lets, said = try_rights(line, Topics(config.federation), config.device_id)
+    with failures_told():
+        topics = Topics(config.federation)
+        lets, said = try_rights((host, port), context, topics, config.device_id, timeout_s=CHECK_TIMEOUT_S)
     if not lets:
         hint = "write it again with `provision`, and let the broker read it; is it the broker of this federation?"
         raise CheckFailed(said, hint)

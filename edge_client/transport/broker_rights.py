@@ -6,89 +6,76 @@ subscription pass and filters what it brings, so there it is the message that is
 
 from __future__ import annotations
 
-import socket
+import ssl
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from edge_client.protocol.task import ClientId
 from edge_client.protocol.topics import Topics
+from edge_client.transport.mqtt import MQTT5, PahoSession
 
-CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"  # a clean start, keepalive 60 s, no properties, no name
-DISCONNECT = b"\xe0\x00"
-CONNACK, PUBACK, SUBACK, CLOSED = 0x20, 0x40, 0x90, 0xE0  # the first byte of an answer
-SUBSCRIBE, PUBLISH = 0x82, 0x32  # at QoS 1
-LEAST_FAILURE = 0x80  # of the reason codes
-MAX_ANSWER_BYTES = 2_000_000  # retained records come with a subscription
+TICK_S = 0.2
 NO_LABEL = "0" * 16  # of a blob that no device has
+Address = tuple[str, int]
 
 
-def try_rights(line: socket.socket, topics: Topics, cid: ClientId) -> tuple[bool, str]:
+def try_rights(
+    address: Address, context: ssl.SSLContext | None, topics: Topics, cid: ClientId, *, timeout_s: float
+) -> tuple[bool, str]:
     """Hear what the device must hear, and write a block of no upload, which the coordinator drops.
 
-    -> (whether nothing was refused, what was seen).
+    -> (whether nothing was refused, what was seen). `context` is that of TLS. Raises OSError where the broker takes no
+    connection.
     """
+    session = PahoSession("", MQTT5)  # the broker names it: the device's own name is in use
+    if context is not None:
+        session.paho.tls_set_context(context)
     try:
-        refused = refused_topics(line, topics.device_filters(cid), topics.upload(0, cid, NO_LABEL, 0))
-    except OSError as wrong:
-        return True, f"its access list could not be tried: {wrong}"
-    if refused is None:
+        asked = _Question(session, topics.device_filters(cid), topics.upload(0, cid, NO_LABEL, 0))
+        session.connect(*address, timeout_s)
+        lost = _wait(session, asked, timeout_s)
+    finally:
+        session.release()
+    if not session.accepted:
         return True, "its access list is not tried, since it does not speak MQTT 5"
-    if refused:
-        return False, f"the broker's access list refuses {', '.join(refused)} to {cid}"
+    if asked.refused:
+        return False, f"the broker's access list refuses {', '.join(asked.refused)} to {cid}"
+    if not asked.answered:
+        return True, f"its access list could not be tried: {lost or session.reason}"
     return True, "its access list lets this device write"
 
 
-def refused_topics(line: socket.socket, filters: Sequence[str], topic: str) -> list[str] | None:
-    """Subscribe to `filters`, then publish an empty message to `topic`; -> those that are refused.
+class _Question:
+    """Subscribes to `filters` and writes an empty message to `topic`; `refused` are those that the broker refuses."""
 
-    None where the broker does not speak MQTT 5 with this client. Raises OSError.
-    """
-    line.sendall(CONNECT)
-    kind, body = _answer(line)
-    if kind != CONNACK or len(body) < 2 or body[1]:  # noqa: PLR2004 - flags and the reason
-        return None
-    wanted = b"".join(_text(each) + b"\x01" for each in filters)
-    line.sendall(_packet(SUBSCRIBE, b"\x00\x01\x00" + wanted))
-    line.sendall(_packet(PUBLISH, _text(topic) + b"\x00\x02\x00"))
-    refused: list[str] = []
-    while (found := _answer(line))[0] != PUBACK:
-        kind, body = found
-        if kind == CLOSED:
-            raise ConnectionError("the broker ended the connection")
-        if kind == SUBACK:
-            codes = body[-len(filters) :]  # behind the number of the packet and its properties
-            refused += [each for each, code in zip(filters, codes, strict=False) if code >= LEAST_FAILURE]
-    line.sendall(DISCONNECT)
-    return [*refused, topic] if any(code >= LEAST_FAILURE for code in found[1][2:3]) else refused
+    def __init__(self, session: PahoSession, filters: Sequence[str], topic: str) -> None:
+        self.refused: list[str] = []
+        self.answered = False
+        self._filters, self._topic = tuple(filters), topic
+        session.on_up, session.paho.on_subscribe, session.paho.on_publish = self._ask, self._heard, self._taken
+
+    def _ask(self, session: PahoSession) -> None:
+        session.subscribe(self._filters)
+        session.paho.publish(self._topic, b"", qos=1)
+
+    def _heard(self, _client: object, _data: object, _mid: int, codes: list[Any], _more: object) -> None:
+        self.refused += [each for each, code in zip(self._filters, codes, strict=False) if code.is_failure]
+
+    def _taken(self, _client: object, _data: object, _mid: int, code: Any, _more: object) -> None:  # noqa: ANN401 - paho's
+        self.answered = True
+        if code.is_failure:
+            self.refused.append(self._topic)
 
 
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return len(data).to_bytes(2, "big") + data
-
-
-def _packet(kind: int, body: bytes) -> bytes:
-    size, head = len(body), bytearray([kind])
-    while size > 0x7F:  # noqa: PLR2004 - seven bits a byte
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([*head, size]) + body
-
-
-def _answer(line: socket.socket) -> tuple[int, bytes]:
-    """-> (the first byte without its flags, the body) of one packet."""
-    kind, size, shift, more = _exactly(line, 1)[0] & 0xF0, 0, 0, True
-    while more:
-        byte = _exactly(line, 1)[0]
-        size, shift, more = size | (byte & 0x7F) << shift, shift + 7, byte > 0x7F and shift < 21  # noqa: PLR2004
-    if size > MAX_ANSWER_BYTES:
-        raise ConnectionError(f"the broker sends a packet of {size} bytes")
-    return kind, _exactly(line, size)
-
-
-def _exactly(line: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        if not (part := line.recv(size - len(data))):
-            raise ConnectionError("the broker closed the connection")
-        data += part
-    return data
+def _wait(session: PahoSession, asked: _Question, timeout_s: float) -> str:
+    """Serve the connection until the message has its answer; -> why it has none, where paho does not say it."""
+    until = time.monotonic() + timeout_s
+    try:
+        while not asked.answered and not session.paho.loop(TICK_S):  # 0: the connection is well
+            if time.monotonic() > until:
+                return f"no answer within {timeout_s:g} s"
+        session.paho.disconnect()
+    except Exception as wrong:  # noqa: BLE001 - paho's readers raise whatever a malformed packet makes them raise
+        return f"{type(wrong).__name__}: {wrong}"
+    return ""

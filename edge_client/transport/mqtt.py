@@ -45,6 +45,7 @@ MAX_DOUBLINGS = 10  # more than MAX_BACKOFF_S; a float overflows at 1,024
 MIN_BACKOFF_S = 0.5  # the caller of `connect` waits for the first connection
 FLUSH_TIMEOUT_S = 5.0
 FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
+MQTT5 = MQTTProtocolVersion.MQTTv5
 MAX_IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
 VERSION_TIMEOUT_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
 CLOSED = "the connection was closed"
