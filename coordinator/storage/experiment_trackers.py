@@ -80,8 +80,8 @@ def open_trackers(
             tracker = TRACKERS[name](folder, option, config)
             threads.append(_TrackerThread(name, tracker))
             stack.callback(threads[-1].close)
-            for told in map(_told, past() if isinstance(tracker, PrometheusTracker) else ()):
-                tracker.log_round(*told)
+            for event in past() if isinstance(tracker, PrometheusTracker) else ():
+                threads[-1].tell(_told(event))
 
         def tell(event: Event) -> None:
             if event.get("event") == "round":

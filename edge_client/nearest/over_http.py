@@ -45,6 +45,20 @@ from edge_client.transport.blobs import BlobFolder
 
 MAX_WAITS, MAX_WAIT_S = 60, 30  # for a server that has too many requests of this address, as of a whole site's devices
 MAX_INDEX_BYTES, MAX_FILE_BYTES = 1 << 16, 1 << 30
+BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}  # the second is what nginx's limits answer
+_AWAY = "the server behind this proxy does not answer: try again later"
+UNTRUSTED_HINT = (
+    "check the address and this machine's clock; where the certificate is of an authority of your own, "
+    "SSL_CERT_FILE=ca.crt in the environment names that"
+)
+_HINTS: Mapping[int, str] = {
+    HTTPStatus.SERVICE_UNAVAILABLE: "the server is busy, or being started: try again later",
+    HTTPStatus.BAD_GATEWAY: _AWAY,
+    HTTPStatus.GATEWAY_TIMEOUT: _AWAY,
+    HTTPStatus.UNAUTHORIZED: "the server wants a token, which this command does not send",
+    HTTPStatus.MISDIRECTED_REQUEST: "the server knows itself by other names: start it with --name",
+    HTTPStatus.TOO_MANY_REQUESTS: "try again later, or start the server with a higher --rate",
+}
 
 
 def _class_name(value: Any, name: str) -> str:  # noqa: ANN401 - see `validators.Check`
@@ -164,22 +178,6 @@ class SiteClient:
                 refused.close()
             self._sleep(min(float(told), MAX_WAIT_S) if told.isdecimal() else 1.0)
         return bounded_http.get(self._opener, url, limit)
-
-
-BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}  # the second is what nginx's limits answer
-_AWAY = "the server behind this proxy does not answer: try again later"
-UNTRUSTED_HINT = (
-    "check the address and this machine's clock; where the certificate is of an authority of your own, "
-    "SSL_CERT_FILE=ca.crt in the environment names that"
-)
-_HINTS: Mapping[int, str] = {
-    HTTPStatus.SERVICE_UNAVAILABLE: "the server is busy, or being started: try again later",
-    HTTPStatus.BAD_GATEWAY: _AWAY,
-    HTTPStatus.GATEWAY_TIMEOUT: _AWAY,
-    HTTPStatus.UNAUTHORIZED: "the server wants a token, which this command does not send",
-    HTTPStatus.MISDIRECTED_REQUEST: "the server knows itself by other names: start it with --name",
-    HTTPStatus.TOO_MANY_REQUESTS: "try again later, or start the server with a higher --rate",
-}
 
 
 def _cut_off(url: str) -> NetworkError:
