@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from coordinator.config_sections import TlsConfig
+from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.signing_key import (
     CURRENT_KEY_FILE,
     PUBLIC_KEY_FILE,
     announce_next_key,
+    coordinator_credentials,
     open_signing_key,
     switch_key,
     trusted_keys,
@@ -16,6 +20,8 @@ from coordinator.identity.signing_key import (
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.signing import key_id, verify_manifest
+from tests.support.guarded_broker import provision_federation
+from tests.support.virtual_federation import config
 
 
 def test_the_key_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
@@ -72,3 +78,19 @@ def test_a_switch_to_a_key_that_nothing_announced_changes_nothing(tmp_path: Path
     with pytest.raises(ConfigError, match="no next signing key is announced"):
         switch_key(tmp_path)
     assert open_signing_key(tmp_path).public == old
+
+
+@pytest.mark.parametrize(
+    ("files", "federation"), [("coordinator/coordinator", "other"), ("devices/dev-1/device", "demo")]
+)
+def test_a_coordinator_takes_no_certificate_of_another_federation_or_of_a_device(
+    tmp_path: Path, files: str, federation: str
+) -> None:
+    folder = provision_federation(tmp_path / "keys", "dev-1", federation="demo").folder
+    own, given = folder / "coordinator" / "coordinator", folder / files
+    tls = TlsConfig(ca=own.with_name("ca.crt"), certificate=own.with_suffix(".crt"), key=own.with_suffix(".key"))
+    right = replace(config(tmp_path), federation="demo", tls=tls)
+    assert coordinator_credentials(right).certificate == tls.certificate
+    wrong = replace(tls, certificate=given.with_suffix(".crt"), key=given.with_suffix(".key"))
+    with pytest.raises(ConfigError, match=f"not to {COORDINATOR_CLIENT_ID} of {federation}"):
+        coordinator_credentials(replace(right, federation=federation, tls=wrong))
