@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.rounds.secure_recovery import missing_shares
 from coordinator.rounds.secure_sum import (
     DeviceLeft,
     MaskedVectorStored,
@@ -107,6 +108,19 @@ def test_too_few_answers_name_whose_secrets_are_missing() -> None:
     cohort.run((), (), cids(6)[:4])
     assert isinstance(cohort.outcome, SumFailed)
     assert "too few shares of the secrets of dev-000" in cohort.outcome.reason
+
+
+def test_shares_are_missing_of_survivors_and_of_the_dropped_beside_one_and_of_no_others() -> None:
+    graph = {"a": ("b", "c"), "b": ("a", "d"), "c": ("a", "d"), "d": ("b", "c"), "e": ("f",), "f": ("e",)}
+    dropped = {"d", "e", "f"}  # d is beside survivors, e and f only beside each other
+
+    def missing(*answered: str) -> set[str]:
+        told = missing_shares(graph, survivors={"a", "b", "c"}, dropped=dropped, answered=set(answered), threshold=2)
+        return set(told)
+
+    assert missing() == {"a", "b", "c", "d"}
+    assert missing("a", "b", "d") == {"a", "d"}  # of their neighbours b and c only one answered
+    assert missing("a", "b", "c", "d") == set()
 
 
 def test_a_roster_of_fewer_than_least_members_is_refused_with_what_to_do() -> None:

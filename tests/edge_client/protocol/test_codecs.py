@@ -100,6 +100,15 @@ def test_scales_below_the_normal_numbers_become_zero(codec: str) -> None:
     assert not stored["fc.weight"].any()
 
 
+@pytest.mark.parametrize(("codec", "largest"), [("f16", 0.75), ("i8", 127.0)])
+def test_the_least_normal_scale_is_kept(codec: str, largest: float) -> None:
+    least = 2.0**-126
+    data = encode_vector(np.full(SCHEMA.size, largest * least), SCHEMA, codec=codec, kind="model")
+    stored, _ = tensors.unpack_tensors(data)
+    assert np.unique(stored["fc.weight#s"]) == least
+    assert np.unique(stored["fc.weight"]) == largest
+
+
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e39])
 def test_nothing_infinite_is_sent(codec: str, wrong: float) -> None:

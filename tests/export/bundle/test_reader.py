@@ -120,6 +120,16 @@ def test_a_card_tells_what_an_app_gives_the_file_and_what_its_answers_are_called
     assert f"the values of `x` are from {x.min():.4g} to {x.max():.4g}." in text
 
 
+def test_a_name_of_a_class_or_a_column_has_at_most_1024_characters(tmp_path: Path) -> None:
+    longest, options = "x" * 1_024, BundleOptions(formats=())
+    write_bundle(tmp_path / "b", material(names=BundleNames(classes=(longest,), columns=(longest,))), options)
+    names = read_bundle(tmp_path / "b").manifest["names"]
+    assert (names["classes"], names["columns"]) == ([longest], [longest])
+    for longer in (BundleNames(classes=(longest + "x",)), BundleNames(columns=(longest + "x",))):
+        with pytest.raises(Malformed, match="1024 characters"):
+            write_bundle(tmp_path / "c", material(names=longer), options)
+
+
 def test_a_bundle_that_is_written_from_the_users_module_is_measured_against_it(tmp_path: Path) -> None:
     module = model("digits-mlp").module
     before = vector_of(module, compiled("digits-mlp").program.schema)
