@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -260,7 +261,10 @@ def config_from_keys(table: Mapping[str, Any], *, model: ModelConfig, runs: tupl
 
 
 def _runs(rows: list[Any]) -> tuple[RunConfig, ...]:
-    """Each [[runs]] table: `method`, `num-rounds`, `name` (else the method's); the rest are the method's settings."""
+    """Each [[runs]] table: `method`, `num-rounds`, `name`; the rest are the method's settings.
+
+    Without a name the run has the method's; that of a class, as "angles:Angles", in lower case: "angles".
+    """
     out = []
     for row in rows:
         settings = dict(_typed("runs", row, dict))
@@ -269,9 +273,10 @@ def _runs(rows: list[Any]) -> tuple[RunConfig, ...]:
             raise ConfigError("a [[runs]] table needs method and num-rounds", hint=hint)
         method = _typed("method", settings.pop("method"), str)
         rounds = _typed("num-rounds", settings.pop("num-rounds"), int)
-        name = _typed("name", settings.pop("name", method), str)
+        named = re.sub("[^a-z0-9-]", "-", method.rpartition(":")[2].lower())
+        name = _typed("name", settings.pop("name", named), str)
         if not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789-"):
-            raise ConfigError(f"run name {name!r} names a folder too", hint="use a-z, 0-9 and '-'")
+            raise ConfigError(f"run name {name!r} names a folder too", hint="name = with a-z, 0-9 and '-' alone")
         out.append(RunConfig(method=method, rounds=rounds, name=name, settings=settings))
     return tuple(out)
 

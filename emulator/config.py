@@ -11,7 +11,10 @@ repeated, changed or resumed from it. An unknown key is refused with the nearest
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.documentation import setting_words
 from coordinator.strategies.registry import Setting, make_method, method_settings
+from edge_client import __version__
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import read_toml
 from emulator.options import OPTIONS, Option, SimulateArgs
@@ -93,6 +97,15 @@ def _is_kept(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_kept(each) for key, each in value.items())
     return all(map(_is_kept, value)) if isinstance(value, (list, tuple)) else isinstance(value, (bool, int, float, str))
+
+
+def made_with() -> dict[str, str]:
+    """The versions that the numbers of a run depend on, beside its settings; no key for what is not installed."""
+    found = {"fedcenters": __version__, "python": platform.python_version()}
+    for package in ("numpy", "torch"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def fingerprint(table: Mapping[str, Any]) -> dict[str, Any]:

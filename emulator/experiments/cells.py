@@ -21,6 +21,7 @@ from coordinator.models.members import summed_name
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings, summed_members
 from edge_client.errors import ConfigError, FedcentersError, UsageError
+from emulator.config import made_with
 from emulator.data import registry
 from emulator.data.loaders.samples import DataSet
 from emulator.data.partition_schemes import parse_scheme
@@ -187,6 +188,7 @@ def measure_cell(
         "devices": len(split.devices),
         "rounds": cell.rounds,
         "seed": job.seed,
+        "versions": made_with(),
         "values": values,
         "centers": len(result.state.centers),
         "scores": result.scores(split.groups),

@@ -66,8 +66,8 @@ class TableCell:
 
     @property
     def name(self) -> str:
-        """For the reader: row, number of centers and column."""
-        return f"{self.row.name} (K={self.row.k}), {self.column.name}"
+        """For the reader: row, number of centers as the method is told it, and column."""
+        return f"{self.row.name} (K={self.settings.get('clusters', self.row.k)}), {self.column.name}"
 
     def key(self, seed: int) -> str:
         """A file name that changes with whatever the table states: column, method, rounds, settings and seed.

@@ -71,11 +71,19 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_without_center(result),
         *_scores(result),
         *([("did not count in the last round", _refused(result["refused"]))] if "refused" in result else []),
+        *([("privacy", _privacy(result["privacy"]))] if "privacy" in result else []),
         *([("the server sees", result["secure"]["sees"])] if "secure" in result else []),
         *((name, _number(value)) for name, value in result.get("metrics", {}).items()),
         ("time", f"{result['seconds']:.1f} s{virtual}"),
         *([("run", str(result["run"]))] if result["run"] is not None else []),
     ]
+
+
+def _privacy(spent: Mapping[str, Any]) -> str:
+    """What the centers cost, as `privacy_spent` says."""
+    given = "; given the center of each device" if spent["given_assignments"] else ""
+    releases = f"{spent['releases']} {'release' if spent['releases'] == 1 else 'releases'}"
+    return f"epsilon {spent['epsilon']:.4g} for delta {spent['delta']:g}, {releases}{given}"
 
 
 def _number(value: float | None) -> str:

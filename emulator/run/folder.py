@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.strategies.common.representation import annotate_representations
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.toml_files import parse_toml
-from emulator.config import fingerprint
+from emulator.config import fingerprint, made_with
 from emulator.options import SimulateArgs
 from emulator.run.holding import hold_folder
 from emulator.run.run_parts import RunParts, other_parts
@@ -36,7 +36,7 @@ class NothingToResume(ConfigError):
 def open_run_folder(
     args: SimulateArgs, table: Table, *, resume: bool, say: Say, parts: Callable[[], RunParts] = dict
 ) -> Iterator[Path]:
-    """The run's folder with `table`, the resolved settings, as its config.toml.
+    """The run's folder with `table`, the resolved settings, as its config.toml, whose first line has our versions.
 
     A folder with the same settings and `parts` is used again. Where they differ, a name that was made from method and
     seed gets a number. A name that was given is refused (UsageError), and so is a run to resume (NothingToResume).
@@ -45,7 +45,8 @@ def open_run_folder(
     """
     import tomli_w
 
-    text = annotate_representations(tomli_w.dumps(table))
+    by = ", ".join(f"{name} {version}" for name, version in made_with().items())
+    text = f"# Written by {by}.\n{annotate_representations(tomli_w.dumps(table))}"
     with ExitStack() as held:
         try:
             found: list[str] = []

@@ -40,6 +40,11 @@ def test_a_minimal_file_is_enough_and_the_defaults_are_filled_in(tmp_path: Path)
     assert config.model.engines == ("onnx", "litert", "pt2")
 
 
+def test_a_run_of_a_class_is_named_as_simulate_names_it(tmp_path: Path) -> None:
+    runs = [{"method": "angles:My_Angles", "num-rounds": 1}, {"method": "fesem-ma", "num-rounds": 1}]
+    assert [run.name for run in config_from_table(table(runs=runs), base=tmp_path).runs] == ["my-angles", "fesem-ma"]
+
+
 def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: Path) -> None:
     config = config_from_table(table(deadline_s=5, formats=["onnx"], reference="x.npz", quorum=1.0), base=tmp_path)
     path = tmp_path / "config.toml"

@@ -25,18 +25,20 @@ def plugged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
 
 def test_no_example_of_a_plug_in_has_thirty_lines() -> None:
     examples = [block for block in blocks(DOCS / "plug-ins.md") if block.kind == "python"]
-    assert len(examples) == 6
+    assert len(examples) == 7
     assert all(len(block.text.splitlines()) < LINES for block in examples)
 
 
 def test_the_readers_own_objects_train(plugged: PageReader) -> None:
-    method, scratch, centers, model, data_set, partition = (
+    method, scratch, centers, own, model, data_set, partition = (
         text for c, text in plugged.printed.items() if " simulate " in c
     )
     assert "slow:Slow, 2 rounds" in method
     assert "cosine:Cosine, 2 rounds" in scratch
     assert "without devices" not in scratch
     assert "soft:Soft, 2 rounds" in centers
+    assert "own_models:OwnModels, 2 rounds" in own
+    assert "accuracy as served" in own
     assert "Rand index 1.000" in model
     assert "2 rounds, 8 devices" in data_set
     assert "Rand index 1.000" in data_set

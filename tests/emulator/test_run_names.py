@@ -44,6 +44,14 @@ def test_a_run_with_other_settings_gets_a_number_and_the_user_learns_why(tmp_pat
     assert {path: path.read_bytes() for path in first.iterdir()} == kept
 
 
+def test_the_file_of_a_run_says_with_which_versions_it_was_made(tmp_path: Path) -> None:
+    opened(replace(ASKED, out=tmp_path))
+    first, _, rest = (tmp_path / "simulate-fedavg-0" / "config.toml").read_text().partition("\n")
+    assert first.startswith(f"# Written by fedcenters {fc.__version__}, python 3.")
+    assert f"numpy {np.__version__}, torch {torch.__version__}" in first
+    assert rest.startswith("method = ")
+
+
 def test_the_same_settings_replace_the_run_and_the_user_is_told(tmp_path: Path) -> None:
     asked = replace(ASKED, out=tmp_path)
     other = replace(asked, settings={"local-steps": 3})

@@ -109,6 +109,17 @@ def test_devices_that_no_round_has_drawn_are_counted_in_the_summary() -> None:
     assert "devices_without_center" not in whole.summary()
 
 
+def test_a_private_run_shows_what_its_centers_cost() -> None:
+    """The epsilon stood in metrics.jsonl alone."""
+    summary = run().summary()
+    spent = {"epsilon": 9.9973, "delta": 1e-05, "releases": 4, "noise": 1.0, "clip": 0.5, "given_assignments": False}
+    shown = dict(summary_rows({**summary, "privacy": spent}))
+    assert shown["privacy"] == "epsilon 9.997 for delta 1e-05, 4 releases"
+    given = dict(summary_rows({**summary, "privacy": {**spent, "releases": 1, "given_assignments": True}}))
+    assert given["privacy"] == "epsilon 9.997 for delta 1e-05, 1 release; given the center of each device"
+    assert "privacy" not in dict(summary_rows(summary))
+
+
 def test_the_warning_of_a_doubtful_center_points_at_the_users_line() -> None:
     """It showed a line of ours."""
     x = RNG.normal(size=(200, 3))

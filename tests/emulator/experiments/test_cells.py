@@ -64,6 +64,7 @@ def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, m
     np.testing.assert_allclose(cell["values"]["accuracy"], [100 * v for v in cell["curves"]["accuracy"][1:]])
     assert cell["local_steps"] == 4 * 4 * 5
     assert cell["refused"] == {}
+    assert cell["versions"]["numpy"] == np.__version__
     assert any("round 4/4" in line for line in said)
     begun = [i for i, line in enumerate(said) if "FedAvg (K=1), digits, seed 0: the first round is running" in line]
     ended = [i for i, line in enumerate(said) if "round 4/4" in line]

@@ -173,3 +173,8 @@ def test_a_method_is_all_its_rows_and_the_name_of_a_row_is_that_row() -> None:
     table = plan.read_plan("wecfl-table2")
     assert {c.row.name for c in table.only(["FedAvg"])} == {"FedAvg"}
     assert {c.row.name for c in table.only(["fedavg"])} > {"FedAvg", "FedAvg, label prior"}
+
+
+def test_a_cell_is_called_by_the_number_of_centers_that_its_method_is_told() -> None:
+    named = {cell.name for cell in plan.read_plan("default-method").cells}
+    assert {"FeSEM (K=3), digits, all alike", "WeCFL (K=10), F-MNIST (3, 2)"} <= named
