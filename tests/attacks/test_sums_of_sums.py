@@ -21,7 +21,7 @@ from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.secure import keys
-from edge_client.protocol.secure.device_sums import RelayArrived, VectorReady
+from edge_client.protocol.secure.device_sums import on_relay, on_vector
 from edge_client.protocol.secure.masks import add_masks_into, add_packed_into, pair_sign
 from edge_client.protocol.secure.sum_messages import read_upload
 from edge_client.protocol.summed_task import SCORE_LEVELS, SummedFit, SummedProbe, SumScale, Words
@@ -262,8 +262,8 @@ def test_an_upload_that_comes_after_its_device_was_given_up_keeps_its_own_mask()
     cohort.upload([VICTIM := "dev-003"])
     cohort.reveal()
     assert isinstance(cohort.outcome, SumReady)
-    cohort.on_device(VICTIM, RelayArrived(cohort.sent["relay"][VICTIM]))
-    late = cohort.on_device(VICTIM, VectorReady(cohort.server.roster, vector_of(VICTIM)))
+    cohort.on_device(VICTIM, on_relay, cohort.sent["relay"][VICTIM])
+    late = cohort.on_device(VICTIM, on_vector, cohort.server.roster, vector_of(VICTIM))
     form, state = cohort.form, cohort.server
     packed = read_upload(late, roster=state.roster, words=form.words, bits=form.bits)
     opened = np.zeros(form.words, np.uint32)

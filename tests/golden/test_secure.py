@@ -72,12 +72,12 @@ def cohort() -> dict[str, Any]:
     dealt, reveal = made.server.dealt["dev-000"], made.server.revealed["dev-000"]
     from edge_client.protocol.secure import device_sums
 
-    _, batch = device_sums.advance(
+    _, batch = device_sums.refill(
         device_sums.DeviceSums(federation="demo", cid="dev-000"),
-        device_sums.PrekeysNeeded((root_of("dev-000", 0), root_of("dev-000", 1))),
+        (root_of("dev-000", 0), root_of("dev-000", 1)),
     )
     messages = {
-        "prekeys": batch or b"",
+        "prekeys": batch,
         "roster": made.sent["roster"]["dev-000"],
         "shares": dealt.to_bytes(),
         "relay": made.sent["relay"]["dev-000"],

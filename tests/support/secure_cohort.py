@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,16 +25,21 @@ from coordinator.rounds.secure_sum import (
 from edge_client.protocol.secure import device_sums
 from edge_client.protocol.secure.device_sums import (
     DeviceSums,
-    PrekeysNeeded,
-    RelayArrived,
-    RosterArrived,
-    UnmaskArrived,
-    VectorReady,
+    on_relay,
+    on_roster,
+    on_unmask,
+    on_vector,
 )
 from edge_client.protocol.secure.masks import Words, add_packed_into
 from edge_client.protocol.secure.sum_messages import PrekeyBatch, SumForm, read_upload
 
+Step = Callable[..., "DeviceSums | tuple[DeviceSums, bytes]"]
 FORM = SumForm(federation="demo", run="r1", round=3, exchange=1, words=5, bits=20)
+
+
+def with_answer(done: DeviceSums | tuple[DeviceSums, bytes]) -> tuple[DeviceSums, bytes]:
+    """What a step gave, as a state and an answer."""
+    return done if isinstance(done, tuple) else (done, b"")
 
 
 def cids(count: int) -> list[str]:
@@ -71,8 +76,8 @@ class SecureCohort:
         for cid in cids(count):
             roots = tuple(root_of(cid, number, salt) for number in range(2))
             fresh = DeviceSums(federation=form.federation, cid=cid)
-            devices[cid], batch = device_sums.advance(fresh, PrekeysNeeded(roots))
-            offered[cid] = PrekeyBatch.from_bytes(batch or b"").keys[0]
+            devices[cid], batch = device_sums.refill(fresh, roots)
+            offered[cid] = PrekeyBatch.from_bytes(batch).keys[0]
         cohort = SecureCohort(devices=devices, form=form)
         cohort.server, commands = open_sum(form, offered, least_members=least_members)
         cohort.carry_out(list(commands))
@@ -91,23 +96,24 @@ class SecureCohort:
         self.server, commands = advance(self.server, event)  # type: ignore[arg-type]
         self.carry_out(commands)
 
-    def on_device(self, cid: str, event: object) -> bytes:
-        self.devices[cid], out = device_sums.advance(self.devices[cid], event)  # type: ignore[arg-type]
-        return out or b""
+    def on_device(self, cid: str, step: Step, *told: object) -> bytes:
+        """A step of device_sums.py; -> what the device sends, empty where it sends nothing."""
+        self.devices[cid], out = with_answer(step(self.devices[cid], *told))
+        return out
 
     def deal(self, silent: Collection[str] = ()) -> None:
         for cid, roster in self.sent["roster"].items():
             if cid not in silent:
-                self.tell_server(SharesArrived(cid, self.on_device(cid, RosterArrived(roster))))
+                self.tell_server(SharesArrived(cid, self.on_device(cid, on_roster, roster)))
         self.tell_server(StageDeadline("shares"))
 
     def upload(self, silent: Collection[str] = (), vectors: Mapping[str, Words] | None = None) -> None:
         for cid, relay in self.sent.get("relay", {}).items():
             if cid in silent:
                 continue
-            self.on_device(cid, RelayArrived(relay))
+            self.on_device(cid, on_relay, relay)
             words = vector_of(cid, self.form) if vectors is None else vectors[cid]
-            blob = self.on_device(cid, VectorReady(self.server.roster, words))
+            blob = self.on_device(cid, on_vector, self.server.roster, words)
             read_upload(blob, roster=self.server.roster, words=self.form.words, bits=self.form.bits)
             self.uploads[cid] = blob
             self.transcript.append(blob)
@@ -117,7 +123,7 @@ class SecureCohort:
     def reveal(self, silent: Collection[str] = ()) -> None:
         for cid, request in self.sent.get("unmask", {}).items():
             if cid not in silent:
-                self.tell_server(RevealArrived(cid, self.on_device(cid, UnmaskArrived(request))))
+                self.tell_server(RevealArrived(cid, self.on_device(cid, on_unmask, request)))
         self.tell_server(StageDeadline("unmask"))
 
     def run(self, *silent: Collection[str], vectors: Mapping[str, Words] | None = None) -> None:

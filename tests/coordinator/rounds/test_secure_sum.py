@@ -19,7 +19,7 @@ from coordinator.rounds.secure_sum import (
     advance,
 )
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.secure.device_sums import RosterArrived, UnmaskArrived
+from edge_client.protocol.secure.device_sums import on_roster, on_unmask
 from edge_client.protocol.secure.sum_messages import RevealedShares, SumForm, UnmaskRequest
 from tests.support.secure_cohort import SecureCohort, cids
 
@@ -73,7 +73,7 @@ def test_without_dropouts_no_deadline_is_needed_and_late_ones_change_nothing() -
 def test_a_device_that_left_is_not_waited_for() -> None:
     cohort = SecureCohort.of(6)
     for cid in cids(6)[1:]:
-        cohort.tell_server(SharesArrived(cid, cohort.on_device(cid, RosterArrived(cohort.sent["roster"][cid]))))
+        cohort.tell_server(SharesArrived(cid, cohort.on_device(cid, on_roster, cohort.sent["roster"][cid])))
     assert cohort.server.stage == "shares"
     cohort.tell_server(DeviceLeft("dev-000"))
     assert cohort.server.stage == "uploads"
@@ -118,7 +118,7 @@ def test_a_roster_of_fewer_than_least_members_is_refused_with_what_to_do() -> No
 
 def test_shares_for_another_set_of_neighbours_are_refused_and_may_be_sent_right() -> None:
     cohort, other = SecureCohort.of(6), SecureCohort.of(7)
-    wrong = other.on_device("dev-000", RosterArrived(other.sent["roster"]["dev-000"]))
+    wrong = other.on_device("dev-000", on_roster, other.sent["roster"]["dev-000"])
     with pytest.raises(Malformed, match="bad_task"):
         cohort.tell_server(SharesArrived("dev-000", wrong))
     cohort.run()
@@ -148,7 +148,7 @@ def test_a_true_share_that_was_not_asked_for_counts_as_a_wrong_one(claim: str) -
         asked = replace(asked, survivors=tuple(c for c in asked.survivors if c != other), dropped=(other, "dev-008"))
     else:
         asked = replace(asked, survivors=(*asked.survivors, "dev-008"), dropped=())
-    cohort.tell_server(RevealArrived(answers, cohort.on_device(answers, UnmaskArrived(asked.to_bytes()))))
+    cohort.tell_server(RevealArrived(answers, cohort.on_device(answers, on_unmask, asked.to_bytes())))
     assert cohort.server.liars == {answers}
     assert not cohort.server.revealed
 
@@ -159,8 +159,8 @@ def test_once_every_device_answered_lied_or_left_a_sum_that_lacks_shares_fails_w
         each.deal()
         each.upload()
     honest, liar, *gone = cids(6)
-    cohort.tell_server(RevealArrived(honest, cohort.on_device(honest, UnmaskArrived(cohort.sent["unmask"][honest]))))
-    lie = RevealedShares.from_bytes(other.on_device(liar, UnmaskArrived(other.sent["unmask"][liar])))
+    cohort.tell_server(RevealArrived(honest, cohort.on_device(honest, on_unmask, cohort.sent["unmask"][honest])))
+    lie = RevealedShares.from_bytes(other.on_device(liar, on_unmask, other.sent["unmask"][liar]))
     cohort.tell_server(RevealArrived(liar, replace(lie, roster=cohort.server.roster).to_bytes()))
     for cid in gone:
         assert cohort.outcome is None
@@ -198,7 +198,7 @@ def test_a_device_whose_neighbours_are_too_few_is_left_out_and_so_are_those_that
 
 def test_answers_that_come_twice_or_from_a_stranger_change_nothing() -> None:
     cohort = SecureCohort.of(6)
-    dealt = {cid: cohort.on_device(cid, RosterArrived(data)) for cid, data in cohort.sent["roster"].items()}
+    dealt = {cid: cohort.on_device(cid, on_roster, data) for cid, data in cohort.sent["roster"].items()}
     cohort.tell_server(SharesArrived("dev-000", dealt["dev-000"]))
     before = cohort.server
     for event in (SharesArrived("dev-000", dealt["dev-001"]), SharesArrived("stranger", dealt["dev-001"])):
