@@ -226,6 +226,7 @@ I64 = np.int64
         ({"votes": np.array([9, 2], I64)}, "bad_field"),
         ({"votes": np.full(2, 2**62, I64)}, "bad_field"),
         ({"confusion": np.ones((1, 2, 3), I64)}, "bad_schema"),
+        ({"confusion": np.array([[[-1, 1], [1, 1]]], I64)}, "bad_field"),
         ({"confusion": np.full((1, 2, 2), 3, I64)}, "bad_field"),
         ({"confusion": np.ones((3, 2, 2), I64), "loss": np.zeros(2)}, "bad_schema"),
         ({"posterior": np.array([-0.1, 1.1])}, "bad_field"),

@@ -157,7 +157,8 @@ def test_what_is_wrong_is_named_in_order(data: bytes, code: str) -> None:
 
 def test_a_kind_on_the_wrong_topic_is_refused() -> None:
     assert code_of(payload("get", **UP["get"]), "t") == "bad_kind"
-    assert code_of(payload("ack", epoch=1), "rq") == "bad_kind"
+    for kind in MESSAGE_KINDS - ROUTES["rq"]:
+        assert code_of(payload(kind, epoch=1), "rq") == "bad_kind"
     assert code_of(payload("near", epoch=1, **NEAR_ANSWER), "rq") == "bad_field"
     assert code_of(payload("get", **UP["get"]), "in") == "bad_kind"
 
