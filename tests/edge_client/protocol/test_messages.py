@@ -44,16 +44,6 @@ def test_what_is_written_canonically_is_read_back(value: object) -> None:
         assert parse_json(canonical_json(value)) == value
 
 
-@given(st.binary(max_size=40) | JSON.map(lambda v: json.dumps(v).encode()))
-def test_any_bytes_are_parsed_to_plain_values_or_refused(data: bytes) -> None:
-    try:
-        value = parse_json(data)
-    except Malformed as refused:
-        assert refused.code in {"bad_json", "too_big"}  # noqa: PT017 - either answer is right
-        return
-    assert parse_json(canonical_json(value)) == value
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -108,20 +98,6 @@ def test_every_kind_is_read_back_as_it_was_written(kind: str, fields: dict[str, 
     routes = [route for route, kinds in ROUTES.items() if kind in kinds]
     wanted = routes if kind != "near" else ["t" if "re" in fields else "rq"]
     assert all(read_message(sent, route) == read_message(sent) for route in wanted)
-
-
-@pytest.mark.parametrize(("kind", "fields"), ALL)
-@given(data=st.data())
-def test_one_field_changed_to_anything_is_read_validly_or_refused(
-    kind: str, fields: dict[str, Any], data: st.DataObject
-) -> None:
-    field = data.draw(st.sampled_from(["v", "k", "id", "t", *fields]))
-    try:
-        message = read_message(payload(kind, **fields | {field: data.draw(JSON)}))
-    except Malformed:
-        return
-    kept = {k: v for k, v in message.items() if k not in {"v", "k", "id", "t"}}
-    assert read_message(write_message(message["k"], ident=message["id"], t_ms=message["t"], **kept)) == message
 
 
 @pytest.mark.parametrize(("kind", "fields"), ALL)

@@ -94,13 +94,6 @@ def test_words_whose_sum_could_overflow_are_not_masked(scale: SumScale) -> None:
         device_stages.mask(mine, relay, at(1), scale, WORDS)
 
 
-def test_a_second_vector_is_not_masked() -> None:
-    mine, _, relay, _ = dealt()
-    mine, _ = device_stages.mask(mine, relay, at(1), SCALE, WORDS)
-    with pytest.raises(Malformed, match="another vector"):
-        device_stages.mask(mine, relay, at(1), SCALE, WORDS + 1)
-
-
 def test_the_next_roster_ends_the_sum_before() -> None:
     mine, _, _, server = dealt()
     offered = PrekeyBatch.from_bytes(device_stages.offer_prekeys(mine, random_of(ME, 1), -1)[1]).keys[0]
