@@ -33,7 +33,7 @@ class ModelConfig:
     engines: tuple[str, ...] = ENGINES
 
     def __post_init__(self) -> None:
-        _at_least("model.batch-size", self.batch_size, 1)
+        _count("model.batch-size", self.batch_size)
         check_some_of("model.engines", self.engines, ENGINES)
         if not self.engines:
             raise ConfigError("model.engines is empty", hint=f"use some of: {', '.join(ENGINES)}")
@@ -49,7 +49,7 @@ class RunConfig:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _at_least("runs.num-rounds", self.rounds, 1)
+        _count("runs.num-rounds", self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class FleetConfig:
     max_samples_ratio: float = MAX_SAMPLES_RATIO  # samples that count of one device, as a multiple of the median
 
     def __post_init__(self) -> None:
-        _at_least("min-devices", self.min_devices, 1)
-        _at_least("max-devices", self.max_devices, 1)
+        _count("min-devices", self.min_devices)
+        _count("max-devices", self.max_devices)
         if self.start_timeout_s != math.inf:
             _positive("start-timeout-s", self.start_timeout_s)
         _positive("max-samples-ratio", self.max_samples_ratio)
@@ -104,7 +104,7 @@ class RoundConfig:
                 f"over-select is {self.over_select}", hint="over-select is 1 or more, 1.3 for a third more"
             )
         check_some_of("below-quorum", (self.below_quorum,), BELOW_QUORUM)
-        _at_least("evaluate-every", self.evaluate_every, 1)
+        _count("evaluate-every", self.evaluate_every)
         _positive("fraction-evaluate", self.fraction_evaluate)
         _ = self.evaluation  # an EvaluationPlan checks its own limits
         _ = self.asynchronous  # as do the options of runs without rounds
@@ -158,9 +158,9 @@ class TransferConfig:
     task_window: int = 1_000  # devices that are given their task at once; each costs about 6 ms of CPU
 
     def __post_init__(self) -> None:
-        _at_least("task-window", self.task_window, 1)
-        _at_least("credits", self.credits, 1)
-        _at_least("in-flight-mib", self.in_flight_mib, 1)
+        _count("task-window", self.task_window)
+        _count("credits", self.credits)
+        _count("in-flight-mib", self.in_flight_mib)
         if self.block % BLOCK_BYTES_STEP or not BLOCK_BYTES_STEP <= self.block <= MAX_BLOCK_BYTES:
             raise ConfigError(f"block is {self.block}", hint="block is a multiple of 4096 from 4096 to 1048576 bytes")
 
@@ -215,9 +215,9 @@ class DashboardConfig:
     key: Path | None = None
 
 
-def _at_least(key: str, value: Any, least: int) -> None:  # noqa: ANN401 - not checked yet
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{key} is {value!r}", hint=f"{key} must be a whole number, at least {least}")
+def _count(key: str, value: Any) -> None:  # noqa: ANN401 - not checked yet
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{key} is {value!r}", hint=f"{key} must be a whole number, at least 1")
 
 
 def _port(key: str, value: Any) -> None:  # noqa: ANN401 - not checked yet

@@ -38,6 +38,11 @@ OWNER_HINT = (
 )
 
 
+def _port(words: str, panel: str) -> Any:  # noqa: ANN401 - typer's
+    """The option of a port; 0 keeps what the plan has."""
+    return typer.Option(min=0, max=65_535, show_default=False, help=words, rich_help_panel=panel)
+
+
 @handle_errors
 def provision(  # noqa: PLR0913 - a command line
     folder: Annotated[Path, typer.Argument(help="Where the federation's files are; made if there is none.")],
@@ -47,26 +52,8 @@ def provision(  # noqa: PLR0913 - a command line
         list[str] | None,
         typer.Option(help="How devices dial the broker; the first is used. Needed once.", rich_help_panel=FEDERATION),
     ] = None,
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65_535,
-            show_default=False,
-            help="The broker's TLS port; at first 8883.",
-            rich_help_panel=FEDERATION,
-        ),
-    ] = 0,
-    enrol_port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65_535,
-            show_default=False,
-            help="The port for tokens; at first 8443.",
-            rich_help_panel=FEDERATION,
-        ),
-    ] = 0,
+    port: Annotated[int, _port("The broker's TLS port; at first 8883.", FEDERATION)] = 0,
+    enrol_port: Annotated[int, _port("The port for tokens; at first 8443.", FEDERATION)] = 0,
     broker_folder: Annotated[
         str, typer.Option(help="Where the broker will find its files; FOLDER/broker.", rich_help_panel=FEDERATION)
     ] = "",
@@ -90,16 +77,7 @@ def provision(  # noqa: PLR0913 - a command line
         list[str] | None,
         typer.Option(metavar="ID", help="One phone with a link; may be repeated.", rich_help_panel=PHONES),
     ] = None,
-    web_port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65_535,
-            show_default=False,
-            help="The broker's port for browsers; at first 8884.",
-            rich_help_panel=PHONES,
-        ),
-    ] = 0,
+    web_port: Annotated[int, _port("The broker's port for browsers; at first 8884.", PHONES)] = 0,
     page: Annotated[
         str, typer.Option(help="How phones reach the coordinator's web app: https://HOST:PORT.", rich_help_panel=PHONES)
     ] = "",

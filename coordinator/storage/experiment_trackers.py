@@ -34,7 +34,9 @@ MAX_PARAMS = 100  # MLflow takes no more at once
 
 
 class Tracker(Protocol):
-    """Receives the numbers of each round."""
+    """Receives the numbers of each round. One that `forgets` hears first of the newest rounds of an earlier process."""
+
+    forgets: bool = False
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
         """Log round `step` of a run; the names of `numbers` are paths, as accuracy/micro."""
@@ -68,8 +70,8 @@ def open_trackers(
 ) -> Iterator[EventHandler]:
     """Open the trackers of `names`, as "tensorboard,prometheus:9464", and yield the handler of events.
 
-    `past` gives the newest rounds of an earlier process, for a tracker that keeps nothing itself. Raises ConfigError
-    for an unknown name, RuntimeMissing where its package is not installed.
+    `past` gives the newest rounds of an earlier process, for a tracker that forgets. Raises ConfigError for an unknown
+    name, RuntimeMissing where its package is not installed.
     """
     with ExitStack() as stack:
         threads = []
@@ -80,7 +82,7 @@ def open_trackers(
             tracker = TRACKERS[name](folder, option, config)
             threads.append(_TrackerThread(name, tracker))
             stack.callback(threads[-1].close)
-            for event in past() if isinstance(tracker, PrometheusTracker) else ():
+            for event in past() if tracker.forgets else ():
                 threads[-1].tell(_told(event))
 
         def tell(event: Event) -> None:
@@ -156,7 +158,7 @@ class _TrackerThread:
             log.warning(words, self._name, told[1], told[0], printable_line(why))
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Event files in `folder`/tensorboard/<run>, for `tensorboard --logdir`. A run that begins anew replaces them.
 
     Each start is a session: from the second one on, TensorBoard forgets the rounds that it has from the session's first
@@ -191,7 +193,7 @@ class TensorBoardTracker:
             writer.close()
 
 
-class MLflowTracker:
+class MLflowTracker(Tracker):
     """A run of its own per method, on the server of MLFLOW_TRACKING_URI, in the experiment mlflow:NAME.
 
     Its id is kept in `folder`/mlflow.json: a run that goes on has its later rounds in the same one. MLflow forgets no
@@ -268,14 +270,13 @@ class MLflowTracker:
             self._client.set_terminated(run_id)
 
 
-class PrometheusTracker:
+class PrometheusTracker(Tracker):
     """GET /metrics on this machine's port, 9464 or as in prometheus:PORT: the last round of each run.
-
-    `open_trackers` tells it the newest rounds of before this process: else an alarm for a low accuracy, or for a round
-    that does not come, would see nothing from a restart to the next round, and nothing ever after the last one.
 
     A score of a round without a test is that of the last test. Of a center that is no more there is none.
     """
+
+    forgets = True  # an alarm for a low accuracy would see nothing from a restart to the next round
 
     def __init__(self, _folder: Path, option: str, _config: Mapping[str, Any]) -> None:
         try:

@@ -55,11 +55,6 @@ def last_state(folder: Path, name: str) -> tuple[State, Flat]:
     return state_codec.decode_state(_blob(blobs, state[0])), first
 
 
-def reply_vectors(folder: Path, name: str, round: int) -> dict[ClientId, Flat]:  # noqa: A002 - the protocol's word
-    """The model [schema.size] of each device after the first exchange with models of a round of the run `name`."""
-    return dict(device_models(folder, name, round)[1])
-
-
 def device_models(
     folder: Path,
     name: str,
@@ -67,7 +62,10 @@ def device_models(
     *,
     limit: int | None = None,
 ) -> tuple[list[ClientId], Iterator[tuple[ClientId, Flat]]]:
-    """The devices of `reply_vectors`, `limit` at even steps at most, and an iterator that decodes model by model."""
+    """The devices of a round's first exchange with models, and an iterator that decodes [schema.size] model by model.
+
+    At most `limit` devices, at even steps.
+    """
     query = """
         select cid, sha256, base from replies join runs on replies.run = runs.run
         where name = ? and round = ? and what = 'delta' and exchange = (

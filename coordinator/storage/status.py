@@ -276,7 +276,7 @@ def render_status(found: Mapping[str, Any]) -> RenderableType:
 SIGN_OF_LIFE: dict[str, Any] = {"silent_s": 0, "unix_ms": 0, "free_bytes": 0}  # differ while nothing else does
 
 
-def await_run(folder: Path, tell: Callable[[str], None], *, every_s: float = WRITE_INTERVAL_S) -> None:
+def await_run(folder: Path, tell: Callable[[str], None]) -> None:
     """Return when `folder` has a run; one that has none yet is told once."""
     told = False
     while True:
@@ -287,10 +287,10 @@ def await_run(folder: Path, tell: Callable[[str], None], *, every_s: float = WRI
             if not told:
                 tell(f"{missing.message}; waiting for `serve`, which makes it when it starts")
                 told = True
-        time.sleep(every_s)
+        time.sleep(WRITE_INTERVAL_S)
 
 
-def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterator[dict[str, Any]]:
+def follow_status(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the status whenever it changes, until the coordinator has stopped, or is done and silent."""
     before: dict[str, Any] = {}
     while True:
@@ -300,7 +300,7 @@ def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterato
         if found["phase"] == "stopped" or (found["done"] and found["silent_s"] > SILENT_AFTER_S):
             return
         before = found
-        time.sleep(every_s)
+        time.sleep(WRITE_INTERVAL_S)
 
 
 def _live(folder: Path) -> dict[str, Any]:

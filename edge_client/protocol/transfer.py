@@ -22,16 +22,10 @@ class BlobPull:
     """One download from one source. `bitmap` belongs to the owner of the blocks; here it is only read."""
 
     bitmap: Bitmap
-    window_max: int = MAX_WINDOW
     window: int = INITIAL_WINDOW
     timeouts: int = 0  # in a row
     _due: dict[int, float] = field(default_factory=dict)  # asked for -> when it counts as lost
     _since_change: int = 0  # blocks that arrived since the window last changed
-
-    def __post_init__(self) -> None:
-        """A device may bound its window below the protocol's start."""
-        self.window_max = max(1, min(self.window_max, MAX_WINDOW))
-        self.window = min(self.window, self.window_max)
 
     @property
     def exhausted(self) -> bool:
@@ -57,7 +51,7 @@ class BlobPull:
         self.timeouts = 0
         self._since_change += 1
         if self._since_change >= self.window:
-            self.window, self._since_change = min(self.window + 1, self.window_max), 0
+            self.window, self._since_change = min(self.window + 1, MAX_WINDOW), 0
 
     def forget_asked(self) -> None:
         """The link broke: what was asked for will not come. Not a timeout."""

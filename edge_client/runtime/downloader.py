@@ -14,7 +14,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol import blocks
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.topics import routing_label
-from edge_client.protocol.transfer import MAX_WINDOW, BlobPull
+from edge_client.protocol.transfer import BlobPull
 from edge_client.transport.blobs import BlobFolder, PartialBlob
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ class NoBlocks(Malformed):
 class Downloader:
     """A queue of blobs to fetch. `failed` holds the code of what stopped it, for a `nack`."""
 
-    def __init__(self, folder: BlobFolder, send_get: SendGet, *, window: int = MAX_WINDOW) -> None:
-        self._folder, self._send_get, self._window = folder, send_get, window
+    def __init__(self, folder: BlobFolder, send_get: SendGet) -> None:
+        self._folder, self._send_get = folder, send_get
         self._queue: deque[Manifest] = deque()
         self._partial: PartialBlob | None = None
         self._pull: BlobPull | None = None
@@ -120,7 +120,7 @@ class Downloader:
             self._next()
             return
         self._partial = self._folder.partial(manifest)
-        self._pull = BlobPull(self._partial.bitmap, window_max=self._window)
+        self._pull = BlobPull(self._partial.bitmap)
         if self._partial.bitmap.complete:  # its last block came just before a power cut
             self._finish(self._partial)
 

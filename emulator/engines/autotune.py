@@ -63,15 +63,15 @@ class EngineCost:
     reason: str = ""
 
 
-def candidates(model: Model, *, dtype: str = "float32", processes: int = 1) -> dict[str, EngineCandidate]:
+def candidates(model: Model, *, processes: int = 1) -> dict[str, EngineCandidate]:
     """The engines that are the fastest on some machine: the CPU engine in `processes` processes, and two for one GPU.
 
     On a CPU the loop over clients was faster than stacked clients for every measured model.
     """
     return {
-        "lean": EngineCandidate(recipe=cpu_recipe(model, dtype=dtype), processes=processes),
-        "stacked": EngineCandidate(recipe=StackedRecipe(model=model, device="cuda", dtype=dtype)),
-        "graphs": EngineCandidate(recipe=GraphRecipe(model=model, dtype=dtype)),
+        "lean": EngineCandidate(recipe=cpu_recipe(model), processes=processes),
+        "stacked": EngineCandidate(recipe=StackedRecipe(model=model, device="cuda")),
+        "graphs": EngineCandidate(recipe=GraphRecipe(model=model)),
     }
 
 

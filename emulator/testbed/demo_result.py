@@ -67,11 +67,11 @@ def check_choices(new: Sequence[Mapping[str, Any]]) -> None:
 
 def update_points(folder: Path, run: str) -> dict[str, list[float]]:
     """Where each device's first update lies in the plane: two principal components of the classifier layer."""
-    from coordinator.storage.run_reader import read_program, reply_vectors
+    from coordinator.storage.run_reader import device_models, read_program
     from emulator.reports.plots import principal_plane
 
     schema = read_program(folder).schema
-    models = {cid: schema.split(vector) for cid, vector in reply_vectors(folder, run, 1).items()}
+    models = {cid: schema.split(vector) for cid, vector in device_models(folder, run, 1)[1]}
     rows = [np.concatenate([np.ravel(model[name]) for name in schema.classifier]) for model in models.values()]
     plane = principal_plane(np.stack(rows))
     return {cid: [float(x), float(y)] for cid, (x, y) in zip(models, plane, strict=True)}

@@ -14,32 +14,13 @@ from typing import Any
 import pytest
 
 from edge_client.protocol import blocks, messages
-from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.messages import canonical_json
-from edge_client.protocol.signing import sign_manifest
 from edge_client.protocol.topics import routing_label
 from tests.support.virtual_federation import BALLAST, TOPICS, Federation, Spy
 
 VICTIM = "d01"
 SHA = hashlib.sha256(b"what the victim never sent").hexdigest()
 KEY: dict[str, Any] = {"run": "r1", "round": 1, "exchange": 0}
-PROGRAM = sign_manifest(manifest_of(b"code", "program"), bytes(range(1, 33)), "test")
-TASK: dict[str, Any] = {
-    **KEY,
-    "left_ms": 60_000,
-    "job": "fit",
-    "program": PROGRAM,
-    "container": manifest_of(b"code", "container"),
-    "schema": SHA,
-    "reply": {"codec": "f32", "base": "zero", "max_size": 1 << 20},
-    "start": "own",
-    "lr": 0.1,
-    "momentum": 0.0,
-    "mu": 0.0,
-    "steps": 1,
-    "batch": 1,
-    "seed": 0,
-}
 
 
 def order(kind: str, *, epoch: int = 1, **fields: Any) -> bytes:  # noqa: ANN401 - the message's fields
@@ -90,18 +71,6 @@ def test_an_order_that_was_never_given_is_ignored_and_the_run_ends_with_the_same
         spy.publish(TOPICS.down(VICTIM), FORGED[name](spy) if spy.said("task", cid=VICTIM) else b"")
     fed.complete()
     assert fed.outcome() == calm.outcome()
-
-
-def test_a_task_with_a_program_that_nobody_trusted_signed_is_refused_and_none_of_it_fetched(tmp_path: Path) -> None:
-    fed = Federation.of(tmp_path, devices=4)
-    spy = Spy(fed.world.broker)
-    fed.start(3)
-    fed.world.run(lambda: len([e for e in fed.events if e["event"] == "joined"]) == 3)
-    spy.publish(TOPICS.down(VICTIM), order("task", **TASK))
-    fed.world.run(lambda: len(spy.said("nack", cid=VICTIM)) == 1)
-    assert [(nack["re"], nack["code"]) for nack in spy.said("nack")] == [("forged", "bad_signature")]
-    assert spy.said("get", cid=VICTIM) == []
-    fed.world.end()
 
 
 def test_blocks_that_nobody_asked_for_or_that_lie_do_not_reach_a_device(tmp_path: Path, calm: Federation) -> None:

@@ -15,7 +15,7 @@ import pytest
 from coordinator.runtime.leadership import DISOWNED_S, Superseded
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import blocks, messages
-from edge_client.protocol.blocks import Manifest, manifest_of
+from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.topics import routing_label
 from edge_client.transport.base import Message
 from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS
@@ -344,17 +344,6 @@ def test_topics_that_no_device_has_are_counted_and_nothing_more(coordinator: Wir
     coordinator.dispatcher.dispatch(Message(topic, messages.write_message("rdy", ident="x", t_ms=0, **fields)))
     assert coordinator.said() == []
     assert coordinator.dispatcher.unreadable == 1
-
-
-def test_an_update_that_is_no_tensor_file_is_refused_by_name_and_kept_nowhere(coordinator: WiredCoordinator) -> None:
-    data = b"PK\3\4" + bytes(BLOCK)
-    manifest = manifest_of(data, "delta", block=BLOCK)
-    rdy(coordinator, ME, manifest)
-    for index in range(manifest.total):
-        body = data[slice(*blocks.body_range(manifest, index))]
-        coordinator.block(ME, manifest, index, blocks.pack_block(body, index, manifest.total))
-    assert answers(coordinator) == [(ME, "go"), (ME, "bad_schema")]
-    assert not coordinator.store.updates(ME).has(manifest.sha256)
 
 
 def test_blocks_of_one_result_do_not_count_for_what_was_said_of_another(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.aggregation.summed_centers import cluster_sums
 from coordinator.rounds.round import round_rng, run_round
-from coordinator.rounds.secure_sum import SumReady
+from coordinator.rounds.secure_recovery import Secrets
 from coordinator.strategies.base import Exchange, Replies, SealedSums, drive, learned
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.plans.sum_plan import SORTS
@@ -21,9 +21,9 @@ from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.secure import keys
-from edge_client.protocol.secure.device_sums import RelayArrived, VectorReady
+from edge_client.protocol.secure.device_sums import on_relay, on_vector
 from edge_client.protocol.secure.masks import add_masks_into, add_packed_into, pair_sign
-from edge_client.protocol.secure.sum_messages import read_upload
+from edge_client.protocol.secure.sum_messages import RevealedShares, read_upload
 from edge_client.protocol.summed_task import SCORE_LEVELS, SummedFit, SummedProbe, SumScale, Words
 from edge_client.protocol.task import Array, Reply, Task
 from edge_client.training import summed_work
@@ -261,14 +261,14 @@ def test_an_upload_that_comes_after_its_device_was_given_up_keeps_its_own_mask()
     cohort.deal()
     cohort.upload([VICTIM := "dev-003"])
     cohort.reveal()
-    assert isinstance(cohort.outcome, SumReady)
-    cohort.on_device(VICTIM, RelayArrived(cohort.sent["relay"][VICTIM]))
-    late = cohort.on_device(VICTIM, VectorReady(cohort.server.roster, vector_of(VICTIM)))
+    assert isinstance(cohort.outcome, Secrets)
+    cohort.on_device(VICTIM, on_relay, cohort.sent["relay"][VICTIM])
+    late = cohort.on_device(VICTIM, on_vector, cohort.server.roster, vector_of(VICTIM))
     form, state = cohort.form, cohort.server
     packed = read_upload(late, roster=state.roster, words=form.words, bits=form.bits)
     opened = np.zeros(form.words, np.uint32)
     add_packed_into(opened, packed, form.bits)
-    private = keys.mask_private(cohort.outcome.secrets.mask_secrets[VICTIM])
+    private = keys.mask_private(cohort.outcome.mask_secrets[VICTIM])
     for cid in state.graph[VICTIM]:
         key = keys.pair_mask_key(private, state.devices[cid].mask, state.context, VICTIM, cid)
         add_masks_into(opened, [(key, -pair_sign(VICTIM, cid))])
@@ -276,6 +276,6 @@ def test_an_upload_that_comes_after_its_device_was_given_up_keeps_its_own_mask()
     own, hidden = cohort.devices[VICTIM].sums[state.roster], np.zeros(form.words, np.uint32)
     add_masks_into(hidden, [(keys.self_mask_key(keys.self_secret(own.root, state.context), state.context), 1)])
     np.testing.assert_array_equal(mine, hidden & np.uint32(2**form.bits - 1))
-    told = sum(VICTIM in answer.self_shares for answer in state.revealed.values())
+    told = sum(VICTIM in RevealedShares.from_bytes(answer).self_shares for answer in cohort.shown.values())
     colluding = len(state.devices) // 10
     assert told + colluding < state.parameters.threshold

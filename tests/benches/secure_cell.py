@@ -37,7 +37,7 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.server_options import ServerOptions
 from edge_client.protocol import codecs
 from edge_client.protocol.secure import device_state, device_sums
-from edge_client.protocol.secure.device_sums import DeviceSums, RelayArrived
+from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.secure.masks import Words, packed_size
 from edge_client.protocol.secure.sum_messages import write_upload
 from edge_client.protocol.sum_codec import Work
@@ -150,7 +150,7 @@ class DevicesSide:
 
 def _drawn_upload(sums: DeviceSums, task: AskedStage) -> tuple[DeviceSums, bytes]:
     """Random words as an upload, and the state of a device that masked."""
-    sums, _ = device_sums.advance(sums, RelayArrived(task.message))
+    sums = device_sums.on_relay(sums, task.message)
     ((name, mine),) = sums.sums.items()
     words = np.random.default_rng(0).bytes(packed_size(mine.roster.words, mine.roster.bits))
     upload = write_upload(name, mine.roster.words, mine.roster.bits, words)

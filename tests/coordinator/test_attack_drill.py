@@ -26,7 +26,7 @@ from coordinator.rounds import exchange_rules, secure_recovery
 from coordinator.rounds.update_validation import AskedStage
 from edge_client.protocol.secure import device_stages, device_sums
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.secure.sum_messages import MAX_SUM_MESSAGE_BYTES, UPLOAD_HEADER, DealtShares, SumRoster
+from edge_client.protocol.secure.sum_messages import MAX_SUM_MESSAGE_BYTES, UPLOAD_HEADER, DealtShares
 from edge_client.protocol.task import Reply
 
 ON_A_DEVICE = ("ask a device for both kinds of share", "send a device an old roster", "use a device's prekey twice")
@@ -173,9 +173,9 @@ def test_each_bound_of_a_masked_sum_that_is_taken_away_is_named(monkeypatch: pyt
 def test_each_bound_of_a_device_in_a_masked_sum_that_is_taken_away_is_named(
     monkeypatch: pytest.MonkeyPatch, only: Only
 ) -> None:
-    kept, shown = device_sums._on_roster, device_stages.show
+    kept, shown = device_sums.on_roster, device_stages.show
 
-    def keeps_its_root(state: DeviceSums, roster: SumRoster) -> tuple[DeviceSums, bytes]:
+    def keeps_its_root(state: DeviceSums, roster: bytes) -> tuple[DeviceSums, bytes]:
         after, dealt = kept(state, roster)
         return replace(after, roots=state.roots), dealt
 
@@ -183,7 +183,7 @@ def test_each_bound_of_a_device_in_a_masked_sum_that_is_taken_away_is_named(
         _, answer = shown(state, message, key)
         return state, answer
 
-    monkeypatch.setattr(device_sums, "_on_roster", keeps_its_root)
+    monkeypatch.setattr(device_sums, "on_roster", keeps_its_root)
     monkeypatch.setattr(device_stages, "show", forgets_what_it_showed)
     only(*ON_A_DEVICE)
     assert play()[0] == [(tried, False) for tried in ON_A_DEVICE]

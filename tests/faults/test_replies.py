@@ -24,13 +24,6 @@ def again(rdy: dict[str, Any], **changes: Anything) -> dict[str, Any]:
     return {k: v for k, v in (rdy | changes).items() if k not in ("v", "k", "id", "t")}
 
 
-def test_over_a_broker_a_method_gives_the_same_bits_as_with_direct_calls(tmp_path: Path) -> None:
-    fed = Federation.of(tmp_path).play()
-    expected, _ = train_directly(fed)
-    assert fed.final_state().assignment == expected.assignment
-    np.testing.assert_array_equal(fed.final_state().centers, expected.centers)
-
-
 @pytest.mark.parametrize("ballast", [0, BALLAST], ids=["inline", "blocks"])
 def test_messages_that_all_arrive_twice_change_nothing(tmp_path: Path, ballast: int) -> None:
     once = Federation.of(tmp_path / "once", ballast=ballast)
@@ -151,22 +144,6 @@ def test_below_the_quorum_it_goes_on_where_that_is_wanted(tmp_path: Path) -> Non
     fed.complete()
     expected, _ = train_directly(fed, silent=frozenset({"d03"}))
     np.testing.assert_array_equal(fed.final_state().centers, expected.centers)
-
-
-@pytest.mark.parametrize("moment", [6, 11, 17, 26, 40, 55])
-def test_a_device_that_is_killed_at_any_moment_continues_with_what_it_kept(tmp_path: Path, moment: int) -> None:
-    calm, rough = (Federation.of(tmp_path / name, ballast=BALLAST) for name in ("calm", "rough"))
-    for fed in (calm, rough):
-        spy = Spy(fed.world.broker)
-        fed.start(4)
-        if fed is rough:
-            fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
-            fed.world.kill("d02")
-            until_s = fed.world.clock.time_s + 60.0  # killed before it was heard, it is waited for
-            fed.world.run(lambda: fed.live_since(1.0) or fed.world.clock.time_s > until_s)  # noqa: B023 - used at once
-            fed.start_device("d02", softmax_program.grouped_fleet(4, 2)["d02"])
-        fed.complete()
-    assert calm.final_states() == rough.final_states()
 
 
 def test_a_broker_that_forgets_everything_costs_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -96,15 +95,3 @@ def test_half_a_fleet_that_reconnects_in_one_second_changes_nothing(tmp_path: Pa
     assert not fed.happened("done")
     fed.complete()
     assert fed.outcome() == expected.outcome()
-
-
-def jumping(rng: random.Random) -> Any:  # noqa: ANN401 - a method's stand-in
-    """A wall clock that gives a random time between 1970 and 2100 at each reading."""
-    return lambda: rng.randrange(4_102_444_800_000)
-
-
-def test_wall_clocks_that_jump_by_decades_change_nothing(tmp_path: Path, calm: Federation) -> None:
-    fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES, deadline_s=3_000.0)
-    fed.world.clock.unix_ms = jumping(random.Random(5))  # type: ignore[method-assign]  # noqa: S311
-    fed.play()
-    assert fed.outcome() == calm.outcome()

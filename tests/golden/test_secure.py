@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.rounds.secure_sum import SumReady
+from coordinator.rounds.secure_recovery import Secrets
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.secure import keys, masks
@@ -66,23 +66,23 @@ def cohort() -> dict[str, Any]:
     """One sum, and what passes between the coordinator and dev-000."""
     made = SecureCohort.of(7, FORM)
     made.run(["dev-002"], ["dev-004"])
-    if not isinstance(made.outcome, SumReady):
+    if not isinstance(made.outcome, Secrets):
         raise TypeError(made.outcome)
     own = made.devices["dev-000"]
-    dealt, reveal = made.server.dealt["dev-000"], made.server.revealed["dev-000"]
+    dealt, reveal = made.server.dealt["dev-000"], made.shown["dev-000"]
     from edge_client.protocol.secure import device_sums
 
-    _, batch = device_sums.advance(
+    _, batch = device_sums.refill(
         device_sums.DeviceSums(federation="demo", cid="dev-000"),
-        device_sums.PrekeysNeeded((root_of("dev-000", 0), root_of("dev-000", 1))),
+        (root_of("dev-000", 0), root_of("dev-000", 1)),
     )
     messages = {
-        "prekeys": batch or b"",
+        "prekeys": batch,
         "roster": made.sent["roster"]["dev-000"],
         "shares": dealt.to_bytes(),
         "relay": made.sent["relay"]["dev-000"],
         "unmask": made.sent["unmask"]["dev-000"],
-        "reveal": reveal.to_bytes(),
+        "reveal": reveal,
     }
     return {
         "devices": {cid: root_of(cid, 0).hex() for cid in cids(7)},
@@ -92,9 +92,9 @@ def cohort() -> dict[str, Any]:
         "messages": {name: data.decode() for name, data in messages.items()},
         "upload": made.uploads["dev-000"].hex(),
         "shown": dict(own.sums[made.server.roster].shown),
-        "survivors": list(made.outcome.survivors),
-        "self_secrets": {cid: secret.hex() for cid, secret in made.outcome.secrets.self_secrets.items()},
-        "mask_secrets": {cid: secret.hex() for cid, secret in made.outcome.secrets.mask_secrets.items()},
+        "survivors": sorted(made.server.uploaded),
+        "self_secrets": {cid: secret.hex() for cid, secret in made.outcome.self_secrets.items()},
+        "mask_secrets": {cid: secret.hex() for cid, secret in made.outcome.mask_secrets.items()},
         "sum": made.sum().tolist(),
     }
 

@@ -1,40 +1,34 @@
-"""A cohort that sums vectors under masks, in one process: the device's and the coordinator's real state machines."""
+"""A cohort that sums vectors under masks, in one process: the device's and the coordinator's real steps."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.rounds.secure_sum import (
-    MaskedVectorStored,
-    RevealArrived,
-    SecureCommand,
-    SecureSum,
-    SendSumMessage,
-    SharesArrived,
-    StageDeadline,
-    SumFailed,
-    SumReady,
-    advance,
-    open_sum,
-    unmask_into,
-)
+from coordinator.rounds.secure_recovery import Secrets
+from coordinator.rounds.secure_sum import SecureSum, SumFailed, ask_shares, open_sum, recover, relay, unmask_into
 from edge_client.protocol.secure import device_sums
 from edge_client.protocol.secure.device_sums import (
     DeviceSums,
-    PrekeysNeeded,
-    RelayArrived,
-    RosterArrived,
-    UnmaskArrived,
-    VectorReady,
+    on_relay,
+    on_roster,
+    on_unmask,
+    on_vector,
 )
 from edge_client.protocol.secure.masks import Words, add_packed_into
 from edge_client.protocol.secure.sum_messages import PrekeyBatch, SumForm, read_upload
 
+Step = Callable[..., "DeviceSums | tuple[DeviceSums, bytes]"]
 FORM = SumForm(federation="demo", run="r1", round=3, exchange=1, words=5, bits=20)
+
+
+def with_answer(done: DeviceSums | tuple[DeviceSums, bytes]) -> tuple[DeviceSums, bytes]:
+    """What a step gave, as a state and an answer."""
+    return done if isinstance(done, tuple) else (done, b"")
 
 
 def cids(count: int) -> list[str]:
@@ -61,8 +55,9 @@ class SecureCohort:
     server: SecureSum = field(init=False)
     sent: dict[str, dict[str, bytes]] = field(default_factory=dict)
     uploads: dict[str, bytes] = field(default_factory=dict)
+    shown: dict[str, bytes] = field(default_factory=dict)
     transcript: list[bytes] = field(default_factory=list)  # every byte that the coordinator received
-    outcome: SumReady | SumFailed | None = None
+    outcome: Secrets | SumFailed | None = None
 
     @staticmethod
     def of(count: int, form: SumForm = FORM, *, salt: str = "", least_members: int = 5) -> SecureCohort:
@@ -71,54 +66,57 @@ class SecureCohort:
         for cid in cids(count):
             roots = tuple(root_of(cid, number, salt) for number in range(2))
             fresh = DeviceSums(federation=form.federation, cid=cid)
-            devices[cid], batch = device_sums.advance(fresh, PrekeysNeeded(roots))
-            offered[cid] = PrekeyBatch.from_bytes(batch or b"").keys[0]
+            devices[cid], batch = device_sums.refill(fresh, roots)
+            offered[cid] = PrekeyBatch.from_bytes(batch).keys[0]
         cohort = SecureCohort(devices=devices, form=form)
-        cohort.server, commands = open_sum(form, offered, least_members=least_members)
-        cohort.carry_out(list(commands))
+        cohort.server, cohort.sent["roster"] = open_sum(form, offered, least_members=least_members)
         return cohort
 
-    def carry_out(self, commands: list[SecureCommand]) -> None:
-        for command in commands:
-            if isinstance(command, SendSumMessage):
-                self.sent.setdefault(command.kind, {})[command.cid] = command.data
-            else:
-                self.outcome = command
+    def on_device(self, cid: str, step: Step, *told: object) -> bytes:
+        """A step of device_sums.py; -> what the device sends, empty where it sends nothing."""
+        self.devices[cid], out = with_answer(step(self.devices[cid], *told))
+        return out
 
-    def tell_server(self, event: object) -> None:
-        if isinstance(event, SharesArrived | RevealArrived):
-            self.transcript.append(event.data)
-        self.server, commands = advance(self.server, event)  # type: ignore[arg-type]
-        self.carry_out(commands)
-
-    def on_device(self, cid: str, event: object) -> bytes:
-        self.devices[cid], out = device_sums.advance(self.devices[cid], event)  # type: ignore[arg-type]
-        return out or b""
-
-    def deal(self, silent: Collection[str] = ()) -> None:
-        for cid, roster in self.sent["roster"].items():
-            if cid not in silent:
-                self.tell_server(SharesArrived(cid, self.on_device(cid, RosterArrived(roster))))
-        self.tell_server(StageDeadline("shares"))
+    def deal(self, silent: Collection[str] = (), changed: Mapping[str, bytes] | None = None) -> None:
+        """`changed` are shares that devices send in place of their own."""
+        rosters = {cid: roster for cid, roster in self.sent["roster"].items() if cid not in silent}
+        dealt = {cid: self.on_device(cid, on_roster, roster) for cid, roster in rosters.items()} | dict(changed or {})
+        self.transcript += dealt.values()
+        with self.may_fail():
+            self.server, self.sent["relay"] = relay(self.server, dealt)
 
     def upload(self, silent: Collection[str] = (), vectors: Mapping[str, Words] | None = None) -> None:
-        for cid, relay in self.sent.get("relay", {}).items():
+        if self.outcome is not None:
+            return
+        for cid, shares in self.sent["relay"].items():
             if cid in silent:
                 continue
-            self.on_device(cid, RelayArrived(relay))
+            self.on_device(cid, on_relay, shares)
             words = vector_of(cid, self.form) if vectors is None else vectors[cid]
-            blob = self.on_device(cid, VectorReady(self.server.roster, words))
+            blob = self.on_device(cid, on_vector, self.server.roster, words)
             read_upload(blob, roster=self.server.roster, words=self.form.words, bits=self.form.bits)
             self.uploads[cid] = blob
             self.transcript.append(blob)
-            self.tell_server(MaskedVectorStored(cid))
-        self.tell_server(StageDeadline("uploads"))
+        with self.may_fail():
+            self.server, self.sent["unmask"] = ask_shares(self.server, self.uploads)
 
-    def reveal(self, silent: Collection[str] = ()) -> None:
-        for cid, request in self.sent.get("unmask", {}).items():
-            if cid not in silent:
-                self.tell_server(RevealArrived(cid, self.on_device(cid, UnmaskArrived(request))))
-        self.tell_server(StageDeadline("unmask"))
+    def reveal(self, silent: Collection[str] = (), changed: Mapping[str, bytes] | None = None) -> None:
+        """`changed` are answers that devices send in place of their own."""
+        if self.outcome is not None:
+            return
+        asked = {cid: request for cid, request in self.sent["unmask"].items() if cid not in silent}
+        self.shown = {cid: self.on_device(cid, on_unmask, request) for cid, request in asked.items()}
+        self.shown |= changed or {}
+        self.transcript += self.shown.values()
+        with self.may_fail():
+            self.outcome = recover(self.server, self.shown)
+
+    @contextmanager
+    def may_fail(self) -> Iterator[None]:
+        try:
+            yield
+        except SumFailed as failed:
+            self.outcome = failed
 
     def run(self, *silent: Collection[str], vectors: Mapping[str, Words] | None = None) -> None:
         """All stages; `silent` are those that do not answer in the first, second and third."""
@@ -129,10 +127,10 @@ class SecureCohort:
 
     def sum(self) -> Words:
         """The unmasked sum of the survivors' uploads."""
-        if not isinstance(self.outcome, SumReady):
+        if not isinstance(self.outcome, Secrets):
             raise TypeError(f"no sum: {self.outcome}")
         total = np.zeros(self.form.words, np.uint32)
-        for cid in self.outcome.survivors:
+        for cid in self.server.uploaded:
             packed = read_upload(
                 self.uploads[cid], roster=self.server.roster, words=self.form.words, bits=self.form.bits
             )
@@ -142,6 +140,5 @@ class SecureCohort:
 
     def plain_sum(self) -> Words:
         """The sum of the survivors' vectors, modulo 2^bits."""
-        survivors = self.outcome.survivors if isinstance(self.outcome, SumReady) else ()
-        total = np.sum([vector_of(cid, self.form) for cid in survivors], axis=0, dtype=np.uint32)
+        total = np.sum([vector_of(cid, self.form) for cid in self.server.uploaded], axis=0, dtype=np.uint32)
         return np.asarray(total & np.uint32(2**self.form.bits - 1))

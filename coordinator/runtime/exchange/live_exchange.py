@@ -51,9 +51,7 @@ class LiveExchange:
         self._late = late
         self._recorder = ReplyRecorder(key, tasks, prepared, context)
         self.replies = self._recorder.replies
-        policy = UploadPolicy(
-            check=lambda _cid, _spec, _reply: None, on_accepted=self._on_accepted, on_refused=self._on_refused
-        )
+        policy = UploadPolicy(on_accepted=self._on_accepted, on_refused=self._on_refused)
         self._receiver = UploadReceiver(prepared, context, policy)
         now_s, accepted = context.clock.now_s(), context.store.exchanges.replies(key)
         gone = (prepared.keys() & context.revoked()) - accepted.keys()
@@ -172,17 +170,13 @@ class LiveExchange:
 
     def on_ready(self, said: Announcement) -> None:
         """A device announces an update of this exchange. Raises Malformed with the code of the error answer."""
-        asked, update = self._prepared.get(said.cid), said.update
-        if asked is None:
+        if said.cid not in self._prepared:
             raise Malformed("closed", "you were not asked")
-        if update.kind != asked.reply_spec.blob_kind:
-            raise Malformed("bad_field", f"asked for {asked.reply_spec.blob_kind}, got {update.kind}")
-        if update.size > asked.max_size:
-            raise Malformed("too_big", f"{update.size} bytes, at most {asked.max_size}")
+        self._receiver.check_offer(said)
         if self._receiver.is_unsynced(said.cid):
             self.sync()
         self._receiver.announce(said)
-        self._apply(exchange_rules.Ready(said.cid, update.sha256, update.size))
+        self._apply(exchange_rules.Ready(said.cid, said.update.sha256, said.update.size))
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """Take a block of an open upload; any other block is dropped."""

@@ -64,9 +64,7 @@ class LiveUpdates:
         self._arrived: dict[ClientId, tuple[StoredReply, Reply]] = {}  # on disk, in the order of their arrival
         self._failed: dict[ClientId, float] = {}  # devices that get no task until then
         self._again_s = math.inf
-        policy = UploadPolicy(
-            check=lambda _cid, _spec, _reply: None, on_accepted=self._on_accepted, on_refused=self._on_refused
-        )
+        policy = UploadPolicy(on_accepted=self._on_accepted, on_refused=self._on_refused)
         self._receiver = UploadReceiver(self.journalled.prepared, context, policy)
         self._credits = UploadCredits.of(self._receiver.uploads, context.config)
         self._events: deque[Callable[[], None]] = deque()
@@ -184,11 +182,8 @@ class LiveUpdates:
 
     def on_ready(self, said: Announcement) -> None:
         """A device announces the update of its task. Raises Malformed with the code of the error answer."""
-        asked, update, now_s = self.journalled.prepared[said.cid], said.update, self._context.clock.now_s()
-        if update.kind != asked.reply_spec.blob_kind:
-            raise Malformed("bad_field", f"asked for {asked.reply_spec.blob_kind}, got {update.kind}")
-        if update.size > asked.max_size:
-            raise Malformed("too_big", f"{update.size} bytes, at most {asked.max_size}")
+        self._receiver.check_offer(said)
+        update, now_s = said.update, self._context.clock.now_s()
         if self._receiver.is_unsynced(said.cid) or said.cid in self._arrived:
             self.sync()
             return

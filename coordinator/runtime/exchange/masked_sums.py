@@ -16,25 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from coordinator.aggregation.possible_sums import why_impossible
 from coordinator.rounds.sealed_round import is_sealed
+from coordinator.rounds.secure_recovery import Secrets
 from coordinator.rounds.secure_sum import (
-    MaskedVectorStored,
-    RevealArrived,
-    SecureCommand,
-    SecureEvent,
     SecureSum,
-    SendSumMessage,
-    SharesArrived,
-    StageDeadline,
     SumFailed,
-    SumReady,
-    advance,
+    ask_shares,
     checked_shares,
     open_sum,
+    recover,
+    relay,
     unmask_into,
 )
 from coordinator.rounds.update_validation import AskedStage
@@ -59,6 +55,8 @@ from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import ClientId, Fit, Probe, Reply
 
 STAGES = 4  # exchanges of one `SumByCenter`
+Done = TypeVar("Done")
+Running = Mapping[int, tuple[SecureSum, Mapping[ClientId, bytes]]]  # group -> its sum, and what its devices are sent
 Ask = Callable[[ExchangeKey, NetworkExchange], Collection[ClientId]]  # -> the devices that answered
 
 
@@ -102,28 +100,43 @@ class MaskedSums:
         if not isinstance(work, SummedFit | SummedProbe):
             self.ask(_at(first, 2), {cid: _keep(task) for cid, task in exchange.items()})
             return SealedSums.unmasked({})
-        running = self._begin(first, exchange, words_of(work), work.scale.bits)
-        messages: list[SecureCommand] = [command for _, commands in running.values() for command in commands]
-        states = {group: state for group, (state, _) in running.items()}
-        for number, (stage, awaited, event) in enumerate(_STAGES, 1):
-            tasks = {c.cid: self._stage(stage, states, c, exchange) for c in messages if isinstance(c, SendSumMessage)}
-            if not tasks:
-                break
-            key = _at(first, number)
-            answered = self.ask(key, tasks)
-            if stage == "shares":
-                self._forget_lost(key, tasks.keys() - set(answered))
-            messages = []
-            for group, state in states.items():
-                events = [event(cid, self._answer(key, cid, stage)) for cid in sorted(answered) if cid in state.devices]
-                states[group], commands = _advanced(state, [*events, StageDeadline(awaited)])
-                messages += commands
-                self.failures += [command.reason for command in commands if isinstance(command, SumFailed)]
-        return SealedSums.unmasked(self._unmasked(first, states, messages, exchange))
+        running: Running = self._begin(first, exchange, words_of(work), work.scale.bits)
+        running = self._stage(_at(first, 1), "shares", running, exchange, relay)
+        running = self._stage(_at(first, 2), "add", running, exchange, ask_shares)
+        secrets = self._stage(_at(first, 3), "show", running, exchange, recover)
+        states = {group: state for group, (state, _) in running.items() if group in secrets}
+        return SealedSums.unmasked(self._unmasked(_at(first, 2), states, secrets, exchange))
+
+    def _stage(
+        self,
+        key: ExchangeKey,
+        stage: str,
+        running: Running,
+        exchange: SumByCenter,
+        end: Callable[[SecureSum, Mapping[ClientId, bytes]], Done],
+    ) -> dict[int, Done]:
+        """Ask a stage, and end it for each group with the answers of its devices; a sum that fails is gone."""
+        tasks = {
+            cid: _asked(stage, state, cid, message, exchange)
+            for state, messages in running.values()
+            for cid, message in messages.items()
+        }
+        if not tasks:
+            return {}
+        answered, done = sorted(self.ask(key, tasks)), {}
+        if stage == "shares":
+            self._forget_lost(key, tasks.keys() - set(answered))
+        for group, (state, _) in running.items():
+            answers = {cid: self._answer(key, cid, stage) for cid in answered if cid in state.devices}
+            try:
+                done[group] = end(state, answers)
+            except SumFailed as failed:
+                self.failures.append(failed.message)
+        return done
 
     def _begin(
         self, first: ExchangeKey, exchange: SumByCenter, words: int, bits: int
-    ) -> dict[int, tuple[SecureSum, list[SendSumMessage]]]:
+    ) -> dict[int, tuple[SecureSum, dict[ClientId, bytes]]]:
         """The sums of the groups that have enough devices with a prekey, and their rosters."""
         least, groups = max(exchange.least, LEAST_COHORT), dict[int, list[ClientId]]()
         for cid in sorted(exchange):
@@ -154,30 +167,6 @@ class MaskedSums:
             offered = {cid: PrekeyBatch.from_bytes(self._answer(first, cid)) for cid in sorted(answered)}
         return prekeys.take(roster, cids, offered)
 
-    def _stage(
-        self, stage: str, states: Mapping[int, SecureSum], command: SendSumMessage, exchange: SumByCenter
-    ) -> AskedStage:
-        """What a device is asked in a stage of its sum, and how its answer is checked when it arrives."""
-        state = next(state for state in states.values() if command.cid in state.devices)
-        form, size = state.form, MAX_SUM_MESSAGE_BYTES
-
-        def decode(data: bytes) -> Reply:
-            if stage == "shares":
-                checked_shares(state, command.cid, data)
-            elif stage == "show":
-                RevealedShares.from_bytes(data)
-            else:
-                packed = read_upload(data, roster=state.roster, words=form.words, bits=form.bits)
-                check_packed(packed, form.words, form.bits)
-            return Reply(n=1)
-
-        work = None
-        if stage == "add":
-            work, size = exchange[command.cid], UPLOAD_HEADER.size + packed_size(form.words, form.bits)
-        return AskedStage(
-            stage=stage, message=command.data, work=work, decode=decode, max_bytes=size, needs_quorum=stage == "shares"
-        )
-
     def _forget_lost(self, key: ExchangeKey, silent: Collection[ClientId]) -> None:
         """A device that refuses its roster does not have the prekey any more; it is asked for others next time."""
         refused = self.store.exchanges.refusals(key.run, key.round)
@@ -192,42 +181,51 @@ class MaskedSums:
         return self.store.updates(cid).read(self.store.exchanges.replies(key)[cid].sha256)
 
     def _unmasked(
-        self, first: ExchangeKey, states: Mapping[int, SecureSum], commands: list[SecureCommand], exchange: SumByCenter
+        self,
+        key: ExchangeKey,
+        states: Mapping[int, SecureSum],
+        secrets: Mapping[int, Secrets],
+        exchange: SumByCenter,
     ) -> dict[int, tuple[list[ClientId], Words | None]]:
         """The sums of those groups that can be unmasked: one vector of each group in memory, and one upload.
 
         A sum that no devices can give which keep to the task is None.
         """
-        sums, key = {}, _at(first, 2)
-        ready = [command for command in commands if isinstance(command, SumReady)]
-        hashes = {cid: reply.sha256 for cid, reply in self.store.exchanges.replies(key).items()} if ready else {}
-        for one in ready:
-            group, state = next((g, s) for g, s in states.items() if s.uploaded == set(one.survivors))
-            form, total = state.form, np.zeros(state.form.words, np.uint32)
-            for cid in one.survivors:
+        sums = {}
+        hashes = {cid: reply.sha256 for cid, reply in self.store.exchanges.replies(key).items()} if states else {}
+        for group, state in states.items():
+            form, total, survivors = state.form, np.zeros(state.form.words, np.uint32), sorted(state.uploaded)
+            for cid in survivors:
                 data = self.store.updates(cid).read(hashes[cid])
                 packed = read_upload(data, roster=state.roster, words=form.words, bits=form.bits)
                 add_packed_into(total, packed, form.bits)
-            unmask_into(state, one, total)
-            reason = why_impossible([exchange[cid] for cid in one.survivors], total)
+            unmask_into(state, secrets[group], total)
+            reason = why_impossible([exchange[cid] for cid in survivors], total)
             self.failures += [] if reason is None else [reason]
-            sums[group] = (list(one.survivors), total if reason is None else None)
+            sums[group] = (survivors, total if reason is None else None)
         return sums
 
 
-_STAGES: tuple[tuple[str, str, Callable[[ClientId, bytes], SecureEvent]], ...] = (
-    ("shares", "shares", SharesArrived),
-    ("add", "uploads", lambda cid, _: MaskedVectorStored(cid)),
-    ("show", "unmask", RevealArrived),
-)
+def _asked(stage: str, state: SecureSum, cid: ClientId, message: bytes, exchange: SumByCenter) -> AskedStage:
+    """What a device is asked in a stage of its sum, and how its answer is checked when it arrives."""
+    form, size = state.form, MAX_SUM_MESSAGE_BYTES
 
+    def decode(data: bytes) -> Reply:
+        if stage == "shares":
+            checked_shares(state, cid, data)
+        elif stage == "show":
+            RevealedShares.from_bytes(data)
+        else:
+            packed = read_upload(data, roster=state.roster, words=form.words, bits=form.bits)
+            check_packed(packed, form.words, form.bits)
+        return Reply(n=1)
 
-def _advanced(state: SecureSum, events: list[SecureEvent]) -> tuple[SecureSum, list[SecureCommand]]:
-    commands: list[SecureCommand] = []
-    for event in events:
-        state, more = advance(state, event)
-        commands += more
-    return state, commands
+    work = None
+    if stage == "add":
+        work, size = exchange[cid], UPLOAD_HEADER.size + packed_size(form.words, form.bits)
+    return AskedStage(
+        stage=stage, message=message, work=work, decode=decode, max_bytes=size, needs_quorum=stage == "shares"
+    )
 
 
 def _offer(newest: int) -> AskedStage:

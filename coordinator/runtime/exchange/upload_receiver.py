@@ -76,9 +76,9 @@ class Announcement:
 class UploadPolicy:
     """What an exchange adds to the common path of its uploads."""
 
-    check: Callable[[ClientId, ReplySpec, Reply], None]  # raises Malformed for a reply that the exchange refuses
     on_accepted: Callable[[StoredReply, Reply], None]  # the update is on disk; called by `sync`
     on_refused: Callable[[ClientId, Malformed], None]  # the `ack` with the reason is sent
+    check: Callable[[ClientId, ReplySpec, Reply], None] = lambda *_: None  # raises Malformed for a reply to refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +106,14 @@ class UploadReceiver:
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
         self._told_no_room = False
+
+    def check_offer(self, said: Announcement) -> None:
+        """Raise Malformed, with the code of the error answer, for an update that the device was not asked for."""
+        asked, update = self._prepared[said.cid], said.update
+        if update.kind != asked.reply_spec.blob_kind:
+            raise Malformed("bad_field", f"asked for {asked.reply_spec.blob_kind}, got {update.kind}")
+        if update.size > asked.max_size:
+            raise Malformed("too_big", f"{update.size} bytes, at most {asked.max_size}")
 
     def announce(self, said: Announcement) -> None:
         """Remember what a device offers, instead of what it offered before."""

@@ -9,15 +9,7 @@ from dataclasses import replace
 
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import device_sums
-from edge_client.protocol.secure.device_sums import (
-    DeviceSums,
-    PrekeysNeeded,
-    RelayArrived,
-    RosterArrived,
-    SumEnded,
-    UnmaskArrived,
-    VectorReady,
-)
+from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.secure.keys import ROOT_BYTES
 from edge_client.protocol.secure.sum_messages import MAX_PREKEYS, RelayedShares, SumRoster, UnmaskRequest
 from edge_client.protocol.summed_task import SumScale, Words
@@ -36,7 +28,7 @@ def offer_prekeys(sums: DeviceSums, random: bytes, after: int) -> tuple[DeviceSu
     left = {number: root for number, root in sums.roots.items() if number > after}
     sums = replace(sums, next_number=max(sums.next_number, after + 1), roots=left)
     roots = tuple(random[at : at + ROOT_BYTES] for at in range(0, RANDOM_BYTES, ROOT_BYTES))
-    return _answered(device_sums.advance(sums, PrekeysNeeded(roots)))
+    return device_sums.refill(sums, roots)
 
 
 def deal(sums: DeviceSums, message: bytes, key: Place) -> tuple[DeviceSums, bytes]:
@@ -44,7 +36,7 @@ def deal(sums: DeviceSums, message: bytes, key: Place) -> tuple[DeviceSums, byte
     roster = SumRoster.from_bytes(message)
     if (roster.run, roster.round, roster.exchange) != key:
         raise Malformed("bad_task", "the roster is that of another exchange")
-    after, answer = _answered(device_sums.advance(sums, RosterArrived(message)))
+    after, answer = device_sums.on_roster(sums, message)
     return replace(after, sums={roster.roster: after.sums[roster.roster]}), answer
 
 
@@ -54,8 +46,7 @@ def mask(sums: DeviceSums, message: bytes, key: Place, scale: SumScale, words: W
     roster = _roster_of(sums, name, key, "add")
     if roster.bits != scale.bits or roster.devices > scale.devices:
         raise Malformed("bad_task", f"a sum of {roster.devices} devices in {roster.bits} bits could overflow")
-    sums, _ = device_sums.advance(sums, RelayArrived(message))
-    return _answered(device_sums.advance(sums, VectorReady(name, words)))
+    return device_sums.on_vector(device_sums.on_relay(sums, message), name, words)
 
 
 def show(sums: DeviceSums, message: bytes, key: Place) -> tuple[DeviceSums, bytes]:
@@ -66,8 +57,8 @@ def show(sums: DeviceSums, message: bytes, key: Place) -> tuple[DeviceSums, byte
     """
     name = UnmaskRequest.from_bytes(message).roster
     _roster_of(sums, name, key, "show")
-    sums, answer = _answered(device_sums.advance(sums, UnmaskArrived(message)))
-    return device_sums.advance(sums, SumEnded(name))[0], answer
+    sums, answer = device_sums.on_unmask(sums, message)
+    return device_sums.on_end(sums, name), answer
 
 
 def _roster_of(sums: DeviceSums, name: str, key: Place, stage: str) -> SumRoster:
@@ -77,10 +68,3 @@ def _roster_of(sums: DeviceSums, name: str, key: Place, stage: str) -> SumRoster
     if (roster.run, roster.round, roster.exchange + STAGE_AFTER_ROSTER[stage]) != key:
         raise Malformed("bad_task", f"stage {stage} of the sum belongs to another exchange")
     return roster
-
-
-def _answered(step: tuple[DeviceSums, bytes | None]) -> tuple[DeviceSums, bytes]:
-    sums, answer = step
-    if answer is None:
-        raise TypeError("this event has an answer")
-    return sums, answer

@@ -1,7 +1,7 @@
-"""A device's side of masked sums as a pure state machine: `advance(state, event) -> (state, what to send)`.
+"""A device's side of masked sums: pure steps from a state to the next one and, where it has an answer, what to send.
 
 The caller stores the new state before it sends anything. All that is sent follows from the stored state, so after a
-crash or a repeated message the device sends the same bytes again. An event that breaks a rule raises Malformed and
+crash or a repeated message the device sends the same bytes again. A step that breaks a rule raises Malformed and
 changes nothing. The rules:
 
 * a prekey is used for one roster, ever: its root leaves `roots` with the first one;
@@ -57,70 +57,8 @@ class DeviceSums:
     sums: Mapping[str, DeviceSum] = field(default_factory=dict)  # by the sha256 of the roster
 
 
-@dataclass(frozen=True)
-class PrekeysNeeded:
+def refill(state: DeviceSums, random: tuple[bytes, ...]) -> tuple[DeviceSums, bytes]:
     """Refill to 16 unused prekeys from fresh random roots [32 bytes each]; roots beyond that are ignored."""
-
-    random: tuple[bytes, ...]
-
-
-@dataclass(frozen=True)
-class RosterArrived:
-    """A roster for this device."""
-
-    data: bytes
-
-
-@dataclass(frozen=True)
-class RelayArrived:
-    """The envelopes of the neighbours that take part."""
-
-    data: bytes
-
-
-@dataclass(frozen=True)
-class VectorReady:
-    """The device's own vector for a sum, uint32 [words]; it is not changed."""
-
-    roster: str
-    words: Words
-
-
-@dataclass(frozen=True)
-class UnmaskArrived:
-    """The coordinator's question for shares."""
-
-    data: bytes
-
-
-@dataclass(frozen=True)
-class SumEnded:
-    """The sum is over for this device: its root and shares are deleted."""
-
-    roster: str
-
-
-SumEvent = PrekeysNeeded | RosterArrived | RelayArrived | VectorReady | UnmaskArrived | SumEnded
-
-
-def advance(state: DeviceSums, event: SumEvent) -> tuple[DeviceSums, bytes | None]:
-    """The next state, and the message or blob to send once it is stored. Raises Malformed for what must not be done."""
-    match event:
-        case PrekeysNeeded(random):
-            return _refill(state, random)
-        case RosterArrived(data):
-            return _on_roster(state, SumRoster.from_bytes(data))
-        case RelayArrived(data):
-            return _on_relay(state, RelayedShares.from_bytes(data))
-        case VectorReady(roster, words):
-            return _on_vector(state, _sum_of(state, roster), words)
-        case UnmaskArrived(data):
-            return _on_unmask(state, UnmaskRequest.from_bytes(data))
-        case SumEnded(roster):
-            return replace(state, sums={name: of for name, of in state.sums.items() if name != roster}), None
-
-
-def _refill(state: DeviceSums, random: tuple[bytes, ...]) -> tuple[DeviceSums, bytes]:
     fresh = random[: max(0, MAX_PREKEYS - len(state.roots))]
     if any(len(root) != keys.ROOT_BYTES for root in fresh) or len(set(fresh)) < len(fresh):
         raise Malformed("bad_field", f"a root has {keys.ROOT_BYTES} random bytes")
@@ -129,7 +67,9 @@ def _refill(state: DeviceSums, random: tuple[bytes, ...]) -> tuple[DeviceSums, b
     return replace(state, roots=roots, next_number=state.next_number + len(fresh)), batch.to_bytes()
 
 
-def _on_roster(state: DeviceSums, roster: SumRoster) -> tuple[DeviceSums, bytes]:
+def on_roster(state: DeviceSums, data: bytes) -> tuple[DeviceSums, bytes]:
+    """Take part in the sum of a roster for this device, and deal shares of its secrets."""
+    roster = SumRoster.from_bytes(data)
     known = state.sums.get(roster.roster)
     if known is not None:
         if known.roster != roster:
@@ -162,7 +102,9 @@ def _dealt(state: DeviceSums, mine: DeviceSum) -> bytes:
     return DealtShares(roster=roster.roster, commitment=committed, envelopes=envelopes).to_bytes()
 
 
-def _on_relay(state: DeviceSums, relay: RelayedShares) -> tuple[DeviceSums, None]:
+def on_relay(state: DeviceSums, data: bytes) -> DeviceSums:
+    """Open the envelopes of the neighbours that take part."""
+    relay = RelayedShares.from_bytes(data)
     mine = _sum_of(state, relay.roster)
     roster, private = mine.roster, keys.seal_private(mine.root)
     if not set(relay.envelopes) <= set(roster.neighbours):
@@ -176,7 +118,7 @@ def _on_relay(state: DeviceSums, relay: RelayedShares) -> tuple[DeviceSums, None
         shares[cid] = _opened(state, mine, private, cid, envelope)
     if mine.shares is not None and mine.shares != shares:
         raise Malformed("bad_task", "other shares than before")
-    return _with(state, replace(mine, shares=shares)), None
+    return _with(state, replace(mine, shares=shares))
 
 
 def _opened(state: DeviceSums, mine: DeviceSum, private: bytes, dealer: str, envelope: bytes) -> bytes:
@@ -197,7 +139,9 @@ def _digests(plain: bytes, context: keys.SumContext, dealer: str, holder: str) -
     )
 
 
-def _on_vector(state: DeviceSums, mine: DeviceSum, words: Words) -> tuple[DeviceSums, bytes]:
+def on_vector(state: DeviceSums, name: str, words: Words) -> tuple[DeviceSums, bytes]:
+    """Mask the device's own vector, uint32 [words], for the sum of this roster; it is not changed."""
+    mine = _sum_of(state, name)
     roster, context = mine.roster, mine.roster.context(state.federation)
     if mine.shares is None:
         raise Malformed("bad_task", "no shares have come yet: a vector without pair masks is never sent")
@@ -211,13 +155,15 @@ def _on_vector(state: DeviceSums, mine: DeviceSum, words: Words) -> tuple[Device
     masked = words.copy()
     add_masks_into(masked, masks)
     upload = write_upload(roster.roster, roster.words, roster.bits, pack_words(masked, roster.bits))
-    name = hashlib.sha256(upload).hexdigest()
-    if mine.upload not in (None, name):
+    sha256 = hashlib.sha256(upload).hexdigest()
+    if mine.upload not in (None, sha256):
         raise Malformed("bad_task", "another vector was masked in this sum")
-    return _with(state, replace(mine, upload=name)), upload
+    return _with(state, replace(mine, upload=sha256)), upload
 
 
-def _on_unmask(state: DeviceSums, asked: UnmaskRequest) -> tuple[DeviceSums, bytes]:
+def on_unmask(state: DeviceSums, data: bytes) -> tuple[DeviceSums, bytes]:
+    """Answer the coordinator's question for shares."""
+    asked = UnmaskRequest.from_bytes(data)
     mine = _sum_of(state, asked.roster)
     if mine.shares is None or mine.upload is None:
         raise Malformed("bad_task", "asked for shares before the upload")
@@ -235,6 +181,11 @@ def _on_unmask(state: DeviceSums, asked: UnmaskRequest) -> tuple[DeviceSums, byt
         mask_shares={cid: both[:SHARE_BYTES] for cid, both in readable.items() if shown[cid] == "mask"},
     )
     return _with(state, replace(mine, shown=shown)), answer.to_bytes()
+
+
+def on_end(state: DeviceSums, name: str) -> DeviceSums:
+    """The sum is over for this device: its root and shares are deleted."""
+    return replace(state, sums={other: of for other, of in state.sums.items() if other != name})
 
 
 def _sum_of(state: DeviceSums, roster: str) -> DeviceSum:

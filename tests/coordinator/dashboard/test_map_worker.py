@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.dashboard.map_worker import MapWorker, map_of_round
-from coordinator.storage.run_reader import device_models, reply_vectors
+from coordinator.storage.run_reader import device_models
 from tests.support.virtual_federation import Federation
 
 PATIENCE_S = 30.0
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_round_is_surveyed_with_the_models_that_its_devices_sent(folder: Path) -> None:
     found = map_of_round(folder, "fesem", 2)
-    sent = reply_vectors(folder, "fesem", 2)
+    sent = dict(device_models(folder, "fesem", 2)[1])
     assert found.devices == tuple(sorted(sent))
     on_map = np.linalg.norm(found.device_positions[:, None] - found.device_positions[None], axis=2)
     apart = np.array([[np.linalg.norm(sent[a] - sent[b]) for b in found.devices] for a in found.devices])

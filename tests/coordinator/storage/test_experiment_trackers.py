@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from coordinator.storage import experiment_trackers
-from coordinator.storage.experiment_trackers import numeric_fields, open_trackers
+from coordinator.storage.experiment_trackers import Tracker, numeric_fields, open_trackers
 from edge_client.errors import ConfigError, NetworkError
 
 
@@ -219,7 +219,7 @@ def test_prometheus_forgets_centers_that_are_no_more_and_keeps_the_scores_of_the
     assert "center_accuracy/2" not in found
 
 
-class ScriptedTracker:
+class ScriptedTracker(Tracker):
     """Fails in the rounds of `refused`, and waits in round 1 until `go`."""
 
     refused: tuple[int, ...] = ()

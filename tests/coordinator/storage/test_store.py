@@ -124,12 +124,6 @@ def test_a_folder_has_one_writer(store: Store) -> None:
         Store(store.folder)
 
 
-def test_a_folder_of_another_version_is_refused(store: Store, reopen: Reopen) -> None:
-    store.facts.put("schema", "999")
-    with pytest.raises(ConfigError, match="another version of fedcenters"):
-        reopen()
-
-
 def test_what_one_device_sent_is_not_there_for_another(store: Store) -> None:
     sha256 = store.updates("a").put(b"update")
     assert store.updates("a").has(sha256)

@@ -31,10 +31,6 @@ def three_groups(*, best: int | None = None) -> dict[str, Array]:
     return {c: patterns[i % 3] + noise[i] for i, c in enumerate(NINE)}
 
 
-def test_devices_with_alike_losses_train_one_center_that_suits_them() -> None:
-    assert chosen(three_groups()) == {c: i % 3 for i, c in enumerate(NINE)}
-
-
 def test_groups_come_apart_though_one_center_is_best_for_all_where_ifca_gives_it_all_of_them() -> None:
     losses = three_groups(best=1)
     assert set(chosen(losses, method=IFCA(clusters=3)).values()) == {1}
@@ -91,11 +87,6 @@ def test_a_group_of_one_device_in_thirty_has_its_center() -> None:
         {f"d{i:02d}": (own[::-1] if i == 29 else own) + noise[i] for i in range(30)}, method=CLoVE(clusters=2)
     )
     assert [told[who] for who in sorted(told)] == [0] * 29 + [1]
-
-
-def test_without_a_cap_losses_are_as_they_were_told() -> None:
-    told = np.random.default_rng(0).normal(size=(9, 4)) ** 2
-    np.testing.assert_allclose(CLoVE(cap=1.0)._capped(told), told, atol=1e-14)  # of the order of 1, in float64
 
 
 def test_fewer_devices_than_centers_and_losses_that_are_not_numbers_are_taken() -> None:

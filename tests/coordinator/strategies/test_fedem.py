@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.round import serving_probe
-from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fedem import FedEM
 from edge_client.protocol.task import Probe
 from tests.support.driven_rounds import DrivenMethod
 from tests.support.regression import RegressionWorld, world
 from tests.support.regression import play as regress
-from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(6, 2)
 FULL = {"local_steps": 5, "learning_rate": 0.1, "momentum": 0.0, "batch_size": 256}
@@ -18,32 +17,6 @@ FULL = {"local_steps": 5, "learning_rate": 0.1, "momentum": 0.0, "batch_size": 2
 
 def em(clusters: int = 2, **changes: float) -> FedEM:
     return FedEM(clusters=clusters, start="redraw", **{**FULL, **changes})  # type: ignore[arg-type]  # numbers, some whole
-
-
-def test_with_one_model_it_is_fedavg() -> None:
-    one = play(FedEM(clusters=1, local_steps=5, batch_size=8, fraction_train=0.5), LOCAL)
-    np.testing.assert_array_equal(
-        one.centers, play(FedAvg(local_steps=5, batch_size=8, fraction_train=0.5), LOCAL).centers
-    )
-
-
-def test_one_round_is_the_e_and_the_m_step_of_the_paper() -> None:
-    """Against the formulas written out for linear regression: one full-batch step on every component."""
-    on = world("10:90", 5, seed=3)
-    run = DrivenMethod(em(local_steps=1), on.devices, on.start)
-    for _ in range(2):  # the second round begins with a pi that is not uniform
-        theta, pi = run.state.centers.copy(), dict(run.state.extra)
-        run.play(1)
-        expected, total = np.zeros_like(theta), 0
-        for c, local in on.devices.local.items():
-            x, y = local.train.x, local.train.y[:, 0]
-            error = x @ theta.T - y[:, None]  # [n, M]
-            weight = pi.get(f"pi/{c}", np.full(2, 0.5)) * np.exp(-(error**2 - (error**2).min(axis=1, keepdims=True)))
-            q = weight / weight.sum(axis=1, keepdims=True)
-            np.testing.assert_allclose(run.state.extra[f"pi/{c}"], q.mean(axis=0), rtol=1e-9, atol=1e-12)
-            expected += len(x) * theta - 0.1 * 2 * (q * error).T @ x  # n_i theta_im
-            total += len(x)
-        np.testing.assert_allclose(run.state.centers, expected / total, rtol=1e-9)
 
 
 @pytest.mark.parametrize("partition", ["10:90", "random"])

@@ -5,7 +5,6 @@ import pytest
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import Exchange, Replies, State, drive
-from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.protocol.task import Fit, Flat, Probe, Reply, Schema, TensorSpec
 from tests.support.softmax_program import devices_of, grouped_fleet, play, schema, start_of
@@ -32,14 +31,6 @@ def asked(state: State, method: FeSEM = METHOD) -> dict[str, Fit]:
     return {c: task for c, task in exchange.items() if isinstance(task, Fit)}
 
 
-@pytest.mark.parametrize("buffered", [False, True])
-def test_one_cluster_without_a_pull_and_weights_by_samples_is_fedavg(buffered: bool) -> None:  # noqa: FBT001
-    one = FeSEM(clusters=1, lam=0.0, weights="samples", local_steps=4, batch_size=8)
-    same = FedAvg(local_steps=4, batch_size=8)
-    ours, theirs = (play(method, LOCAL, buffered=buffered).centers for method in (one, same))
-    np.testing.assert_array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize("representation", ["classifier", "all", "delta", "projection"])
 @pytest.mark.parametrize("e_step", ["nearest", "k-means"])
 def test_known_groups_are_recovered_and_kept(representation: str, e_step: str) -> None:
@@ -49,51 +40,11 @@ def test_known_groups_are_recovered_and_kept(representation: str, e_step: str) -
     assert first == last
 
 
-def test_the_first_round_starts_everybody_from_the_common_model_without_a_pull() -> None:
-    state = METHOD.begin(start_of(), schema(), FLEET, np.random.default_rng(0))
-    tasks = asked(state)
-    assert sorted(tasks) == sorted(FLEET)
-    assert all((np.asarray(t.start) == start_of()).all() and t.mu == 0 and t.anchor is None for t in tasks.values())
-    assert len({t.seed for t in tasks.values()}) == len(tasks)
-
-
-def test_later_rounds_start_at_the_own_center_and_pull_small_devices_harder() -> None:
-    state = play(METHOD, LOCAL, rounds=1)
-    mean = np.mean(list(FLEET.values()))
-    for c, task in asked(state).items():
-        center = state.centers[state.assignment[c]]
-        assert (np.asarray(task.start) == center).all()
-        assert task.anchor is not None
-        assert (task.anchor == center).all()
-        assert task.mu == pytest.approx(2 * METHOD.lam * mean / FLEET[c])
-
-
 def test_a_tiny_device_is_pulled_no_more_than_to_its_center_and_stops_nobody() -> None:
     fleet = {"big": 1_000, "tiny": 1}  # mu of tiny would be 2 * 0.05 * 500.5 / 1 = 50.05; learning rate 0.1
     at = {"big": 0, "tiny": 1}
     tasks = next(METHOD.round(settled(np.zeros((3, schema().size)), at), schema(), fleet, np.random.default_rng(0)))
     assert [task.mu for _, task in sorted(tasks.items()) if isinstance(task, Fit)] == [0.1 * 500.5 / 1_000, 10.0]
-
-
-def test_e_then_m_devices_join_the_nearest_center_which_becomes_their_plain_mean() -> None:
-    far = np.zeros((3, schema().size))
-    far[1], far[2] = 10.0, 20.0
-    models = {"a": far[0] + 1, "b": far[0] - 2, "c": far[1] + 1}
-    after = answer(settled(far, {"a": 0, "b": 1, "c": 2}), models)
-    assert after.assignment == {"a": 0, "b": 0, "c": 1}
-    np.testing.assert_allclose(after.centers[:, 0], [-0.5, 11.0, 20.0])  # nobody is near the third: it stays
-
-
-def test_clustering_anew_keeps_the_numbers_of_the_centers() -> None:
-    far = np.zeros((3, schema().size))
-    far[1], far[2] = 10.0, 20.0
-    models = {"a": far[2] + 1, "b": far[0] + 1, "c": far[1] + 1}
-    after = answer(settled(far, {"a": 2, "b": 0, "c": 1}), models, FeSEM(clusters=3, e_step="k-means"))
-    assert after.assignment == {"a": 2, "b": 0, "c": 1}
-
-
-def test_the_first_clustering_is_numbered_by_the_devices_order() -> None:
-    assert [play(METHOD, LOCAL, rounds=1).assignment[f"d{i:02d}"] for i in range(3)] == [0, 1, 2]
 
 
 def test_a_device_that_appears_later_tells_its_losses_beside_the_others_fits_then_begins_at_the_best_center() -> None:
@@ -151,12 +102,6 @@ def test_devices_whose_first_round_is_a_late_one_find_their_group(e_step: str) -
     assert ari(TRUTH, [state.assignment[c] for c in sorted(LOCAL)]) == 1.0
 
 
-def test_a_device_that_misses_a_round_keeps_its_center() -> None:
-    far = np.repeat([[0.0], [10.0], [20.0]], schema().size, axis=1)
-    after = answer(settled(far, {"a": 0, "away": 2}), {"a": far[1]})
-    assert after.assignment == {"a": 1, "away": 2}
-
-
 def test_a_device_without_a_center_is_served_the_most_common_one() -> None:
     state = settled(np.arange(3.0)[:, None] * np.ones(schema().size), {"a": 1, "b": 1, "c": 0})
     assert [np.asarray(METHOD.predictor(state, who)[0][1])[0] for who in (None, "new", "c")] == [1.0, 1.0, 0.0]
@@ -184,39 +129,9 @@ def test_with_hysteresis_a_device_moves_only_when_it_gains_enough(e_step: str) -
         assert after.assignment == {"a": of_a, "b": 1, "c": 0, "d": 0, "e": 1, "f": 1}
 
 
-def test_devices_that_are_not_asked_still_hold_their_cluster_while_they_are_remembered() -> None:
-    far = np.zeros((2, schema().size))
-    far[1] = 10.0
-    noise = np.random.default_rng(3).standard_normal((4, schema().size))
-    method = FeSEM(clusters=2, lam=0.0, e_step="k-means", fraction_train=0.5, max_age=2)
-    state = settled(far, {"a": 0, "b": 0, "c": 1, "d": 1})
-    first = {"a": far[0] + noise[2], "b": far[0] + noise[3]}
-    told = [first | {"c": far[1] + noise[0], "d": far[1] + noise[1]}, first, first, first]
-    together = []
-    for models in told:
-        round_ = method.round(state, schema(), dict.fromkeys("abcd", 10), np.random.default_rng(0))
-        replies = {c: Reply(n=10, update=model) for c, model in models.items()}
-        state = drive(round_, lambda _, replies=replies: replies)  # type: ignore[misc]
-        together.append(state.assignment["a"] == state.assignment["b"])
-    # After two rounds the second group is forgotten, and two clusters are made of the first.
-    assert together == [True, True, True, False]
-
-
 def test_everybody_asked_needs_no_memory() -> None:
     method = FeSEM(clusters=3, e_step="k-means", local_steps=4, batch_size=8)
     assert set(play(method, LOCAL).extra) == {"start"}
-
-
-def test_samples_weigh_the_clusters_too() -> None:
-    # Two light devices at 0 and 1, a heavy one at 1.9: the nearest neighbours join, unless that drags the heavy one.
-    at, fleet = {"a": 0.0, "b": 1.0, "c": 1.9}, {"a": 1, "b": 1, "c": 1_000}
-    expected = {"equal": {"a": 0, "b": 1, "c": 1}, "samples": {"a": 0, "b": 0, "c": 1}}
-    for weights, assignment in expected.items():
-        method = FeSEM(clusters=2, lam=0.0, weights=weights)
-        state = method.begin(np.zeros(schema().size), schema(), fleet, np.random.default_rng(0))
-        replies = {c: Reply(n=n, update=np.full(schema().size, at[c])) for c, n in fleet.items()}
-        round_ = method.round(state, schema(), fleet, np.random.default_rng(0))
-        assert drive(round_, lambda _, told=replies: told).assignment == assignment  # type: ignore[misc]
 
 
 def test_buffers_are_averaged_by_samples_however_devices_count() -> None:

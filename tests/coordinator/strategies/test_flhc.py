@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from coordinator.rounds.metrics import ari
@@ -35,14 +34,3 @@ def test_the_whole_fleet_is_asked_once_to_be_clustered() -> None:
         played.round()
         asked.append(len(played.exchanges[-2]))  # the exchange before the evaluation
     assert asked == [4, 9, 4, 4]
-
-
-def test_a_device_that_was_away_joins_the_cluster_that_its_update_points_to() -> None:
-    played = world(METHOD, LOCAL)
-    for _ in range(3):
-        played.round(silent=["d07"])
-    assert "d07" not in played.state.assignment
-    model = played.state.extra["tree/models"][0]
-    played.round()
-    assert (np.asarray(played.exchanges[0]["d07"].start) == model).all()  # type: ignore[union-attr]
-    assert played.state.assignment["d07"] == played.state.assignment["d01"]

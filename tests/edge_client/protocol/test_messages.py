@@ -44,16 +44,6 @@ def test_what_is_written_canonically_is_read_back(value: object) -> None:
         assert parse_json(canonical_json(value)) == value
 
 
-@given(st.binary(max_size=40) | JSON.map(lambda v: json.dumps(v).encode()))
-def test_any_bytes_are_parsed_to_plain_values_or_refused(data: bytes) -> None:
-    try:
-        value = parse_json(data)
-    except Malformed as refused:
-        assert refused.code in {"bad_json", "too_big"}  # noqa: PT017 - either answer is right
-        return
-    assert parse_json(canonical_json(value)) == value
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -111,20 +101,6 @@ def test_every_kind_is_read_back_as_it_was_written(kind: str, fields: dict[str, 
 
 
 @pytest.mark.parametrize(("kind", "fields"), ALL)
-@given(data=st.data())
-def test_one_field_changed_to_anything_is_read_validly_or_refused(
-    kind: str, fields: dict[str, Any], data: st.DataObject
-) -> None:
-    field = data.draw(st.sampled_from(["v", "k", "id", "t", *fields]))
-    try:
-        message = read_message(payload(kind, **fields | {field: data.draw(JSON)}))
-    except Malformed:
-        return
-    kept = {k: v for k, v in message.items() if k not in {"v", "k", "id", "t"}}
-    assert read_message(write_message(message["k"], ident=message["id"], t_ms=message["t"], **kept)) == message
-
-
-@pytest.mark.parametrize(("kind", "fields"), ALL)
 def test_unknown_fields_are_dropped_and_known_ones_needed(kind: str, fields: dict[str, Any]) -> None:
     assert "future" not in read_message(payload(kind, future={"a": 1}, **fields))
     assert code_of(json.dumps({"v": 1, "k": kind, "t": 0} | fields).encode()) == "bad_field"
@@ -157,7 +133,8 @@ def test_what_is_wrong_is_named_in_order(data: bytes, code: str) -> None:
 
 def test_a_kind_on_the_wrong_topic_is_refused() -> None:
     assert code_of(payload("get", **UP["get"]), "t") == "bad_kind"
-    assert code_of(payload("ack", epoch=1), "rq") == "bad_kind"
+    for kind in MESSAGE_KINDS - ROUTES["rq"]:
+        assert code_of(payload(kind, epoch=1), "rq") == "bad_kind"
     assert code_of(payload("near", epoch=1, **NEAR_ANSWER), "rq") == "bad_field"
     assert code_of(payload("get", **UP["get"]), "in") == "bad_kind"
 

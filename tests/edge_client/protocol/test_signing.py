@@ -74,6 +74,8 @@ def test_a_signature_of_a_bundle_without_one_of_its_texts_is_none(missing: str) 
 def test_another_federations_signature_is_no_signature() -> None:
     with pytest.raises(Malformed):
         verify_manifest(MANIFEST, [PUBLIC], "demo-2")
+    with pytest.raises(Malformed):  # the signed text cannot be shifted between its lines
+        sign_manifest(manifest_of(b"program", "program"), PRIVATE, "demo\nprogram")
 
 
 @pytest.mark.parametrize("sig", ["", "zz", "00", "0" * 128, "ä" * 128])

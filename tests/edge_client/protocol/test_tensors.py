@@ -80,21 +80,6 @@ def test_the_order_of_the_tensors_given_changes_no_byte(tensors: dict[str, Any])
 GOOD = file_of({"a": entry()})
 
 
-@given(
-    st.binary(max_size=200) | st.tuples(st.integers(0, len(GOOD) - 1), st.binary(max_size=8)).map(lambda c: splice(*c))
-)
-def test_any_bytes_are_a_tensor_file_or_refused(data: bytes) -> None:
-    try:
-        tensors, _ = unpack_tensors(data)
-    except Malformed:
-        return
-    assert sum(array.nbytes for array in tensors.values()) <= len(data)
-
-
-def splice(at: int, data: bytes) -> bytes:
-    return GOOD[:at] + data + GOOD[at + len(data) :]
-
-
 def test_a_file_by_hand_is_read() -> None:
     tensors, meta = unpack_tensors(GOOD)
     assert tensors["a"].tolist() == [0, 0]

@@ -53,16 +53,6 @@ def test_the_longest_topic_stays_below_every_brokers_bounds() -> None:
     assert max(topic.count("/") for topic in built) == MAX_TOPIC_SLASHES
 
 
-@given(st.text(max_size=300) | st.text(alphabet="fcv1demo/strqinb+#0129", max_size=80).map("fc/v1/demo/".__add__))
-def test_any_text_is_read_as_a_route_that_builds_it_or_refused(text: str) -> None:
-    try:
-        route = DEMO.parse(text)
-    except Malformed:
-        return
-    parts = (route.cid or "x", route.label or "0" * 16, route.shard or 0, route.index or 0)
-    assert text in all_topics(DEMO, *parts)
-
-
 @pytest.mark.parametrize("cid", ["", "a" * 65, "+", "#", "a/b", "a b", "coordinator.0", "ä", "a\n", "a\0"])
 def test_no_device_is_called_what_could_be_a_wildcard_or_a_coordinator(cid: str) -> None:
     with pytest.raises(Malformed):

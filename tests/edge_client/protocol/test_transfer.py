@@ -67,22 +67,16 @@ def test_a_lost_link_is_no_timeout() -> None:
     assert (pull.timeouts, pull.window) == (0, INITIAL_WINDOW)
 
 
-@given(
-    total=st.integers(1, 200),
-    cap=st.integers(1, 16),
-    losses=st.lists(st.booleans(), max_size=300),
-)
-def test_every_block_is_asked_for_and_never_more_than_the_window_at_once(
-    total: int, cap: int, losses: list[bool]
-) -> None:
-    pull, lost, now_s = BlobPull(Bitmap(total), window_max=cap), iter(losses), 0.0
+@given(total=st.integers(1, 200), losses=st.lists(st.booleans(), max_size=300))
+def test_every_block_is_asked_for_and_never_more_than_the_window_at_once(total: int, losses: list[bool]) -> None:
+    pull, lost, now_s = BlobPull(Bitmap(total)), iter(losses), 0.0
     under_way: set[int] = set()
     while not pull.bitmap.complete:
         under_way |= set(asked(pull, now_s))
         if pull.exhausted:
             assert pull.timeouts == MAX_TIMEOUTS_IN_A_ROW
             return
-        assert 0 < len(under_way) <= cap
+        assert 0 < len(under_way) <= MAX_WINDOW
         survivors = [index for index in sorted(under_way) if not next(lost, False)]
         for index in survivors:
             pull.bitmap.add(index)

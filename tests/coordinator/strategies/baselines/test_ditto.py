@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from coordinator.strategies.baselines.ditto import Ditto
-from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.baselines.nonfed import NonFed
-from edge_client.protocol.task import OWN_MODEL, Fit, OwnModel
+from edge_client.protocol.task import OwnModel
 from tests.support.driven_rounds import DrivenMethod
-from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(5, 2)
 
@@ -18,40 +15,6 @@ def driven(lam: float, rounds: int = 3, fraction: float = 1.0, common_weight: fl
     run = DrivenMethod(ditto, devices_of(LOCAL), start_of())
     run.play(rounds)
     return run
-
-
-@pytest.mark.parametrize("fraction", [1.0, 0.4])
-@pytest.mark.parametrize("lam", [0.0, 0.5])
-def test_the_common_model_is_fedavgs_whatever_lam_is(lam: float, fraction: float) -> None:
-    plain = play(FedAvg(local_steps=5, batch_size=8, fraction_train=fraction), LOCAL)
-    np.testing.assert_array_equal(driven(lam, fraction=fraction).state.centers, plain.centers)
-
-
-def test_without_a_pull_the_personal_models_are_those_of_local_training() -> None:
-    ditto, alone = driven(0.0), DrivenMethod(NonFed(local_steps=5, batch_size=8), devices_of(LOCAL), start_of())
-    alone.play(3)
-    for c in LOCAL:
-        np.testing.assert_array_equal(ditto.own(c, "personal"), alone.own(c, "main"))
-
-
-def test_the_more_pull_the_nearer_to_the_common_model() -> None:
-    def gap(lam: float) -> float:
-        run = driven(lam)
-        return float(np.mean([np.linalg.norm(run.own(c, "personal") - run.state.centers[0]) for c in LOCAL]))
-
-    gaps = [gap(lam) for lam in (0.0, 0.3, 3.0)]
-    assert gaps == sorted(gaps, reverse=True)
-    assert gaps[2] < gaps[0] / 2
-
-
-def test_a_personal_model_is_pulled_to_the_model_that_the_round_began_with_and_stays_at_home() -> None:
-    run = driven(0.5, rounds=1)
-    for task in run.asked[0][1].values():
-        assert isinstance(task, Fit)
-        assert (task.start, task.slot, task.upload, task.mu) == (OWN_MODEL, "personal", False, 0.5)
-        np.testing.assert_array_equal(task.anchor, start_of())
-        np.testing.assert_array_equal(task.init, start_of())
-    assert all(reply.update is None for reply in run.said[0][1].values())
 
 
 def test_who_misses_the_personal_exchange_costs_nobody_anything() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from coordinator.strategies.base import drive
 from coordinator.strategies.baselines.feddist import FedDist, FedDWS
@@ -18,14 +17,6 @@ def after_a_round(method: FedDist, *, buffered: bool = False) -> Array:
     state = method.begin(start_of(buffered=buffered), layout, fleet, np.random.default_rng(0))
     centers = drive(method.round(state, layout, fleet, np.random.default_rng(1)), lambda _: answers).centers
     return np.asarray(centers[0])
-
-
-@pytest.mark.parametrize("eps", [1.0, 0.6, 0.1])
-def test_the_center_moves_by_eps_of_the_way_to_the_mean(eps: float) -> None:
-    a, b = ROWS[:, : schema().size]
-    still = (1 - eps) * start_of()
-    np.testing.assert_allclose(after_a_round(FedDist(eps=eps)), still + eps * (0.5 * a + 0.5 * b))
-    np.testing.assert_allclose(after_a_round(FedDWS(eps=eps)), still + eps * (0.25 * a + 0.75 * b))
 
 
 def test_buffers_are_counted_by_samples_whoever_weighs_the_parameters() -> None:

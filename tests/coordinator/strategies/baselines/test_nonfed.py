@@ -4,21 +4,13 @@ import numpy as np
 
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import drive
-from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.nonfed import NonFed
 from edge_client.protocol.task import OwnModel, Probe
 from tests.support.driven_rounds import DrivenMethod
-from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(4, 2)
 METHOD = NonFed(local_steps=6, batch_size=8)
-
-
-def test_on_a_fleet_of_one_it_is_fedavg() -> None:
-    one = {"d00": LOCAL["d00"]}
-    alone = DrivenMethod(METHOD, devices_of(one), start_of())
-    alone.play(3)
-    np.testing.assert_array_equal(alone.own("d00", "main"), play(FedAvg(local_steps=6, batch_size=8), one).centers[0])
 
 
 def test_nobody_learns_from_anybody() -> None:

@@ -7,23 +7,22 @@ from dataclasses import replace
 import pytest
 
 from edge_client.errors import Malformed
-from edge_client.protocol.secure import device_sums
 from edge_client.protocol.secure.device_state import read_state, write_state
 from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.secure.shamir import SHARE_BYTES
-from tests.support.secure_cohort import SecureCohort
+from tests.support.secure_cohort import SecureCohort, Step, with_answer
 
 
 class CrashingCohort(SecureCohort):
-    """Every device restarts from its stored bytes before and after each event, and is told each event twice."""
+    """Every device restarts from its stored bytes before and after each step, and takes each step twice."""
 
-    def on_device(self, cid: str, event: object) -> bytes:
-        stored, out = device_sums.advance(read_state(write_state(self.devices[cid])), event)  # type: ignore[arg-type]
-        again, repeated = device_sums.advance(read_state(write_state(stored)), event)  # type: ignore[arg-type]
+    def on_device(self, cid: str, step: Step, *told: object) -> bytes:
+        stored, out = with_answer(step(read_state(write_state(self.devices[cid])), *told))
+        again, repeated = with_answer(step(read_state(write_state(stored)), *told))
         if (again, repeated) != (stored, out):
-            raise AssertionError(f"{cid} answers {event} differently after a restart")
+            raise AssertionError(f"{cid} answers {step} differently after a restart")
         self.devices[cid] = again
-        return out or b""
+        return out
 
 
 def test_a_sum_is_exact_though_every_device_crashes_after_every_step() -> None:
