@@ -51,8 +51,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """pytest listens to loggers that do not propagate, and torch then makes a record with a stack of each step."""
-    logging.getLogger("torch.__trace").propagate = True
+    """pytest gives its handlers to each of torch's forty loggers that do not propagate, six times in each test.
+
+    And torch makes a record with a stack of each step that it compiles for one of them, if that has a handler.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,8 +98,8 @@ def seed_by_name(name: str) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+    if "torch" in sys.modules:  # torch.manual_seed formats three stacks besides, for GPUs that are not in use yet
+        sys.modules["torch"].default_generator.manual_seed(seed)
 
 
 # What CI does not install, and where it is tested instead. Any other skip fails in CI.

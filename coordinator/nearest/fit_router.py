@@ -180,7 +180,8 @@ def _choose_ridge(z: F64, own: Array, device: Array) -> float:
 def fit_weights(z: Array, own: Array, held: float = RIDGES[0]) -> F64:
     """Standardised distances [rows, F, K] and own centers [rows] -> weights [F] >= 0.
 
-    Minimises mean -log softmax(-w . z)[own] + held |w|^2, which is convex, by projected Newton steps with halving.
+    Minimises mean -log softmax(-w . z)[own] + held |w|^2, which is convex, by projected Newton steps with halving. A
+    step gains no more than the gradient says, as the loss is convex; one that cannot gain enough is not tried.
     """
     count = z.shape[1]
     w = np.full(count, 0.5 / count)
@@ -190,7 +191,8 @@ def fit_weights(z: Array, own: Array, held: float = RIDGES[0]) -> F64:
         move = np.zeros(count)
         if free.any():
             move[free] = np.linalg.solve(curve[np.ix_(free, free)], gradient[free])
-        trials = (np.maximum(0.0, w - move / 2**halvings) for halvings in range(MAX_STEP_HALVINGS))
+        steps = (np.maximum(0.0, w - move / 2**halvings) for halvings in range(MAX_STEP_HALVINGS))
+        trials = (trial for trial in steps if gradient @ (w - trial) > CONVERGENCE_TOLERANCE)
         better = next((trial for trial in trials if _loss(trial, z, own, held)[0] < now - CONVERGENCE_TOLERANCE), None)
         if better is None:
             break

@@ -35,6 +35,7 @@ F = nn.functional
 Bias = Tensor | None
 LINEAR = F.linear
 SELU_ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity (Klambauer et al. 2017, section 3)
+SAMPLES_VALUES = 2  # dimensions of a batch of vectors
 SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
 RELUS = (F.relu, torch.relu, Tensor.relu)
 MAX_POOLS = (F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
@@ -89,6 +90,8 @@ def _writes(func: Any, named: Mapping[str, Any]) -> bool:  # noqa: ANN401 - torc
 
 
 def _linear(x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - torch's
+    if x.dim() == SAMPLES_VALUES:
+        return LINEAR(x, *rest, **named)  # as it is: a reshape to the same shape stays in the files
     out = LINEAR(x.reshape(-1, x.shape[-1]), *rest, **named)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,7 @@ def frozen(value: float) -> nn.Module:
     return module
 
 
+ONE_ROUND: dict[str, Any] = {"method": fc.FedAvg(local_steps=1), "rounds": 1}
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "samples": ({"fleet": hand_written(1)}, "a run of devices with other samples"),
     "width": ({"model": layers(width=9)}, "a run of a model with 35 numbers, not 75"),
@@ -160,6 +163,20 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "frozen": ({"model": layers(frozen(2.0))}, "a run of a model with other frozen values"),
     "loss": ({"loss": nn.CrossEntropyLoss()}, "a run with the usual loss, not the loss CrossEntropyLoss"),
 }
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], tuple[nn.Module, Path]]:
+    """-> a module, partly frozen or not, and a folder with two runs of it, one by a name of its own; to be copied."""
+
+    @cache
+    def played(partly_frozen: bool) -> tuple[nn.Module, Path]:  # noqa: FBT001 - a key
+        module, folder = layers(*[frozen(1.0)] * partly_frozen), tmp_path_factory.mktemp("runs")
+        for name in ("mine", ""):
+            fc.simulate(**ONE_ROUND, fleet=hand_written(0), model=module, out=folder, name=name)
+        return module, folder
+
+    return played
 
 
 @pytest.mark.parametrize(
@@ -175,13 +192,13 @@ def test_a_run_of_other_samples_or_another_module_replaces_none(
     other: str,
     interrupted: bool,  # noqa: FBT001 - a row
     tmp_path: Path,
+    two_runs: Callable[[bool], tuple[nn.Module, Path]],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    asked: dict[str, Any] = {"method": fc.FedAvg(local_steps=1), "rounds": 1, "out": tmp_path}
-    mine: dict[str, Any] = {"fleet": hand_written(0), "model": layers(*[frozen(1.0)] * (other == "frozen"))}
-    theirs = mine | OTHERS[other][0]
-    for name in ("mine", ""):
-        fc.simulate(**asked, **mine, name=name)
+    module, kept = two_runs(other == "frozen")
+    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+    asked: dict[str, Any] = ONE_ROUND | {"out": tmp_path}
+    theirs: dict[str, Any] = {"fleet": hand_written(0), "model": module} | OTHERS[other][0]
     folders = [tmp_path / "mine", tmp_path / "simulate-fedavg-0"]
     if interrupted:
         for folder in folders:

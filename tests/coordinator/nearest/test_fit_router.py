@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.nearest import fit_router
 from coordinator.nearest.answer import answer_near
 from coordinator.nearest.fit_router import (
     FALSE_BADS,
@@ -25,7 +26,7 @@ from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
 from edge_client.protocol.nearest.router_file import read_router, write_router
-from edge_client.protocol.task import Reply
+from edge_client.protocol.task import F64, Array, Reply
 from tests.coordinator.nearest.test_answer import catalog, question
 from tests.support.softmax_program import schema
 from tests.support.virtual_federation import Federation
@@ -70,6 +71,20 @@ def test_sizes_have_numbers_of_their_own() -> None:
     assert guide.usual["loss"].spread[0] > guide.usual["loss"].spread[1]
     sure = [guide.predict("loss", {"loss": [0.4, 1.4, 1.4]}, n).probabilities[0] for n in (1, 20)]
     assert sure[0] < sure[1]
+
+
+@pytest.mark.parametrize("centers", [1, 4])
+def test_a_step_that_cannot_gain_enough_is_not_tried(centers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit looks at its loss some 20 times more, at its end, if it tries each halving of a step that gains nothing."""
+    rng, seen, loss = np.random.default_rng(0), list[F64](), fit_router._loss
+
+    def noted(w: F64, z: Array, own: Array, held: float) -> tuple[float, F64, F64]:
+        seen.append(w)
+        return loss(w, z, own, held)
+
+    monkeypatch.setattr(fit_router, "_loss", noted)
+    fit_weights(rng.normal(size=(30, 2, centers)), rng.integers(centers, size=30))
+    assert len(seen) < 12
 
 
 @settings(max_examples=25)

@@ -145,3 +145,13 @@ class ChannelsLast(nn.Module):
 def test_the_mean_of_an_image_whose_channels_lie_last_asks_for_no_strides() -> None:
     passes = ForwardPasses(make_source(ChannelsLast(), input=(4, 5, 5)))
     trace_function(passes, "step", batch=3, dynamic=True)  # refuses as_strided
+
+
+@pytest.mark.parametrize("function", ["infer", "step"])
+def test_a_linear_layer_of_a_batch_of_vectors_reshapes_nothing(function: str) -> None:
+    """A reshape to the same shape was in each file, with the operators that compute the shape."""
+    source = make_source(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), input=(5,))
+    graph = trace_function(ForwardPasses(source), function, batch=2, dynamic=True).graph
+    assert isinstance(graph, torch.fx.GraphModule)
+    views = [node for node in graph.graph.nodes if node.target is torch.ops.aten.view.default]
+    assert not [node for node in views if node.meta["val"].shape == node.args[0].meta["val"].shape]
