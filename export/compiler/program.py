@@ -58,7 +58,7 @@ from export.compiler.program_parity import (
     max_difference,
     one_sample_differs,
 )
-from export.compiler.signatures.answers import ONE_SAMPLE, check_answers
+from export.compiler.signatures.answers import ONE_SAMPLE, check_answers, check_zeros
 from export.compiler.signatures.choose_output import choose_output
 from export.compiler.signatures.lasting_state import (
     check_repeats,
@@ -221,6 +221,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     )
     samples, expected = example_inputs(source, "infer", 3)[-1], None if target is None else tuple(target)
     with as_in(dtype):
+        check_zeros(source.name, source.module.eval(), samples, source.parts)
         found = check_answers(source.name, source.module.eval(), samples, expected, limit=MAX_RELATIVE_DIFFERENCE)
         if own_loss is not None and loss == "squared-error":
             word, shape = loss_of_targets(name, found, own_targets)

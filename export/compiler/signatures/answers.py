@@ -6,9 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
+from edge_client.protocol.samples.input_parts import Parts
 from export.compiler.signatures.choose_output import refuse_several_outputs
 from export.diagnostics import first_sentence
 
+COMPANY = (
+    "give each sample an output of its own: a loss that compares samples (contrast, triplets) takes those that belong "
+    "together as one sample, [pairs, ...]"
+)
 ONE_SAMPLE = "ask for no batch size in forward (x.shape[0], len(x)), and name the axes of squeeze()"
 LARGEST = 1e30  # beyond it are infinity and the ends of float32, which masks give: float64, to compare with, has others
 INPUTS = (
@@ -16,11 +21,47 @@ INPUTS = (
     "give a batch of them by the name of forward's parameter"
 )
 BEYOND = ("index out of range", "is out of bounds for dimension")  # of F.embedding, and of a table's rows by number
+FROM_ZERO = "each check draws whole numbers from 0, on devices too: take a length as lengths.clamp(min=1)"
 TOKENS = (
     "samples are drawn as normal numbers where no nn.Embedding tells how many tokens there are; give a batch of tokens "
     "by the name of forward's parameter, as fc.compile(model, {'ids': ids}) for forward(self, ids), and a fleet's "
     "samples so, too: 'Several inputs' in docs/train-your-own-model.md"
 )
+
+
+def check_zeros(name: str, network: nn.Module, samples: Tensor, parts: Parts) -> None:
+    """Check that the module takes a 0 in each array of whole numbers, and not only numbers from 1, as of lengths.
+
+    `network` is in inference mode; `samples` [batch, numbers] are packed. Raises ProgramRefused with the array's name;
+    a module that takes no 1 either has another fault, which is told elsewhere.
+    """
+    places, at = dict[str, slice](), 0
+    for part in parts:
+        if part.kind == "int" and part.below > 1:
+            places[part.name] = slice(at, at + part.size)
+        at += part.size
+    ones = samples.clone()
+    for place in places.values():
+        ones[:, place] = 1
+    if not places or _fault(network, ones) is not None:
+        return
+    for array, place in places.items():
+        given = ones.clone()
+        given[:, place] = 0
+        if (wrong := _fault(network, given)) is not None:
+            told = f"model {name!r} fails for a 0 in {array}: {first_sentence(wrong)}"
+            raise ProgramRefused(told, hint=FROM_ZERO) from wrong
+
+
+def _fault(network: nn.Module, samples: Tensor) -> Exception | None:
+    """What the module raises for these samples; ArithmeticError for an answer that is not finite."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            out = network(samples)
+    except Exception as wrong:  # noqa: BLE001 - whatever the model raises
+        return wrong
+    finite = not isinstance(out, Tensor) or bool(torch.isfinite(out).all())
+    return None if finite else ArithmeticError("its answer is not finite")
 
 
 def check_answers(
@@ -54,6 +95,10 @@ def check_answers(
         raise ProgramRefused(
             f"model {name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
             hint="give the shape of its output for one sample",
+        )
+    if out.shape[1:] != others.shape[1:]:
+        raise ProgramRefused(
+            f"model {name!r} gives {tuple(out.shape)} for 2 samples and {tuple(others.shape)} for 3", hint=COMPANY
         )
     _check_finite(name, out)
     if not float((out[1] - others[1]).abs().max()) <= limit * max(1.0, float(out.abs().max())):
