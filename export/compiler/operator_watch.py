@@ -156,6 +156,11 @@ def _watch_loss(source: TraceSource, loss: LossFunction) -> Mapping[str, Mapping
     return watch.seen
 
 
+def loss_calls(source: TraceSource, operator: str) -> bool:
+    """Whether a loss of the user's calls the operator, as aten.binary_cross_entropy."""
+    return source.own_loss is not None and operator in _watch_loss(source, source.own_loss)
+
+
 def _watch_pass(source: TraceSource, batch: int) -> _Watch:
     """Watch one training-mode pass; torch's generator keeps its state."""
     watch = _Watch()

@@ -31,7 +31,7 @@ from export.compiler.adapters.frozen import freeze, travels
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.forward_pass import MAX_BATCH, uncompiled
-from export.compiler.golden_run import check_golden, golden_run
+from export.compiler.golden_run import check_golden, golden_run, saturation_hint
 from export.compiler.losses.choose_loss import (
     Targets,
     check_own_loss,
@@ -156,7 +156,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         }
         program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
         for engine in engines:
-            check_golden(program, engine, blobs[engine])
+            check_golden(program, engine, blobs[engine], hint=saturation_hint(source))
     return CompilerOutput(program=program, files=files)
 
 

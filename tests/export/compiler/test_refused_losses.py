@@ -38,6 +38,12 @@ def decides(out: Tensor, y: Tensor) -> Tensor:
     return each * 2 if bool((each > 1).all()) else each
 
 
+def coral(out: Tensor, y: Tensor) -> Tensor:
+    """Ordinal regression: four answers of "is it higher?" for five levels."""
+    above = (torch.arange(4)[None] < y[:, None]).to(out.dtype)
+    return F.binary_cross_entropy_with_logits(out, above, reduction="none").sum(1)
+
+
 @pytest.mark.parametrize(
     ("loss", "told"),
     [
@@ -89,3 +95,18 @@ def test_a_loss_that_gives_excluded_classes_minus_infinity_is_told_what_to_write
         compile_program(LINES, (4,), loss=excludes, targets=LABELS, engines=("pt2",))
     assert "loss excludes is not finite for targets drawn at random" in str(refused.value.hint)
     assert "as -1e9" in str(refused.value.hint)
+
+
+def test_labels_beyond_the_outputs_are_refused_when_they_are_given() -> None:
+    with pytest.raises(ProgramRefused, match=r"4 classes, and targets hold the label 4") as refused:
+        compile_program(nn.Linear(4, 4), (4,), loss=coral, targets=torch.tensor([0, 4, 2]), engines=("onnx",))
+    assert "targets as floating point numbers, and take y.long()" in refused.value.hint
+
+
+def test_logits_beside_another_output_are_told_that_labels_are_drawn_for_all_of_them() -> None:
+    def with_balance(out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out[:, :3], y, reduction="none") + out[:, 3]
+
+    with pytest.raises(ProgramRefused, match="Target 3 is out of bounds") as refused:
+        compile_program(nn.Linear(4, 4), (4,), loss=with_balance, targets=torch.tensor([0, 1]), engines=("onnx",))
+    assert "where these hold more than logits, give targets as floating point numbers" in refused.value.hint
