@@ -101,13 +101,25 @@ def check_answers(
             f"model {name!r} gives {tuple(out.shape)} for 2 samples and {tuple(others.shape)} for 3", hint=COMPANY
         )
     _check_finite(name, out)
-    if not float((out[1] - others[1]).abs().max()) <= limit * max(1.0, float(out.abs().max())):
+    if not _alike(out[1], others[1], out, limit):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(1)  # that of the CPU alone
+            if not _alike(network(samples[:2]), out, out, limit):
+                raise ProgramRefused(
+                    f"model {name!r} answers the same samples differently each time, even in inference mode",
+                    hint="draw random numbers in training only: if self.training",
+                )
         raise ProgramRefused(
             f"model {name!r} answers a sample differently in other company, even in inference mode",
-            hint="let batch norm keep running statistics (track_running_stats=True), and draw nothing at random",
+            hint="let batch norm keep running statistics (track_running_stats=True)",
         )
     _check_one_answer(name, network, samples[:1], out[:1], limit=limit)
     return target
+
+
+def _alike(one: Tensor, other: Tensor, out: Tensor, limit: float) -> bool:
+    """Whether two answers differ by at most `limit`, relative to the largest of `out`."""
+    return float((one - other).abs().max()) <= limit * max(1.0, float(out.abs().max()))
 
 
 def _check_finite(name: str, out: Tensor) -> None:
@@ -138,5 +150,5 @@ def _check_one_answer(name: str, network: nn.Module, sample: Tensor, expected: T
             f"model {name!r} gives {tuple(found.shape)} for one sample, expected {tuple(expected.shape)}",
             hint=ONE_SAMPLE,
         )
-    if not float((found - expected).abs().max()) <= limit * max(1.0, float(expected.abs().max())):
+    if not _alike(found, expected, expected, limit):
         raise ProgramRefused(f"model {name!r} answers one sample alone in another way", hint=ONE_SAMPLE)

@@ -60,3 +60,27 @@ def test_a_module_that_takes_no_length_of_zero_is_refused_by_the_arrays_name(how
 def test_a_module_that_takes_a_length_of_zero_is_not_refused() -> None:
     module, shape, parts = read_example(Last("last", 1), {"ids": IDS, "lengths": LENGTHS})
     assert make_source(module, input=shape, parts=parts).target == (2,)
+
+
+class Sampled(nn.Linear):
+    """A reparameterisation that draws in inference mode, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.randn(x.shape[0], 1)
+
+
+def test_a_module_that_draws_in_inference_mode_is_told_to_draw_in_training_only() -> None:
+    with pytest.raises(ProgramRefused, match="the same samples differently each time") as refused:
+        make_source(Sampled(4, 2), input=(4,))
+    assert "if self.training" in refused.value.hint
+
+
+class OfTheBatch(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def test_a_module_whose_answer_depends_on_the_batch_is_told_of_running_statistics() -> None:
+    with pytest.raises(ProgramRefused, match="differently in other company") as refused:
+        make_source(OfTheBatch(4, 2), input=(4,))
+    assert "track_running_stats" in refused.value.hint
