@@ -32,6 +32,7 @@ TOKENS = (
 def check_zeros(name: str, network: nn.Module, samples: Tensor, parts: Parts) -> None:
     """Check that the module takes a 0 in each array of whole numbers, and not only numbers from 1, as of lengths.
 
+    Only the last number of an array is 0, as words may end: a sample without any word may have no answer.
     `network` is in inference mode; `samples` [batch, numbers] are packed. Raises ProgramRefused with the array's name;
     a module that takes no 1 either has another fault, which is told elsewhere.
     """
@@ -47,7 +48,7 @@ def check_zeros(name: str, network: nn.Module, samples: Tensor, parts: Parts) ->
         return
     for array, place in places.items():
         given = ones.clone()
-        given[:, place] = 0
+        given[:, place.stop - 1] = 0
         if (wrong := _fault(network, given)) is not None:
             told = f"model {name!r} fails for a 0 in {array}: {first_sentence(wrong)}"
             raise ProgramRefused(told, hint=FROM_ZERO) from wrong

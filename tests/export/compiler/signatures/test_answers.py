@@ -62,6 +62,23 @@ def test_a_module_that_takes_a_length_of_zero_is_not_refused() -> None:
     assert make_source(module, input=shape, parts=parts).target == (2,)
 
 
+class PaddedByZeros(nn.Module):
+    """Attention over the words that are not 0: a sample without words has no answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(9, 4), nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words = self.embed(ids)
+        return self.attention(words, words, words, key_padding_mask=ids == 0)[0].mean(1)  # type: ignore[no-any-return]
+
+
+def test_a_module_whose_zeros_pad_sequences_is_not_refused() -> None:
+    module, shape, parts = read_example(PaddedByZeros(), {"ids": torch.randint(9, (6, 40))})
+    assert make_source(module, input=shape, parts=parts).target == (4,)
+
+
 class Sampled(nn.Linear):
     """A reparameterisation that draws in inference mode, too."""
 
