@@ -38,6 +38,7 @@ OVERRIDES = (
 # of the compiler, called by a model's code
 BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", *OVERRIDES)
 OPERATOR = re.compile(r"aten\.\w+")
+ALONE = re.compile(r"aten\.\w+\.\w+")
 NONZERO = "nonzero() and torch.where(mask) alone find another number of places each time: multiply by the mask; "
 SIZED_BY_VALUES = ("aten.nonzero", "aten.masked_select")  # a tensor of a size that the samples' values decide
 PACKS = "aten._pack_padded_sequence"
@@ -120,6 +121,8 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     if not line and operator:  # in the second stage, which knows no lines
         where = next((f" in layer {place}" for place in _places(seen, operator)), "")
         told = f"{operator} gives another number of values each time" if operator in SIZED_BY_VALUES else told
+    if line and named and ALONE.fullmatch(told) and operator not in SIZED_BY_VALUES:
+        told = f"{operator} depends on the values of a tensor"
     if PACKS in seen:
         where, told, hint = f" in layer {next(iter(seen[PACKS]))}", "it packs sequences", PACKED
     elif sized or operator in SIZED_BY_VALUES:

@@ -222,7 +222,8 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     samples, expected = example_inputs(source, "infer", 3)[-1], None if target is None else tuple(target)
     with as_in(dtype):
         check_zeros(source.name, source.module.eval(), samples, source.parts)
-        found = check_answers(source.name, source.module.eval(), samples, expected, limit=MAX_RELATIVE_DIFFERENCE)
+        limit = MAX_RELATIVE_DIFFERENCE
+        found = check_answers(source.name, source.module, samples, expected, limit=limit, parts=source.parts)
         if own_loss is not None and loss == "squared-error":
             word, shape = loss_of_targets(name, found, own_targets)
             source = replace(source, target=found, loss=word, own_targets=shape)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.samples.input_parts import Parts
 from export.compiler.signatures.choose_output import refuse_several_outputs
+from export.compiler.signatures.packed_inputs import BEYOND
 from export.diagnostics import first_sentence
 
 COMPANY = (
@@ -20,7 +21,10 @@ INPUTS = (
     "check the input's shape; samples arrive as floating point numbers: for whole ones write x.long() in forward, or "
     "give a batch of them by the name of forward's parameter"
 )
-BEYOND = ("index out of range", "is out of bounds for dimension")  # of F.embedding, and of a table's rows by number
+COLUMNS = (
+    "whole numbers of an array are drawn below one limit for all columns: give columns of other ranges as arrays of "
+    "their own, forward(self, color, size)"
+)
 FROM_ZERO = "each check draws whole numbers from 0, on devices too: take a length as lengths.clamp(min=1)"
 TOKENS = (
     "samples are drawn as normal numbers where no nn.Embedding tells how many tokens there are; give a batch of tokens "
@@ -66,7 +70,13 @@ def _fault(network: nn.Module, samples: Tensor) -> Exception | None:
 
 
 def check_answers(
-    name: str, network: nn.Module, samples: Tensor, expected: tuple[int, ...] | None, *, limit: float
+    name: str,
+    network: nn.Module,
+    samples: Tensor,
+    expected: tuple[int, ...] | None,
+    *,
+    limit: float,
+    parts: Parts = (),
 ) -> tuple[int, ...]:
     """Check that a sample's output does not depend on the other samples, as devices pad batches when they evaluate.
 
@@ -80,9 +90,10 @@ def check_answers(
                 network(samples),
             )  # three: of two samples batch norm leaves only the signs
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
+        given = ", ".join(map(str, parts)) or f"shape {tuple(samples.shape[1:])}"
         raise ProgramRefused(
-            f"model {name!r} does not take samples of shape {tuple(samples.shape[1:])}: {first_sentence(wrong)}",
-            hint=TOKENS if any(told in str(wrong) for told in BEYOND) else INPUTS,
+            f"model {name!r} does not take samples of {given}: {first_sentence(wrong)}",
+            hint=(COLUMNS if parts else TOKENS) if any(told in str(wrong) for told in BEYOND) else INPUTS,
         ) from wrong
     refuse_several_outputs(name, out)
     if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples

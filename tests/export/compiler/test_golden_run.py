@@ -58,8 +58,9 @@ class Variational(nn.Module):
 
 
 def elbo(out: Tensor, x: Tensor) -> Tensor:
-    found, mean, log_var = out.split([64, 3, 3], 1)
-    return F.binary_cross_entropy(found, x, reduction="none").sum(1) + 0.5 * (mean**2 + log_var.exp() - log_var).sum(1)
+    found, mean, log_var = out[:, :64], out[:, 64:67], out[:, 67:]
+    spread: Tensor = 0.5 * (mean**2 + log_var.exp() - log_var).sum(1)
+    return F.binary_cross_entropy(found, x, reduction="none").sum(1) + spread
 
 
 class ByRootOfTheRest(nn.Module):
