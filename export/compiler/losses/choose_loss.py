@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import FedcentersError, ProgramRefused
-from edge_client.protocol.program import Loss, class_axis
+from edge_client.protocol.program import IGNORED, Loss, class_axis
 from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, loss_name, own_losses
 from export.diagnostics import first_sentence
 
@@ -69,9 +69,10 @@ def loss_of_targets(name: str, target: tuple[int, ...], targets: Targets) -> tup
         )
     classes, highest = target[class_axis(found, target)], int(targets.max()) if targets.numel() else 0
     if highest >= classes:
-        raise ProgramRefused(
-            f"model {name!r} gives {target} for one sample, {classes} classes, and targets hold the label {highest}",
-            hint=f"give an output for each class; if they are no class labels, {AS_NUMBERS}",
+        warnings.warn(
+            f"model {name!r} gives {target} for one sample, {classes} classes, and targets hold the label {highest}, "
+            f"which devices refuse: label a position {IGNORED} to leave it out; if these are no labels, {AS_NUMBERS}",
+            stacklevel=4,
         )
     return found, None
 

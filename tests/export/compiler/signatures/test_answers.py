@@ -32,7 +32,7 @@ def test_logits_of_pairs_of_a_batch_are_refused_with_their_shapes_and_what_to_do
     assert "as one sample, [pairs, ...]" in str(refused.value)
 
 
-class Last(nn.Module):
+class LastWord(nn.Module):
     """The output of a sequence's last word; `at_least`: the shortest sequence that it takes."""
 
     def __init__(self, how: str, at_least: int) -> None:
@@ -50,7 +50,7 @@ class Last(nn.Module):
 
 @pytest.mark.parametrize(("how", "told"), [("last", "index -1 is out of bounds"), ("mean", "its answer is not finite")])
 def test_a_module_that_takes_no_length_of_zero_is_refused_by_the_arrays_name(how: str, told: str) -> None:
-    module, shape, parts = read_example(Last(how, 0), {"ids": IDS, "lengths": LENGTHS})
+    module, shape, parts = read_example(LastWord(how, 0), {"ids": IDS, "lengths": LENGTHS})
     with pytest.raises(ProgramRefused) as refused:
         make_source(module, input=shape, parts=parts)
     assert f"fails for a 0 in lengths: {told}" in str(refused.value)
@@ -58,7 +58,7 @@ def test_a_module_that_takes_no_length_of_zero_is_refused_by_the_arrays_name(how
 
 
 def test_a_module_that_takes_a_length_of_zero_is_not_refused() -> None:
-    module, shape, parts = read_example(Last("last", 1), {"ids": IDS, "lengths": LENGTHS})
+    module, shape, parts = read_example(LastWord("last", 1), {"ids": IDS, "lengths": LENGTHS})
     assert make_source(module, input=shape, parts=parts).target == (2,)
 
 

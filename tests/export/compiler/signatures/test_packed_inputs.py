@@ -156,7 +156,7 @@ def test_parts_of_a_sample_say_their_kind() -> None:
     assert str(InputPart(name="words", shape=(6,), kind="int", below=11)) == "words int [6]"
 
 
-class Columns(nn.Module):
+class CategoricalColumns(nn.Module):
     """Categorical columns of several ranges in one table, each behind the one before."""
 
     offsets: Tensor
@@ -174,7 +174,7 @@ COLUMNS = np.stack([RNG.permutation(N) % 9, np.arange(N) % 2, np.arange(N) % 3],
 
 
 def test_columns_of_several_ranges_in_one_array_are_drawn_within_each() -> None:
-    module, shape, parts = read_example(Columns(), {"columns": COLUMNS})
+    module, shape, parts = read_example(CategoricalColumns(), {"columns": COLUMNS})
     assert [part.below for part in parts] == [2]
     assert make_source(module, input=shape, parts=parts).target == (2,)
 
@@ -182,5 +182,5 @@ def test_columns_of_several_ranges_in_one_array_are_drawn_within_each() -> None:
 def test_columns_that_no_drawn_numbers_suit_are_refused_with_what_to_do() -> None:
     wide = (InputPart(name="columns", shape=(3,), kind="int", below=9),)
     with pytest.raises(ProgramRefused, match=r"samples of columns int \[3\]: index out of range") as refused:
-        make_source(pack_module(Columns(), wide), input=(3,), parts=wide)
+        make_source(pack_module(CategoricalColumns(), wide), input=(3,), parts=wide)
     assert "columns of other ranges as arrays" in refused.value.hint
