@@ -25,6 +25,7 @@ from edge_client.errors import ProgramRefused
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array
+from export.compiler.operator_watch import loss_calls
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, tensors_of, whole_numbers
 from export.compiler.program_parity import not_finite_hint, torch_step
 from export.diagnostics import quiet_warnings
@@ -62,14 +63,27 @@ def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> G
         off_by = f"float32 is {least:.0e} off" if math.isfinite(least) else "numbers are not finite"
         raise ProgramRefused(
             f"model {source.name!r} has no golden run: from drawn weights torch's own {off_by}",
-            hint=("" if math.isfinite(least) else not_finite_hint(source))
+            hint=(saturation_hint(source) if math.isfinite(least) else not_finite_hint(source))
             or "scale what the model computes from its weights: no device could check its runtime with this one",
         )
     return best
 
 
-def check_golden(program: Program, engine: str, files: Mapping[str, bytes]) -> float:
-    """The difference of the containers of `engine` from their golden run. Raises ProgramRefused above its tolerance."""
+def saturation_hint(source: TraceSource) -> str:
+    """What to do about a loss that takes the logarithm of a rounded sigmoid; "" where it does not."""
+    if not loss_calls(source, "aten.binary_cross_entropy"):
+        return ""
+    return (
+        "leave the sigmoid out of the model, and take binary_cross_entropy_with_logits: near 0 and 1 the logarithm of "
+        "a sigmoid is the rounding of float32"
+    )
+
+
+def check_golden(program: Program, engine: str, files: Mapping[str, bytes], *, hint: str = "") -> float:
+    """The difference of the containers of `engine` from their golden run.
+
+    Raises ProgramRefused above its tolerance, with `hint` where there is one.
+    """
     golden = program.golden[engine]
     with tempfile.TemporaryDirectory() as scratch:
         held = {name: Path(scratch) / name for name in ("step", FROZEN) if name in files}
@@ -80,7 +94,8 @@ def check_golden(program: Program, engine: str, files: Mapping[str, bytes]) -> f
         raise ProgramRefused(
             f"model {program.model!r} on {engine} is {found:.1e} off in {len(golden.losses)} steps, "
             f"at most {golden.tolerance:.0e}",
-            hint=f"leave {engine} out of the engines and report the model, or install another version of its runtime",
+            hint=hint
+            or f"leave {engine} out of the engines and report the model, or install another version of its runtime",
         )
     return found
 

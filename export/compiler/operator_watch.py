@@ -38,7 +38,15 @@ OVERRIDES = (
 # of the compiler, called by a model's code
 BETWEEN = ("operator_watch.py", "forward_overrides.py", "random_ops.py", "vmap_levels.py", *OVERRIDES)
 OPERATOR = re.compile(r"aten\.\w+")
+ALONE = re.compile(r"aten\.\w+\.\w+")
 NONZERO = "nonzero() and torch.where(mask) alone find another number of places each time: multiply by the mask; "
+SIZED_BY_VALUES = ("aten.nonzero", "aten.masked_select")  # a tensor of a size that the samples' values decide
+PACKS = "aten._pack_padded_sequence"
+PACKED = (
+    "pack_padded_sequence gives another number of rows each time: give the layer whole sequences, and take each "
+    "sample's last output by its number, out[torch.arange(out.shape[0]), lengths - 1]"
+)
+NO_BRANCHES = "forward must be the same operators for every batch: no branches on values, no .item()"
 ONE_SIZE = "Constraints violated"  # how torch.export begins
 
 
@@ -106,15 +114,22 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     raise_for_memory(wrong)
     if str(wrong).startswith(ONE_SIZE):
         raise one_size_only(source) from wrong
-    line, told = line_of(wrong), first_sentence(wrong)
-    where = f" at {line}" if line else ""
-    if not line and (operator := OPERATOR.search(told)):  # in the second stage, which knows no lines
-        where = next((f" in layer {place}" for place in _places(_watch_pass(source, 2).seen, operator[0])), "")
+    line, told, hint = line_of(wrong), first_sentence(wrong), NO_BRANCHES
+    where, seen, named = f" at {line}" if line else "", _watch_pass(source, 2).seen, OPERATOR.search(told)
+    sized = next((name for name in SIZED_BY_VALUES if name in seen), "") if "data-dependent" in told else ""
+    operator = named[0] if named else sized
+    if not line and operator:  # in the second stage, which knows no lines
+        where = next((f" in layer {place}" for place in _places(seen, operator)), "")
+        told = f"{operator} gives another number of values each time" if operator in SIZED_BY_VALUES else told
+    if line and named and ALONE.fullmatch(told) and operator not in SIZED_BY_VALUES:
+        told = f"{operator} depends on the values of a tensor"
+    if PACKS in seen:
+        where, told, hint = f" in layer {next(iter(seen[PACKS]))}", "it packs sequences", PACKED
+    elif sized or operator in SIZED_BY_VALUES:
+        hint = NONZERO + NO_BRANCHES
     raise Untraceable(
         f"model {source.name!r} cannot be traced{where}: {told}",
-        hint=(NONZERO if "nonzero" in told else "")
-        + "forward must be the same operators for every batch: no branches on values, no .item()"
-        + ("" if source.own_loss is None else "; so must the loss"),
+        hint=hint + ("" if source.own_loss is None else "; so must the loss"),
     ) from wrong
 
 
@@ -142,6 +157,11 @@ def _watch_loss(source: TraceSource, loss: LossFunction) -> Mapping[str, Mapping
         with watch:
             sample_losses(source, out, y)
     return watch.seen
+
+
+def loss_calls(source: TraceSource, operator: str) -> bool:
+    """Whether a loss of the user's calls the operator, as aten.binary_cross_entropy."""
+    return source.own_loss is not None and operator in _watch_loss(source, source.own_loss)
 
 
 def _watch_pass(source: TraceSource, batch: int) -> _Watch:

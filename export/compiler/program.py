@@ -31,7 +31,7 @@ from export.compiler.adapters.frozen import freeze, travels
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.forward_pass import MAX_BATCH, uncompiled
-from export.compiler.golden_run import check_golden, golden_run
+from export.compiler.golden_run import check_golden, golden_run, saturation_hint
 from export.compiler.losses.choose_loss import (
     Targets,
     check_own_loss,
@@ -58,7 +58,7 @@ from export.compiler.program_parity import (
     max_difference,
     one_sample_differs,
 )
-from export.compiler.signatures.answers import ONE_SAMPLE, check_answers
+from export.compiler.signatures.answers import ONE_SAMPLE, check_answers, check_zeros
 from export.compiler.signatures.choose_output import choose_output
 from export.compiler.signatures.lasting_state import (
     check_repeats,
@@ -156,7 +156,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         }
         program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
         for engine in engines:
-            check_golden(program, engine, blobs[engine])
+            check_golden(program, engine, blobs[engine], hint=saturation_hint(source))
     return CompilerOutput(program=program, files=files)
 
 
@@ -221,7 +221,9 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     )
     samples, expected = example_inputs(source, "infer", 3)[-1], None if target is None else tuple(target)
     with as_in(dtype):
-        found = check_answers(source.name, source.module.eval(), samples, expected, limit=MAX_RELATIVE_DIFFERENCE)
+        check_zeros(source.name, source.module.eval(), samples, source.parts)
+        limit = MAX_RELATIVE_DIFFERENCE
+        found = check_answers(source.name, source.module, samples, expected, limit=limit, parts=source.parts)
         if own_loss is not None and loss == "squared-error":
             word, shape = loss_of_targets(name, found, own_targets)
             source = replace(source, target=found, loss=word, own_targets=shape)

@@ -87,6 +87,18 @@ class ComplexPair:
         return self.real.shape
 
     @property
+    def device(self) -> torch.device:
+        return self.real.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.real.dtype.to_complex()
+
+    @property
+    def mT(self) -> ComplexPair:  # noqa: N802 - torch's
+        return self.alike("transpose", -2, -1)
+
+    @property
     def ndim(self) -> int:
         return self.real.dim()
 
@@ -96,6 +108,9 @@ class ComplexPair:
     def size(self, *dim: int) -> Any:  # noqa: ANN401 - torch's
         return self.real.size(*dim)
 
+    def is_complex(self) -> bool:
+        return True
+
     def conj(self) -> ComplexPair:
         return ComplexPair(self.real, -self.imag)
 
@@ -103,12 +118,17 @@ class ComplexPair:
         """The magnitude; its gradient at 0 is 0, as torch's."""
         return magnitude(self)
 
+    def angle(self) -> Tensor:
+        """The angle, from -pi to pi."""
+        return angle(self)
+
 
 # What does the same to both parts: shapes, places, sums.
 ALIKE = frozenset(
     [
         "clone",
         "contiguous",
+        "cumsum",
         "detach",
         "expand",
         "flatten",
@@ -158,6 +178,11 @@ def magnitude(x: ComplexPair) -> Tensor:
     """sqrt(re^2 + im^2) as a norm, whose gradient at 0 is 0."""
     norms: Tensor = torch.linalg.vector_norm(torch.stack([x.real, x.imag], -1), 2, -1)
     return norms
+
+
+def angle(x: ComplexPair) -> Tensor:
+    """atan2 of both parts."""
+    return torch.atan2(x.imag, x.real)
 
 
 def view_as_real(x: ComplexPair) -> Tensor:
@@ -237,6 +262,8 @@ def einsum(equation: str, *operands: Any) -> ComplexPair:  # noqa: ANN401 - pair
 COVERED: Mapping[Any, Callable[..., Any]] = {
     torch.abs: magnitude,
     Tensor.abs: magnitude,
+    torch.angle: angle,
+    Tensor.angle: angle,
     torch.real: lambda x: x.real,
     torch.imag: lambda x: x.imag,
     torch.view_as_real: view_as_real,

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import FedcentersError, ProgramRefused
-from edge_client.protocol.program import Loss, class_axis
+from edge_client.protocol.program import IGNORED, Loss, class_axis
 from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, loss_name, own_losses
 from export.diagnostics import first_sentence
 
 Targets = Tensor | Sequence[int] | None  # a batch of targets, of which shape and kind count; or a sample's shape
 
+AS_NUMBERS = "give targets as floating point numbers, and take y.long() in the loss where it wants labels"
 NO_GRADIENT, NO_GRADIENT_HINT = "has no gradient in the outputs", "compute it of them, without detach()"
 
 
@@ -66,6 +67,13 @@ def loss_of_targets(name: str, target: tuple[int, ...], targets: Targets) -> tup
             f"model {name!r} gives {target} for one sample: labels of one class",
             hint="give two outputs for yes and no, or targets as floating point numbers",
         )
+    classes, highest = target[class_axis(found, target)], int(targets.max()) if targets.numel() else 0
+    if highest >= classes:
+        warnings.warn(
+            f"model {name!r} gives {target} for one sample, {classes} classes, and targets hold the label {highest}, "
+            f"which devices refuse: label a position {IGNORED} to leave it out; if these are no labels, {AS_NUMBERS}",
+            stacklevel=4,
+        )
     return found, None
 
 
@@ -112,7 +120,9 @@ def check_own_loss(loss: LossFunction, out: Tensor, y: Tensor, *, labels: bool) 
         raise ProgramRefused(
             f"loss {loss_name(loss)} fails for outputs {list(out.shape)} and targets {list(y.shape)}: "
             f"{first_sentence(wrong)}",
-            hint="give a batch of your targets, as targets=y: without one they are numbers of the output's shape; a "
+            hint=f"labels are drawn for all outputs; where these hold more than logits, {AS_NUMBERS}"
+            if labels
+            else "give a batch of your targets, as targets=y: without one they are numbers of the output's shape; a "
             'ModelEntry says with loss="squared-error" that y holds numbers',
         ) from wrong
     if not found.requires_grad:

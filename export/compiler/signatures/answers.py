@@ -6,16 +6,26 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
+from edge_client.protocol.samples.input_parts import Parts
 from export.compiler.signatures.choose_output import refuse_several_outputs
+from export.compiler.signatures.packed_inputs import BEYOND
 from export.diagnostics import first_sentence
 
+COMPANY = (
+    "give each sample an output of its own: a loss that compares samples (contrast, triplets) takes those that belong "
+    "together as one sample, [pairs, ...]"
+)
 ONE_SAMPLE = "ask for no batch size in forward (x.shape[0], len(x)), and name the axes of squeeze()"
 LARGEST = 1e30  # beyond it are infinity and the ends of float32, which masks give: float64, to compare with, has others
 INPUTS = (
     "check the input's shape; samples arrive as floating point numbers: for whole ones write x.long() in forward, or "
     "give a batch of them by the name of forward's parameter"
 )
-BEYOND = ("index out of range", "is out of bounds for dimension")  # of F.embedding, and of a table's rows by number
+COLUMNS = (
+    "whole numbers of an array are drawn below one limit for all columns: give columns of other ranges as arrays of "
+    "their own, forward(self, color, size)"
+)
+FROM_ZERO = "each check draws whole numbers from 0, on devices too: take a length as lengths.clamp(min=1)"
 TOKENS = (
     "samples are drawn as normal numbers where no nn.Embedding tells how many tokens there are; give a batch of tokens "
     "by the name of forward's parameter, as fc.compile(model, {'ids': ids}) for forward(self, ids), and a fleet's "
@@ -23,8 +33,50 @@ TOKENS = (
 )
 
 
+def check_zeros(name: str, network: nn.Module, samples: Tensor, parts: Parts) -> None:
+    """Check that the module takes a 0 in each array of whole numbers, and not only numbers from 1, as of lengths.
+
+    Only the last number of an array is 0, as words may end: a sample without any word may have no answer.
+    `network` is in inference mode; `samples` [batch, numbers] are packed. Raises ProgramRefused with the array's name;
+    a module that takes no 1 either has another fault, which is told elsewhere.
+    """
+    places, at = dict[str, slice](), 0
+    for part in parts:
+        if part.kind == "int" and part.below > 1:
+            places[part.name] = slice(at, at + part.size)
+        at += part.size
+    ones = samples.clone()
+    for place in places.values():
+        ones[:, place] = 1
+    if not places or _fault(network, ones) is not None:
+        return
+    for array, place in places.items():
+        given = ones.clone()
+        given[:, place.stop - 1] = 0
+        if (wrong := _fault(network, given)) is not None:
+            told = f"model {name!r} fails for a 0 in {array}: {first_sentence(wrong)}"
+            raise ProgramRefused(told, hint=FROM_ZERO) from wrong
+
+
+def _fault(network: nn.Module, samples: Tensor) -> Exception | None:
+    """What the module raises for these samples; ArithmeticError for an answer that is not finite."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            out = network(samples)
+    except Exception as wrong:  # noqa: BLE001 - whatever the model raises
+        return wrong
+    finite = not isinstance(out, Tensor) or bool(torch.isfinite(out).all())
+    return None if finite else ArithmeticError("its answer is not finite")
+
+
 def check_answers(
-    name: str, network: nn.Module, samples: Tensor, expected: tuple[int, ...] | None, *, limit: float
+    name: str,
+    network: nn.Module,
+    samples: Tensor,
+    expected: tuple[int, ...] | None,
+    *,
+    limit: float,
+    parts: Parts = (),
 ) -> tuple[int, ...]:
     """Check that a sample's output does not depend on the other samples, as devices pad batches when they evaluate.
 
@@ -38,9 +90,10 @@ def check_answers(
                 network(samples),
             )  # three: of two samples batch norm leaves only the signs
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
+        given = ", ".join(map(str, parts)) or f"shape {tuple(samples.shape[1:])}"
         raise ProgramRefused(
-            f"model {name!r} does not take samples of shape {tuple(samples.shape[1:])}: {first_sentence(wrong)}",
-            hint=TOKENS if any(told in str(wrong) for told in BEYOND) else INPUTS,
+            f"model {name!r} does not take samples of {given}: {first_sentence(wrong)}",
+            hint=(COLUMNS if parts else TOKENS) if any(told in str(wrong) for told in BEYOND) else INPUTS,
         ) from wrong
     refuse_several_outputs(name, out)
     if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
@@ -55,14 +108,30 @@ def check_answers(
             f"model {name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
             hint="give the shape of its output for one sample",
         )
+    if out.shape[1:] != others.shape[1:]:
+        raise ProgramRefused(
+            f"model {name!r} gives {tuple(out.shape)} for 2 samples and {tuple(others.shape)} for 3", hint=COMPANY
+        )
     _check_finite(name, out)
-    if not float((out[1] - others[1]).abs().max()) <= limit * max(1.0, float(out.abs().max())):
+    if not _alike(out[1], others[1], out, limit):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(1)  # that of the CPU alone
+            if not _alike(network(samples[:2]), out, out, limit):
+                raise ProgramRefused(
+                    f"model {name!r} answers the same samples differently each time, even in inference mode",
+                    hint="draw random numbers in training only: if self.training",
+                )
         raise ProgramRefused(
             f"model {name!r} answers a sample differently in other company, even in inference mode",
-            hint="let batch norm keep running statistics (track_running_stats=True), and draw nothing at random",
+            hint="let batch norm keep running statistics (track_running_stats=True)",
         )
     _check_one_answer(name, network, samples[:1], out[:1], limit=limit)
     return target
+
+
+def _alike(one: Tensor, other: Tensor, out: Tensor, limit: float) -> bool:
+    """Whether two answers differ by at most `limit`, relative to the largest of `out`."""
+    return float((one - other).abs().max()) <= limit * max(1.0, float(out.abs().max()))
 
 
 def _check_finite(name: str, out: Tensor) -> None:
@@ -93,5 +162,5 @@ def _check_one_answer(name: str, network: nn.Module, sample: Tensor, expected: T
             f"model {name!r} gives {tuple(found.shape)} for one sample, expected {tuple(expected.shape)}",
             hint=ONE_SAMPLE,
         )
-    if not float((found - expected).abs().max()) <= limit * max(1.0, float(expected.abs().max())):
+    if not _alike(found, expected, expected, limit):
         raise ProgramRefused(f"model {name!r} answers one sample alone in another way", hint=ONE_SAMPLE)

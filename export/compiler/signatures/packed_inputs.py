@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,9 @@ from edge_client.protocol.samples.input_parts import InputPart, Parts, describe_
 from edge_client.protocol.task import Array
 
 Example = Tensor | Array | Sequence[Any] | Mapping[str, Any]  # a batch, a sample's shape, or several batches
+
+BEYOND = ("index out of range", "is out of bounds for dimension")  # of F.embedding, and of a table's rows by number
+DRAWN = 64  # samples, among which most numbers of a column are
 
 
 class PackedInputs(nn.Module):
@@ -80,7 +84,31 @@ def read_example(module: nn.Module, example: Example) -> tuple[nn.Module, tuple[
         parts = describe_arrays(arrays)
     except ValueError as wrong:
         raise ProgramRefused(f"these inputs cannot be packed: {wrong}", hint="give batches [batch, ...]") from None
-    return pack_module(module, parts), (row_size(parts),), parts
+    packed, narrow = pack_module(module, parts), _by_columns(parts, arrays)
+    if narrow != parts and _runs_beyond(packed, parts) and not _runs_beyond(packed, narrow):
+        packed, parts = pack_module(module, narrow), narrow
+    return packed, (row_size(parts),), parts
+
+
+def _by_columns(parts: Parts, arrays: Mapping[str, Array]) -> Parts:
+    """The parts with whole numbers as low as those of an array's lowest column, as tables of several sizes need."""
+    lowest = {
+        part.name: int(arrays[part.name].reshape(len(arrays[part.name]), -1).max(axis=0).min()) + 1
+        for part in parts
+        if part.kind == "int" and part.size > 1 and len(arrays[part.name])
+    }
+    return tuple(replace(part, below=max(1, min(part.below, lowest.get(part.name, part.below)))) for part in parts)
+
+
+def _runs_beyond(module: nn.Module, parts: Parts) -> bool:
+    """Whether drawn samples hold numbers beyond a table of the module."""
+    mine, draw = copy.deepcopy(module).eval(), torch.Generator().manual_seed(0)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            mine(example_rows(parts, DRAWN, draw, torch.get_default_dtype()))
+    except Exception as wrong:  # noqa: BLE001 - whatever the model raises
+        return any(told in str(wrong) for told in BEYOND)
+    return False
 
 
 def example_rows(parts: Parts, batch: int, draw: torch.Generator, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from edge_client.errors import ProgramRefused
 from export.compiler.golden_run import golden_run
@@ -41,6 +42,25 @@ class Faint(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return 1 + 2.0**-16 * x @ torch.linalg.matrix_power(self.weight, 4)  # type: ignore[no-any-return]
+
+
+class Variational(nn.Module):
+    """A VAE as its tutorials have it: a sigmoid in the model, and the logarithm of it in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(64, 6), nn.Linear(3, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, log_var = self.encoder(x).chunk(2, dim=-1)
+        z = mean + torch.exp(0.5 * log_var) * torch.randn_like(mean) if self.training else mean
+        return torch.cat([self.decoder(z).sigmoid(), mean, log_var], 1)
+
+
+def elbo(out: Tensor, x: Tensor) -> Tensor:
+    found, mean, log_var = out[:, :64], out[:, 64:67], out[:, 67:]
+    spread: Tensor = 0.5 * (mean**2 + log_var.exp() - log_var).sum(1)
+    return F.binary_cross_entropy(found, x, reduction="none").sum(1) + spread
 
 
 class ByRootOfTheRest(nn.Module):
@@ -87,3 +107,10 @@ def test_a_small_gradient_does_not_make_the_run_diverge() -> None:
     source = make_source(Faint(), input=(4,), loss="squared-error")
     golden = golden_run(source, program_without_containers(source), fixed=None)
     assert 0 < max(map(abs, golden.weights)) < 1
+
+
+def test_a_logarithm_of_a_sigmoid_that_leaves_no_golden_run_is_told_of_the_loss_with_logits() -> None:
+    source = make_source(Variational(), input=(64,), loss="squared-error", own_loss=elbo, own_targets=(64,))
+    with pytest.raises(ProgramRefused, match="has no golden run") as refused:
+        golden_run(source, program_without_containers(source), fixed=None)
+    assert "binary_cross_entropy_with_logits" in refused.value.hint

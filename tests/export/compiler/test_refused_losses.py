@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from edge_client.errors import ProgramRefused
 from export.compiler.forward_pass import ForwardPasses
+from export.compiler.losses.choose_loss import loss_of_targets
 from export.compiler.program import compile_program, make_source
 from export.compiler.tracing import trace_function
 
@@ -33,6 +34,12 @@ def negative_binomial(out: Tensor, y: Tensor) -> Tensor:
     return torch.lgamma(y + out.exp()).mean(1)
 
 
+def ctc(out: Tensor, y: Tensor) -> Tensor:
+    steps, labels = torch.full((len(out),), 2), torch.ones(len(out), dtype=torch.long)
+    scores = torch.stack([out, y.tanh() + out]).log_softmax(-1)
+    return F.ctc_loss(scores, torch.ones(len(out), 1, dtype=torch.long), steps, labels, reduction="none")
+
+
 def decides(out: Tensor, y: Tensor) -> Tensor:
     each = (out - y).square().mean(1)
     return each * 2 if bool((each > 1).all()) else each
@@ -44,6 +51,7 @@ def decides(out: Tensor, y: Tensor) -> Tensor:
         (counts, "loss counts at test_refused_losses.py:[0-9]+ uses aten.add_"),  # it was told of both layers' addmm
         (first_doubled, "loss first_doubled uses aten.as_strided.*without writes in place"),
         (negative_binomial, "loss negative_binomial at test_refused_losses.py:[0-9]+ uses aten.lgamma"),
+        (ctc, "at test_refused_losses.py:[0-9]+: aten._ctc_loss depends on the values of a tensor"),
         (decides, "cannot be traced at test_refused_losses.py:[0-9]+.*so must the loss"),
     ],
 )
@@ -89,3 +97,18 @@ def test_a_loss_that_gives_excluded_classes_minus_infinity_is_told_what_to_write
         compile_program(LINES, (4,), loss=excludes, targets=LABELS, engines=("pt2",))
     assert "loss excludes is not finite for targets drawn at random" in str(refused.value.hint)
     assert "as -1e9" in str(refused.value.hint)
+
+
+def test_labels_beyond_the_outputs_are_told_when_they_are_given() -> None:
+    with pytest.warns(UserWarning, match="4 classes, and targets hold the label 4, which devices refuse") as told:
+        assert loss_of_targets("coral", (4,), torch.tensor([0, 4, 2])) == ("cross-entropy", None)
+    assert "targets as floating point numbers, and take y.long()" in str(told[0].message)
+
+
+def test_logits_beside_another_output_are_told_that_labels_are_drawn_for_all_of_them() -> None:
+    def with_balance(out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out[:, :3], y, reduction="none") + out[:, 3]
+
+    with pytest.raises(ProgramRefused, match="Target 3 is out of bounds") as refused:
+        compile_program(nn.Linear(4, 4), (4,), loss=with_balance, targets=torch.tensor([0, 1]), engines=("onnx",))
+    assert "where these hold more than logits, give targets as floating point numbers" in refused.value.hint

@@ -78,6 +78,45 @@ def test_samples_picked_by_a_mask_are_refused_by_their_line_and_with_what_to_do(
     assert "multiply by the mask" in text
 
 
+class Experts(nn.Module):
+    """Gives each expert the samples that chose it, as Mixtral does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 3), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares, chosen = self.gate(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, nth = torch.where(chosen == number)
+            out[rows] += shares[rows, nth, None] * expert(x[rows])
+        return out
+
+
+def test_experts_that_get_the_samples_which_chose_them_are_refused_by_their_line_and_with_what_to_do() -> None:
+    text = refusal(Experts(), input=(4,))
+    assert re.search(r"model itself \(Experts\) at test_tracing.py:[0-9]+: aten.nonzero gives another number", text)
+    assert "multiply by the mask" in text
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = x[:, 0, 0].long().clamp(1, 5)
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.rnn(packed)[1][0][-1])  # type: ignore[no-any-return]
+
+
+def test_packed_sequences_are_refused_by_their_line_and_with_what_to_do() -> None:
+    text = refusal(Packed(), input=(5, 3))
+    assert re.search(r"\(Packed\) at test_tracing.py:[0-9]+: it packs sequences", text)
+    assert "out[torch.arange(out.shape[0]), lengths - 1]" in text
+
+
 class Scan(nn.Linear):
     """What a selective scan begins with (Mamba): a product of three tensors."""
 

@@ -29,6 +29,9 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "matrices": lambda z: torch.matmul(z, TURNS.mT) + z @ X.mT.to(torch.complex128),
     "einsum": lambda z: torch.einsum("ij,kj->ik", z, TURNS),
     "joined": lambda z: torch.cat([z, TURNS, torch.stack([z, z])[0]], 1),
+    "angle": lambda z: torch.polar(z.abs(), z.angle() + torch.angle(z + TURNS)),
+    "sums so far": lambda z: z.cumsum(1) + torch.cumsum(z, 0),
+    "facts": lambda z: z @ z.mT + torch.zeros(4, 4, dtype=z.dtype, device=z.device) if z.is_complex() else z,
     "exponential": lambda z: torch.exp(z) * 1j,
 }
 
@@ -71,6 +74,23 @@ class FourierLayer(nn.Module):
         return self.head(torch.fft.irfft(out, n=x.size(-1)).flatten(1)[:, :12])  # type: ignore[no-any-return]
 
 
+class StateSpace(nn.Module):
+    """S4D's convolution: a kernel from complex poles, by their powers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(2, 4, 2)), nn.Linear(2, 3)
+        self.decay, self.turn = nn.Parameter(torch.rand(2, 4) - 1), nn.Parameter(torch.arange(4.0).repeat(2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        poles = (-torch.exp(self.decay) + 1j * self.turn) * 0.1
+        powers = torch.exp(poles.unsqueeze(-1) * torch.arange(x.shape[-1], device=poles.device))
+        scale = torch.view_as_complex(self.weight) * (torch.exp(poles) - 1.0) / poles
+        kernel = 2 * torch.einsum("hn, hnl -> hl", scale, powers).real
+        modes = torch.fft.rfft(x, n=2 * x.shape[-1]) * torch.fft.rfft(kernel, n=2 * x.shape[-1])
+        return self.head(torch.fft.irfft(modes, n=2 * x.shape[-1])[..., : x.shape[-1]].mean(-1))  # type: ignore[no-any-return]
+
+
 class Shifted(nn.Module):
     """A real tensor of a batch beside the complex numbers of one sample, on both sides."""
 
@@ -108,11 +128,20 @@ class ByRotations(nn.Module):
         (ByAngles(), (6,)),
         (FourierLayer(torch.cdouble), (2, 8)),
         (FourierLayer(torch.cfloat), (2, 8)),
+        (StateSpace(), (2, 8)),
         (Shifted(), (6,)),
         (ByRotations(buffer=True), (4, 6)),
         (ByRotations(buffer=False), (4, 6)),
     ],
-    ids=["computed", "modes", "modes in torch's usual width", "beside real ones", "buffer", "frozen parameter"],
+    ids=[
+        "computed",
+        "modes",
+        "modes in torch's usual width",
+        "poles",
+        "beside real ones",
+        "buffer",
+        "frozen parameter",
+    ],
 )
 def test_a_step_through_complex_numbers_is_torchs(module: nn.Module, size: tuple[int, ...]) -> None:
     source = make_source(module, input=size, loss="squared-error", dtype="float64")

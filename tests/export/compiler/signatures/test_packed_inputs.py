@@ -18,6 +18,7 @@ from edge_client.protocol.samples.input_parts import InputPart, pack_arrays
 from edge_client.protocol.task import Array
 from emulator.api.training_program import TrainingProgram
 from export.compiler.check_program import check_folder
+from export.compiler.program import make_source
 from export.compiler.signatures.packed_inputs import pack_module, read_example
 from tests.support.architectures import PARTS, SeveralInputs
 
@@ -153,3 +154,33 @@ def test_a_model_by_name_declares_its_arrays(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_parts_of_a_sample_say_their_kind() -> None:
     assert str(InputPart(name="words", shape=(6,), kind="int", below=11)) == "words int [6]"
+
+
+class CategoricalColumns(nn.Module):
+    """Categorical columns of several ranges in one table, each behind the one before."""
+
+    offsets: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offsets", torch.tensor([0, 9, 11]))
+        self.embed, self.head = nn.Embedding(14, 4), nn.Linear(4, 2)
+
+    def forward(self, columns: Tensor) -> Tensor:
+        return self.head(self.embed(columns + self.offsets).sum(1))  # type: ignore[no-any-return]
+
+
+COLUMNS = np.stack([RNG.permutation(N) % 9, np.arange(N) % 2, np.arange(N) % 3], 1)
+
+
+def test_columns_of_several_ranges_in_one_array_are_drawn_within_each() -> None:
+    module, shape, parts = read_example(CategoricalColumns(), {"columns": COLUMNS})
+    assert [part.below for part in parts] == [2]
+    assert make_source(module, input=shape, parts=parts).target == (2,)
+
+
+def test_columns_that_no_drawn_numbers_suit_are_refused_with_what_to_do() -> None:
+    wide = (InputPart(name="columns", shape=(3,), kind="int", below=9),)
+    with pytest.raises(ProgramRefused, match=r"samples of columns int \[3\]: index out of range") as refused:
+        make_source(pack_module(CategoricalColumns(), wide), input=(3,), parts=wide)
+    assert "columns of other ranges as arrays" in refused.value.hint

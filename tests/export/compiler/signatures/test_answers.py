@@ -1,0 +1,103 @@
+"""What a module answers is checked before it is traced: a refusal names the fault and what to do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_client.errors import ProgramRefused
+from export.compiler.program import make_source
+from export.compiler.signatures.packed_inputs import read_example
+
+IDS, LENGTHS = torch.randint(1, 9, (6, 5)), torch.randint(1, 6, (6,))
+
+
+class TwoTowers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = nn.Linear(4, 3), nn.Linear(5, 3)
+        self.scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale.exp() * self.image(x[:, :4]) @ self.text(x[:, 4:]).T  # type: ignore[no-any-return]
+
+
+def test_logits_of_pairs_of_a_batch_are_refused_with_their_shapes_and_what_to_do() -> None:
+    with pytest.raises(ProgramRefused) as refused:
+        make_source(TwoTowers(), input=(9,))
+    assert "gives (2, 2) for 2 samples and (3, 3) for 3" in str(refused.value)
+    assert "as one sample, [pairs, ...]" in str(refused.value)
+
+
+class LastWord(nn.Module):
+    """The output of a sequence's last word; `at_least`: the shortest sequence that it takes."""
+
+    def __init__(self, how: str, at_least: int) -> None:
+        super().__init__()
+        self.how, self.at_least = how, at_least
+        self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        words, lengths = self.embed(ids), lengths.clamp(min=self.at_least)
+        if self.how == "mean":
+            return self.head(words.sum(1) / lengths.unsqueeze(1))  # type: ignore[no-any-return]
+        places = (lengths - 1).view(-1, 1, 1).expand(-1, 1, 4)
+        return self.head(words.gather(1, places).squeeze(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("how", "told"), [("last", "index -1 is out of bounds"), ("mean", "its answer is not finite")])
+def test_a_module_that_takes_no_length_of_zero_is_refused_by_the_arrays_name(how: str, told: str) -> None:
+    module, shape, parts = read_example(LastWord(how, 0), {"ids": IDS, "lengths": LENGTHS})
+    with pytest.raises(ProgramRefused) as refused:
+        make_source(module, input=shape, parts=parts)
+    assert f"fails for a 0 in lengths: {told}" in str(refused.value)
+    assert "lengths.clamp(min=1)" in str(refused.value)
+
+
+def test_a_module_that_takes_a_length_of_zero_is_not_refused() -> None:
+    module, shape, parts = read_example(LastWord("last", 1), {"ids": IDS, "lengths": LENGTHS})
+    assert make_source(module, input=shape, parts=parts).target == (2,)
+
+
+class PaddedByZeros(nn.Module):
+    """Attention over the words that are not 0: a sample without words has no answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(9, 4), nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words = self.embed(ids)
+        return self.attention(words, words, words, key_padding_mask=ids == 0)[0].mean(1)  # type: ignore[no-any-return]
+
+
+def test_a_module_whose_zeros_pad_sequences_is_not_refused() -> None:
+    module, shape, parts = read_example(PaddedByZeros(), {"ids": torch.randint(9, (6, 40))})
+    assert make_source(module, input=shape, parts=parts).target == (4,)
+
+
+class Sampled(nn.Linear):
+    """A reparameterisation that draws in inference mode, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.randn(x.shape[0], 1)
+
+
+def test_a_module_that_draws_in_inference_mode_is_told_to_draw_in_training_only() -> None:
+    with pytest.raises(ProgramRefused, match="the same samples differently each time") as refused:
+        make_source(Sampled(4, 2), input=(4,))
+    assert "if self.training" in refused.value.hint
+
+
+class OfTheBatch(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def test_a_module_whose_answer_depends_on_the_batch_is_told_of_running_statistics() -> None:
+    with pytest.raises(ProgramRefused, match="differently in other company") as refused:
+        make_source(OfTheBatch(4, 2), input=(4,))
+    assert "track_running_stats" in refused.value.hint
