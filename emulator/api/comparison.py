@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -136,11 +138,20 @@ class Comparison:
         empty = {key for key in rows[0] if all(row[key] == "" for row in rows)} if rows else set()
         return Table([{key: value for key, value in row.items() if key not in empty} for row in rows])
 
+    def _note(self) -> str:
+        """What the printed columns mean."""
+        told = f"{self._measure.replace('_', ' ')}: the mean of a run's last three tests"
+        if len(self.results) < 2:  # noqa: PLR2004 - one is compared with the other
+            return told
+        may = "; a difference below its interval may be chance" if min(map(len, self.results.values())) > 1 else ""
+        return f"{told}; better by: than {next(iter(self.results))!r}, with the same seeds{may}"
+
     def __repr__(self) -> str:
-        return repr(self._shown())
+        return f"{self._shown()!r}\n{self._note()}" if self.results else repr(self._shown())
 
     def _repr_html_(self) -> str:
-        return self._shown()._repr_html_()
+        note = f"<p>{html.escape(self._note())}</p>" if self.results else ""
+        return f"{self._shown()._repr_html_()}{note}"
 
 
 def compare(
@@ -185,10 +196,28 @@ def compare(
         raise UsageError(f"seed {twice[0]} is given twice", hint="give each once: the same seed is the same run")
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
     plan = [(seed, name, method) for seed in chosen for name, method in named]
+    took: list[tuple[str, float]] = []
     for n, (seed, name, method) in enumerate(plan, 1):
-        title = f"run {n} of {len(plan)}  {name}, seed {seed}"
+        left = left_in_words(took, [name for _, name, _ in plan[n - 1 :]])
+        title = f"run {n} of {len(plan)}{left}  {name}, seed {seed}"
+        began = time.monotonic()
         found[name][seed] = run_one_of_several(title, method, fleet=fleet, seed=seed, **options)
+        took.append((name, time.monotonic() - began))
     return Comparison(results=found)
+
+
+def left_in_words(took: Sequence[tuple[str, float]], names: Sequence[str]) -> str:
+    """The minutes that runs of these methods will take, by the seconds of earlier ones; "" below one, or unknown.
+
+    >>> left_in_words([("one", 50.0), ("three", 100.0)], ["one", "three", "five"])
+    ' (4 min left)'
+    """
+    if not took:
+        return ""
+    usual = _mean([seconds for _, seconds in took])
+    own = {name: _mean([seconds for one, seconds in took if one == name]) for name, _ in took}
+    left = sum(own.get(name, usual) for name in names)
+    return f" ({left / 60:.0f} min left)" if left >= 60 else ""  # noqa: PLR2004 - a minute
 
 
 def _spread(half: float | None, scale: float) -> str:

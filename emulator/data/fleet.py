@@ -15,13 +15,14 @@ import numpy as np
 
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, UsageError
-from edge_client.protocol.task import ClientId
+from edge_client.protocol.task import Array, ClientId
 from emulator.data import partition_schemes, registry
 from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import DataSet
 from emulator.data.partition_schemes import PartitionScheme
 
 SHOWN_DEVICES = 10  # rows in a notebook
+SHOWN_COLUMNS = 4  # of a table, in one line
 SHOWN_NAMES = 60  # characters of the names of devices that are left out; longer lists are a number and a checksum
 
 
@@ -153,12 +154,19 @@ class Fleet(Mapping[ClientId, DeviceData]):
             return f"Fleet({self.options['data_set']}, {self.count or 'all'} devices, {how})"
         sizes = [len(local.train) for local in shown.devices.values()]
         one = next(iter(shown.devices.values())).train
-        shape, y = list(one.x.shape[1:]), [local.train.y for local in shown.devices.values()]
+        shape, y = self._shape(one.x), [local.train.y for local in shown.devices.values()]
         named = np.issubdtype(one.y.dtype, np.integer)
         what = f"{max(int(v.max()) for v in y) + 1} classes" if named else f"targets {list(one.y.shape[1:])}"
         size = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
         told = f"{len(sizes)} devices with {size} training samples {shape} of {what}"
         return f"Fleet({self.options['data_set']}, {told}, {how})"
+
+    def _shape(self, x: Array) -> str:
+        """The shape of a sample, and of a table the first and the last of its columns: one too many may stand there."""
+        names = self.columns
+        if not names:
+            return str(list(x.shape[1:]))
+        return f"[{x.shape[1]}: {', '.join(names) if len(names) <= SHOWN_COLUMNS else f'{names[0]} ... {names[-1]}'}]"
 
     def _repr_html_(self) -> str:
         rows = "".join(

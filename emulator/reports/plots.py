@@ -212,7 +212,9 @@ def draw_assignment(axes: Axes, history: Sequence[Assignment], groups: Assignmen
         side.set_visible(False)
 
 
-def draw_labels(axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping[str, int | None]) -> None:
+def draw_labels(
+    axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping[str, int | None], names: Sequence[str] = ()
+) -> None:
     """One bar per device, sorted by true group: how many training samples of each class it holds."""
     devices = sorted(labels, key=lambda d: (groups.get(d) or 0, d))
     width = max(len(labels[d]) for d in devices)
@@ -220,7 +222,8 @@ def draw_labels(axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping
     below = np.zeros(len(devices))
     edges_of_bars = np.arange(len(devices) + 1) - 0.5
     for c in range(width):  # one outline for all bars of a class: a picture of 200 devices stays small
-        look = {"color": class_colour(c, width), "label": f"class {c}" if width <= MAX_NAMED_CLASSES else None}
+        called = f"class {c}{f': {names[c]:.20}' if c < len(names) else ''}".replace("$", r"\$")  # no formula
+        look = {"color": class_colour(c, width), "label": called if width <= MAX_NAMED_CLASSES else None}
         axes.stairs(below + counts[:, c], edges_of_bars, baseline=below.copy(), fill=True, lw=0, **look)
         below += counts[:, c]
     known = [groups.get(d) for d in devices]

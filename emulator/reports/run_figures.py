@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from edge_client.errors import ConfigError
+from edge_client.printable import printable_line
 from edge_client.protocol.task import I64, Array, ClientId
 from emulator.reports import display_names, plots
 from emulator.reports.demo_page import no_run, read_events, round_events
@@ -38,7 +39,10 @@ class PanelRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """What a folder says: its rounds, each device's true group and labels, the centers [K, d], and what was kept."""
+    """What a folder says: its rounds, each device's true group and labels, the centers [K, d], and what was kept.
+
+    `classes` are the names of the classes, where the data have some.
+    """
 
     method: str
     rounds: Sequence[Mapping[str, Any]]
@@ -46,6 +50,7 @@ class RunFolder:
     centers: Array
     kept: records.PictureData
     has_kept: bool
+    classes: Sequence[str] = ()
 
     def group(self, who: Sequence[ClientId]) -> I64:
         """True groups; NO_GROUP where there is none."""
@@ -112,7 +117,9 @@ def _shares_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
         max(4.0, 0.17 * min(len(run.fleet), 120)),
     )
     return {
-        "labels": PanelRow(width=11, height=3.8, panels=[lambda axes: plots.draw_labels(axes, labels, groups)]),
+        "labels": PanelRow(
+            width=11, height=3.8, panels=[lambda axes: plots.draw_labels(axes, labels, groups, run.classes)]
+        ),
         "curves": PanelRow(width=7, height=4, panels=[lambda axes: plots.draw_curves(axes, curves, title=title)])
         if curves
         else "no round has an accuracy; targets that are no classes have none",
@@ -245,6 +252,7 @@ def read_run_folder(run: Path) -> RunFolder:
             centers=_centers(run, told["classifier"]),
             kept=records.read_picture_data(run / records.PICTURES_FILE),
             has_kept=(run / records.PICTURES_FILE).is_file(),
+            classes=[printable_line(str(name)) for name in told.get("classes", ())],
         )
     except (OSError, ValueError, IndexError, KeyError) as wrong:
         raise ConfigError(

@@ -9,7 +9,7 @@ import pytest
 from coordinator.strategies.registry import make_method, method_name
 from edge_client.errors import UsageError
 from emulator.data import partition_schemes, registry
-from export.plugins import find_by_name, import_path
+from export.plugins import find_by_name, import_path, nearest_name_hint
 
 MINE = """
 from dataclasses import dataclass
@@ -96,3 +96,12 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         find_by_name("data-sets", "digit", {"digits": 1, "faces": 2})
     assert wrong.value.hint is not None
     assert wrong.value.hint.startswith("did you mean 'digits'? use one of digits, faces")
+
+
+def test_of_very_many_names_a_hint_has_the_nearest_and_the_first_ones() -> None:
+    """A wrong column of a table of 99 columns was answered by all of them."""
+    columns = [f"a{i:02}" for i in range(98)]
+    told = nearest_name_hint("usr", [*columns, "user"])
+    assert told.startswith("did you mean 'user'? use one of a00, a01, ")
+    assert told.endswith(", a11 and 87 more")
+    assert nearest_name_hint("b", columns[:60]).endswith(", a58, a59")

@@ -13,6 +13,7 @@ from edge_client.protocol.task import Array
 from emulator.api.data.reading import Columns, is_missing
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
+MOST_CLASSES = 32  # of whole numbers as floats; more are counts rather than classes
 FEATURES = 2  # dimensions: n, and at least one feature
 NUMBERS = {"i": "whole numbers", "u": "whole numbers", "f": "floating point numbers", "b": "True and False"}
 
@@ -81,6 +82,14 @@ def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | 
     if kinds <= set("iub"):
         return [_numbered(y) for y in flat], (False, True) if kinds == {"b"} else ()
     return _texts(flat)
+
+
+def look_like_classes(y: Array) -> bool:
+    """Whether targets [n, 1] are a few whole numbers from 0, as a column of classes becomes by one missing value."""
+    if y.dtype.kind != "f" or y.shape[1:] != (1,) or len(y) == 0:
+        return False
+    known = np.unique(y)
+    return 1 < len(known) <= MOST_CLASSES and bool((known == np.arange(len(known))).all())
 
 
 def _targets(y: Array) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.task import I64
-from emulator.api.data.kinds import check_kinds, check_no_bytes, checked_inputs, checked_labels
+from emulator.api.data.kinds import check_kinds, check_no_bytes, checked_inputs, checked_labels, look_like_classes
 from emulator.api.data.of_devices import columns_of_each, device_folders, joined_with
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import (
@@ -31,6 +31,7 @@ from emulator.data.loaders.samples import TRAIN_SHARE, DataSet, RawSamples, to_f
 from emulator.data.partition_schemes import PARTITION_SCHEMES, Iid, PartitionScheme, describe_scheme
 from emulator.data.user_schemes import ByUser
 from emulator.options import OPTIONS
+from export.plugins import nearest_name_hint
 
 log = logging.getLogger(__name__)
 TEST_SHARE = 0.2
@@ -188,6 +189,8 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     labels, classes = checked_labels([part.y for part in columns])
     if labels[0].dtype == np.int64 and labels[0].ndim == 1 and (low := min(int(y.min()) for y in labels)) > 0:
         log.warning("the smallest class is %s: %s", low, NOT_FROM_0)
+    if all(look_like_classes(y) for y in labels):
+        log.warning("y holds whole numbers as floats, which are targets. If they are classes, give y.astype(int)")
     users, names = _users(train, columns)
     raw = [
         RawSamples(x=checked_inputs(part.x), y=y, user=user)
@@ -233,8 +236,10 @@ def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any
         groups = np.array([groups[who] for who in called])[devices_of]
     held = list(data.values()) if isinstance(data, Mapping) and not hasattr(data, "with_format") else [data]
     if isinstance(groups, str):
-        if any(groups not in getattr(one, "columns", getattr(one, "column_names", ())) for one in held):
-            raise UsageError(f"there is no column {groups!r} for groups", hint=GROUPS)
+        for one in held:
+            if groups not in (names := list(getattr(one, "columns", getattr(one, "column_names", ())))):
+                hint = nearest_name_hint(groups, map(str, names)) if names else GROUPS
+                raise UsageError(f"there is no column {groups!r} for groups", hint=hint)
         groups = np.concatenate([as_array(one[groups]) for one in held])
     found = as_array(groups)
     if found.shape != devices_of.shape:

@@ -13,6 +13,7 @@ from torch import nn
 import fedcenters as fc
 from coordinator.strategies.base import Strategy
 from edge_client.errors import UsageError
+from emulator.api.comparison import left_in_words
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +35,34 @@ def test_history_has_a_row_for_each_method_seed_and_round(found: fc.Comparison) 
 
 
 def test_the_table_is_printed_in_per_cent_points_and_megabytes(found: fc.Comparison) -> None:
-    head, first, second = repr(found).splitlines()
+    head, first, second, _ = repr(found).splitlines()
     words = "method seeds accuracy ± deviation better by ± 95 % interval, points ARI MB seconds"
     assert " ".join(head.split()) == words
     assert "%" in first
     assert "±" in second
     assert "<th>better by ± 95 % interval, points</th>" in found._repr_html_()
     assert all(isinstance(n, int) for n in found.table()["bytes"].tolist())
+
+
+def test_below_the_table_stands_of_which_tests_the_scores_are_and_than_what_a_method_is_better(
+    found: fc.Comparison,
+) -> None:
+    """The last accuracy that the progress tells is another number, and "better by" named no other method."""
+    mean = "accuracy: the mean of a run's last three tests"
+    note = f"{mean}; better by: than 'one', with the same seeds; a difference below its interval may be chance"
+    assert repr(found).splitlines()[-1] == note
+    assert note.replace("'", "&#x27;") in found._repr_html_()
+    single = {name: {0: runs[0]} for name, runs in found.results.items()}
+    assert repr(fc.Comparison(results=single)).endswith("; better by: than 'one', with the same seeds")
+    alone = fc.Comparison(results={"one": found.results["one"]})
+    assert repr(alone).splitlines()[-1] == mean
+
+
+def test_the_title_of_a_run_tells_the_minutes_of_all_that_are_left_by_the_earlier_ones() -> None:
+    took = [("fast", 10.0), ("slow", 170.0)]
+    assert left_in_words(took, ["fast", "slow"]) == " (3 min left)"
+    assert left_in_words(took, ["new", "new"]) == " (3 min left)"  # as long as the others on average
+    assert left_in_words(took, ["fast"]) == left_in_words([], ["slow"]) == ""
 
 
 @pytest.mark.parametrize("progress", [None, True, False])

@@ -95,6 +95,18 @@ def test_several_devices_for_one_prediction_are_named_by_their_kind(device: obje
     assert "give one device" in told.value.hint
 
 
+def test_answers_that_did_not_count_for_their_size_are_shown_with_the_usual_cause() -> None:
+    """A learning rate of 10 ended at the accuracy of guessing, and the one sign of it was "7 answers (rejected)"."""
+    run = {**fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1).summary()}
+    told = {
+        why: dict(summary_rows({**run, "refused": {why: 2}}))["did not count in the last round"]
+        for why in ("rejected", "not_finite", "late")
+    }
+    cause = "; a learning rate that is too large does this, or a hostile device"
+    assert told["late"] == "2 answers (late)"
+    assert (told["rejected"], told["not_finite"]) == (f"2 answers (rejected){cause}", f"2 answers (not_finite){cause}")
+
+
 def test_devices_that_no_round_has_drawn_are_counted_in_the_summary() -> None:
     """They are served as new devices, and drew the accuracy of a small cohort's run down without a word."""
     fleet = fc.fleet((RNG.normal(size=(60, 3)), np.arange(60) % 2), by=np.repeat(np.arange(6), 10))

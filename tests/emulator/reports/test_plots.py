@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,17 @@ def test_the_bars_of_a_device_are_its_samples_of_each_class_in_the_order_of_its_
     axes = drawn(labels, groups, draw=plots.draw_labels)
     assert heights(axes) == [[1, 3, 0], [1, 0, 4], [0, 2, 4]]  # b first, then a and c
     assert [line.get_xdata()[0] for line in axes.get_lines()] == [0.5]  # type: ignore[index]
+
+
+def test_the_legend_of_the_bars_has_the_users_names_of_the_classes() -> None:
+    """A column of texts became classes 0, 1, ... of which the report did not say which is which."""
+    names = ["rest", "_run", "$x^"]
+    axes = drawn({"a": [3, 0, 2, 1]}, {"a": 0}, draw=partial(plots.draw_labels, names=names))
+    legend = axes.get_legend()
+    assert legend is not None
+    told = ["class 0: rest", "class 1: _run", r"class 2: \$x^", "class 3"]
+    assert [text.get_text() for text in legend.get_texts()] == told
+    axes.figure.canvas.draw()
 
 
 def test_bars_of_targets_name_no_class() -> None:

@@ -311,3 +311,15 @@ def test_a_column_that_tells_the_devices_apart_is_told(caplog: pytest.LogCapture
     assert [told.partition(":")[0] for told in caplog.messages] == [
         "column 'who' of x holds what each device is called"
     ]
+
+
+def test_whole_numbers_as_floats_are_targets_and_a_line_says_how_they_would_be_classes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One missing value makes a column of classes floats; once it is dropped, a run was a regression in silence."""
+    fc.fleet((X, Y.astype(float)), by=WHO)
+    assert "give y.astype(int)" in caplog.messages[-1]
+    caplog.clear()
+    for targets in (Y / 2, Y + 1.5, X, np.zeros(N), np.arange(N, dtype=float)):
+        fc.fleet((X, targets), by=WHO)
+    assert caplog.messages == []

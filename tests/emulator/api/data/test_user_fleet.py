@@ -131,8 +131,8 @@ def test_devices_are_left_out_and_are_the_new_ones() -> None:
     assert list(made.without([30]).without([1])) == ["subject-02"]
     assert sorted(made.without([30]).without([1]).new_devices) == ["subject-01", "subject-30"]
     assert made.without([30]).options["partition"] == "by=subject without subject-30"
-    told = "Fleet(data frame, 2 devices with 16 training samples [4] of 3 classes, by=subject without subject-30)"
-    assert repr(made.without([30])) == told
+    told = "2 devices with 16 training samples [4: f0, f1, f2, f3] of 3 classes, by=subject without subject-30"
+    assert repr(made.without([30])) == f"Fleet(data frame, {told})"
     assert repr(made.without([30]).without([1])).startswith("Fleet(data frame, 1 devices with 16 training samples")
     many = fc.fleet((X, Y), devices=20).only("device-00").options["partition"]
     assert many.startswith("iid without 19 devices (")
@@ -257,6 +257,22 @@ def test_a_column_of_true_groups_is_no_input_unless_x_names_it() -> None:
     for fleet in (fc.fleet(data, by="subject", groups="made"), fc.fleet(by_device, groups="made")):
         assert fleet.columns == ("f0", "f1", "f2", "f3")
     assert fc.fleet(data, by="subject", groups="made", x=["f0", "made"]).columns == ("f0", "made")
+
+
+def test_a_fleet_of_a_table_shows_its_columns_or_the_first_and_the_last_of_many() -> None:
+    """A number that is no input, as that of the kind of device, became one and nothing showed it."""
+    kind = frame().drop(columns="note").assign(kind=1)
+    made = fc.fleet(kind[["kind", *kind.columns[:-1]]], by="subject")
+    assert " samples [5: kind ... f3] of 3 classes" in repr(made)
+
+
+def test_a_column_of_true_groups_that_is_not_there_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UsageError, match="no column 'mades' for groups") as refused:
+        fc.fleet(frame().assign(made=1), by="subject", groups="mades")
+    assert "did you mean 'made'?" in str(refused.value.hint)
+    with pytest.raises(UsageError, match="no column 'made' for groups") as refused:
+        fc.fleet((X, Y), by=WHO, groups="made")
+    assert "groups=array" in str(refused.value.hint)
 
 
 def test_the_true_groups_of_devices_are_a_mapping() -> None:
