@@ -75,7 +75,8 @@ class StatusReporter:
     def _tell_of_waiting(self, now_s: float) -> None:
         """Say whom an open exchange waits for, when nothing has come for a while; the next time after twice as long."""
         live = self._dispatcher.exchange.live
-        if live is None or isinstance(live, UpdatesAndTest) or not self._has_broker:  # a run without rounds waits for none
+        # A run without rounds waits for no device.
+        if live is None or isinstance(live, UpdatesAndTest) or not self._has_broker:
             self._waits_for = (None, 0)
             return
         now = (live.key, live.count_answers)

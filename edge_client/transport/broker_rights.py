@@ -25,7 +25,7 @@ Address = tuple[str, int]
 def try_rights(
     address: Address, context: ssl.SSLContext | None, topics: Topics, cid: ClientId, *, timeout_s: float
 ) -> tuple[bool, str]:
-    """Hear what the device must hear, and write blocks of no upload, which the coordinator drops: its own, a stranger's.
+    """Hear what the device must hear, and write blocks of no upload, as itself and as another; they are dropped.
 
     -> (whether all is as it should be, what was seen). `context` is that of TLS; without it the broker is on this
     machine, and needs no list. Raises OSError where the broker takes no connection.
@@ -34,7 +34,12 @@ def try_rights(
     if context is not None:
         session.paho.tls_set_context(context)
     try:
-        asked = _Question(session, topics.device_filters(cid), topics.upload(0, cid, NO_LABEL, 0), topics.upload(0, STRANGER, NO_LABEL, 0))
+        asked = _Question(
+            session,
+            topics.device_filters(cid),
+            topics.upload(0, cid, NO_LABEL, 0),
+            topics.upload(0, STRANGER, NO_LABEL, 0),
+        )
         session.connect(*address, timeout_s)
         lost = _wait(session, asked, timeout_s)
     finally:
