@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def test_a_key_that_this_user_may_not_read_is_named_by_both_checks(
 
 def test_a_full_disk_is_told_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {})
-    monkeypatch.setattr(doctors.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     monkeypatch.setattr(doctors, "write_atomically", fill)
     told = found(config)["disk"]
     assert (told.ok, told.said) == (False, f"0 MiB are free in {config.state}")
