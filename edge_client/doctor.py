@@ -260,6 +260,8 @@ def _broker(config: ClientConfig) -> str:
     if answer[3] not in (0, IDENTIFIER_REJECTED):
         said = CONNECT_REFUSALS.get(answer[3], f"the broker answers {answer[3]}")
         raise CheckFailed(said, "use the certificate made for this device of this federation")
+    if config.certificate is not None:  # with another device's the list would be blamed
+        tls.check_subject(config.certificate, name=config.device_id, federation=config.federation)
     with failures_told():
         topics = Topics(config.federation)
         lets, said = try_rights((host, port), context, topics, config.device_id, timeout_s=CHECK_TIMEOUT_S)
@@ -327,14 +329,14 @@ def _clock(config: ClientConfig) -> str:
 
 def _disk(config: ClientConfig) -> str:
     config.state.mkdir(parents=True, exist_ok=True)
-    trial = config.state / "doctor"
-    write_atomically(trial, b"doctor")
-    trial.unlink()
     free = shutil.disk_usage(config.state).free >> 20
     if free < MIN_DISK_MIB:
         raise CheckFailed(
             f"{free} MiB are free in {config.state}", f"free {MIN_DISK_MIB} MiB: a card that is full loses updates"
         )
+    trial = config.state / "doctor"
+    write_atomically(trial, b"doctor")
+    trial.unlink()
     return f"{free} MiB free, and writable"
 
 

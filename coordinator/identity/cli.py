@@ -12,6 +12,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -216,15 +217,37 @@ def _ways_to_renew(work: Provisioner, found: Mapping[str, Any]) -> str:
     return "; ".join(ways)
 
 
+def _other_addresses(work: Provisioner) -> dict[str, tuple[str, int]]:
+    """The devices whose join file dials a host that the broker's certificate is not for, or another port; both."""
+    from coordinator.identity.provisioning import READ_HINT
+    from edge_client.toml_files import read_toml
+    from edge_client.transport.mqtt import PORTS
+
+    known, gone = {host.lower() for host in work.plan.hosts}, set(work.revoked_names())
+    found = dict[str, tuple[str, int]]()
+    for file in sorted((work.folder / "devices").glob("*/client.toml")):
+        url = urlsplit(str(read_toml(file, hint=READ_HINT).get("broker", "")))
+        host, port = url.hostname or "", url.port or PORTS["mqtts"]
+        if (host not in known or port != work.plan.port) and file.parent.name not in gone:
+            found[file.parent.name] = host, port
+    return found
+
+
 def _stranded(work: Provisioner) -> list[str]:
-    """Which devices will refuse the broker's certificate, and what to do."""
-    if not (others := work.other_addresses()):
-        return []
-    names, hosts, old = list(others), work.plan.hosts, sorted(set(others.values()))
+    """Which devices will not find the broker, or refuse its certificate, and what to do."""
+    hosts, found = work.plan.hosts, _other_addresses(work)
+    moved = {name: port for name, (_, port) in found.items() if port != work.plan.port}
+    others = {name: host for name, (host, _) in found.items() if host not in {each.lower() for each in hosts}}
+    told = f"warning: the broker's port is {work.plan.port}, and {first_of(list(moved), MOST_NAMES)} dial"
+    way = "Name these devices with --device and carry their client.toml out again"
+    ports = [f"{told} {', '.join(map(str, sorted(set(moved.values()))))}. {way}"] if moved else []
+    if not others:
+        return ports
+    names, old = list(others), sorted(set(others.values()))
     told = f"warning: the broker's certificate is for {', '.join(hosts)}, and {first_of(names, MOST_NAMES)} dial"
     both = " ".join(f"--host {host}" for host in (*hosts, *old))
     ways = f"Keep both with {both}, or name these devices with --device and carry their files out again"
-    return [f"{told} {', '.join(old)}: they will refuse it. {ways}"]
+    return [*ports, f"{told} {', '.join(old)}: they will refuse it. {ways}"]
 
 
 def _hints(folder: Path, work: Provisioner, *, revoked: bool, made: bool) -> list[str]:
@@ -275,10 +298,14 @@ def _facts(work: Provisioner) -> dict[str, Any]:
     }
 
 
+def _end_in_words(days: int) -> str:
+    return f"expires in {days} days" if days >= 0 else f"expired {-days} days ago"
+
+
 def _in_words(found: dict[str, Any]) -> str:
     counted = f"{len(found['names'])} certificates, {found['made']} files written"
     lines = [f"{found['folder']}: {found['federation']} at {found['broker']}, {counted}"]
-    lines += [f"{each['name']} expires in {each['days']} days" for each in found["expiring"]]
+    lines += [f"{each['name']} {_end_in_words(each['days'])}" for each in found["expiring"]]
     lines += [f"{cid} was revoked" for cid in found["revoked"]]
     lines += [f"{cid} has a link: {found['folder']}/devices/{cid}/link.txt" for cid in found["phones"]]
     lines += [f"{cid} has a token that waits to be used" for cid in found["tokens"]]

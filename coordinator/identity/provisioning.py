@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -202,14 +201,6 @@ class Provisioner:
         for file in sorted((self.folder / "devices").glob("*/client.toml")):
             pins = {"signing-keys": self._pins(), "release-keys": self._release_pins()}
             self._put(file, _toml({**read_toml(file, hint=READ_HINT), **pins}))
-
-    def other_addresses(self) -> dict[str, str]:
-        """The devices whose join file dials an address that the broker's certificate is not for, with that address."""
-        files = sorted((self.folder / "devices").glob("*/client.toml"))
-        dialled = {file.parent.name: str(read_toml(file, hint=READ_HINT).get("broker", "")) for file in files}
-        known, revoked = {host.lower() for host in self.plan.hosts}, set(self.revoked_names())
-        hosts = {name: urlsplit(url).hostname or "" for name, url in dialled.items() if name not in revoked}
-        return {name: host for name, host in hosts.items() if host not in known}
 
     def sign_release(self, path: Path) -> Path:
         """Sign a client release; -> the file of the signature. Raises ConfigError without the release key."""

@@ -50,16 +50,31 @@ class ServerStopped(Exception):
 
 
 class AwakeClock:
-    """A clock without the time in which the process was stopped or its machine paused, as after a restart.
+    """A clock without the time in which the process was stopped, its machine paused, or its broker away.
 
-    Such a process hears nothing, so this time is not taken from the devices' deadlines. `waited` finds it.
+    Such a process hears nothing, so this time is not taken from the devices' deadlines. `waited` finds the first two;
+    from `stop` until `go_on` the clock stands still.
     """
 
     def __init__(self, inner: Clock) -> None:
         self._inner, self._slept_s = inner, 0.0
+        self._stopped_s: float | None = None
+
+    @property
+    def stands_still(self) -> bool:
+        return self._stopped_s is not None
+
+    def stop(self) -> None:
+        if self._stopped_s is None:
+            self._stopped_s = self._inner.now_s()
+
+    def go_on(self) -> None:
+        if self._stopped_s is not None:
+            self._slept_s += self._inner.now_s() - self._stopped_s
+            self._stopped_s = None
 
     def now_s(self) -> float:
-        return self._inner.now_s() - self._slept_s
+        return (self._inner.now_s() if self._stopped_s is None else self._stopped_s) - self._slept_s
 
     def unix_ms(self) -> int:
         return self._inner.unix_ms()
@@ -99,7 +114,7 @@ class EventLoop:
             if self.controls.stopping:
                 raise ServerStopped
             live, now_s = self.dispatcher.exchange.live, self.clock.now_s()
-            self.status.tick(now_s)
+            self.status.tick()
             self.dispatcher.tick()
             if now_s >= until_s:
                 return False
@@ -107,12 +122,13 @@ class EventLoop:
                 self.controls.closing = None
                 live.close()
                 continue
-            if live is not None and now_s >= live.wakes_at_s:
+            if live is not None and now_s >= live.wakes_at_s and not self.clock.stands_still:
                 live.tick()
                 continue
             wake_s = min(until_s, now_s + MAX_WAIT_S, math.inf if live is None else live.wakes_at_s)
             since_s = self.dispatcher.exchange.unsynced_since_s
-            came = self._take(0.0 if since_s < math.inf else min(wake_s, self.downloads.wakes_at_s) - now_s)
+            wait_s = MAX_WAIT_S if self.clock.stands_still else min(wake_s, self.downloads.wakes_at_s) - now_s
+            came = self._take(0.0 if since_s < math.inf else wait_s)
             if not came or self.clock.now_s() >= since_s + MAX_UNSYNCED_S:
                 self.dispatcher.exchange.sync()
             self.downloads.send_due()
@@ -166,12 +182,16 @@ class EventLoop:
             self._on_connected()
         elif isinstance(event, Disconnected):
             log.warning("%s", lost_broker(event.reason, self.sender.block))
+            self.clock.stop()
+            self.status.tell_broker(here=False)
         return event is not None
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""
+        self.clock.go_on()
         if self.sender.link:
             log.warning("the broker is back")
+            self.status.tell_broker(here=True)
         self.dispatcher.begin_link()
         self.sender.subscribe()
         self.sender.link += 1  # devices that came meanwhile announce themselves again

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.artifacts.signed_program import CompiledProgram, prepare_program
+from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram, prepare_program
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import SigningKey
 from coordinator.runtime.event_loop import EventLoop
@@ -39,15 +39,18 @@ class ProgramOnDemand:
         """The program with containers for these engines; every device can fetch it.
 
         While something is compiled, devices are told so; after the training (`trained`) that the centers are written.
+        A program that is only read, as after a restart, takes no time and is told to none.
         """
         if self.current is not None and self.current.program.containers.keys() >= set(engines):
             return self.current
         began_s, status = self.clock.now_s(), self.session.status
+        compiles = bool(engines) or self.store.facts.get(PROGRAM_FACT) is None
         if trained:
             status.announcer.set("export", "no")
-        else:
+        elif compiles:
             status.announcer.set("compile", "next-round" if self.store.states.enrolled() else "now")
-        status.write("compiling")
+        if trained or compiles:
+            status.write("compiling")
 
         def tell(part: str) -> None:
             status.working_on = part

@@ -82,6 +82,7 @@ class Server:
             dial,
             observe,
         )
+        self._passing = clock  # it goes on while there is no broker
         self._key = open_signing_key(config.signing_key_folder)
         self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch, clock.unix_ms)
         self._controls = Controls()
@@ -158,6 +159,7 @@ class Server:
         )
         status = StatusReporter(
             StatusWriter(config.folder),
+            clock=self._passing,
             announcer=announcer,
             store=store,
             sender=sender,

@@ -11,8 +11,9 @@ from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.runtime.sender import CoordinatorSender
-from coordinator.storage.status import StatusWriter
+from coordinator.storage.status import NO_BROKER, StatusWriter
 from coordinator.storage.store import Store
+from edge_client.transport.clock import Clock
 
 OBSERVE_INTERVAL_S = 0.5  # the shortest time between two regular calls of an observer
 
@@ -25,6 +26,8 @@ EventWatcher = Callable[[Mapping[str, Any]], None]
 class StatusReporter:
     """Writes status.json and calls `observe`, where there is one: at once on a change of phase, else regularly.
 
+    `clock` goes on while that of the exchanges stands still; meanwhile the phase that is told is NO_BROKER.
+
     A report of a large fleet takes long on a busy machine. The next one waits for PAUSE times as long, so that devices
     are answered meanwhile.
     """
@@ -33,6 +36,7 @@ class StatusReporter:
         self,
         writer: StatusWriter,
         *,
+        clock: Clock,
         announcer: StateAnnouncer,
         store: Store,
         sender: CoordinatorSender,
@@ -43,16 +47,18 @@ class StatusReporter:
     ) -> None:
         self._writer, self._phase, self.announcer = writer, "starting", announcer
         self.working_on = ""  # the part of the program that is compiled now
-        self._clock, self._store, self._sender, self._dispatcher = sender.clock, store, sender, dispatcher
+        self._clock, self._store, self._sender, self._dispatcher = clock, store, sender, dispatcher
+        self._has_broker = True
         self._is_paused, self._observe = is_paused, observe
-        self._since_ms = sender.clock.unix_ms()  # the traffic is counted from here on
+        self._since_ms = clock.unix_ms()  # the traffic is counted from here on
         self._observe_at_s = math.inf if observe is None else 0.0
         self._quiet_until_s = 0.0
         self._progress = progress
         self._waits_for: tuple[object, int] = (None, 0)  # the open exchange, and how many have answered
         self._tell_at_s, self._tell_again_s = math.inf, WAITS_S
 
-    def tick(self, now_s: float) -> None:
+    def tick(self) -> None:
+        now_s = self._clock.now_s()
         self.announcer.tick()
         self._tell_of_waiting(now_s)
         if now_s < self._quiet_until_s:
@@ -69,7 +75,8 @@ class StatusReporter:
     def _tell_of_waiting(self, now_s: float) -> None:
         """Say whom an open exchange waits for, when nothing has come for a while; the next time after twice as long."""
         live = self._dispatcher.exchange.live
-        if live is None or isinstance(live, UpdatesAndTest):  # a run without rounds waits for no device
+        # A run without rounds waits for no device.
+        if live is None or isinstance(live, UpdatesAndTest) or not self._has_broker:
             self._waits_for = (None, 0)
             return
         now = (live.key, live.count_answers)
@@ -93,8 +100,18 @@ class StatusReporter:
     def write(self, phase: str = "") -> None:
         """Report now; an empty `phase` is the one before."""
         self._phase = phase or self._phase
-        self._writer.write(self._clock.now_s(), phase, self._numbers())
+        self._writer.write(self._clock.now_s(), self._told, self._numbers())
         self.notify()
+
+    def tell_broker(self, *, here: bool) -> None:
+        """The connection to the broker is lost, or is back."""
+        self._has_broker = here
+        self.write()
+
+    @property
+    def _told(self) -> str:
+        """The phase that others are told."""
+        return self._phase if self._has_broker or self._phase == "stopped" else NO_BROKER
 
     def notify(self) -> None:
         """Call the observer, where there is one."""
@@ -105,7 +122,7 @@ class StatusReporter:
         presence = {cid: device.state for cid, device in fleet.devices.items()}
         devices = {cid: (device.engine, device.n) for cid, device in fleet.devices.items()}
         names = self._store.states.run_names()
-        run = {"phase": self._phase, "paused": self._is_paused(), "presence": presence, "names": names}
+        run = {"phase": self._told, "paused": self._is_paused(), "presence": presence, "names": names}
         self._observe({**self._numbers(), **run, "heard": fleet.heard, "devices": devices})
 
     def _numbers(self) -> dict[str, Any]:

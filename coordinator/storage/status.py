@@ -42,6 +42,7 @@ select count(distinct json_extract(line, '$.device')) from events where json_ext
 _ERROR = """
 select (select json_extract(line, '$.message') from events where json_extract(line, '$.event') = 'error' and id > (
     select coalesce(max(id), 0) from events where json_extract(line, '$.event') = 'start') order by id desc limit 1)"""
+NO_BROKER = "no broker"  # the phase while a coordinator waits for a lost broker
 MAX_NAMES = 8  # device names in one line
 _ALARMING = ("did not count", "no sum", "computes wrongly", " one device: ")  # parts of lines
 _GROUPS = {  # of the devices of an exchange, and what they do
@@ -250,7 +251,7 @@ def _fleet_in_words(found: Mapping[str, Any]) -> str:
     """Who is connected, and who trains: not a phone before *Take part*, nor a device that only asks for a center."""
     does = "took" if found["done"] else "takes" if found["devices"] == 1 else "take"
     takes_part = f"{found['devices']} {does} part in the training"
-    if found["phase"] == "stopped":
+    if found["phase"] in ("stopped", NO_BROKER):
         return takes_part
     few = found["without_samples"]
     without = f" ({few} not in the training)" if few else ""

@@ -75,6 +75,7 @@ def client_context(credentials: Credentials, now: dt.datetime) -> ssl.SSLContext
         raise ConfigError(f"{credentials.ca} holds no certificate", hint="point `ca` at a PEM file") from wrong
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     if credentials.certificate is not None and credentials.key is not None:
+        _check_file(credentials.certificate, "certificate", "certificate")
         _check_validity(credentials.certificate, now)
         check_private_file(credentials.key)
         try:
@@ -182,6 +183,9 @@ def _has_ended(certificate: Path) -> bool:
 def _check_file(path: Path | None, what: str, key: str) -> None:
     if path is not None and not path.is_file():
         raise ConfigError(f"no {what} at {path}", hint=f"point `{key}` at a PEM file, or leave it out")
+    if path is not None and not os.access(path, os.R_OK):  # OpenSSL's error would name no file
+        hint = "as root, give it to the user who runs this: `chown USER FILE`; a key's mode stays 600"
+        raise ConfigError(f"this user may not read the {what} {path}", hint=hint)
 
 
 def _check_validity(path: Path, now: dt.datetime) -> None:

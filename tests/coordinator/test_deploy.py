@@ -22,14 +22,14 @@ RUNTIMES = "import torch, coordinator.service, numpy as np; print(np.ones((300, 
 EXPOSURE = 25  # tenths that `systemd-analyze security` may count; a plain unit has 96
 
 
-def unit() -> dict[str, list[str]]:
-    """Keys of the [Service] section and their values; a key may stand twice."""
+def unit(part: str = "[Service]") -> dict[str, list[str]]:
+    """Keys of a section and their values; a key may stand twice."""
     found: dict[str, list[str]] = {}
     section = ""
     for line in UNIT.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             section = line
-        elif "=" in line and not line.startswith("#") and section == "[Service]":
+        elif "=" in line and not line.startswith("#") and section == part:
             key, _, value = line.partition("=")
             found.setdefault(key, []).append(value)
     return found
@@ -64,6 +64,11 @@ def test_the_unit_restarts_what_may_help_and_leaves_the_coordinator_time_to_stop
     useless = (UsageError, ConfigError, ProtocolError)
     assert service["RestartPreventExitStatus"] == [" ".join(str(error.exit_code) for error in useless)]
     assert int(service["TimeoutStopSec"][0]) > STOP_TIMEOUT_S
+
+
+def test_the_unit_starts_the_coordinator_again_however_long_its_broker_is_away() -> None:
+    """By systemd's own limit, or one of the unit, it would be given up after some minutes without a broker."""
+    assert unit("[Unit]")["StartLimitIntervalSec"] == ["0"]
 
 
 def can_filter_calls() -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +29,7 @@ from edge_client.protocol.secure import keys
 from edge_client.runtime import train_conditions as device_module
 from edge_client.runtime.state import lock_state
 from edge_client.runtime.train_conditions import DeviceStatus
+from edge_client.transport.broker_rights import NO_LIST
 from tests.edge_client.engines.broken import break_engine
 from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_federation, try_connect
 
@@ -90,9 +95,9 @@ def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
         config = load_config(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
         well = found(config)
         assert well["broker"].ok, well["broker"].said
-        assert well["broker"].said.endswith("its access list lets this device write")
-        foreign_list = found(replace(config, federation="other"))["broker"]
-        assert (foreign_list.ok, "access list refuses fc/v1/other/in/0/dev-1/" in foreign_list.said) == (False, True)
+        assert well["broker"].said.endswith("its access list lets this device write, and in its own name alone")
+        foreign = found(replace(config, federation="other"))["broker"]
+        assert (foreign.ok, "belongs to CN=dev-1" in foreign.said) == (False, True)  # the list was blamed
         assert well["certificate"].said.startswith("valid for 3")
         other = replace(config, device_id="dev-2")
         assert "belongs to" in found(other)["certificate"].said
@@ -102,11 +107,52 @@ def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
             said = found(config)["broker"].said
             assert "takes connections over TLS" in said
             assert "not logged in: this device's client is running" in said
-            foreign = provision_federation(tmp_path / "foreign").folder / "authority" / "ca.crt"
-            told = found(replace(config, ca=foreign))["broker"]
+            authority = provision_federation(tmp_path / "foreign").folder / "authority" / "ca.crt"
+            told = found(replace(config, ca=authority))["broker"]
             assert (told.ok, "is not from the authority in" in told.said) == (False, True)
         (home / "device.key").chmod(0o644)
         assert "chmod 600" in found(config)["certificate"].hint
+
+
+@pytest.mark.broker
+def test_a_broker_whose_list_does_not_bind_the_device_fails(tmp_path: Path) -> None:
+    with guarded_broker(tmp_path, "dev-1") as broker:
+        home = broker.work.folder / "devices" / "dev-1"
+        files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
+        config = load_config(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
+        (broker.work.folder / "broker" / "mosquitto.acl").write_text("pattern readwrite #\n")
+        broker.reload()
+        while (told := doctors._checked("broker", doctors._broker, config)).ok:  # until the broker has taken the signal
+            pass
+    assert (told.said, "`provision`" in told.hint) == (NO_LIST, True)
+
+
+def test_a_key_that_this_user_may_not_read_is_named_by_both_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker's check said "[Errno 13] Permission denied; check the address", and neither named the file."""
+    home = provision_federation(tmp_path / "keys", "dev-1").folder / "devices" / "dev-1"
+    files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != home / "device.key")  # root may read all
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"mqtts://127.0.0.1:{server.getsockname()[1]}"
+        config = load_config(device(tmp_path, url, **{name: str(path) for name, path in files.items()}), {})
+        told = found(config)
+    for name in ("broker", "certificate"):
+        assert (told[name].ok, told[name].said) == (False, f"this user may not read the private key {config.key}")
+        assert "chown" in told[name].hint
+
+
+def test_a_full_disk_is_told_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    monkeypatch.setattr(doctors, "write_atomically", fill)
+    told = found(config)["disk"]
+    assert (told.ok, told.said) == (False, f"0 MiB are free in {config.state}")
+
+
+def fill(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("state", ["its client runs", "its token is not used yet"])

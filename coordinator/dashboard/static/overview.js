@@ -64,7 +64,7 @@ export function header() {
   const pill = byId("phase");
   const words = isOver() ? "finished" : holdPhase(!state.alive ? "not connected" : phase === "paused" ? "paused" : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
   setText("phase", words);
-  pill.className = `pill ${isOver() ? "done" : !state.alive || phase === "stopped" ? "gone" : paused ? "paused" : "live"}`;
+  pill.className = `pill ${isOver() ? "done" : !state.alive || phase === "stopped" || phase === "no broker" ? "gone" : paused ? "paused" : "live"}`;
   const waits = phase === "waiting for devices" && !state.runs.length && state.facts.needs;
   setText("doing", waits ? `${countReady()} of ${waits} devices` : exchange ? `${exchange.run}, ${exchange.updates ? "without rounds" : `round ${exchange.round}`}` : isDone() ? "all runs are done" : phase === "paused" ? reached() : "");
 }

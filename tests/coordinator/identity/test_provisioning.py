@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from coordinator.cli import app
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.certificate_authority import CERTIFICATE_DAYS, open_authority
+from coordinator.identity.cli import _in_words
 from coordinator.identity.provisioning import Provisioner, ProvisionPlan, open_plan
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import MOSQUITTO_CONF
@@ -82,6 +83,22 @@ def test_root_is_told_how_mosquitto_can_read_its_files(
     for page in ("README.md", "docs/security.md"):
         assert command.replace(str(keys), "keys") in (ROOT / page).read_text(encoding="utf-8")
     assert (f"{keys.parent} is closed to that user, too" in made.stderr) == (user == 0)
+
+
+def test_devices_that_dial_another_port_are_named(tmp_path: Path) -> None:
+    keys = str(tmp_path / "keys")
+    invoke(keys, "--federation", "demo", "--host", "broker.example", "--devices", "3")
+    moved = invoke(keys, "--port", "18883", "--device", "device-0000").stderr
+    assert "warning: the broker's port is 18883, and device-0001, device-0002 dial 8883. Name these" in moved
+    assert "refuse" not in moved
+    assert "warning" not in invoke(keys, "--device", "device-0001", "--device", "device-0002").stderr
+
+
+def test_a_certificate_that_has_ended_is_not_told_to_end_in_less_than_no_days() -> None:
+    found = {"folder": "keys", "federation": "demo", "broker": "", "names": [], "made": 0, "revoked": [], "phones": []}
+    ended = [{"name": "pi-1", "days": -366}, {"name": "pi-2", "days": 14}]
+    told = _in_words({**found, "expiring": ended, "tokens": [], "tokens_tried_twice": []})
+    assert told.splitlines()[1:] == ["pi-1 expired 366 days ago", "pi-2 expires in 14 days"]
 
 
 def test_a_folder_of_the_brokers_own_is_named_in_what_is_left_to_do(tmp_path: Path) -> None:

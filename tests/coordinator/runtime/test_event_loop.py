@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from coordinator.local_broker import MOSQUITTO_CONF, free_port
 from coordinator.runtime.event_loop import lost_broker
+from coordinator.storage.status import STATUS_FILE, read_status, status_lines
 from edge_client.transport.base import Disconnected
 from edge_client.transport.mqtt import MqttTransport
 from tests.support.guarded_broker import run_mosquitto
 from tests.support.virtual_federation import FEDERATION, Federation
 
 PATIENCE_S = 60
+OUTAGE_S = 1_000.0
 
 
 @pytest.mark.broker
@@ -54,3 +57,27 @@ def test_a_broker_that_is_back_is_told_and_the_first_connection_is_not(
     fed.world.end()
     gone, back = (said for said in caplog.messages if "broker" in said)
     assert (gone.startswith("the broker is gone"), back) == (True, "the broker is back")
+
+
+@pytest.mark.parametrize("below_quorum", ["stop", "continue"])
+def test_the_time_without_a_broker_is_taken_from_no_deadline_and_status_says_that_there_is_none(
+    tmp_path: Path, below_quorum: str
+) -> None:
+    fed = Federation.of(tmp_path, devices=3, deadline_s=60.0, below_quorum=below_quorum)
+    fed.start(3)
+    fed.world.run(lambda: fed.live is not None and fed.live.progress()["round"] == 1)
+    fed.world.broker.kill(f"{FEDERATION}.coordinator.0")
+    began_s = fed.world.clock.time_s
+    fed.world.run(lambda: fed.world.clock.time_s > began_s + OUTAGE_S)
+    written = json.loads((fed.config.folder / STATUS_FILE).read_text())
+    assert written["phase"] == "no broker"
+    assert written["unix_ms"] > fed.world.clock.unix_ms() - 10_000  # it is written on
+    first, second, *_ = status_lines(read_status(fed.config.folder))
+    assert first.endswith(": no broker")
+    assert "connected" not in second
+    assert fed.server is not None
+    assert fed.server.session is not None
+    fed.server.session.transport.connect()
+    fed.finish()
+    assert [(each["round"], each.get("silent")) for each in fed.rounds()] == [(1, None), (2, None)]
+    assert read_status(fed.config.folder)["phase"] != "no broker"

@@ -189,3 +189,14 @@ def test_too_few_connected_devices_do_not_stop_a_run_that_is_to_continue(tmp_pat
     fed.finish()
     fed.world.end()
     assert len(fed.rounds()) == 2
+
+
+def test_a_device_hears_of_no_compiling_when_a_coordinator_with_a_stored_program_starts_again(tmp_path: Path) -> None:
+    """ "waiting: the coordinator compiles the training program" stayed its last line until its next task."""
+    fed = Federation.of(tmp_path)
+    fed.start()
+    fed.world.run(lambda: fed.live is not None)
+    fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.finish()
+    assert [event for told in fed.told.values() for event in told if event.get("doing") == "compile"] == []

@@ -25,6 +25,7 @@ STEP_S, LONG_S = 0.01, 600.0
 def reporter_of(coordinator: WiredCoordinator, folder: Path, **watchers: Any) -> StatusReporter:  # noqa: ANN401
     return StatusReporter(
         StatusWriter(folder),
+        clock=coordinator.sender.clock,
         announcer=StateAnnouncer(coordinator.sender),
         store=coordinator.store,
         sender=coordinator.sender,
@@ -49,7 +50,7 @@ def test_however_long_reports_take_they_take_a_tenth_of_the_time_or_come_every_e
     reporter = reporter_of(coordinator, tmp_path, observe=observe)
     reporter.write("asking")
     while clock.time_s < LONG_S:
-        reporter.tick(clock.now_s())
+        reporter.tick()
         clock.time_s += STEP_S
     between = [late - early - took_s for early, late in pairwise(ends[1:])]
     assert min(between) >= min(MAX_PAUSE_S, PAUSE * took_s) - STEP_S
@@ -71,7 +72,7 @@ def test_a_round_says_whom_it_waits_for_while_nothing_comes_and_ever_more_rarely
     )
     coordinator.ask(KEY, None)
     while clock.time_s <= began_s + 150.0:
-        reporter.tick(clock.now_s())
+        reporter.tick()
         clock.time_s += 1.0
         if clock.time_s == began_s + 10.0:
             tasks = {cid: task for cid, task in coordinator.said() if task["k"] == "task"}
