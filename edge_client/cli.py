@@ -23,8 +23,7 @@ from typing import Any
 from edge_client import __version__
 from edge_client.config import load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, NetworkError
-from edge_client.malloc import give_back_large_blocks
-from edge_client.nearest import cli as nearest_cli
+from edge_client.malloc import give_back_large_blocks, share_one_heap
 from edge_client.printable import PrintableFormatter, put_on_stderr, write_line
 from edge_client.run_cli import run_cli
 from edge_client.runtime import enrolment
@@ -46,7 +45,8 @@ DOCTOR_EXAMPLE = "example: fedcenters-edge doctor --config /etc/fedcenters/clien
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script."""
-    parser = _parser()
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(words[0] if words else "")
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could come next
         import argcomplete
 
@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_cli(lambda: options.command(options))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str = "") -> argparse.ArgumentParser:
+    """Every command; for `join`, what a device runs for months, without the modules of those that it does not need."""
     parser = argparse.ArgumentParser(prog="fedcenters-edge", description="A device of a federation.", epilog=EXAMPLE)
     parser.add_argument("--version", action="version", version=f"fedcenters {__version__}")
     parser.set_defaults(command=None)
@@ -78,11 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     join.add_argument("--json", action="store_true", help="one JSON object on stdout for each event")
     join.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
     join.set_defaults(command=_join)
-    nearest = _command(
-        commands, "nearest", "find the center that suits this device's data and fetch its file", nearest_cli.EXAMPLE
-    )
-    nearest.formatter_class = argparse.RawDescriptionHelpFormatter
-    nearest_cli.add_arguments(nearest)
+    others = [] if command == "join" else [_nearest(commands)]
     enrolling = _command(
         commands, "enrol", "turn a one-time token into a certificate, as `join` does first", ENROL_EXAMPLE
     )
@@ -92,10 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--config", type=Path, required=True, help="TOML file of this device")
     doctor.add_argument("--json", action="store_true", help="one JSON object on stdout")
     doctor.set_defaults(command=_doctor)
-    for command in (join, nearest):
-        command.add_argument("--insecure", action="store_true", help=INSECURE_HELP)
-    for command in (join, nearest, enrolling, doctor, *_workstation(commands)):
-        command.add_argument("-v", "--verbose", action="count", default=0, help="tell more; twice for everything")
+    for talks in (join, *others):
+        talks.add_argument("--insecure", action="store_true", help=INSECURE_HELP)
+    others += [] if command == "join" else _workstation(commands)
+    for each in (join, enrolling, doctor, *others):
+        each.add_argument("-v", "--verbose", action="count", default=0, help="tell more; twice for everything")
     return parser
 
 
@@ -105,6 +103,17 @@ def _command(commands: Any, name: str, words: str, example: str) -> argparse.Arg
         name, help=words, description=f"{words[0].upper()}{words[1:]}.", epilog=example
     )
     return parser
+
+
+def _nearest(commands: Any) -> argparse.ArgumentParser:  # noqa: ANN401 - argparse does not name its class
+    from edge_client.nearest import cli as nearest_cli
+
+    nearest = _command(
+        commands, "nearest", "find the center that suits this device's data and fetch its file", nearest_cli.EXAMPLE
+    )
+    nearest.formatter_class = argparse.RawDescriptionHelpFormatter
+    nearest_cli.add_arguments(nearest)
+    return nearest
 
 
 def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN401 - argparse does not name its class
@@ -122,6 +131,7 @@ def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN40
 
 def _join(options: argparse.Namespace) -> int:
     give_back_large_blocks()
+    share_one_heap()
     tell = log.info if options.quiet else write_line
     configs = [enrolment.load_enrolled(path, tell=tell) for path in options.config]
     how = {"quiet": options.quiet, "as_json": options.json}

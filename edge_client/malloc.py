@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import gc
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+# M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
 MAX_KEPT_BYTES = 1 << 29
 MAPPED_FROM_BYTES = 1 << 18
 MAX_HEAP_BLOCK_BYTES = 1 << 25  # larger blocks are still returned; glibc accepts no larger limit
@@ -37,6 +38,18 @@ def give_back_large_blocks() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(MMAP_THRESHOLD, MAPPED_FROM_BYTES))
+
+
+def share_one_heap() -> bool:
+    """From now on all threads allocate from one heap. Returns False as above.
+
+    By default a thread has a heap of its own, which leaves what imports freed in the first one unused.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(ARENA_MAX, 1))
 
 
 def trim_heap() -> None:

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +190,21 @@ def _make_interpreter(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the 
     for package, module in RUNTIMES.items():
         try:
             with silence_stderr():
-                return import_module(module).Interpreter(model_content=model, num_threads=threads)
+                made = import_module(module).Interpreter
+                return made(model_content=model, num_threads=threads, **_in_order(made))
         # SystemError: tflite-runtime 2.14 with numpy 2
         except (ImportError, OSError, AttributeError, SystemError) as broken:  # noqa: PERF203 - two of them
             reasons.append(f"{package}: {broken}")
     raise RuntimeMissing(f"no TFLite runtime works here ({'; '.join(reasons)})", hint=install_hint("litert"))
+
+
+def _in_order(made: Any) -> dict[str, bool]:  # noqa: ANN401 - the runtimes have no types
+    """The option that leaves operators in the file's order, for a runtime that has it (tflite-runtime 2.14 has not).
+
+    Otherwise XNNPACK computes what it can as early as it can, and holds it until it is used.
+    """
+    option = "experimental_disable_delegate_clustering"
+    return {option: True} if option in signature(made.__init__).parameters else {}
 
 
 def _allocate(made: Any) -> None:  # noqa: ANN401 - the runtimes have no types

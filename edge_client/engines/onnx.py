@@ -221,6 +221,7 @@ def _opened(model: str | bytes, threads: int, providers: list[Any]) -> Any:  # n
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors only; they are raised anyway
     options.enable_mem_pattern = False  # it takes a step's memory a second time, and the step is no faster for it
+    options.enable_mem_reuse = False  # a place that a later tensor of the same size takes is not free before
     options.add_session_config_entry("session.use_env_allocators", "1")
     return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)  # no talk on stdout
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
@@ -35,7 +34,7 @@ def signed_text(federation: str, kind: str, sha256: str, size: int) -> bytes:
 
 def public_key(private: bytes) -> bytes:
     """The public key [32 bytes] of a private one [32 bytes]."""
-    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def key_id(public: bytes) -> str:

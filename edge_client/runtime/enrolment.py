@@ -19,17 +19,14 @@ import ssl
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, Malformed, NetworkError, ProtocolError
 from edge_client.protocol.messages import parse_json
 from edge_client.transport import bounded_http
 from edge_client.transport.blobs import write_atomically
-from edge_client.transport.keys import open_private_key, signing_request, subject_name
 from edge_client.transport.tls import (
     Credentials,
     check_private_file,
@@ -37,6 +34,9 @@ from edge_client.transport.tls import (
     client_context,
     explain_failure,
 )
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,10 @@ def enrol(config: ClientConfig, *, tell: Tell = log.info) -> None:
         raise ConfigError(
             "enrolling needs enrol-url, token, certificate and key", hint="use the join folder that `provision` made"
         )
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    from edge_client.transport.keys import open_private_key, signing_request
+
     check_private_file(config.token)
     token = config.token.read_bytes()[: MAX_TOKEN_BYTES + 1].strip().decode("ascii", "replace")
     key = open_private_key(config.key)
@@ -153,6 +157,10 @@ def _post(config: ClientConfig, body: bytes) -> dict[str, object]:
 
 
 def _checked(pem: object, config: ClientConfig) -> x509.Certificate:
+    from cryptography import x509
+
+    from edge_client.transport.keys import subject_name
+
     try:
         certificate = x509.load_pem_x509_certificate(str(pem).encode("utf-8"))
     except ValueError as wrong:

@@ -14,11 +14,12 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.x509.oid import NameOID
+from typing import TYPE_CHECKING
 
 from edge_client.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 EXPIRY_WARNING_DAYS = 30
 EXPIRED, NOT_YET, NAME_MISMATCH, ADDRESS_MISMATCH = 10, 9, 62, 64  # X509_V_ERR_* of OpenSSL
@@ -96,9 +97,12 @@ def check_private_file(key: Path) -> None:
 
 def check_subject(certificate: Path, *, name: str, federation: str) -> None:
     """Raise ConfigError when a certificate was made for another device, or for another federation."""
+    from cryptography.x509.oid import NameOID
+
+    cn, organisation = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME
     subject = read_certificate(certificate).subject
-    found = {oid: [a.value for a in subject.get_attributes_for_oid(oid)] for oid in (_CN, _ORGANISATION)}
-    if found != {_CN: [name], _ORGANISATION: [federation]}:
+    found = {oid: [a.value for a in subject.get_attributes_for_oid(oid)] for oid in (cn, organisation)}
+    if found != {cn: [name], organisation: [federation]}:
         raise ConfigError(
             f"{certificate} belongs to {subject.rfc4514_string()}, not to {name} of {federation}",
             hint="use the certificate that was made for this device of this federation",
@@ -107,6 +111,8 @@ def check_subject(certificate: Path, *, name: str, federation: str) -> None:
 
 def read_certificate(path: Path) -> x509.Certificate:
     """The first certificate of a PEM file. Raises ConfigError."""
+    from cryptography import x509  # 1.6 MiB that a device without a certificate has no use for
+
     _check_file(path, "certificate", "certificate")
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
@@ -197,6 +203,3 @@ def _check_validity(path: Path, now: dt.datetime) -> None:
             f"{path} is not yet valid: it begins on {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC",
             hint="check this machine's clock",
         )
-
-
-_CN, _ORGANISATION = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME

@@ -15,15 +15,17 @@ import logging
 import os
 import re
 import shutil
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_client import __version__
 from edge_client.errors import Malformed
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord, version_numbers
+
+if TYPE_CHECKING:
+    import tarfile
 
 log = logging.getLogger(__name__)
 NOTE_FILE = "RELEASE"
@@ -114,6 +116,8 @@ class SelfUpdater:
 
 def pack_release(files: Mapping[str, bytes], version: str) -> bytes:
     """A release: the same files give the same bytes. `files` are named as in `edge_client/cli.py`."""
+    import tarfile
+
     version_numbers(version)
     made = io.BytesIO()
     note = json.dumps({"version": version}).encode()
@@ -137,6 +141,8 @@ def unpack_release(data: bytes) -> dict[str, bytes]:
 
     Only plain files with plain names below edge_client/: no link, no folder, nothing above.
     """
+    import tarfile
+
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:

@@ -18,7 +18,7 @@ from tests.support.process_fleet import FleetScene
 
 LIMIT_MB = 110
 # The WeCFL CNN, batch 32, the whole life of a process: it joins, trains, evaluates, uploads (BENCHMARKS.md).
-LIMITS_MB = {"onnx": 104, "litert": 108}
+LIMITS_MB = {"onnx": 103, "litert": 99}
 DEVICES, ROUNDS, PATIENCE_S = 2, 2, 300.0
 HEAVY = ("torch", "sklearn", "scipy", "matplotlib", "pandas", "tensorflow", "litert")
 

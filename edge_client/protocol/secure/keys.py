@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edge_client.errors import Malformed
 from edge_client.protocol.secure.masks import stream_bytes
@@ -153,7 +152,7 @@ def _sealing(private: bytes, public: bytes, context: SumContext, sender: str, re
 
 def public_of(private: bytes) -> bytes:
     """The public X25519 key [32 bytes] of a private one [32 bytes]."""
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def check_public(public: bytes) -> None:

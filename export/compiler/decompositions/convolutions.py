@@ -7,7 +7,7 @@ padding, so the graph computes the unpadded one and cuts the margin off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
@@ -95,8 +95,13 @@ def has_row_slices(conv: ConvArgs) -> bool:
     return conv.groups == 1 and len(conv.stride) == 2 and conv.stride[0] == 1  # noqa: PLR2004
 
 
-def kernel_row_inputs(x: Tensor, weight: Tensor, conv: ConvArgs) -> list[Tensor]:
-    """For each row of the kernel, the values of x that it multiplies: [wide * in, batch * out_height * out_width]."""
+def kernel_row_inputs(x: Tensor, weight: Tensor, conv: ConvArgs, *, again: bool = False) -> Iterator[Tensor]:
+    """For each row of the kernel, the values of x that it multiplies: [wide * in, batch * out_height * out_width].
+
+    Each is traced when it is asked for, just before its product, and LiteRT computes in the order of the trace: all of
+    them together take `high` times as much. `again` cuts the same values by another slice, for a gradient: LiteRT's
+    converter finds equal operators, and would keep the rows of the forward pass until the backward pass.
+    """
     (ph, pw), (dh, dw), (high, wide) = conv.padding, conv.dilation, weight.shape[2:]
     batch, ins, height, width = x.shape
     oh, ow = height + 2 * ph - dh * (high - 1), (width + 2 * pw - dw * (wide - 1) - 1) // conv.stride[1] + 1
@@ -105,17 +110,17 @@ def kernel_row_inputs(x: Tensor, weight: Tensor, conv: ConvArgs) -> list[Tensor]
         padded = aten.constant_pad_nd.default(padded, [pw, pw, ph, ph])
     reach = conv.stride[1] * (ow - 1) + 1
     columns = torch.cat([padded[..., j : j + reach : conv.stride[1]] for j in range(0, dw * wide, dw)])
-    columns = columns.reshape([wide * ins, batch, (height + 2 * ph) * ow])
-    tops = range(0, dh * ow * high, dh * ow)
-    return [columns.narrow(2, top, oh * ow).reshape([wide * ins, batch * oh * ow]) for top in tops]
+    lines, across = ([height + 2 * ph, ow], 1) if again else ([(height + 2 * ph) * ow], ow)
+    columns = columns.reshape([wide * ins, batch, *lines])
+    for top in range(0, dh * across * high, dh * across):
+        yield columns.narrow(2, top, oh * across).reshape([wide * ins, batch * oh * ow])
 
 
 def by_rows(x: Tensor, weight: Tensor, conv: ConvArgs) -> Tensor:
     """The convolution as one product per row of the kernel, where `has_row_slices`."""
     outs, ins, high, wide = weight.shape
-    seen = kernel_row_inputs(x, weight, conv)
     own = weight.permute([2, 0, 3, 1]).reshape([high, outs, wide * ins])
-    out = reduce(torch.add, [own.select(0, i) @ row for i, row in enumerate(seen)])
+    out = reduce(torch.add, (own.select(0, i) @ row for i, row in enumerate(kernel_row_inputs(x, weight, conv))))
     oh = x.shape[2] + 2 * conv.padding[0] - conv.dilation[0] * (high - 1)
     return out.reshape([outs, x.shape[0], oh, -1]).transpose(0, 1)
 
@@ -181,10 +186,13 @@ def grad_weight(grad: Tensor, x: Tensor, weight: Tensor, conv: ConvArgs) -> Tens
     if has_row_slices(conv) and (_prefers_products(weight) or not _fixed(x)):
         outs, ins, high, wide = weight.shape
         if _fixed(grad):
-            given = grad.permute([0, 2, 3, 1]).reshape([-1, outs])
+            given = grad.permute([0, 2, 3, 1]).reshape([1, -1, outs])
+            rows = kernel_row_inputs(x, weight, conv, again=True)
+            # Of plain products with one factor the converter makes a single one, over a copy of all rows.
+            products = torch.cat([aten.bmm.default(row.unsqueeze(0), given) for row in rows])
         else:  # ONNX Runtime turns it within the product, LiteRT does not
             given = grad.transpose(0, 1).reshape([outs, -1]).t()
-        products = torch.cat([aten.mm.default(row, given) for row in kernel_row_inputs(x, weight, conv)])
+            products = torch.cat([aten.mm.default(row, given) for row in kernel_row_inputs(x, weight, conv)])
         return products.reshape([high, wide, ins, outs]).permute([3, 2, 0, 1])
     if depthwise.suits_pairs(x, weight, conv.groups):
         return depthwise.grad_weight(grad, x, weight, conv)

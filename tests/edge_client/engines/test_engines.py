@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.engines import litert
 from edge_client.engines.base import ENGINES, open_engine, run_step
 from edge_client.engines.onnx import PROVIDERS, runtime
 from edge_client.engines.pt2 import files_read_once, load_graph, read_exported
@@ -39,6 +41,24 @@ def stored(engine: str, function: str, folder: Path) -> Path:
     path = folder / made.program.containers[engine][function].sha256
     path.write_bytes(made.files[path.name])
     return path
+
+
+def test_a_step_of_litert_holds_one_row_of_a_convolution_after_another(tmp_path: Path) -> None:
+    """All five at once, in a copy or until the gradient needs them, are 10 to 20 MB of the WeCFL CNN's batch of 32."""
+    made = compiled("wecfl-cnn", engines=("litert",))
+    path = tmp_path / "step"
+    path.write_bytes(made.files[made.program.containers["litert"]["step"].sha256])
+    opened = litert.interpreter(path.read_bytes(), threads=1)
+    bytes_of = {
+        tensor["index"]: math.prod(map(int, tensor["shape"])) * np.dtype(tensor["dtype"]).itemsize
+        for tensor in opened.get_tensor_details()
+    }
+    row = 5 * 16 * BATCH * 14 * 14 * 4
+    assert row in bytes_of.values()
+    assert max(bytes_of.values()) < 5 * row
+    handed_on = [o for op in opened._get_ops_details() if op["op_name"] == "DELEGATE" for o in op["outputs"]]
+    assert handed_on
+    assert row not in {bytes_of[output] for output in handed_on}
 
 
 @each_engine
