@@ -5,6 +5,8 @@ Waiting for real processes means looking again and again; that happens here, in 
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -99,6 +101,19 @@ class FleetScene:
         """The events of a kind so far."""
         return [event for event in self.events if event["event"] == kind]
 
+    def replies_of_the_open_exchange(self) -> int:
+        """How many replies are stored of the exchange that is not closed yet; -1 when none is open."""
+        query = (
+            "select count(r.cid) from exchanges e left join replies r using (run, round, exchange)"
+            " where e.closed = 0 group by e.run, e.round, e.exchange"
+        )
+        store = sqlite3.connect(f"file:{self.folder / 'store' / 'coordinator.sqlite'}?mode=ro", uri=True)
+        try:
+            rows = store.execute(query).fetchall()
+        finally:
+            store.close()
+        return int(rows[0][0]) if rows else -1
+
     def assignments(self) -> list[dict[str, int]]:
         """The center of each device, round by round."""
         return [event["assignment"] for event in self.of("round")]
@@ -127,3 +142,8 @@ def play_undisturbed(
         act(testbed)
         children.wait_for_exit(children.running)
     return testbed
+
+
+def jsonl(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON objects."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
