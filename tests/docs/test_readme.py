@@ -70,7 +70,7 @@ def test_the_script_for_devices_without_samples_leaves_a_provisioned_client_as_i
     assert "`two_devices.py`" in README
     for name in ("pi-1", "pi-2", "pi-3", "pi-4", "pi-5"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "device.key").touch()
+        (tmp_path / name / "ca.crt").touch()  # a key comes later where there is a token
         (tmp_path / name / "client.toml").write_text("as provisioned")
     assert "`python two_devices.py pi-3`" in README
     calls = [[], ["pi-3"], ["pi-4", "pi-5"]]  # of one process: each takes a second of CPU time for scikit-learn
