@@ -20,11 +20,7 @@ MAX_HEAP_BLOCK_BYTES = 1 << 25  # larger blocks are still returned; glibc accept
 
 def keep_freed_memory() -> bool:
     """Keep up to half a gigabyte of freed memory. Returns False, without effect, where malloc is not glibc's."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library; Windows has no handle of its own program
-        return False
-    return bool(mallopt(TRIM_THRESHOLD, MAX_KEPT_BYTES)) and bool(mallopt(MMAP_THRESHOLD, MAX_HEAP_BLOCK_BYTES))
+    return _set(TRIM_THRESHOLD, MAX_KEPT_BYTES) and _set(MMAP_THRESHOLD, MAX_HEAP_BLOCK_BYTES)
 
 
 def give_back_large_blocks() -> bool:
@@ -33,11 +29,7 @@ def give_back_large_blocks() -> bool:
     For a process that runs for months, or on a board: a coordinator's memory rose in steps, and a device with LiteRT
     kept 15 MB of an interpreter that was gone, beside the next one.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return bool(mallopt(MMAP_THRESHOLD, MAPPED_FROM_BYTES))
+    return _set(MMAP_THRESHOLD, MAPPED_FROM_BYTES)
 
 
 def share_one_heap() -> bool:
@@ -45,11 +37,14 @@ def share_one_heap() -> bool:
 
     By default a thread has a heap of its own, which leaves what imports freed in the first one unused.
     """
+    return _set(ARENA_MAX, 1)
+
+
+def _set(option: int, value: int) -> bool:
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
+        return bool(ctypes.CDLL(None).mallopt(option, value))
+    except (AttributeError, OSError, TypeError):  # another C library; Windows has no handle of its own program
         return False
-    return bool(mallopt(ARENA_MAX, 1))
 
 
 def trim_heap() -> None:

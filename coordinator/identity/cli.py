@@ -218,7 +218,10 @@ def _ways_to_renew(work: Provisioner, found: Mapping[str, Any]) -> str:
 
 
 def _other_addresses(work: Provisioner) -> dict[str, tuple[str, int]]:
-    """The devices whose join file dials a host that the broker's certificate is not for, or another port; both."""
+    """The devices whose join file dials a host that the broker's certificate is not for, or another port.
+
+    -> what each of them dials. Raises ConfigError for an address that is none.
+    """
     from coordinator.identity.provisioning import READ_HINT
     from edge_client.toml_files import read_toml
     from edge_client.transport.mqtt import PORTS
@@ -226,8 +229,12 @@ def _other_addresses(work: Provisioner) -> dict[str, tuple[str, int]]:
     known, gone = {host.lower() for host in work.plan.hosts}, set(work.revoked_names())
     found = dict[str, tuple[str, int]]()
     for file in sorted((work.folder / "devices").glob("*/client.toml")):
-        url = urlsplit(str(read_toml(file, hint=READ_HINT).get("broker", "")))
-        host, port = url.hostname or "", url.port or PORTS["mqtts"]
+        broker = str(read_toml(file, hint=READ_HINT).get("broker", ""))
+        try:
+            url = urlsplit(broker)
+            host, port = url.hostname or "", url.port or PORTS["mqtts"]
+        except ValueError as wrong:
+            raise ConfigError(f"{file}: broker is {broker!r}: {wrong}", hint=f"write {work.plan.broker}") from wrong
         if (host not in known or port != work.plan.port) and file.parent.name not in gone:
             found[file.parent.name] = host, port
     return found
@@ -235,19 +242,20 @@ def _other_addresses(work: Provisioner) -> dict[str, tuple[str, int]]:
 
 def _stranded(work: Provisioner) -> list[str]:
     """Which devices will not find the broker, or refuse its certificate, and what to do."""
-    hosts, found = work.plan.hosts, _other_addresses(work)
+    hosts, found, warnings = work.plan.hosts, _other_addresses(work), []
     moved = {name: port for name, (_, port) in found.items() if port != work.plan.port}
     others = {name: host for name, (host, _) in found.items() if host not in {each.lower() for each in hosts}}
-    told = f"warning: the broker's port is {work.plan.port}, and {first_of(list(moved), MOST_NAMES)} dial"
-    way = "Name these devices with --device and carry their client.toml out again"
-    ports = [f"{told} {', '.join(map(str, sorted(set(moved.values()))))}. {way}"] if moved else []
-    if not others:
-        return ports
-    names, old = list(others), sorted(set(others.values()))
-    told = f"warning: the broker's certificate is for {', '.join(hosts)}, and {first_of(names, MOST_NAMES)} dial"
-    both = " ".join(f"--host {host}" for host in (*hosts, *old))
-    ways = f"Keep both with {both}, or name these devices with --device and carry their files out again"
-    return [*ports, f"{told} {', '.join(old)}: they will refuse it. {ways}"]
+    if moved:
+        told = f"warning: the broker's port is {work.plan.port}, and {first_of(list(moved), MOST_NAMES)} dial"
+        ways = "Name these devices with --device and carry their client.toml out again"
+        warnings.append(f"{told} {', '.join(map(str, sorted(set(moved.values()))))}. {ways}")
+    if others:
+        names, old = list(others), sorted(set(others.values()))
+        told = f"warning: the broker's certificate is for {', '.join(hosts)}, and {first_of(names, MOST_NAMES)} dial"
+        both = " ".join(f"--host {host}" for host in (*hosts, *old))
+        ways = f"Keep both with {both}, or name these devices with --device and carry their files out again"
+        warnings.append(f"{told} {', '.join(old)}: they will refuse it. {ways}")
+    return warnings
 
 
 def _hints(folder: Path, work: Provisioner, *, revoked: bool, made: bool) -> list[str]:

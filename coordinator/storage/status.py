@@ -58,16 +58,15 @@ class StatusWriter:
     """Writes `folder`/status.json. A full disk leaves the old file and raises nothing."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._phase = folder / STATUS_FILE, ""
-        self.due_s = 0.0
+        self._path, self.due_s = folder / STATUS_FILE, 0.0
 
     def write(self, now_s: float, phase: str, numbers: Mapping[str, Any]) -> None:
-        """Replace the file; an empty `phase` keeps the last one."""
-        self._phase, self.due_s = phase or self._phase, now_s + WRITE_INTERVAL_S
+        """Replace the file."""
+        self.due_s = now_s + WRITE_INTERVAL_S
         beside = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
             with open_beside(beside) as file:
-                file.write(json.dumps({"phase": self._phase, **numbers}).encode())
+                file.write(json.dumps({"phase": phase, **numbers}).encode())
             beside.replace(self._path)
 
 

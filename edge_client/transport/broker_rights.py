@@ -88,7 +88,7 @@ class _Question:
 
 
 def _wait(session: PahoSession, asked: _Question, timeout_s: float) -> str:
-    """Serve the connection until the message has its answer; -> why it has none, where paho does not say it."""
+    """Serve the connection until both messages have their answers; -> why one has none, where paho does not say it."""
     until = time.monotonic() + timeout_s
     try:
         while not asked.answered and not session.paho.loop(TICK_S):  # 0: the connection is well

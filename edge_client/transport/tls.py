@@ -76,7 +76,6 @@ def client_context(credentials: Credentials, now: dt.datetime) -> ssl.SSLContext
         raise ConfigError(f"{credentials.ca} holds no certificate", hint="point `ca` at a PEM file") from wrong
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     if credentials.certificate is not None and credentials.key is not None:
-        _check_file(credentials.certificate, "certificate", "certificate")
         _check_validity(credentials.certificate, now)
         check_private_file(credentials.key)
         try:

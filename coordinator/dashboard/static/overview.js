@@ -62,7 +62,7 @@ export function header() {
   setText("federation", state.facts.federation ?? "fedcenters");
   document.title = `${state.facts.federation ?? "fedcenters"} · fedcenters`;
   const pill = byId("phase");
-  const words = isOver() ? "finished" : holdPhase(!state.alive ? "not connected" : phase === "paused" ? "paused" : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
+  const words = isOver() ? "finished" : holdPhase(!state.alive ? "not connected" : ["paused", "no broker"].includes(phase) ? phase : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
   setText("phase", words);
   pill.className = `pill ${isOver() ? "done" : !state.alive || phase === "stopped" || phase === "no broker" ? "gone" : paused ? "paused" : "live"}`;
   const waits = phase === "waiting for devices" && !state.runs.length && state.facts.needs;

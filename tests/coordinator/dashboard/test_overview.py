@@ -112,6 +112,8 @@ def test_a_paused_page_says_where_the_pause_stands_and_promises_no_time(site: Da
     expect(page.locator("#phase")).to_have_text("paused")
     expect(page.locator("#doing")).to_have_text("fedavg, after round 4 of 9")
     expect(page.locator("#t-round-more")).to_have_text(re.compile("about 15 s left once resumed$"))
+    site.hub.status(seen(phase="no broker", paused=True, exchange=None, unix_ms=BEGAN_MS + 62_000))
+    expect(page.locator("#phase")).to_have_text("no broker")
 
 
 @pytest.mark.parametrize("share", [0.6625, 0.6675, 0.3335])

@@ -85,13 +85,17 @@ def test_root_is_told_how_mosquitto_can_read_its_files(
     assert (f"{keys.parent} is closed to that user, too" in made.stderr) == (user == 0)
 
 
-def test_devices_that_dial_another_port_are_named(tmp_path: Path) -> None:
+def test_devices_that_dial_another_port_or_none_are_named(tmp_path: Path) -> None:
     keys = str(tmp_path / "keys")
     invoke(keys, "--federation", "demo", "--host", "broker.example", "--devices", "3")
     moved = invoke(keys, "--port", "18883", "--device", "device-0000").stderr
     assert "warning: the broker's port is 18883, and device-0001, device-0002 dial 8883. Name these" in moved
     assert "refuse" not in moved
     assert "warning" not in invoke(keys, "--device", "device-0001", "--device", "device-0002").stderr
+    file = tmp_path / "keys" / "devices" / "device-0001" / "client.toml"
+    file.write_text(file.read_text().replace(":18883", ":PORT"))
+    found = CliRunner().invoke(app, ["provision", keys])
+    assert (found.exit_code, f"{file}: broker is 'mqtts://broker.example:PORT'" in found.stderr) == (3, True)
 
 
 def test_a_certificate_that_has_ended_is_not_told_to_end_in_less_than_no_days() -> None:
