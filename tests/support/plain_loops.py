@@ -89,8 +89,11 @@ def mean(rows: Collection[Flat], weights: Sequence[float]) -> Flat:
 
 
 def seeds(world: MethodWorld, exchange: int) -> Mapping[ClientId, int]:
-    """Those of the fits in an exchange of the last round."""
-    return {c: task.seed for c, task in world.exchanges[exchange].items() if isinstance(task, Fit)}
+    """Those of the fits in an exchange of the last round, which are different numbers."""
+    found = {c: task.seed for c, task in world.exchanges[exchange].items() if isinstance(task, Fit)}
+    if len({*found.values()}) < len(found):
+        raise AssertionError("devices of one exchange share a seed")
+    return found
 
 
 @dataclass

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.strategies.baselines.ditto import Ditto
-from edge_client.protocol.task import OwnModel
+from edge_client.protocol.task import Fit, OwnModel
 from tests.support.driven_rounds import DrivenMethod
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
@@ -15,6 +15,15 @@ def driven(lam: float, rounds: int = 3, fraction: float = 1.0, common_weight: fl
     run = DrivenMethod(ditto, devices_of(LOCAL), start_of())
     run.play(rounds)
     return run
+
+
+def test_a_personal_model_begins_at_the_first_common_model_and_stays_at_home() -> None:
+    run = driven(0.5, rounds=2)
+    for _, personal in run.asked:
+        assert all(isinstance(task, Fit) and not task.upload for task in personal.values())
+        for task in personal.values():
+            np.testing.assert_array_equal(task.init, start_of())  # type: ignore[union-attr]
+    assert all(reply.update is None for said in run.said for reply in said[1].values())
 
 
 def test_who_misses_the_personal_exchange_costs_nobody_anything() -> None:
