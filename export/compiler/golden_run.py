@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,10 +79,10 @@ def saturation_hint(source: TraceSource) -> str:
     )
 
 
-def check_golden(program: Program, engine: str, files: Mapping[str, bytes], *, hint: str = "") -> float:
+def check_golden(program: Program, engine: str, files: Mapping[str, bytes], *, hint: Callable[[], str] = str) -> float:
     """The difference of the containers of `engine` from their golden run.
 
-    Raises ProgramRefused above its tolerance, with `hint` where there is one.
+    Raises ProgramRefused above its tolerance, with the text of `hint` where it is not empty.
     """
     golden = program.golden[engine]
     with tempfile.TemporaryDirectory() as scratch:
@@ -94,7 +94,7 @@ def check_golden(program: Program, engine: str, files: Mapping[str, bytes], *, h
         raise ProgramRefused(
             f"model {program.model!r} on {engine} is {found:.1e} off in {len(golden.losses)} steps, "
             f"at most {golden.tolerance:.0e}",
-            hint=hint
+            hint=hint()
             or f"leave {engine} out of the engines and report the model, or install another version of its runtime",
         )
     return found

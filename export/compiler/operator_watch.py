@@ -23,6 +23,7 @@ from export.compiler.program_functions import TraceSource, call_module, example_
 from export.compiler.random_ops import COVERED_OPERATORS, TWICE
 from export.diagnostics import first_sentence
 from export.dispatch_mode import PlainDispatchMode
+from export.float64_mode import as_in
 
 TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 EXPORT = str(Path(__file__).parents[1])
@@ -151,7 +152,7 @@ def _refused_loss(source: TraceSource, loss: str, operator: str, reason: str) ->
 def _watch_loss(source: TraceSource, loss: LossFunction) -> Mapping[str, Mapping[str, None]]:
     """Which operators the user's own loss calls, and at which lines."""
     watch, (*_, x, y) = _Watch(), example_inputs(source, "evaluate", 2)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with as_in(source.dtype), torch.random.fork_rng(devices=[]), torch.no_grad():
         out = source.module.eval()(x)
         watch.stack.append(f"loss {loss_name(loss)}")
         with watch:
@@ -171,7 +172,7 @@ def _watch_pass(source: TraceSource, batch: int) -> _Watch:
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
+        with as_in(source.dtype), torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
             call_module(source.module.train(), state, x)
     finally:
         for handle in handles:

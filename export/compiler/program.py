@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 
 import numpy as np
@@ -156,7 +157,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         }
         program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
         for engine in engines:
-            check_golden(program, engine, blobs[engine], hint=saturation_hint(source))
+            check_golden(program, engine, blobs[engine], hint=partial(saturation_hint, source))
     return CompilerOutput(program=program, files=files)
 
 

@@ -84,11 +84,11 @@ def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | 
     return _texts(flat)
 
 
-def look_like_classes(y: Array) -> bool:
+def look_like_classes(parts: Sequence[Array]) -> bool:
     """Whether targets [n, 1] are a few whole numbers from 0, as a column of classes becomes by one missing value."""
-    if y.dtype.kind != "f" or y.shape[1:] != (1,) or len(y) == 0:
+    if any(y.dtype.kind != "f" or y.shape[1:] != (1,) for y in parts):
         return False
-    known = np.unique(y)
+    known = np.unique(np.concatenate(parts))
     return 1 < len(known) <= MOST_CLASSES and bool((known == np.arange(len(known))).all())
 
 

@@ -189,8 +189,8 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     labels, classes = checked_labels([part.y for part in columns])
     if labels[0].dtype == np.int64 and labels[0].ndim == 1 and (low := min(int(y.min()) for y in labels)) > 0:
         log.warning("the smallest class is %s: %s", low, NOT_FROM_0)
-    if all(look_like_classes(y) for y in labels):
-        log.warning("y holds whole numbers as floats, which are targets. If they are classes, give y.astype(int)")
+    if look_like_classes(labels):
+        log.warning("y holds whole numbers as floats, which are targets. For classes give y.astype(int)")
     users, names = _users(train, columns)
     raw = [
         RawSamples(x=checked_inputs(part.x), y=y, user=user)

@@ -43,8 +43,9 @@ class ComplexPair:
         raise UnsupportedOperator(name, "this operator is not covered for complex numbers")
 
     def alike(self, name: str, *args: Any, **kwargs: Any) -> ComplexPair:  # noqa: ANN401 - torch's
-        """An operator that does the same to both parts."""
-        return ComplexPair(*(getattr(part, name)(*args, **kwargs) for part in (self.real, self.imag)))
+        """An operator that does the same to both parts; a complex dtype is that of a pair's parts."""
+        args, named = tuple(map(_of_a_part, args)), {key: _of_a_part(value) for key, value in kwargs.items()}
+        return ComplexPair(*(getattr(part, name)(*args, **named) for part in (self.real, self.imag)))
 
     def __getitem__(self, key: Any) -> ComplexPair:  # noqa: ANN401 - torch's
         return ComplexPair(self.real[key], self.imag[key])
@@ -156,6 +157,10 @@ ALIKE = frozenset(
 )
 
 
+def _of_a_part(value: Any) -> Any:  # noqa: ANN401 - an argument
+    return value.to_real() if isinstance(value, torch.dtype) and value.is_complex else value
+
+
 def real_of(value: Any) -> Any:  # noqa: ANN401 - a pair, a tensor or a number
     """The real part of what is complex; anything else as it is."""
     value = as_pair(value)
@@ -264,6 +269,7 @@ COVERED: Mapping[Any, Callable[..., Any]] = {
     Tensor.abs: magnitude,
     torch.angle: angle,
     Tensor.angle: angle,
+    torch.is_complex: ComplexPair.is_complex,
     torch.real: lambda x: x.real,
     torch.imag: lambda x: x.imag,
     torch.view_as_real: view_as_real,

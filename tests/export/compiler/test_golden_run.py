@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from edge_client.errors import ProgramRefused
-from export.compiler.golden_run import golden_run
+from export.compiler.golden_run import golden_run, saturation_hint
 from export.compiler.program import make_source, program_without_containers
 
 
@@ -63,6 +63,10 @@ def elbo(out: Tensor, x: Tensor) -> Tensor:
     return F.binary_cross_entropy(found, x, reduction="none").sum(1) + spread
 
 
+def of_two(out: Tensor, y: Tensor) -> Tensor:
+    return (out - y).square().mean(1)
+
+
 class ByRootOfTheRest(nn.Module):
     """Small enough for the compiler's comparison, too large as a device draws it."""
 
@@ -114,3 +118,17 @@ def test_a_logarithm_of_a_sigmoid_that_leaves_no_golden_run_is_told_of_the_loss_
     with pytest.raises(ProgramRefused, match="has no golden run") as refused:
         golden_run(source, program_without_containers(source), fixed=None)
     assert "binary_cross_entropy_with_logits" in refused.value.hint
+
+
+class OfTheUsualWidth(nn.Linear):
+    """Multiplies by a matrix of torch's default dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ torch.eye(4))
+
+
+def test_a_loss_without_a_sigmoid_has_no_hint_of_it_also_where_a_program_computes_in_float64() -> None:
+    source = make_source(
+        OfTheUsualWidth(4, 2), input=(4,), loss="squared-error", own_loss=of_two, own_targets=(2,), dtype="float64"
+    )
+    assert saturation_hint(source) == ""

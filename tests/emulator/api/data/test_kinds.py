@@ -323,3 +323,11 @@ def test_whole_numbers_as_floats_are_targets_and_a_line_says_how_they_would_be_c
     for targets in (Y / 2, Y + 1.5, X, np.zeros(N), np.arange(N, dtype=float)):
         fc.fleet((X, targets), by=WHO)
     assert caplog.messages == []
+
+
+def test_whole_numbers_as_floats_are_told_where_the_test_samples_lack_a_class(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train = frame(label=Y.astype(float))
+    fc.fleet(train, y="label", by="who", test=train[train["label"] != 1])
+    assert "give y.astype(int)" in caplog.messages[-1]

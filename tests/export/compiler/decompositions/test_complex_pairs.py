@@ -32,6 +32,8 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "angle": lambda z: torch.polar(z.abs(), z.angle() + torch.angle(z + TURNS)),
     "sums so far": lambda z: z.cumsum(1) + torch.cumsum(z, 0),
     "facts": lambda z: z @ z.mT + torch.zeros(4, 4, dtype=z.dtype, device=z.device) if z.is_complex() else z,
+    "asked as a function": lambda z: 2 * z if torch.is_complex(z) and torch.is_complex(TURNS) else z,
+    "to its own dtype": lambda z: z.to(z.dtype) + z.to(dtype=z.dtype) * z.type(z.dtype),
     "exponential": lambda z: torch.exp(z) * 1j,
 }
 
