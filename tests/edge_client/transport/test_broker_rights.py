@@ -27,7 +27,7 @@ def tried(answers: bytes) -> tuple[bool, str]:
 
     def answer() -> None:
         line, _ = listening.accept()
-        with line, suppress(ConnectionError):  # the client may end it first
+        with line, suppress(OSError):  # the client may end it first
             line.recv(1)
             line.sendall(answers)
             line.shutdown(socket.SHUT_WR)
