@@ -42,6 +42,7 @@ from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 
+TASK_PATIENCE_S = 60.0  # real seconds
 STEP_S = 5.0  # of the coordinator's clock; after a longer one it takes itself for a process that was stopped
 
 
@@ -85,15 +86,21 @@ class PlayedRound:
             thread.start()
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """Each task of the hostile device, until the round is over; credits are used up meanwhile."""
-        seen = set()
+        """Each task of the hostile device, until the round is over; credits are used up meanwhile.
+
+        Raises NetworkError where none comes for TASK_PATIENCE_S.
+        """
+        seen, until_s = set[int](), time.monotonic() + TASK_PATIENCE_S
         while not self._over.is_set():
+            if time.monotonic() > until_s:
+                raise NetworkError("the others do not answer", hint="run the drill again")
             said = self.hostile.aside.popleft() if self.hostile.aside else self.hostile.hear()
             if said is not None and said["k"] == "go":
                 self.hostile.send(said)
             elif said is not None and said["k"] == "task" and said["exchange"] not in seen:
                 seen.add(said["exchange"])
                 yield said
+                until_s = time.monotonic() + TASK_PATIENCE_S
 
     def tasks_in_time(self) -> Iterator[dict[str, Any] | None]:
         """As `tasks`; None for each STEP_S that passes once all others have answered.

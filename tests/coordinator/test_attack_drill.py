@@ -16,7 +16,7 @@ from starlette.requests import Request
 from typer.testing import CliRunner
 
 from coordinator import cli
-from coordinator.attack_drill import drill
+from coordinator.attack_drill import drill, played_round
 from coordinator.attack_drill.message_attacks import MESSAGE_ATTACKS
 from coordinator.attack_drill.page_attacks import PAGE_ATTACKS
 from coordinator.attack_drill.round_attacks import ROUND_ATTACKS
@@ -143,6 +143,19 @@ def test_the_copy_has_a_users_own_model_method_and_limits(tmp_path: Path, only: 
     assert "weighs 120 samples" in found.stdout  # three times the others' 40
     assert "3 of 3 bounds held" in found.stdout
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.broker
+def test_a_round_whose_honest_devices_never_answer_ends_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, only: Only
+) -> None:
+    """The drill waited for the round's deadline."""
+    monkeypatch.setattr(played_round, "TASK_PATIENCE_S", 1.0)
+    monkeypatch.setattr(played_round.PlayedRound, "_live", lambda *_: None)
+    only("answer with 2^31 samples")
+    found = CliRunner().invoke(cli.app, ["attack-drill"])
+    assert "BROKEN  answer with 2^31 samples\n        the others do not answer; bound:" in found.stdout
+    assert found.exit_code == 1
 
 
 @pytest.mark.broker
