@@ -6,6 +6,7 @@ subscription pass and filters what it brings, so there it is the message that is
 
 from __future__ import annotations
 
+import secrets
 import ssl
 import time
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from edge_client.transport.mqtt import MQTT5, PahoSession
 
 TICK_S = 0.2
 NO_LABEL = "0" * 16  # of a blob that no device has
-STRANGER = "another-device"  # in whose name a list lets no device write
 NO_LIST = "the broker has no access list, or one that lets this device write in any name"
 Address = tuple[str, int]
 
@@ -38,7 +38,7 @@ def try_rights(
             session,
             topics.device_filters(cid),
             topics.upload(0, cid, NO_LABEL, 0),
-            topics.upload(0, STRANGER, NO_LABEL, 0),
+            topics.upload(0, secrets.token_hex(16), NO_LABEL, 0),  # in the name of no device
         )
         session.connect(*address, timeout_s)
         lost = _wait(session, asked, timeout_s)

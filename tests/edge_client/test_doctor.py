@@ -51,6 +51,12 @@ def device(folder: Path, broker: str, **more: str) -> Path:
     return path
 
 
+def with_certificate(folder: Path, broker: str, home: Path) -> ClientConfig:
+    """A device with the files that `provision` wrote into `home`."""
+    files = {"ca": "ca.crt", "certificate": "device.crt", "key": "device.key"}
+    return load_config(device(folder, broker, **{name: str(home / file) for name, file in files.items()}), {})
+
+
 def found(config: ClientConfig) -> dict[str, CheckResult]:
     return {check.name: check for check in run_checks(config)}
 
@@ -91,8 +97,7 @@ def test_keys_that_are_computed_wrongly_are_told_before_a_run_on_sums_needs_them
 def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
     with guarded_broker(tmp_path, "dev-1", "dev-2") as broker:
         home = broker.work.folder / "devices" / "dev-1"
-        files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
-        config = load_config(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
+        config = with_certificate(tmp_path, broker.url, home)
         well = found(config)
         assert well["broker"].ok, well["broker"].said
         assert well["broker"].said.endswith("its access list lets this device write, and in its own name alone")
@@ -118,8 +123,7 @@ def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
 def test_a_broker_whose_list_does_not_bind_the_device_fails(tmp_path: Path) -> None:
     with guarded_broker(tmp_path, "dev-1") as broker:
         home = broker.work.folder / "devices" / "dev-1"
-        files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
-        config = load_config(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
+        config = with_certificate(tmp_path, broker.url, home)
         (broker.work.folder / "broker" / "mosquitto.acl").write_text("pattern readwrite #\n")
         broker.reload()
         while (told := doctors._checked("broker", doctors._broker, config)).ok:  # until the broker has taken the signal
@@ -132,11 +136,10 @@ def test_a_key_that_this_user_may_not_read_is_named_by_both_checks(
 ) -> None:
     """The broker's check said "[Errno 13] Permission denied; check the address", and neither named the file."""
     home = provision_federation(tmp_path / "keys", "dev-1").folder / "devices" / "dev-1"
-    files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != home / "device.key")  # root may read all
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"mqtts://127.0.0.1:{server.getsockname()[1]}"
-        config = load_config(device(tmp_path, url, **{name: str(path) for name, path in files.items()}), {})
+        config = with_certificate(tmp_path, url, home)
         told = found(config)
     for name in ("broker", "certificate"):
         assert (told[name].ok, told[name].said) == (False, f"this user may not read the private key {config.key}")
@@ -172,8 +175,7 @@ def test_a_broker_that_is_away_is_a_fail_also_where_the_device_would_not_log_in(
 def test_a_revoked_device_is_told_so_at_every_try(tmp_path: Path) -> None:
     with guarded_broker(tmp_path, "dev-1") as broker:
         home = broker.work.folder / "devices" / "dev-1"
-        files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
-        config = load_config(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
+        config = with_certificate(tmp_path, broker.url, home)
         broker.work.revoke("dev-1")
         broker.reload()
         while try_connect(broker.url, broker.credentials("dev-1")) == "":  # until the broker has taken the signal
