@@ -16,7 +16,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from coordinator.rounds import exchange_rules
 from coordinator.rounds.asynchronous import training as machine
 from coordinator.rounds.asynchronous.counts import RoundCounts
 from coordinator.rounds.asynchronous.training import Buffered, Handed, Rules, Taken, Training
@@ -110,17 +109,8 @@ class AsynchronousNetwork:
 
     def _send(self, who: ClientId, task: Task, number: int) -> None:
         now_s = self.network.now_s
-        opened = exchange_rules.open_exchange(
-            run="simulation",
-            round=self._round,
-            number=number,
-            asked=[who],
-            quorum=0,
-            now_s=now_s,
-            deadline_s=self._deadline_s,
-        )
         before = self.network.local_steps
-        ends_s = self.network.send(who, task, opened)
+        ends_s = self.network.send(who, task, number, now_s + self._deadline_s)
         self.network.local_steps = before  # counted when the work ends
         steps = task.steps if isinstance(task, Fit) else 0
         self._work[who] = TaskUnderWay(task=task, steps=steps, begins_s=now_s, ends_s=ends_s, round=self._round)

@@ -11,14 +11,14 @@ import hashlib
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coordinator.rounds import exchange_rules
+from coordinator.rounds.exchange_rules import OpenExchange
 from coordinator.rounds.over_selection import needs_all
 from coordinator.rounds.update_validation import (
     MAX_UPDATE_RATIO,
@@ -101,24 +101,16 @@ class VirtualNetwork:
         self.wire.recall(folder, facts["since"])
 
     def ask(self, exchange: Exchange) -> Replies:
-        """Play one exchange through the round's state machine; the replies that it closed with, sorted by client.
+        """Play one exchange by the rules of a server; the replies that it closed with, sorted by client.
 
         Raises UsageError for a task of a device that the fleet has not.
         """
         if strange := sorted(str(who) for who in exchange if who not in self._samples):
             hint = f"ask devices of `fleet`, which `round` receives, as {min(self._samples)!r}"
             raise UsageError(f"the method asks {strange[0]!r}, which is no device of this run", hint=hint)
-        opened = exchange_rules.open_exchange(
-            run="simulation",
-            round=self._round,
-            number=next(self._number),
-            asked=exchange,
-            quorum=1,
-            now_s=self.now_s,
-            deadline_s=self._deadline_s,
-            goal=None if needs_all(exchange) else self.wanted,
-        )
-        replies = _VirtualExchange(self, exchange, opened).until_closed()
+        goal = None if needs_all(exchange) else self.wanted
+        rules = OpenExchange(asked=exchange, quorum=1, now_s=self.now_s, deadline_s=self._deadline_s, goal=goal)
+        replies = _VirtualExchange(self, exchange, rules, next(self._number)).until_closed()
         self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
         found = learned(exchange, replies)
         if isinstance(exchange, SumByCenter) and isinstance(found, SealedSums):
@@ -132,15 +124,15 @@ class VirtualNetwork:
         self.now_s = before_s
         return replies
 
-    def send(self, who: ClientId, task: Task, opened: exchange_rules.OpenExchange) -> float:
-        """Deliver a task once the device is reachable; -> when the device finishes, infinity if it never does."""
+    def send(self, who: ClientId, task: Task, number: int, closes_at_s: float) -> float:
+        """Deliver task `number` once the device is reachable; -> when it finishes, infinity if it never does."""
         begins_s, profile = self.reachable_s(who, self.now_s), self._profiles[who]
-        if begins_s >= opened.closes_at_s:
+        if begins_s >= closes_at_s:
             return math.inf
         size = 4 * sum(v.size for v in self._devices.fetched(who, task))
         self.bytes_down += size
         steps, models = self._devices.work(who, task)
-        part = profile.silent_after(who, opened.round, opened.number, seed=self._seed)
+        part = profile.silent_after(who, self._round, number, seed=self._seed)
         if part is not None:
             self.local_steps += int(part * steps)
             return math.inf
@@ -237,66 +229,62 @@ class AdmittedReply:
 
 
 class _VirtualExchange:
-    """One exchange in virtual time: a heap of due events, and the commands of the state machine."""
+    """One exchange in virtual time: a heap of what happens when, and the rules that a server keeps to."""
 
-    def __init__(self, network: VirtualNetwork, exchange: Exchange, opened: exchange_rules.OpenExchange) -> None:
-        self._network, self._exchange, self._state = network, exchange, opened
-        self._due: list[
-            tuple[float, int, exchange_rules.Event | ClientId]
-        ] = []  # a client id: that device reports that it has finished
-        self._order = itertools.count()  # events that are due at the same time happen in the order of planning
+    def __init__(self, network: VirtualNetwork, exchange: Exchange, rules: OpenExchange, number: int) -> None:
+        self._network, self._exchange, self._rules = network, exchange, rules
+        self._due: list[tuple[float, int, Callable[[ClientId], Collection[ClientId]], ClientId]] = []
+        self._order = itertools.count()  # what is due at the same time happens in the order of planning
         self._answers: dict[ClientId, AdmittedReply] = {}
         self._uploading: set[ClientId] = set()
-        self._keys: list[ClientId] | None = None
         self._words = SpilledModels()
-        ends_s = {who: network.send(who, exchange[who], opened) for who in sorted(exchange)}
+        ends_s = {who: network.send(who, exchange[who], number, rules.closes_at_s) for who in sorted(exchange)}
         # A device that is still training when the exchange closes does not answer.
-        in_time = {who: s for who, s in ends_s.items() if s < opened.closes_at_s}
+        in_time = {who: s for who, s in ends_s.items() if s < rules.closes_at_s}
         for who, end_s in in_time.items():
-            self._plan(network.reachable_s(who, end_s), who)
+            self._plan(network.reachable_s(who, end_s), self._finished, who)
         self._worked = network.run_tasks({who: exchange[who] for who in in_time}, self._words)
-        self._happens(exchange_rules.Tick())  # an exchange without tasks closes at once
 
     def until_closed(self) -> Replies:
-        while self._keys is None:
-            if not self._due or self._state.wakes_at_s <= self._due[0][0]:
-                self._network.now_s = self._state.wakes_at_s
-                self._happens(exchange_rules.Tick())
+        network, rules = self._network, self._rules
+        while not rules.is_over(network.now_s):
+            if not self._due or rules.wakes_at_s <= self._due[0][0]:
+                network.now_s = rules.wakes_at_s
+                granted: Collection[ClientId] = rules.tick(network.now_s)
             else:
-                self._network.now_s, _, event = heapq.heappop(self._due)
-                if told := self._finished(event) if isinstance(event, str) else event:
-                    self._happens(told)
-        replies = {c: self._answers[c].reply for c in self._keys}
+                network.now_s, _, happens, who = heapq.heappop(self._due)
+                granted = happens(who)
+            for who in granted:
+                self._begin_upload(who)
+        keys = network.accepted_devices(frozenset(rules.accepted), self._answers)
+        replies = {c: self._answers[c].reply for c in keys}
         if not len(self._words):
             return replies
         return StoredReplies(replies, lambda c: replace(replies[c], words=self._words.get((c, WORDS))), {})
 
-    def _plan(self, at_s: float, event: exchange_rules.Event | ClientId) -> None:
-        heapq.heappush(self._due, (at_s, next(self._order), event))
+    def _plan(self, at_s: float, happens: Callable[[ClientId], Collection[ClientId]], who: ClientId) -> None:
+        heapq.heappush(self._due, (at_s, next(self._order), happens, who))
 
-    def _finished(self, who: ClientId) -> exchange_rules.Event | None:
-        """The event that the device reports; None where the reply is small and was sent with the report."""
+    def _finished(self, who: ClientId) -> Collection[ClientId]:
+        """The device reports -> the devices that may upload; a small reply is sent with the report."""
         answer = self._worked[who]
         if isinstance(answer, str):
-            return exchange_rules.Refused(who, answer)
+            return self._rules.refuse(who, answer, self._network.now_s)
         self._answers[who] = answer
         if answer.size > self._network.inline_bytes:
-            return exchange_rules.Ready(who, answer.digest, answer.size)
-        self._plan(self._network.upload_ends_s(who, answer.size), exchange_rules.Stored(who, answer.digest))
-        return None
+            return self._rules.offer(who, answer.size, self._network.now_s)
+        return [who]
 
-    def _happens(self, event: exchange_rules.Event) -> None:
-        self._state, commands = exchange_rules.advance(self._state, event, self._network.now_s)
-        for command in commands:
-            if isinstance(command, exchange_rules.Go) and command.cid not in self._uploading:
-                self._uploading.add(command.cid)
-                ends_s = self._network.upload_ends_s(command.cid, self._answers[command.cid].size)
-                self._plan(ends_s, exchange_rules.Stored(command.cid, command.sha256))
-            elif isinstance(command, exchange_rules.Ack) and command.status == "ok":
-                self._network.wire.mark_counted(command.cid)
-                notify_reply(self._exchange, command.cid, self._answers[command.cid].reply)
-            elif isinstance(command, exchange_rules.Close):
-                self._keys = self._network.accepted_devices(command.keys, self._answers)
+    def _begin_upload(self, who: ClientId) -> None:
+        if who not in self._uploading:
+            self._uploading.add(who)
+            self._plan(self._network.upload_ends_s(who, self._answers[who].size), self._arrived, who)
+
+    def _arrived(self, who: ClientId) -> Collection[ClientId]:
+        answer = self._answers[who]
+        self._network.wire.mark_counted(who)
+        notify_reply(self._exchange, who, answer.reply)
+        return self._rules.accept({who: answer.digest}, self._network.now_s)
 
 
 def _digest(reply: Reply) -> str:

@@ -22,7 +22,8 @@ from coordinator.attack_drill.page_attacks import PAGE_ATTACKS
 from coordinator.attack_drill.round_attacks import ROUND_ATTACKS
 from coordinator.attack_drill.sum_attacks import SUM_ATTACKS
 from coordinator.attack_drill.transfer_attacks import TRANSFER_ATTACKS
-from coordinator.rounds import exchange_rules, secure_recovery
+from coordinator.rounds import secure_recovery
+from coordinator.rounds.exchange_rules import OpenExchange
 from coordinator.rounds.update_validation import AskedStage
 from edge_client.protocol.secure import device_stages, device_sums
 from edge_client.protocol.secure.device_sums import DeviceSums
@@ -108,8 +109,8 @@ def test_each_bound_of_an_answer_that_is_taken_away_is_named(monkeypatch: pytest
     monkeypatch.setattr(f"{validation}._check_shape", lambda *_: None)
     monkeypatch.setattr(f"{validation}.bounded_buffers", lambda update, *_: update)
     monkeypatch.setattr(f"{validation}.update_moves", lambda *_: {})
-    told = exchange_rules._final_status
-    monkeypatch.setattr(exchange_rules, "_final_status", lambda *a: told(*a).replace("superseded", "dup"))
+    told = OpenExchange.status
+    monkeypatch.setattr(OpenExchange, "status", lambda *a: told(*a).replace("superseded", "dup"))
     only(*names(ROUND_ATTACKS))
     assert play()[0] == [(tried, False) for tried in names(ROUND_ATTACKS)]
 

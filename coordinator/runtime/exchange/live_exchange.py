@@ -1,14 +1,13 @@
-"""The open exchange: exchange_rules.py decides on each event, the store keeps the decision, then the device is told."""
+"""The open exchange over the network: exchange_rules.py decides, the store keeps what counts, then devices are told."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
-from coordinator.rounds import exchange_rules
+from coordinator.rounds.exchange_rules import OpenExchange
 from coordinator.rounds.silence import count_misses, silent_devices
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.envelope import Envelope
@@ -60,10 +59,7 @@ class LiveExchange:
         silent = silent_devices(context.misses, prepared)
         self._window = TaskWindow(context.config.transfer.task_window)
         self._order = line_of(key, prepared, silent)
-        self._state = exchange_rules.open_exchange(
-            run=key.run,
-            round=key.round,
-            number=key.exchange,
+        self._rules = OpenExchange(
             asked=prepared.keys(),
             goal=goal,
             silent=silent,
@@ -80,17 +76,17 @@ class LiveExchange:
         self._beat_s = now_s
         self._sent: dict[ClientId, str] = {}  # id of the last task message
         self._excused: set[tuple[ClientId, str]] = set()  # failures that a device may have once
-        self._events: deque[exchange_rules.Event] = deque()
-        self._synced: deque[exchange_rules.Event] = deque()  # updates that came to the disk together
+        self._on_disk: dict[ClientId, tuple[StoredReply, Reply]] = {}  # valid updates, as they came
+        self._granted: deque[ClientId] = deque()  # those that may upload
 
     @property
     def closed(self) -> bool:
-        return self._state.closed
+        return self._rules.closed
 
     @property
     def count_answers(self) -> int:
         """How many devices have answered, with refusals."""
-        return len(self._state.accepted) + len(self._state.refused)
+        return len(self._rules.accepted) + len(self._rules.refused)
 
     def takes(self, said: Announcement) -> bool:
         """Whether this announcement is of this exchange."""
@@ -99,12 +95,12 @@ class LiveExchange:
     @property
     def wakes_at_s(self) -> float:
         """When `tick` has something to do."""
-        return min(self._state.wakes_at_s, self._beat_s + HEARTBEAT_S)
+        return min(self._rules.wakes_at_s, self._beat_s + HEARTBEAT_S)
 
     def progress(self) -> dict[str, Any]:
         """What the rules show; `unasked` devices are in line for their task and not `open` yet."""
-        found, line = self._state.progress(self._context.clock.now_s()), self._window.line
-        return found | {"open": sorted({*found["open"]}.difference(line)), "unasked": sorted(line)}
+        found, line = self._rules.progress(self._context.clock.now_s()), self._window.line
+        return self.key._asdict() | found | {"open": sorted({*found["open"]}.difference(line)), "unasked": sorted(line)}
 
     def begin(self) -> None:
         """Hand out every task that has no stored reply; again after each connection to the broker."""
@@ -120,7 +116,7 @@ class LiveExchange:
 
     def on_quiet(self) -> None:
         """No message waits: further tasks may follow those of a while ago, unless updates wait for credits."""
-        self._window.free(self._context.clock.now_s(), quiet=not self._state.queue)
+        self._window.free(self._context.clock.now_s(), quiet=not self._rules.queue)
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -131,12 +127,12 @@ class LiveExchange:
 
     def _send_task(self, cid: ClientId) -> None:
         self._context.downloads.grant(cid, self._prepared[cid].blobs)
-        left_ms = max(0, int((self._state.closes_at_s - self._context.clock.now_s()) * 1000))
+        left_ms = max(0, int((self._rules.closes_at_s - self._context.clock.now_s()) * 1000))
         self._sent[cid] = self._context.sender.send(cid, "task", left_ms=left_ms, **self._prepared[cid].fields)
 
     def wants(self, cid: ClientId) -> bool:
         """Whether the answer of this device is still wanted."""
-        answered = cid in self._state.accepted or cid in self._state.refused
+        answered = cid in self._rules.accepted or cid in self._rules.refused
         return cid in self._prepared and not answered and not self.closed
 
     def tick(self) -> None:
@@ -145,28 +141,31 @@ class LiveExchange:
         if now_s >= self._beat_s + HEARTBEAT_S:
             self._beat_s = now_s
             with suppress(OSError):  # on a full disk a restart gives the exchange more time than it had left
-                self._context.store.exchanges.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
-        self._apply(exchange_rules.Tick())
+                self._context.store.exchanges.heartbeat(self.key, max(0.0, self._rules.closes_at_s - now_s))
+        self._receiver.sync()  # what has arrived counts before time passes
+        self._count()
+        if self._rules.is_over(now_s):
+            self._end()
+        self._granted += self._rules.tick(now_s)
         self._window.free(now_s, quiet=False)
-        self._hand_out()
+        self._go_on()
 
     def close(self) -> None:
         """Close now instead of at the deadline, by the same rules of the quorum."""
-        self._state = replace(self._state, closes_at_s=self._context.clock.now_s())
+        self._rules.closes_at_s = self._context.clock.now_s()
         self.tick()
 
     def on_revoked(self, names: Collection[ClientId]) -> None:
         """These devices are not asked any more: neither the goal nor the quorum waits for them."""
+        self.sync()
         gone = [cid for cid in sorted(names) if self.wants(cid)]
+        left = self._rules.asked - (self._context.revoked() - self._rules.accepted.keys())
+        self._rules.goal = min(self._rules.goal, len(left))
+        self._rules.quorum = min(self._rules.quorum, part_of(self._quorum, self._rules.goal))
         for cid in gone:
-            self._note_refusal(cid, REVOKED)
-            self._window.leave(cid)
             self._receiver.uploads.end(cid)
-        revoked = self._context.revoked()
-        left = self._state.asked - (revoked - self._state.accepted.keys())
-        goal = min(self._state.goal, len(left))
-        self._state = replace(self._state, goal=goal, quorum=min(self._state.quorum, part_of(self._quorum, goal)))
-        self._apply(*(exchange_rules.Refused(cid, NOT_MEMBER) for cid in gone))
+            self._refuse(cid, NOT_MEMBER, REVOKED)
+        self._go_on()
 
     def on_ready(self, said: Announcement) -> None:
         """A device announces an update of this exchange. Raises Malformed with the code of the error answer."""
@@ -176,15 +175,19 @@ class LiveExchange:
         if self._receiver.is_unsynced(said.cid):
             self.sync()
         self._receiver.announce(said)
-        self._apply(exchange_rules.Ready(said.cid, said.update.sha256, said.update.size))
+        if status := self._rules.status(said.cid, said.update.sha256):
+            self._answer(said.cid, status)
+        else:
+            self._granted += self._rules.offer(said.cid, said.update.size, self._context.clock.now_s())
+        self._go_on()
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """Take a block of an open upload; any other block is dropped."""
-        if cid not in self._state.uploads:  # its credit went back; what has arrived stays
+        if cid not in self._rules.uploads:  # its credit went back; what has arrived stays
             self._receiver.uploads.end(cid)
         if self._receiver.on_block(cid, label, index, message):
-            self._events.appendleft(exchange_rules.Block(cid, len(message)))
-        self._apply()
+            self._rules.heard(cid, len(message), self._context.clock.now_s())
+        self._go_on()
 
     def on_nack(self, message: Envelope) -> None:
         """A device refuses the task. `unreachable` is asked once more: the blobs may have come meanwhile.
@@ -198,9 +201,8 @@ class LiveExchange:
         if nack["code"] == "unreachable" and self._excuse(cid, "unreachable"):
             self.resend_task(cid)
             return
-        self._note_refusal(cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
-        self._window.leave(cid)
-        self._apply(exchange_rules.Refused(cid, nack["code"]))
+        self._refuse(cid, nack["code"], f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
+        self._go_on()
 
     @property
     def unsynced_since_s(self) -> float:
@@ -209,97 +211,76 @@ class LiveExchange:
     def sync(self) -> None:
         """Store what has arrived, and tell the devices."""
         self._receiver.sync()
-        self._apply()
+        self._go_on()
 
-    def _apply(self, *events: exchange_rules.Event) -> None:
-        """Apply these events and those that their commands add: decide, store, then answer.
-
-        What has arrived counts before time passes or another device's refusal closes the exchange.
-        """
-        self._events.extend(events)
-        while self._synced or self._events:
-            if not self._synced and isinstance(self._events[0], exchange_rules.Tick | exchange_rules.Refused):
-                self._receiver.sync()
-            steps = self._decide()
-            if self._store([command for _, _, commands in steps for command in commands], steps[-1][1].refused):
-                for before, self._state, commands in steps:
-                    for command in commands:
-                        self._carry_out(command, before)
+    def _go_on(self) -> None:
+        """Count what is on disk, end the exchange with the last answer, and let the next devices upload, or train."""
+        while True:
+            self._count()
+            if not self.closed and self._rules.complete:
+                self._end()
+            if not self._granted:
+                break
+            self._receiver.begin(self._granted.popleft())
         self._hand_out()
 
-    def _decide(
-        self,
-    ) -> list[tuple[exchange_rules.OpenExchange, exchange_rules.OpenExchange, list[exchange_rules.Command]]]:
-        """The state before and after the next event, and its commands; of updates that are synced together for each.
-
-        Those that come behind the one that closes the exchange are left for the next time.
-        """
-        now_s, state, steps = self._context.clock.now_s(), self._state, []
-        while self._synced and not state.closed:
-            before, (state, commands) = state, exchange_rules.advance(state, self._synced.popleft(), now_s)
-            steps.append((before, state, commands))
-        if not steps:
-            event = (self._synced or self._events).popleft()
-            steps.append((state, *exchange_rules.advance(state, event, now_s)))
-        return steps
-
-    def _store(self, commands: Sequence[exchange_rules.Command], refused: Mapping[ClientId, str]) -> bool:
-        """Write what commands promise; -> False when accepted replies have no room and their devices have to retry."""
-        accepted = [c.cid for c in commands if isinstance(c, exchange_rules.Ack) and c.status == "ok"]
+    def _count(self) -> None:
+        """Store together which of the updates on disk count, then tell the devices; the goal leaves others late."""
+        valid, self._on_disk = self._on_disk, {}
+        counted = self._rules.countable({cid: record.sha256 for cid, (record, _) in valid.items()})
         try:
-            self._recorder.accept(accepted)
-        except OSError as full:
-            for cid in accepted:
+            self._recorder.accept([valid[cid] for cid in counted])
+        except OSError as full:  # none of them counts
+            for cid in counted:
                 self._receiver.retry(cid, full.strerror)
-            return False
-        for command in commands:
-            if isinstance(command, exchange_rules.Close):
-                self._recorder.close(command, self._state.goal, self._state.quorum, refused)
-        return True
+            return
+        accepted = {cid: valid[cid][0].sha256 for cid in counted}
+        self._granted += self._rules.accept(accepted, self._context.clock.now_s())
+        for cid in valid:
+            self._answer(cid, "ok" if cid in accepted else "late")
 
-    def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:
-        if isinstance(command, exchange_rules.Ack):
-            self._window.leave(command.cid)
-            self._receiver.ack(command.cid, command.status, sha256=command.sha256)
-        elif isinstance(command, exchange_rules.Go):
-            self._receiver.begin(command.cid)
-        else:
-            self._on_closed(command, before)
+    def _answer(self, cid: ClientId, status: str) -> None:
+        self._window.leave(cid)
+        self._receiver.ack(cid, status)
 
-    def _on_closed(self, command: exchange_rules.Close, before: exchange_rules.OpenExchange) -> None:
+    def _end(self) -> None:
+        """Store the closing, then stop the other devices, or let their updates come late."""
+        self._recorder.close(self._rules)
+        under_way = [*self._rules.uploads, *self._rules.queue]
+        self._rules.close()
+        self._granted.clear()
         self._receiver.forget_unsynced()
-        misses = count_misses(self._context.misses, self._state, self._sent)
+        misses = count_misses(self._context.misses, self._rules, self._sent)
         self._context.misses.clear()
         self._context.misses.update(misses)
+        accepted = self._rules.accepted.keys()
         if self._late:
-            under_way = [cid for cid in (*before.uploads, *before.queue) if cid not in command.keys]
             announced = [self._receiver.announced(cid) for cid in under_way]
-            answered = before.accepted.keys() | command.keys
             self.late_updates = LateUpdates(
-                self.key, self._prepared, self._context, answered=answered, announced=announced
+                self.key, self._prepared, self._context, answered=accepted, announced=announced
             )
             self._receiver.uploads.abandon(self._prepared.keys() - self.late_updates.expected)
         else:
             self._receiver.uploads.abandon(filter(self._may_ask, self._prepared))
-            left = before.asked - before.accepted.keys() - before.refused.keys() - command.keys
-            for cid in filter(self._may_ask, sorted(left)):
+            for cid in filter(self._may_ask, sorted(self._rules.asked - accepted - self._rules.refused.keys())):
                 self._context.sender.send(cid, "stop", **self.key._asdict(), why="the exchange is closed")
 
     def _on_accepted(self, record: StoredReply, reply: Reply) -> None:
-        self._recorder.hold(record, reply)
-        self._synced.append(exchange_rules.Stored(record.cid, record.sha256))
+        self._on_disk[record.cid] = (record, reply)
 
     def _on_refused(self, cid: ClientId, wrong: Malformed) -> None:
         """Count a refused update as the device's answer; an update with a wrong hash may be sent once more."""
         if wrong.code != "bad_hash" or not self._excuse(cid, "bad_hash"):
-            self._note_refusal(cid, str(wrong))
-            self._window.leave(cid)
-            self._events.append(exchange_rules.Refused(cid, wrong.code))
+            self._refuse(cid, wrong.code, str(wrong))
 
-    def _note_refusal(self, cid: ClientId, reason: str) -> None:
-        """Store, for `status`, why this device's answer does not count."""
-        if cid not in self._state.accepted and not self.closed:
+    def _refuse(self, cid: ClientId, code: str, reason: str) -> None:
+        """The device gives no answer that counts; `reason` is for `status`. What has arrived counts before that."""
+        self._receiver.sync()
+        self._count()
+        if cid not in self._rules.accepted and not self.closed:
             self._context.store.exchanges.put_refusal(self.key, cid, reason)
+        self._window.leave(cid)
+        self._granted += self._rules.refuse(cid, code, self._context.clock.now_s())
 
     def _excuse(self, cid: ClientId, failure: str) -> bool:
         """Whether this failure of the device is the first of its kind."""

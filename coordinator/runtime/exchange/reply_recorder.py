@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from coordinator.rounds.exchange_rules import Close
+from coordinator.rounds.exchange_rules import OpenExchange
 from coordinator.rounds.update_validation import AskedStage, decode_accepted, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange, PreparedTask
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
@@ -35,19 +35,13 @@ class ReplyRecorder:
         self.replies: dict[ClientId, Reply] = {}
         self._key, self._tasks, self._prepared = key, tasks, prepared
         self._config, self._store = context.config, context.store
-        self._valid: dict[ClientId, tuple[StoredReply, Reply]] = {}
         self._moves: dict[ClientId, dict[str, float]] = {}
 
-    def hold(self, record: StoredReply, reply: Reply) -> None:
-        """Remember a valid reply, whose blob is on disk, until it is accepted."""
-        self._valid[record.cid] = (record, reply)
-
-    def accept(self, cids: Iterable[ClientId]) -> None:
+    def accept(self, valid: Sequence[tuple[StoredReply, Reply]]) -> None:
         """Store together that these replies count, and show them to a method that streams.
 
         Raises OSError on a full disk; then none of them counts.
         """
-        valid = [self._valid.pop(cid) for cid in cids]
         if valid:
             self._store.exchanges.put_replies(self._key, [record for record, _ in valid])
         for (cid, *_), reply in valid:
@@ -57,22 +51,23 @@ class ReplyRecorder:
             if not spec.vector:
                 self.replies[cid] = reply
 
-    def close(self, command: Close, goal: int, quorum: int, refused: Mapping[ClientId, str]) -> None:
+    def close(self, exchange: OpenExchange) -> None:
         """Store the closing. Raises NetworkError below the quorum if the configuration stops there.
 
-        `refused` has the codes of devices. Those without the key of their roster count as heard: asked again they would
-        say the same, and after the closing they are asked for other keys.
+        Devices that refused without the key of their roster count as heard: asked again they would say the same, and
+        after the closing they are asked for other keys.
         """
-        heard = len(command.keys) + sum(self._lost_key(cid, code) for cid, code in refused.items())
-        if heard < quorum and self._config.round.below_quorum == "stop":
+        keys, refused = exchange.accepted.keys(), exchange.refused
+        heard = len(keys) + sum(self._lost_key(cid, code) for cid, code in refused.items())
+        if heard < exchange.quorum and self._config.round.below_quorum == "stop":
             self._store.exchanges.expire(self._key)
             raise NetworkError(
-                f"only {len(command.keys)} of {goal} devices gave an answer that counts in round {self._key.round}"
-                f"{self._missing_in_words(command.keys, refused)}",
+                f"only {len(keys)} of {exchange.goal} devices gave an answer that counts in round {self._key.round}"
+                f"{self._missing_in_words(keys, refused)}",
                 hint="look at those devices, then start again to repeat the exchange; or lower `quorum`, or set"
                 ' below-quorum = "continue"',
             )
-        self._close_without_outliers(command.keys)
+        self._close_without_outliers(keys)
 
     def _lost_key(self, cid: ClientId, code: str) -> bool:
         task = self._tasks.get(cid)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from coordinator.config import CoordinatorConfig
-from coordinator.rounds.exchange_rules import LEAST_PACE, Ready, UploadCredit
+from coordinator.rounds.exchange_rules import LEAST_PACE, UploadCredit
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import MAX_BITMAP_BYTES, Bitmap, Manifest, unpack_block
@@ -135,21 +135,20 @@ class UploadCredits:
     def give(self, cid: ClientId, update: Manifest, now_s: float) -> None:
         """A credit for what is announced; of an open upload it is the old one, which no announcement prolongs."""
         if cid in self.uploads.sizes():
-            old = self._given[cid]
-            self._given[cid] = replace(old, sha256=update.sha256, size=max(old.size, update.size))
+            self._given[cid].size = max(self._given[cid].size, update.size)
         else:
-            self._given[cid] = UploadCredit.given(Ready(cid, update.sha256, update.size), now_s)
+            self._given[cid] = UploadCredit(update.size, now_s)
 
     def heard(self, cid: ClientId, size: int, now_s: float) -> None:
         """A new block of `size` bytes has come."""
-        self._given[cid] = self._given[cid].heard(size, now_s)
+        self._given[cid].heard(size, now_s)
 
     def is_full(self, cid: ClientId, size: int, now_s: float) -> bool:
         """Whether there is no credit for an upload of this device."""
-        self._end(lambda credit: credit.is_silent(now_s))
+        self._end(lambda credit: now_s >= credit.silent_at_s)
         if self._has_room(cid, size):
             return False
-        self._end(lambda credit: now_s >= credit.slow_after_s(self.turn_s))
+        self._end(lambda credit: now_s >= credit.slow_at_s(self.turn_s))
         return not self._has_room(cid, size)
 
     def _has_room(self, cid: ClientId, size: int) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rounds.exchange_rules import Close, OpenExchange, Refused, Stored, Tick, advance, open_exchange
+from coordinator.rounds.exchange_rules import OpenExchange
 from coordinator.rounds.silence import WAITED_MISSES, count_misses, is_waited_for, silent_devices
 from tests.support.virtual_federation import Federation
 
@@ -17,44 +17,43 @@ DEADLINE_S = 300.0
 
 
 def opened(asked: str, silent: str = "", *, quorum: int = 2, goal: int | None = None) -> OpenExchange:
-    return open_exchange(
-        run="r", round=1, number=0, asked=set(asked), silent=set(silent), quorum=quorum, goal=goal, now_s=0.0,
-        deadline_s=DEADLINE_S,
-    )  # fmt: skip
+    return OpenExchange(
+        asked=set(asked), silent=set(silent), quorum=quorum, goal=goal, now_s=0.0, deadline_s=DEADLINE_S
+    )
 
 
 def answered(exchange: OpenExchange, cids: str) -> OpenExchange:
-    for cid in cids:
-        exchange, _ = advance(exchange, Stored(cid, SHA), 1.0)
+    exchange.accept(dict.fromkeys(cids, SHA), 1.0)
     return exchange
 
 
-def test_an_exchange_closes_when_all_have_answered_for_whom_it_waits() -> None:
-    assert not answered(opened("abcd", "d"), "ab").closed
-    exchange, commands = advance(answered(opened("abcd", "d"), "ab"), Stored("c", SHA), 2.0)
-    assert exchange.closed
-    assert commands[-1] == Close(frozenset("abc"))
+def test_an_exchange_is_over_when_all_have_answered_for_whom_it_waits() -> None:
+    exchange = answered(opened("abcd", "d"), "ab")
+    assert not exchange.complete
+    assert answered(exchange, "c").complete
 
 
 def test_a_silent_device_that_answers_in_time_counts_as_always() -> None:
-    exchange = answered(opened("abcd", "d"), "dabc")
-    assert (exchange.closed, set(exchange.accepted)) == (True, set("abcd"))
+    exchange = opened("abcd", "d")
+    assert exchange.countable(dict.fromkeys("dabc", SHA)) == list("dabc")
+    assert answered(exchange, "dabc").complete
 
 
 def test_below_the_quorum_an_exchange_waits_for_silent_devices_too() -> None:
     exchange = answered(opened("abcd", "cd", quorum=3), "ab")
-    assert not exchange.closed
-    assert answered(exchange, "d").closed
-    assert advance(exchange, Tick(), DEADLINE_S)[0].closed
+    assert not exchange.complete
+    assert exchange.is_over(DEADLINE_S)
+    assert answered(exchange, "d").complete
 
 
-def test_without_an_answer_an_exchange_does_not_close_before_its_deadline() -> None:
-    exchange = opened("ab", "ab", quorum=0)
-    assert not advance(exchange, Tick(), 1.0)[0].closed
+def test_without_an_answer_an_exchange_is_not_over_before_its_deadline() -> None:
+    assert not opened("ab", "ab", quorum=0).is_over(1.0)
 
 
-def test_a_refusal_of_the_last_device_that_is_waited_for_closes() -> None:
-    assert advance(answered(opened("abcd", "d"), "ab"), Refused("c", "no_data"), 1.0)[0].closed
+def test_a_refusal_of_the_last_device_that_is_waited_for_ends_it() -> None:
+    exchange = answered(opened("abcd", "d"), "ab")
+    exchange.refuse("c", "no_data", 1.0)
+    assert exchange.complete
 
 
 def test_a_silent_device_is_waited_for_three_times_and_then_after_4_8_16_misses() -> None:
@@ -70,8 +69,7 @@ def test_silence_costs_few_deadlines(number: int) -> None:
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 40)), st.sets(st.sampled_from("abcd")))
 def test_an_answer_ends_a_row_of_misses_and_silence_lengthens_it(misses: dict[str, int], heard: set[str]) -> None:
-    closed = advance(answered(opened("abcd"), "".join(heard)), Tick(), DEADLINE_S)[0]
-    after = count_misses(misses, closed, told="abc")
+    after = count_misses(misses, answered(opened("abcd"), "".join(heard)), told="abc")
     for cid in "abcdef":
         missed = misses.get(cid, 0) + (cid in "abc" and cid not in heard)
         assert after.get(cid, 0) == (0 if cid in heard else missed)
@@ -79,9 +77,7 @@ def test_an_answer_ends_a_row_of_misses_and_silence_lengthens_it(misses: dict[st
 
 
 def test_a_device_that_others_were_faster_than_is_not_called_silent() -> None:
-    closed = answered(opened("abcd", goal=3), "abc")
-    assert closed.closed
-    assert count_misses({"d": 2}, closed, told="abcd") == {"d": 2}
+    assert count_misses({"d": 2}, answered(opened("abcd", goal=3), "abc"), told="abcd") == {"d": 2}
 
 
 @pytest.mark.parametrize("silent", [0, 1])
