@@ -111,7 +111,7 @@ def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
     task = question.task
     if isinstance(task, AskedStage):
         return task.decode(data)
-    if isinstance(task, Fit) and task.upload:
+    if question.vector == "update":
         return validate_reply(question, Reply(n=n, update=_updated(question, data)))
     return validate_reply(
         question, codecs.decode_stats(data, question.schema, _counted(question, n), positions=question.positions)
@@ -132,9 +132,9 @@ def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
     A reply is weighted by its samples. Those that train are at most the number that the device was enrolled with; of
     them, and of held-out samples, `max_samples` count at most.
     """
-    task, schema = question.task, question.schema
+    schema = question.schema
     reply = replace(reply, n=_counted(question, reply.n))
-    if isinstance(task, Fit) and task.upload:
+    if question.vector == "update":
         if reply.update is None or reply.update.shape != (schema.size,):
             raise Malformed("bad_schema", f"a fit is answered by a model of {schema.size} values")
         if not np.isfinite(reply.update).all():
