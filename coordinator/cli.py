@@ -195,7 +195,7 @@ def attack_drill(
 def _tell(event: Mapping[str, Any]) -> None:
     """Print one line for an event on stderr; an error is printed by the command that it ends."""
     if event["event"] != "error":
-        write_stderr(format_event(event))
+        write_stderr(format_run_event(event))
 
 
 MOST_NAMES = 5  # of devices, in a line
@@ -211,7 +211,7 @@ def _waited_for(event: Mapping[str, Any]) -> str:
     return first_of([f"{cid} (not connected)" if cid in away else cid for cid in event["devices"]], MOST_NAMES)
 
 
-def format_event(event: Mapping[str, Any]) -> str:
+def format_run_event(event: Mapping[str, Any]) -> str:
     """An event of metrics.jsonl as one line of text."""
     kind = event["event"]
     if kind == "round":

@@ -147,10 +147,10 @@ def simulate(
 def _in_process(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) -> dict[str, Any]:
     with progress.during("reading the data") as busy:
         from emulator.simulate import simulate_json
-        from emulator.testbed.monitor import format_event
+        from emulator.testbed.monitor import format_milestone
 
         def tell(record: Mapping[str, Any]) -> None:
-            progress.say(format_event(record))
+            progress.say(format_milestone(record))
             left = record["round"] < record["of"]
             busy(f"round {record['round'] + 1}/{record['of']} is running" if left else "writing the run's folder")
 

@@ -176,7 +176,7 @@ class _DemoSteps:
 
 def _words(events: Sequence[Mapping[str, Any]]) -> str:
     """What is said of the last of these: of the clustered run's end, whether its assignment had settled."""
-    if said := monitor.format_event(events[-1]):
+    if said := monitor.format_milestone(events[-1]):
         return said
     method = stage.FESEM_RUN["method"]
     ended = events[-1].get("run") if events[-1]["event"] == "run-done" else None

@@ -61,7 +61,7 @@ def _status(folder: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def format_event(event: Mapping[str, Any]) -> str:
+def format_milestone(event: Mapping[str, Any]) -> str:
     """One line about an event; "" for what a person need not see."""
     kind = event["event"]
     if kind == "round":

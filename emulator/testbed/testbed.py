@@ -84,7 +84,7 @@ class Testbed:
         until: str,
         *,
         doing: str,
-        words: Callable[[Sequence[Mapping[str, Any]]], str] = lambda events: monitor.format_event(events[-1]),
+        words: Callable[[Sequence[Mapping[str, Any]]], str] = lambda events: monitor.format_milestone(events[-1]),
         silence_s: float = SILENCE_TIMEOUT_S,
     ) -> Events:
         """Tell what the coordinator writes, until the event `until`; `words` is about the last of the events so far."""

@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from coordinator.cli import app, format_event
+from coordinator.cli import app, format_run_event
 from coordinator.local_broker import Broker
 from export.containers.installed_packages import check_installed
 from tests.support.virtual_federation import Anything, Federation
@@ -139,9 +139,9 @@ def test_every_event_reads_as_a_sentence(tmp_path: Path) -> None:
     fed.start(4)
     fed.finish()
     fed.world.end()
-    sentences = [format_event(event) for event in fed.events]
+    sentences = [format_run_event(event) for event in fed.events]
     assert not [sentence for sentence in sentences if "{" in sentence]
-    assert format_event({"event": "something new"}) == "{'event': 'something new'}"
+    assert format_run_event({"event": "something new"}) == "{'event': 'something new'}"
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_every_event_reads_as_a_sentence(tmp_path: Path) -> None:
     [({}, "serving devices that ask for a center"), ({"ends": True}, "ending (exit-when-done)")],
 )
 def test_the_last_line_says_whether_it_goes_on(ends: dict[str, bool], then: str) -> None:
-    assert format_event({"event": "done", "seconds": 84.943, **ends}) == f"done in 84.9 s; {then}"
-    assert format_event({"event": "serving", **ends}) == f"all runs were done before; {then}"
+    assert format_run_event({"event": "done", "seconds": 84.943, **ends}) == f"done in 84.9 s; {then}"
+    assert format_run_event({"event": "serving", **ends}) == f"all runs were done before; {then}"
 
 
 def test_a_round_on_masked_sums_says_what_the_coordinator_sees_and_why_there_was_no_sum() -> None:
     secure = {"mode": "updates", "least_members": 5, "sees": "sums of 5 or more devices", "failed": ["too few devices"]}
     event = {"event": "round", "run": "ifca", "round": 1, "of": 2, "seconds": 1.0, "secure": secure}
-    said = format_event(event | {"accuracy": {"micro": None, "macro": None}})
+    said = format_run_event(event | {"accuracy": {"micro": None, "macro": None}})
     assert said == (
         "ifca round 1/2: not evaluated; no sum: too few devices; the coordinator sees sums of 5 or more devices, 1.0 s"
     )
@@ -164,9 +164,9 @@ def test_a_round_on_masked_sums_says_what_the_coordinator_sees_and_why_there_was
 
 def test_a_round_names_the_devices_without_an_answer_that_counts() -> None:
     event = {"event": "round", "run": "r", "round": 2, "of": 5, "seconds": 6.3, "accuracy": {"micro": 0.5}}
-    assert format_event(event) == "r round 2/5: accuracy 50.0%, 6.3 s"
+    assert format_run_event(event) == "r round 2/5: accuracy 50.0%, 6.3 s"
     refused = {f"d{i}": "late" for i in range(4)}
-    said = format_event({**event, "silent": [f"e{i}" for i in range(7)], "refused": refused})
+    said = format_run_event({**event, "silent": [f"e{i}" for i in range(7)], "refused": refused})
     assert said == (
         "r round 2/5: accuracy 50.0%, 6.3 s; no answer from e0, e1, e2, e3, e4 and 2 more; "
         "did not count: d0 (late), d1 (late) and 2 more"
@@ -175,12 +175,12 @@ def test_a_round_names_the_devices_without_an_answer_that_counts() -> None:
 
 @pytest.mark.parametrize(("rounds", "words"), [(1, "1 round"), (20, "20 rounds")])
 def test_a_run_that_is_done_counts_its_rounds(rounds: int, words: str) -> None:
-    assert format_event({"event": "run-done", "run": "fesem", "rounds": rounds}) == f"fesem is done after {words}"
+    assert format_run_event({"event": "run-done", "run": "fesem", "rounds": rounds}) == f"fesem is done after {words}"
 
 
 def test_a_device_that_does_not_train_is_told_as_no_fault() -> None:
     """A phone before *Take part*, and a device that only asks for its center, may hold many samples."""
-    assert format_event({"event": "joined", "device": "web-0000", "engine": "onnx", "n": 0}) == (
+    assert format_run_event({"event": "joined", "device": "web-0000", "engine": "onnx", "n": 0}) == (
         "web-0000 is connected: onnx; it is not in the training"
     )
 
@@ -195,4 +195,4 @@ def test_a_device_that_does_not_train_is_told_as_no_fault() -> None:
 )
 def test_a_phone_that_takes_part_has_a_line_of_its_own(when: dict[str, str], more: str) -> None:
     event = {"event": "offers", "device": "web-0000", "engine": "onnx", "n": 20, **when}
-    assert format_event(event) == f"web-0000 offers 20 samples for training{more}"
+    assert format_run_event(event) == f"web-0000 offers 20 samples for training{more}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli import format_event
+from coordinator.cli import format_run_event
 from coordinator.runtime.announcer import StateAnnouncer
 from coordinator.runtime.status_reporter import MAX_PAUSE_S, PAUSE, StatusReporter
 from coordinator.storage.exchange_store import ExchangeKey
@@ -68,7 +68,7 @@ def test_a_round_says_whom_it_waits_for_while_nothing_comes_and_ever_more_rarely
         coordinator,
         tmp_path,
         observe=None,
-        progress=lambda event: told.append((clock.time_s - began_s, format_event(event))),
+        progress=lambda event: told.append((clock.time_s - began_s, format_run_event(event))),
     )
     coordinator.ask(KEY, None)
     while clock.time_s <= began_s + 150.0:

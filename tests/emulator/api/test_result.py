@@ -27,7 +27,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import DataSet
 from emulator.data.partition_schemes import Iid
 from emulator.reports.console_tables import summary_rows
-from emulator.testbed.monitor import format_event
+from emulator.testbed.monitor import format_milestone
 from export.cli import app as export_app
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -75,7 +75,7 @@ def test_where_choices_are_hidden_no_center_is_said_to_have_no_devices() -> None
     result = fc.simulate(method, fleet=fc.fleets.digits(devices=12), rounds=1)
     summary, record = result.summary(), result.run.records[-1]
     assert (summary["clusters_without_devices"], dict(summary_rows(summary))["clusters"]) == (None, "2")
-    assert "devices per center" not in format_event({"event": "round", "method": "ifca", "of": 1, **record})
+    assert "devices per center" not in format_milestone({"event": "round", "method": "ifca", "of": 1, **record})
 
 
 def test_the_history_is_a_data_frame_with_a_row_per_round(result: fc.Result) -> None:

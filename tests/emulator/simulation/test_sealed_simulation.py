@@ -18,7 +18,7 @@ from emulator.run.resolve import resolve_run
 from emulator.run.settings import RunSettings
 from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.device_profiles import DEVICE_PROFILES
-from emulator.testbed.monitor import format_event
+from emulator.testbed.monitor import format_milestone
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 SETTINGS = {"local-steps": 3, "secure-clip": 10.0, "clusters": 2}
@@ -81,7 +81,7 @@ def test_a_sum_of_too_few_devices_is_told_in_the_record_and_in_the_line_of_its_r
     plan = RunSettings(rounds=1, seed=0, batch=16, profiles=flaky)
     record = run_simulation(make_method("fedavg", secure="updates"), start_of(), devices_of(LOCAL), plan).records[-1]
     assert record["secure"]["failed"]
-    line = format_event(record)
+    line = format_milestone(record)
     assert re.search(r"not evaluated; no sum: \d devices? answered; at least 5 must$", line), line
 
 

@@ -18,7 +18,7 @@ from emulator.testbed.monitor import (
     FileTail,
     dashboard_url,
     describe_next_step,
-    format_event,
+    format_milestone,
     format_stability,
     is_paused,
     part_in_work,
@@ -45,19 +45,19 @@ def test_a_file_that_does_not_exist_yet_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_a_round_is_told_with_its_accuracy_and_cluster_sizes() -> None:
-    assert format_event(finished_run.events()[1]) == "FeSEM round 1/3: accuracy 60.0%, devices per center [1, 3]"
-    assert format_event(finished_run.events()[5]) == "FedAvg round 1/3: accuracy 21.0%"
+    assert format_milestone(finished_run.events()[1]) == "FeSEM round 1/3: accuracy 60.0%, devices per center [1, 3]"
+    assert format_milestone(finished_run.events()[5]) == "FedAvg round 1/3: accuracy 21.0%"
 
 
 def test_a_round_is_told_with_the_centers_that_have_no_device() -> None:
     event = finished_run.events()[1]
     spare = {**event, "per_center": [*event["per_center"], None]}
-    assert format_event(spare).endswith("devices per center [1, 3, 0]")
+    assert format_milestone(spare).endswith("devices per center [1, 3, 0]")
 
 
 @pytest.mark.parametrize("event", finished_run.events())
 def test_every_event_has_words_or_none(event: dict[str, object]) -> None:
-    assert isinstance(format_event(event), str)
+    assert isinstance(format_milestone(event), str)
     assert isinstance(describe_next_step([event]), str)
 
 
