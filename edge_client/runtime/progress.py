@@ -36,7 +36,7 @@ GET_CENTER = (  # `nearest` needs the state folder that this client holds
 )
 
 
-def format_event(event: Event) -> str:
+def format_device_event(event: Event) -> str:
     """One line; "" for what only a program wants to know."""
     return printable_line(WORDS[event["event"]](event))
 

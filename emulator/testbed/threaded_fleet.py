@@ -18,9 +18,9 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from edge_client.cli import reporter, run_clients
 from edge_client.config import load_config
 from edge_client.errors import UsageError
+from edge_client.join import reporter, run_clients
 from edge_client.run_cli import run_cli
 from edge_client.runtime.factory import make_client
 

@@ -20,7 +20,7 @@ from edge_client.nearest.result import NearestAnswer
 from edge_client.printable import PrintableFormatter, printable, printable_line
 from edge_client.protocol.messages import read_message, write_message
 from edge_client.run_cli import run_cli
-from edge_client.runtime.progress import format_event
+from edge_client.runtime.progress import format_device_event
 from emulator.console import ConsoleProgress
 from export.silence import write_stderr
 from tests.support.virtual_federation import BALLAST
@@ -45,7 +45,7 @@ def test_a_refusal_in_a_message_reaches_neither_the_devices_lines_nor_its_log() 
         {"event": "refused", "round": 1, "of": 2, "code": "no_data", "detail": detail},
         {"event": "lost", "reason": detail},
     ):
-        assert is_harmless(format_event(event), lines=1)
+        assert is_harmless(format_device_event(event), lines=1)
     record = logging.LogRecord("edge_client", logging.WARNING, "", 0, "the coordinator answers %s", (detail,), None)
     assert is_harmless(PrintableFormatter("%(name)s: %(message)s").format(record), lines=2)
 

@@ -150,8 +150,16 @@ def test_missing_data_is_told_before_the_broker_is_asked(tmp_path: Path, capsys:
     assert "no training data" in capsys.readouterr().err
 
 
+def test_help_loads_none_of_the_commands_it_lists() -> None:
+    code = "import sys; from edge_client.cli import main; main([]); print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert all(command in out for command in ("join", "nearest", "enrol", "doctor", "flash", "release"))
+    loaded = out.splitlines()[-1].split()
+    assert not {"numpy", "edge_client.join", "edge_client.doctor", "edge_client.nearest"} & set(loaded)
+
+
 def test_the_client_loads_no_runtime_before_there_is_a_program() -> None:
-    code = "import sys, edge_client.cli; print(*sys.modules)"
+    code = "import sys, edge_client.join; print(*sys.modules)"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.identity.signing_key import announce_next_key, switch_key
-from edge_client.runtime.progress import format_event
+from edge_client.runtime.progress import format_device_event
 from tests.support import softmax_program
 from tests.support.virtual_federation import Federation
 
@@ -30,7 +30,7 @@ def test_a_run_goes_on_with_a_new_key_and_a_device_that_slept_through_it_takes_p
     fed.told[SLEEPER].clear()
     fed.start_coordinator()
     fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) == 3)
-    told = [format_event(event) for event in fed.told[SLEEPER] if event["event"] == "refused"]
+    told = [format_device_event(event) for event in fed.told[SLEEPER] if event["event"] == "refused"]
     fed.world.kill(SLEEPER)
     fed.start_device(SLEEPER, fleet[SLEEPER])
     fed.complete()

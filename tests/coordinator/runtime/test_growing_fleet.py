@@ -22,7 +22,7 @@ from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.runtime.client import Client
-from edge_client.runtime.progress import format_event
+from edge_client.runtime.progress import format_device_event
 from edge_client.transport.clock import SystemClock
 from tests.support import softmax_program
 from tests.support.mqtt_device import coordinator_dial, mqtt_device
@@ -196,7 +196,7 @@ def test_over_mosquitto_a_late_device_trains_and_both_sides_say_so(tmp_path: Pat
 
     def start(cid: str) -> None:
         def tell(event: Mapping[str, Any]) -> None:
-            told.append(f"{cid}: {format_event(event)}")
+            told.append(f"{cid}: {format_device_event(event)}")
 
         clients[cid] = mqtt_device(mosquitto.url, cid, tmp_path, locals_[cid], key=key, tell=tell)
         threading.Thread(target=clients[cid].run, daemon=True).start()

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.cli import reporter
 from edge_client.config import ClientConfig
 from edge_client.errors import DeviceRefused
+from edge_client.join import reporter
 from edge_client.runtime import client as client_module
-from edge_client.runtime.progress import format_event
+from edge_client.runtime.progress import format_device_event
 from tests.support import softmax_program
 from tests.support.virtual_federation import Federation
 
 
 def lines(fed: Federation, cid: str) -> list[str]:
-    return [text for event in fed.told[cid] if (text := format_event(event))]
+    return [text for event in fed.told[cid] if (text := format_device_event(event))]
 
 
 def test_a_device_tells_its_life_from_the_connection_to_the_end(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.cli import start_patiently
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
+from edge_client.join import start_patiently
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord
 from edge_client.update.self_update import TRIAL_PATIENCE_S, TRIAL_TIMEOUT_S, SelfUpdater, pack_release
