@@ -38,7 +38,7 @@ from edge_client.transport.base import Transport, Will
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
-from export.bundle.run_source import LabelledSamples
+from export.bundle.bundle_contents import LabelledSamples
 from export.containers.installed_packages import check_installed
 from export.silence import show_progress, write_stderr
 

@@ -1,4 +1,4 @@
-"""A simulated run's folder as the source of a bundle (export/bundle/run_source.py; entry point `fedcenters.runs`).
+"""What a bundle of a simulated run is made of (export/bundle/bundle_contents.py; entry point `fedcenters.runs`).
 
 config.toml says how the fleet was made, so its devices' samples are made again from the data sets; the model's program
 is compiled again. Nothing is trained.
@@ -29,7 +29,7 @@ from emulator import config
 from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
 from emulator.run.run_parts import USUAL_LOSS, kept_parts
 from emulator.run_centers import RunCenters
-from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData
+from export.bundle.bundle_contents import BundleNames, BundleSource, LabelledSamples, NewcomerData
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model

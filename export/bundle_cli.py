@@ -132,9 +132,9 @@ def verify(  # noqa: PLR0913 - one parameter per option
     Says what each file gets right, its size and how long it takes. Measures on the bundle's own samples if neither
     --run nor --samples is given, and on random inputs, which have no accuracy, where it has none.
     """
+    from export.bundle.bundle_contents import LabelledSamples, find_run_reader
     from export.bundle.commands import verify_bundle
     from export.bundle.reader import read_bundle
-    from export.bundle.run_source import LabelledSamples, find_run_reader
 
     if run is not None and samples is not None:
         raise UsageError("give either --run or --samples", hint="--run takes the run's own samples")
@@ -169,8 +169,8 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     check_output_folder(out)
     if there := check_replaceable(out):
         write_stderr(there)
+    from export.bundle.bundle_contents import LabelledSamples, find_run_reader
     from export.bundle.commands import MAX_ACCURACY_LOSS, quantize_bundle, verify_bundle
-    from export.bundle.run_source import LabelledSamples, find_run_reader
 
     seen = held_out = None
     if run is not None:
@@ -294,8 +294,8 @@ def _signer(key: Path | None, federation: str) -> Any:  # noqa: ANN401 - a signe
         return None
     if not federation:
         raise UsageError("--key needs --federation", hint="the signature says whose bundle it is: --federation home")
+    from export.bundle.bundle_contents import make_signer
     from export.bundle.commands import read_private_key
-    from export.bundle.run_source import make_signer
 
     return make_signer(read_private_key(key), federation)
 

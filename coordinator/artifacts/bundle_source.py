@@ -1,4 +1,4 @@
-"""A coordinator's run folder as the source of a bundle (export/bundle/run_source.py; entry point `fedcenters.runs`).
+"""What a bundle of a coordinator's run is made of (export/bundle/bundle_contents.py; entry point `fedcenters.runs`).
 
 The program and its containers come from the store, the centers from centers/<run>/, the cards from the run's record.
 Devices' samples never leave them, so the only samples are the configured reference samples in the run's own bundle.
@@ -24,8 +24,8 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId
 from edge_client.protocol.topics import check_cid, check_sha256
 from edge_client.toml_files import parse_toml
+from export.bundle.bundle_contents import BundleNames, BundleSource, LabelledSamples, NewcomerData, Signer, make_signer
 from export.bundle.model_cards import center_facts
-from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData, Signer, make_signer
 
 log = logging.getLogger(__name__)
 _LAST_TEST = """

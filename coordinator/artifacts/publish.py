@@ -40,7 +40,7 @@ from edge_client.protocol.task import Array, ClientId, OwnModel
 from edge_client.transport.blobs import write_atomically
 
 if TYPE_CHECKING:
-    from export.bundle.run_source import NewcomerData
+    from export.bundle.bundle_contents import NewcomerData
 
 Event = Mapping[str, Any]
 
@@ -96,7 +96,7 @@ def _make_catalog(
 
 def _newcomers(served: RunResult, config: CoordinatorConfig, prepared: CompiledProgram) -> NewcomerData:
     """The router, where devices measured every center, and the center tree, where the method made one."""
-    from export.bundle.run_source import NewcomerData
+    from export.bundle.bundle_contents import NewcomerData
 
     made, router = TreeOfSplits.from_state(served.state), _fit_router(served, config, prepared)
     start = None if router is None or router.round is None else prepared.initial
@@ -236,7 +236,7 @@ def _export(
     newcomers: NewcomerData,
 ) -> list[dict[str, Manifest]]:
     """Write the bundle; -> per center the manifest of each format's file, which is stored as a blob too."""
-    from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, make_signer
+    from export.bundle.bundle_contents import BundleNames, BundleSource, LabelledSamples, make_signer
     from export.bundle.writer import BundleOptions, write_bundle
 
     out = config.folder / "bundle"

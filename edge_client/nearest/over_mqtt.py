@@ -20,7 +20,7 @@ from edge_client.data.dataset import DeviceData, require_fit
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError
 from edge_client.nearest import result as answers
-from edge_client.nearest.catalog_source import CatalogCenterSource
+from edge_client.nearest.catalog_centers import CatalogCenterSource
 from edge_client.nearest.choose_center import AUTO, CenterSource, Selection, choose_center
 from edge_client.nearest.personalise import evaluate_model, personalise
 from edge_client.nearest.result import NearestAnswer

@@ -286,9 +286,9 @@ class Result:
         the folder has something else or cannot be written, ProgramRefused for a module that a format cannot express.
         """
         from emulator.bundle_source import source_of_centers
+        from export.bundle.bundle_contents import MAX_COMPARED_SAMPLES
         from export.bundle.commands import write_run_bundle
         from export.bundle.reader import check_replaceable, read_bundle
-        from export.bundle.run_source import MAX_COMPARED_SAMPLES
         from export.bundle.writer import BundleOptions, engines_of
 
         formats, quantize = ((one,) if isinstance(one, str) else one for one in (formats, quantize))

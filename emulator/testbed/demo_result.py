@@ -16,8 +16,8 @@ import numpy as np
 from edge_client.errors import FedcentersError
 from emulator.reports.demo_page import round_events
 from emulator.testbed import testbed_files
+from export.bundle.bundle_contents import MAX_COMPARED_SAMPLES
 from export.bundle.reader import read_bundle
-from export.bundle.run_source import MAX_COMPARED_SAMPLES
 
 Event = Mapping[str, Any]
 PARITY_LIMIT = 1e-4  # largest difference of a logit between an exported file and torch, on real samples

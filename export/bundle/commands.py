@@ -14,10 +14,10 @@ from torch import nn
 
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array
+from export.bundle.bundle_contents import MAX_COMPARED_SAMPLES, BundleSource, LabelledSamples, Signer, find_run_reader
 from export.bundle.center_files import FILE_FORMATS
 from export.bundle.model_cards import quantiles
 from export.bundle.reader import BundleManifest, file_entries, read_bundle
-from export.bundle.run_source import MAX_COMPARED_SAMPLES, BundleSource, LabelledSamples, Signer, find_run_reader
 from export.bundle.verify_centers import (
     PARITY_LIMIT,
     accuracy_by_device,

@@ -21,7 +21,7 @@ import numpy as np
 
 from edge_client.errors import ProgramRefused, UsageError, raise_for_memory
 from edge_client.protocol.task import Array
-from export.bundle.run_source import LabelledSamples
+from export.bundle.bundle_contents import LabelledSamples
 from export.diagnostics import converter_missing
 from export.silence import suppress_output
 

@@ -1,6 +1,6 @@
 """Read a bundle: the centers of a run as a self-contained, signed folder.
 
-    manifest.json             everything below by hash; manifest.sig signs it where there is a key (run_source.py)
+    manifest.json             everything below by hash; manifest.sig signs it where there is a key (bundle_contents.py)
     program/program.json      the training program, and its containers beside it, named <sha256>.<ending>; those of
                               torch (.pt2) always: the centers' files are made from that graph and compared with it
     centers/center-K/         model.safetensors (weights for the program), card.json, card.md, and a file
@@ -37,7 +37,7 @@ from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
-from export.bundle.run_source import BundleNames, LabelledSamples, NewcomerData
+from export.bundle.bundle_contents import BundleNames, LabelledSamples, NewcomerData
 from export.compiler.program_folder import FILE_ENDINGS
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from edge_client.engines.pt2 import read_exported
 from edge_client.engines.targets import accuracy_of
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array
-from export.bundle.run_source import LabelledSamples
+from export.bundle.bundle_contents import LabelledSamples
 from export.containers.write_tflite import open_tflite
 from export.silence import suppress_output
 

@@ -26,6 +26,7 @@ from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array, Flat, Tensors
 from export.bundle import model_cards, quantize
 from export.bundle.adapters import adapter_files
+from export.bundle.bundle_contents import MAX_COMPARED_SAMPLES, BundleNames, BundleSource, Signer
 from export.bundle.center_files import (
     FILE_FORMATS,
     export_center,
@@ -44,7 +45,6 @@ from export.bundle.reader import (
     container_ending,
     encode_manifest,
 )
-from export.bundle.run_source import MAX_COMPARED_SAMPLES, BundleNames, BundleSource, Signer
 from export.bundle.verify_centers import (
     accuracy_by_device,
     file_logits,

@@ -24,8 +24,8 @@ from coordinator.models.registry import build_model
 from edge_client.protocol import codecs
 from emulator import bundle_source as simulated
 from export.bundle import quantize
+from export.bundle.bundle_contents import LabelledSamples
 from export.bundle.center_files import export_center
-from export.bundle.run_source import LabelledSamples
 from export.bundle.verify_centers import accuracy_by_device, latency_ms, open_model
 from export.compiler.program import load_vector, schema_of
 from export.silence import suppress_output

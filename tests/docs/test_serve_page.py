@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from edge_client.protocol.nearest.selection_rule import ASSUMED_SAMPLES
 from edge_client.protocol.signing import public_key
+from export.bundle.bundle_contents import make_signer
 from export.bundle.quantize import SCHEMES
-from export.bundle.run_source import make_signer
 from export.serve.nearest import QUESTION_SCHEMAS
 from export.serve.openapi import openapi_document
 from tests.support.doc_pages import DOCS, PageReader, blocks

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from edge_client.protocol.task import Array
+from export.bundle.bundle_contents import LabelledSamples
 from export.bundle.center_files import export_center
 from export.bundle.quantize import SCHEMES_OF, quantize_file
-from export.bundle.run_source import LabelledSamples
 from tests.support.programs import BATCH, compiled, feeds, model, torch_evaluate, torch_step
 
 MODELS = ("digits-mlp", "wecfl-cnn", "gn-cnn")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.protocol.task import Array, Flat
-from export.bundle.run_source import BundleSource, LabelledSamples
+from export.bundle.bundle_contents import BundleSource, LabelledSamples
 from export.bundle.verify_centers import torch_logits
 from export.compiler.program import vector_of
 from tests.support.programs import compiled, model

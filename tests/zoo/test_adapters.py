@@ -13,8 +13,8 @@ from torch import nn
 from edge_client.engines.base import open_engine
 from edge_client.protocol.program import FROZEN
 from edge_client.training.learner import EngineLearner
+from export.bundle.bundle_contents import BundleSource
 from export.bundle.reader import read_bundle
-from export.bundle.run_source import BundleSource
 from export.bundle.verify_centers import file_logits
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import CompilerOutput, compile_program, vector_of

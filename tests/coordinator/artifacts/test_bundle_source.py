@@ -16,8 +16,8 @@ from coordinator.config_sections import RunConfig
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol.signing import public_key, verify_bundle
+from export.bundle.bundle_contents import NewcomerData, find_run_reader
 from export.bundle.model_cards import markdown, program_facts
-from export.bundle.run_source import NewcomerData, find_run_reader
 from export.bundle.writer import BundleOptions, write_bundle
 from tests.support.virtual_federation import Federation
 

@@ -30,7 +30,7 @@ from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import run_fit
 from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
-from export.bundle.run_source import BundleNames, BundleSource, make_signer
+from export.bundle.bundle_contents import BundleNames, BundleSource, make_signer
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of
 from tests.support import softmax_program

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 from edge_client.protocol.program import FROZEN, Adapter
 from edge_client.protocol.task import Array
+from export.bundle.bundle_contents import BundleSource
 from export.bundle.reader import Bundle, read_bundle
-from export.bundle.run_source import BundleSource
 from export.bundle.verify_centers import file_logits, torch_logits
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import load_vector, vector_of

@@ -11,8 +11,8 @@ from torch import nn
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Array
+from export.bundle.bundle_contents import BundleSource
 from export.bundle.center_files import export_center, export_stacked, load_infer_module
-from export.bundle.run_source import BundleSource
 from export.bundle.verify_centers import file_logits, largest_difference
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of

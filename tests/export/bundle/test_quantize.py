@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.task import Array
+from export.bundle.bundle_contents import LabelledSamples, make_signer
 from export.bundle.center_files import export_center
 from export.bundle.quantize import quantize_file
 from export.bundle.reader import read_bundle
-from export.bundle.run_source import LabelledSamples, make_signer
 from export.bundle.writer import BundleOptions, write_bundle
 from tests.support.bundle_material import material, reference
 from tests.support.export_cli import run_export

@@ -15,9 +15,9 @@ import pytest
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.signing import public_key
+from export.bundle.bundle_contents import BundleNames, BundleSource, LabelledSamples, NewcomerData, make_signer
 from export.bundle.commands import quantize_bundle, verify_bundle
 from export.bundle.reader import MANIFEST_FILE, check_replaceable, read_bundle
-from export.bundle.run_source import BundleNames, BundleSource, LabelledSamples, NewcomerData, make_signer
 from export.bundle.verify_centers import largest_difference
 from export.bundle.writer import BundleOptions, write_bundle
 from export.command_line import difference_in_words

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_client.errors import Malformed, UsageError
+from export.bundle.bundle_contents import BundleNames
 from export.bundle.reader import read_bundle
-from export.bundle.run_source import BundleNames
 from export.bundle.writer import BundleOptions, write_bundle
 from tests.support.bundle_material import material
 

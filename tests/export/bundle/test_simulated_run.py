@@ -50,7 +50,7 @@ def test_a_simulated_run_is_bundled_with_its_devices_samples(tmp_path: Path) -> 
 )
 def test_a_card_has_the_accuracy_of_its_own_file(tmp_path: Path, method: str, settings: dict[str, int]) -> None:
     """Not of what devices are served: ditto's and fedsoft's devices are served models of their own."""
-    from export.bundle.run_source import find_run_reader
+    from export.bundle.bundle_contents import find_run_reader
 
     run = simulated(tmp_path, method, **settings)
     bundle_run(run, tmp_path / "b", BundleOptions(formats=("onnx",)))

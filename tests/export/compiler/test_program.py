@@ -23,7 +23,7 @@ from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import EngineLearner
-from export.bundle.run_source import BundleSource
+from export.bundle.bundle_contents import BundleSource
 from export.bundle.writer import write_bundle
 from export.compiler.program import CompilerOutput, compile_program, load_vector, make_source, schema_of, vector_of
 from export.diagnostics import first_sentence

@@ -10,8 +10,8 @@ import pytest
 
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.signing import public_key
+from export.bundle.bundle_contents import make_signer
 from export.bundle.reader import SIGNATURE_FILE, encode_manifest
-from export.bundle.run_source import make_signer
 from export.serve.generations import GenerationManager
 from export.serve.rollout import RolloutPlan
 from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, publish_bundle

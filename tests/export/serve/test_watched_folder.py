@@ -18,8 +18,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from edge_client.protocol.signing import public_key
+from export.bundle.bundle_contents import make_signer
 from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE
-from export.bundle.run_source import make_signer
 from export.serve import app, generations, site
 from export.serve.access import ServeAccess
 from export.serve.generations import ROLLOUT_FILE, GenerationManager

@@ -17,8 +17,8 @@ from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.nearest.router import FEATURES, Router
 from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import Program
+from export.bundle.bundle_contents import make_signer
 from export.bundle.reader import MANIFEST_FILE, VERSION, Bundle, read_bundle
-from export.bundle.run_source import make_signer
 from tests.support.decoders.decoder import FEDERATION, SEED, Decoder, anything, only_what_was_signed
 from tests.support.mutations import bytes_changed, json_changed, pem_changed
 

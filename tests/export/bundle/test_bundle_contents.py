@@ -11,7 +11,7 @@ import pytest
 from edge_client.errors import ConfigError
 from edge_client.protocol.samples.input_parts import pack_arrays
 from edge_client.protocol.task import Array
-from export.bundle.run_source import LabelledSamples
+from export.bundle.bundle_contents import LabelledSamples
 from tests.support import softmax_program
 
 X = np.random.default_rng(0).random((4, softmax_program.FEATURES), dtype=np.float32)
