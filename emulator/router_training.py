@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.nearest.fit_router import CenterMeasurement, learn_router
+from coordinator.nearest.fit_router import CenterMeasurement, learn_router, local_round_of
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.representation import router_word
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import Malformed
 from edge_client.nearest import features
@@ -65,13 +64,12 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
     inputs = np.stack([features.sketch_inputs(run.devices[c].train, about) for c in members])
     around = _CenterMeans(inputs, at, len(run.centers))
     about = InputSketch(seed=SEED, width=width, centers=around.points())
-    rounds, after = None, None
-    if by_round and run.method.task_optimiser is None:  # the guide has no words for another optimiser
-        rounds = _local_round(run, np.zeros((len(run.centers), sketch.UPDATE_SKETCH_SIZE)))
+    rounds, after = local_round_of(run.method, len(run.centers)) if by_round else None, None
+    if rounds is not None:
         try:
             went = [features.sketch_local_round(run.learner, run.start, run.devices[c].train, rounds) for c in members]
             after = _CenterMeans(np.stack(went), at, len(run.centers), unit=True)
-            rounds = _local_round(run, after.points())
+            rounds = replace(rounds, centers=after.points())
         except Malformed as diverged:
             rounds = None
             log.warning("the guide has no way `round`, since a local round from the start fails: %s", diverged.message)
@@ -127,18 +125,6 @@ def _answers_of_members(
 
 def _all_inputs(local: DeviceData) -> Array:
     return local.train.x if local.test is None else np.concatenate([local.train.x, local.test.x])
-
-
-def _local_round(run: FinishedTraining, points: F64) -> LocalRound:
-    method = run.method
-    return LocalRound(
-        representation=router_word(getattr(method, "representation", "all")),
-        lr=method.learning_rate,
-        momentum=method.momentum,
-        batch=method.batch_size,
-        steps=method.local_steps,
-        centers=points,
-    )
 
 
 def _measurements(  # noqa: PLR0913, PLR0917 - what a look needs

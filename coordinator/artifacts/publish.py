@@ -19,6 +19,7 @@ from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.artifacts.stored_settings import CATALOG_FACT
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import open_signing_key
+from coordinator.nearest.fit_router import local_round_of
 from coordinator.nearest.learn_from_replies import MIN_MEASUREMENTS, learn_from_replies, limits_from_tests
 from coordinator.rounds.sealed_round import is_sealed
 from coordinator.storage.store import Store
@@ -27,7 +28,6 @@ from coordinator.strategies.common.center_tree import SplitTree as TreeOfSplits
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
-from coordinator.strategies.common.representation import router_word
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest import sketch
@@ -162,18 +162,13 @@ def _limits_of_last_test(served: RunResult, config: CoordinatorConfig, prepared:
 
 
 def _local_round(served: RunResult, prepared: CompiledProgram) -> LocalRound | None:
-    method, start = served.strategy, prepared.initial
-    if not isinstance(method, LocalSgd) or method.task_optimiser is not None:
-        return None  # the guide has no words for another optimiser
-    kind, schema = router_word(getattr(method, "representation", "all")), prepared.program.schema
-    return LocalRound(
-        representation=kind,
-        lr=method.learning_rate,
-        momentum=method.momentum,
-        batch=method.batch_size,
-        steps=method.local_steps,
-        centers=np.stack([sketch.update_direction(center - start, schema, kind) for center in served.state.centers]),
-    )
+    method, state = served.strategy, served.state
+    found = local_round_of(method, len(state.centers)) if isinstance(method, LocalSgd) else None
+    if found is None:
+        return None
+    moved = (center - prepared.initial for center in state.centers)
+    schema = prepared.program.schema
+    return replace(found, centers=np.stack([sketch.update_direction(m, schema, found.representation) for m in moved]))
 
 
 def _write_centers(outcome: RunResult, config: CoordinatorConfig, prepared: CompiledProgram) -> None:

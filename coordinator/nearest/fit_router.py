@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.representation import router_word
 from edge_client.protocol.nearest.input_moments import InputProfile
 from edge_client.protocol.nearest.router import (
     FEATURES,
@@ -34,6 +36,7 @@ from edge_client.protocol.nearest.router import (
     LocalRound,
     Router,
 )
+from edge_client.protocol.nearest.sketch import UPDATE_SKETCH_SIZE
 from edge_client.protocol.task import F64, Array
 
 FALSE_NONES = 0.02  # of devices like those that trained are beyond the limit for none, in each feature
@@ -71,6 +74,23 @@ class CenterMeasurement:
     n: int
     distances: Mapping[str, Array]
     own_center: int
+
+
+def local_round_of(method: LocalSgd, centers: int) -> LocalRound | None:
+    """What a guide says of a local round of this method, with zeros for the `centers` update directions.
+
+    None for another optimiser than SGD, for which a guide has no words.
+    """
+    if method.task_optimiser is not None:
+        return None
+    return LocalRound(
+        representation=router_word(getattr(method, "representation", "all")),
+        lr=method.learning_rate,
+        momentum=method.momentum,
+        batch=method.batch_size,
+        steps=method.local_steps,
+        centers=np.zeros((centers, UPDATE_SKETCH_SIZE)),
+    )
 
 
 def learn_router(
