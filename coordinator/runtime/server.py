@@ -17,9 +17,7 @@ from coordinator.artifacts.stored_settings import DONE_FACT, SETTINGS_FACT, acce
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.revoked_list import RevokedList
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.asynchronous.options import check_asynchronous
-from coordinator.rounds.metrics import scoring_of
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -251,25 +249,15 @@ class Server:
         devices.enrol()
 
     def _train(self, session: EventLoop, program: ProgramOnDemand, devices: TrainingFleet) -> list[RunResult]:
-        prepared = program.ensure(())
         trainer = RunTrainer(
-            seed=self._config.seed,
-            batch=self._config.model.batch_size,
+            config=self._config,
             store=self._store,
             event_log=self._event_log,
             meter=lambda: (self._clock.now_s(), session.sender.bytes_down, session.dispatcher.bytes_up),
-            federation=self._config.federation,
-            program=prepared.program,
-            initial=prepared.initial,
-            look=look_of_a_device(prepared.program.loss, prepared.program.classes),
+            prepared=program.ensure(()),
             devices=devices,
-            scoring=scoring_of(prepared.program),
-            evaluation=self._config.round.evaluation,
-            over_select=self._config.round.over_select,
-            keep_rounds=self._config.keep_rounds,
             without_rounds=self._without_rounds(session, program, devices),
         )
-
         misses: dict[ClientId, int] = {}
 
         def ask(key: ExchangeKey, tasks: NetworkExchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
@@ -279,7 +267,7 @@ class Server:
                 self._wait_for_connected(session, key)
             return run_exchange(key, tasks, wanted, context, session.run_until_closed, late=late)
 
-        return train_runs(self._config, trainer, ask)
+        return train_runs(trainer, ask)
 
     def _open(
         self,

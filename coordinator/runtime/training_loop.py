@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from coordinator.artifacts.finished_run import RunResult, make_strategy
+from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
+from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.buffer_bounds import bounded_buffers
 from coordinator.rounds.label_counting import check_label_totals
-from coordinator.rounds.metrics import CLASSES, RoundReport, Scoring
+from coordinator.rounds.metrics import RoundReport, scoring_of
 from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
-from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, first_state, round_rng, run_round
+from coordinator.rounds.round import INITIAL_ROUND, first_state, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, round_record
 from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_seen
 from coordinator.rounds.update_validation import ZERO_BASE
@@ -49,15 +51,15 @@ from coordinator.strategies.base import (
 )
 from coordinator.strategies.common.setting_checks import spare_centers
 from edge_client.protocol import codecs
-from edge_client.protocol.program import Program
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
 log = logging.getLogger(__name__)
 Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up since the server began
 
 
-def train_runs(config: CoordinatorConfig, trainer: RunTrainer, ask: Ask) -> list[RunResult]:
+def train_runs(trainer: RunTrainer, ask: Ask) -> list[RunResult]:
     """Train every run of the configuration to its end. Devices tell nothing of single centers where sums are sealed."""
+    config = trainer.config
     strategies = [make_strategy(run, config) for run in config.runs]  # raises before the first round
     outcomes = [trainer.run(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
     if not config.teach_newcomers:
@@ -68,27 +70,19 @@ def train_runs(config: CoordinatorConfig, trainer: RunTrainer, ask: Ask) -> list
 
 @dataclass(frozen=True, kw_only=True)
 class RunTrainer:
-    """What all runs share: the fleet, the first model, the store."""
+    """What all runs share: the fleet, the program with the first model, the store."""
 
-    seed: int
-    batch: int
+    config: CoordinatorConfig
     store: Store
     event_log: EventLog
     meter: Meter
-    federation: str
-    program: Program
-    initial: Flat
-    look: frozenset[str]  # what every device is asked about the centers, where newcomers are taught
+    prepared: CompiledProgram
     devices: TrainingFleet
-    scoring: Scoring = CLASSES
-    evaluation: EvaluationPlan = EVERY_ROUND
-    over_select: float = 1.0
-    keep_rounds: int = 0  # 0: all
     without_rounds: WithoutRounds | None = None  # where no device is waited for
 
     @property
     def schema(self) -> Schema:
-        return self.program.schema
+        return self.prepared.program.schema
 
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """Train the rounds of one run that are not stored yet."""
@@ -98,11 +92,11 @@ class RunTrainer:
         if begun is None:
             fleet = self.devices.let_in(run.name, INITIAL_ROUND + 1)
             check_masked(strategy)
-            check_label_totals(strategy, self.program)
+            check_label_totals(strategy, self.prepared.program)
             check_sealed(strategy, self.schema, fleet)
             if spare := spare_centers(strategy, len(fleet)):
                 log.warning("%s: %s", run.name, spare)
-            state = first_state(strategy, self.initial, self.schema, fleet, self.seed)
+            state = first_state(strategy, self.prepared.initial, self.schema, fleet, self.config.seed)
             self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)
         number, state = begun
@@ -114,9 +108,8 @@ class RunTrainer:
     def _round(self, run: RunConfig, run_id: str, number: int, strategy: Strategy, state: State, ask: Ask) -> State:
         """Train one round; its state and its record for metrics.jsonl are stored in one transaction."""
         before, fleet = self.meter(), self._fleet(run, run_id, number, strategy)
-        place = RoundPlace(
-            run=run_id, number=number, of=run.rounds, schema=self.schema, fleet=fleet, scoring=self.scoring
-        )
+        scoring = scoring_of(self.prepared.program)
+        place = RoundPlace(run=run_id, number=number, of=run.rounds, schema=self.schema, fleet=fleet, scoring=scoring)
         if self.without_rounds and self.without_rounds.plays(strategy, state, fleet):
             after, report, more = self.without_rounds.round(place, strategy, state)
         else:
@@ -133,13 +126,13 @@ class RunTrainer:
     ) -> tuple[State, RoundReport, dict[str, Any]]:
         """A round that waits for its devices; -> also what its record tells of masked sums that failed."""
         exchange, run_id, number, fleet = -1, place.run, place.number, place.fleet
-        asking, wanted = with_over_selection(strategy, self.over_select, len(fleet))
+        asking, wanted = with_over_selection(strategy, self.config.round.over_select, len(fleet))
         keeps = uses_late(strategy)
         late = self._late(run_id, number) if keeps else {}
         masked = MaskedSums(
             ask=lambda key, tasks: ask(key, tasks, None, False),  # noqa: FBT003 - as Ask says
             store=self.store,
-            federation=self.federation,
+            federation=self.config.federation,
         )
 
         def ask_next(tasks: Exchange) -> Replies:
@@ -153,15 +146,15 @@ class RunTrainer:
             replies = ask(ExchangeKey(run_id, number, exchange), told_choices(tasks), goal, keeps and not test)
             return RepliesWithLate(replies, late) if late and exchange == 0 else replies
 
-        rng = round_rng(self.seed, number)
+        rng = round_rng(self.config.seed, number)
         exchanges = run_round(
             asking,
             state,
             self.schema,
             fleet,
             rng,
-            batch=self.batch,
-            evaluation=self.evaluation,
+            batch=self.config.model.batch_size,
+            evaluation=self.config.round.evaluation,
             scoring=place.scoring,
             round=number,
             of=place.of,
@@ -177,7 +170,7 @@ class RunTrainer:
         if refused:
             record["refused"] = refused
         silent = self.store.exchanges.silent(run_id, number) - refused.keys()
-        if silent and self.over_select == 1 and "asynchronous" not in more:
+        if silent and self.config.round.over_select == 1 and "asynchronous" not in more:
             record["silent"] = sorted(silent)
         if privacy := privacy_spent(strategy, after):
             record["privacy"] = privacy
@@ -195,8 +188,8 @@ class RunTrainer:
         if self.store.states.put(run_id, number, after, events):
             for event in events:
                 self.event_log.append_stored(event)
-        if self.keep_rounds:
-            prune_rounds(self.store, run_id, oldest_needed(self.store, run_id, after, number - self.keep_rounds))
+        if keep := self.config.keep_rounds:
+            prune_rounds(self.store, run_id, oldest_needed(self.store, run_id, after, number - keep))
 
     def _fleet(self, run: RunConfig, run_id: str, number: int, strategy: Strategy) -> Fleet:
         """Who trains: new devices too, unless the round's tasks are stored or the method has a fixed fleet."""
@@ -206,15 +199,16 @@ class RunTrainer:
         return self.devices.fleet
 
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
-        """Ask each device how every center does on its samples: `look`, with losses of held-out samples.
+        """Ask each device how every center does on its samples, with losses of held-out ones.
 
         A run whose method assigns no device, or that has more centers than fit a probe, is returned as it is.
         """
         state = outcome.state
         if not state.assignment or len(state.centers) > MAX_MODELS:
             return outcome
-        models, batch = list(state.centers), self.batch
-        asked = Probe(models=models, want=self.look, split="test", batch=batch, seed=0)
+        program, batch = self.prepared.program, self.config.model.batch_size
+        want = look_of_a_device(program.loss, program.classes)
+        asked = Probe(models=list(state.centers), want=want, split="test", batch=batch, seed=0)
         run_id = self.store.states.run_id(outcome.run.name, lambda: secrets.token_hex(8))
         key = ExchangeKey(run_id, outcome.run.rounds + 1, 0)
         replies = ask(key, dict.fromkeys(sorted(state.assignment), asked), None, False)  # noqa: FBT003 - as Ask says

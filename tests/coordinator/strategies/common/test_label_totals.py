@@ -20,7 +20,6 @@ from coordinator.runtime.exchange.task_messages import prepare_tasks
 from coordinator.runtime.training_loop import RunTrainer
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
-from coordinator.storage.store import Store
 from coordinator.strategies.base import State
 from coordinator.strategies.common.label_totals import (
     MODEL_BYTES,
@@ -241,11 +240,11 @@ def test_a_coordinator_refuses_them_before_the_first_round(tmp_path: Path) -> No
         def let_in(self, *_: object) -> dict[str, int]:
             return {"a": 10, "b": 10}
 
-    store = Store(tmp_path / "store")
-    log = EventLog(tmp_path / "metrics.jsonl", store.events, lambda _: None, lambda: 0)
+    wired = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES))
+    store, log = wired.store, EventLog(tmp_path / "log", wired.store.events, lambda _: None, lambda: 0)
+    prepared = replace(wired.context.prepared, program=replace(program(), target=(40,)))
     trainer = RunTrainer(
-        seed=0, batch=8, store=store, event_log=log, meter=lambda: (0.0, 0, 0), federation="test",
-        program=replace(program(), target=(40,)), initial=start_of(), look=frozenset(), devices=Fleet(),  # type: ignore[arg-type]
+        config=wired.config, store=store, event_log=log, meter=lambda: (0.0, 0, 0), prepared=prepared, devices=Fleet(),  # type: ignore[arg-type]
     )  # fmt: skip
     with pytest.raises(ConfigError, match="40 label totals for each of 16 centers"):
         trainer.run(RunConfig(name="r", method="fedrc", rounds=2), make_method("fedrc", clusters=16), _never)
