@@ -157,7 +157,8 @@ class LiveExchange:
 
     def on_revoked(self, names: Collection[ClientId]) -> None:
         """These devices are not asked any more: neither the goal nor the quorum waits for them."""
-        self.sync()
+        self._receiver.sync()
+        self._count()
         gone = [cid for cid in sorted(names) if self.wants(cid)]
         left = self._rules.asked - (self._context.revoked() - self._rules.accepted.keys())
         self._rules.goal = min(self._rules.goal, len(left))
