@@ -92,12 +92,8 @@ class PlayedRound:
         """
         seen, until_s = set[int](), time.monotonic() + TASK_PATIENCE_S
         while not self._over.is_set():
-            if time.monotonic() > until_s:
-                raise NetworkError("the others do not answer", hint="run the drill again")
-            said = self.hostile.aside.popleft() if self.hostile.aside else self.hostile.hear()
-            if said is not None and said["k"] == "go":
-                self.hostile.send(said)
-            elif said is not None and said["k"] == "task" and said["exchange"] not in seen:
+            said = self._hear_task(until_s)
+            if said is not None and said["exchange"] not in seen:
                 seen.add(said["exchange"])
                 yield said
                 until_s = time.monotonic() + TASK_PATIENCE_S
@@ -109,12 +105,8 @@ class PlayedRound:
         """
         task, until_s = dict[str, Any](), time.monotonic() + PATIENCE_S
         while not self._over.is_set():
-            if time.monotonic() > until_s:
-                raise NetworkError("the others do not answer", hint="run the drill again")
-            said = self.hostile.aside.popleft() if self.hostile.aside else self.hostile.hear()
-            if said is not None and said["k"] == "go":
-                self.hostile.send(said)
-            elif said is not None and said["k"] == "task" and _place(said) != _place(task):
+            said = self._hear_task(until_s)
+            if said is not None and _place(said) != _place(task):
                 task, until_s = said, time.monotonic() + PATIENCE_S
                 yield task
             elif task and len(self.taken(task)) == len(self.honest):
@@ -122,6 +114,15 @@ class PlayedRound:
                 yield None
                 self._clock.ahead_s += STEP_S
                 self._settle_or_end(until_s)
+
+    def _hear_task(self, until_s: float) -> dict[str, Any] | None:
+        """The hostile device's task, if one has come; a credit is used up. Raises NetworkError after `until_s`."""
+        if time.monotonic() > until_s:
+            raise NetworkError("the others do not answer", hint="run the drill again")
+        said = self.hostile.aside.popleft() if self.hostile.aside else self.hostile.hear()
+        if said is not None and said["k"] == "go":
+            self.hostile.send(said)
+        return said if said is not None and said["k"] == "task" else None
 
     def taken(self, task: Mapping[str, Any]) -> set[str]:
         """The honest devices whose answer in the same exchange was taken."""
