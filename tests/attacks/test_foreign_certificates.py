@@ -5,9 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from tests.support.guarded_broker import (
     provision_federation,
     try_connect,
 )
+from tests.support.tls_listener import tls_listener
 
 MALLORY, VICTIM = "mallory", "victim"
 TOPICS = Topics(FEDERATION)
@@ -213,27 +213,11 @@ def test_a_device_cannot_pose_as_the_broker(tmp_path: Path) -> None:
         MqttTransport(url, "x", credentials=credentials, connect_timeout_s=1).connect()
 
 
-@contextmanager
-def impostor(certificate: Path, key: Path) -> Iterator[str]:
+def impostor(certificate: Path, key: Path) -> AbstractContextManager[str]:
     """A listener that speaks TLS with this certificate, and nothing else."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            while True:
-                try:
-                    plain, _ = server.accept()
-                except OSError:
-                    return
-                with closing(plain), suppress(OSError), tls.wrap_socket(plain, server_side=True) as link:
-                    link.recv(1)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield f"mqtts://localhost:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+    return tls_listener(tls, lambda link: link.recv(1))
 
 
 def test_the_files_of_another_device_are_named_before_anything_is_dialled(tmp_path: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import os
-import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +34,7 @@ from edge_client.transport.tls import (
 from tests.attacks.test_foreign_certificates import impostor
 from tests.edge_client.transport.test_mqtt import listening
 from tests.support.guarded_broker import now, provision_federation
+from tests.support.tls_listener import tls_listener
 
 YEAR = dt.timedelta(days=366)
 unclosed = pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")  # paho leaves a failed handshake's socket
@@ -152,31 +151,19 @@ def test_a_renewed_certificate_is_shown_at_the_next_connection(tmp_path: Path) -
     assert shown[0] == before != after
 
 
-@contextmanager
-def asking(work: Provisioner, shown: list[int]) -> Iterator[str]:
+def asking(work: Provisioner, shown: list[int]) -> AbstractContextManager[str]:
     """A listener that wants a client certificate, notes its serial number, and closes the connection."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(work.folder / "broker" / "server.crt", work.folder / "broker" / "server.key")
     tls.load_verify_locations(work.folder / "broker" / "ca.crt")
     tls.verify_mode = ssl.CERT_REQUIRED
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def serve() -> None:
-            while True:
-                try:
-                    plain, _ = server.accept()
-                except OSError:
-                    return
-                with closing(plain), suppress(OSError), tls.wrap_socket(plain, server_side=True) as link:
-                    certificate = link.getpeercert(binary_form=True)
-                    assert certificate is not None
-                    shown.append(x509.load_der_x509_certificate(certificate).serial_number)
+    def note(link: ssl.SSLSocket) -> None:
+        certificate = link.getpeercert(binary_form=True)
+        assert certificate is not None
+        shown.append(x509.load_der_x509_certificate(certificate).serial_number)
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield f"mqtts://localhost:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+    return tls_listener(tls, note)
 
 
 def test_a_warning_comes_thirty_days_before_the_end(keys: Provisioner) -> None:
