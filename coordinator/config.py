@@ -127,8 +127,8 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         try:
             check_federation(self.federation)
-        except (Malformed, ValueError) as wrong:
-            raise ConfigError(str(wrong), hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
+        except Malformed as wrong:
+            raise ConfigError(wrong.words, hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
         if not isinstance(self.teach_newcomers, bool):
             raise ConfigError(f"teach-newcomers is {self.teach_newcomers!r}", hint="true or false")
         if not isinstance(self.keep_rounds, int) or self.keep_rounds < 0 or self.keep_rounds == 1:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edge_client.engines.base import DEVICES, ENGINES
-from edge_client.errors import ConfigError, FedcentersError
+from edge_client.errors import ConfigError, FedcentersError, Malformed
 from edge_client.protocol.topics import check_cid, check_federation
 from edge_client.toml_files import parse_toml
 
@@ -96,7 +96,7 @@ def _read(key: str, value: object, folder: Path, where: str) -> Any:  # noqa: AN
     try:
         return reader(value, folder)
     except (FedcentersError, ValueError) as wrong:
-        message = wrong.message if isinstance(wrong, FedcentersError) else str(wrong)
+        message = wrong.words if isinstance(wrong, Malformed) else getattr(wrong, "message", str(wrong))
         raise ConfigError(f"{where}: {key} = {value!r}: {message}", hint=hint) from wrong
 
 

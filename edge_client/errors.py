@@ -125,7 +125,7 @@ class Malformed(ProtocolError):
         if not code.isidentifier():
             raise ValueError(f"{code!r:.80} is no code of an answer")
         super().__init__(f"{code}: {message}")
-        self.code = code
+        self.code, self.words = code, message  # the words alone are for people
 
 
 class ProgramRefused(ProtocolError):

@@ -83,7 +83,8 @@ class DashboardView:
         }
         messages = self._add_devices(status["presence"])
         messages += self._describe(status["devices"])
-        states = device_states(status["presence"], exchange, self._late)
+        forgotten = dict.fromkeys(self.devices, "away")  # revoked, or it made room for another one
+        states = forgotten | device_states(status["presence"], exchange, self._late)
         changed: dict[int, list[int]] = {}
         for cid, state in states.items():
             number, code = self.devices.get(cid), _NUMBER[state]

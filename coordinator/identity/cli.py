@@ -152,8 +152,8 @@ def provision(  # noqa: PLR0913 - a command line
     told += [f"the unused token of {cid} is taken back; --token {cid} makes a new one" for cid in work.withdrawn]
     for hint in (*told, *_hints(folder, work, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
-    if check and found["expiring"]:
-        raise ConfigError("certificates end soon", hint=_ways_to_renew(work, found))
+    if check:
+        _fail_where_one_ends(work, found)
 
 
 @handle_errors
@@ -199,6 +199,27 @@ def _authority_ends(work: Provisioner) -> bool:
     from coordinator.identity.provisioning import AUTHORITY_NAME
 
     return any(each.name == AUTHORITY_NAME for each in work.expiring_soon())
+
+
+def _fail_where_one_ends(work: Provisioner, found: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a certificate ends soon, of our authority or the browsers' listener's from elsewhere."""
+    web = _foreign_web_end(work)
+    ways = [_ways_to_renew(work, found)] if found["expiring"] else []
+    ways += ["renew web.crt where it came from, and start mosquitto again: SIGHUP does not read it"] if web else []
+    if ways:
+        raise ConfigError(web or "certificates end soon", hint="; ".join(ways))
+
+
+def _foreign_web_end(work: Provisioner) -> str:
+    """What to say of a browsers' certificate of another authority that ends within WARNING_DAYS, or has; else ""."""
+    from edge_client.transport.tls import read_certificate
+    from export.serve.renewed_certificate import WARNING_DAYS
+
+    path = work.folder / "broker" / "web.crt"
+    if not path.exists() or work.web_is_ours():
+        return ""
+    days = (read_certificate(path).not_valid_after_utc - work.now).days
+    return f"{path} {_end_in_words(days)}" if days < WARNING_DAYS else ""
 
 
 def _ways_to_renew(work: Provisioner, found: Mapping[str, Any]) -> str:
@@ -302,6 +323,7 @@ def _facts(work: Provisioner) -> dict[str, Any]:
         "phones": work.web.names(),
         "expiring": [{"name": each.name, "days": each.days} for each in work.expiring_soon()],
         "tokens": [each.cid for each in tokens if not each.used and each.expires_s > now_s],
+        "tokens_expired": [each.cid for each in tokens if not each.used and each.expires_s <= now_s],
         "tokens_tried_twice": [each.cid for each in tokens if each.refused],
     }
 
@@ -316,7 +338,14 @@ def _in_words(found: dict[str, Any]) -> str:
     lines += [f"{each['name']} {_end_in_words(each['days'])}" for each in found["expiring"]]
     lines += [f"{cid} was revoked" for cid in found["revoked"]]
     lines += [f"{cid} has a link: {found['folder']}/devices/{cid}/link.txt" for cid in found["phones"]]
-    lines += [f"{cid} has a token that waits to be used" for cid in found["tokens"]]
+    from coordinator.identity.tokens import TOKEN_LIFETIME_HOURS
+
+    waits = f"has a token that waits to be used, for {TOKEN_LIFETIME_HOURS:g} hours after it was made"
+    lines += [f"{cid} {waits}" for cid in found["tokens"]]
+    lines += [
+        f"the token of {cid} ended before it was used: --token {cid} makes another one"
+        for cid in found["tokens_expired"]
+    ]
     lines += [
         f"the token of {cid} was tried again with another key: was it stolen?" for cid in found["tokens_tried_twice"]
     ]

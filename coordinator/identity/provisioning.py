@@ -63,7 +63,7 @@ class ProvisionPlan:
         try:
             check_federation(self.federation)
         except Malformed as wrong:
-            raise ConfigError(wrong.message, hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
+            raise ConfigError(wrong.words, hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
         if not self.hosts or any(not h.isascii() or not h or set(h) & set(" /@") for h in self.hosts):
             raise ConfigError(f"hosts are {list(self.hosts)}", hint="--host broker.example, as devices will dial it")
 
@@ -179,11 +179,8 @@ class Provisioner:
             return
         folder, stem = self._place(name)
         if not self.authority.certificates_of(name):
-            hint = (
-                f"use a device's name or {broker_acl.COORDINATOR_CLIENT_ID}; `provision --check --json` lists the names"
-            )
-            raise ConfigError(f"{name} has no certificate", hint=hint)
-        if name == WEB_NAME and not self._web_is_ours():
+            raise ConfigError(f"{name} has no certificate", hint="`provision --check --json` lists the names")
+        if name == WEB_NAME and not self.web_is_ours():
             raise ConfigError(f"{folder / 'web.crt'} is not of this authority", hint="renew it where it came from")
         if not (folder / f"{stem}.key").exists():
             self._token(folder, name)
@@ -211,7 +208,7 @@ class Provisioner:
         revoked = revocation.revoked_serials(self.authority)
         newest = {name: self.authority.certificates_of(name)[-1] for name in self.authority.issued_names()}
         current = {name: c for name, c in newest.items() if c.serial_number not in revoked}
-        if not self._web_is_ours():
+        if not self.web_is_ours():
             current.pop(WEB_NAME, None)
         current[AUTHORITY_NAME] = self.authority.certificate
         return sorted(
@@ -236,7 +233,7 @@ class Provisioner:
         try:
             check_cid(cid)
         except Malformed as wrong:
-            raise ConfigError(wrong.message, hint="a device id: letters, digits, '_' and '-', at most 64") from wrong
+            raise ConfigError(wrong.words, hint="a device id: letters, digits, '_' and '-', at most 64") from wrong
         folder = self.folder / "devices" / cid
         if cid in WORDS_OF_RENEW and not folder.exists():
             raise ConfigError(f"{cid} is a word of --renew", hint="give the device another name")
@@ -272,11 +269,11 @@ class Provisioner:
     def _web_server(self) -> None:
         """Write a certificate for the browsers' listener, unless there is one; the operator may replace it."""
         folder, hosts = self.folder / "broker", self.plan.hosts
-        if (folder / "web.crt").exists() and not self._web_is_ours():
+        if (folder / "web.crt").exists() and not self.web_is_ours():
             return
         self._certify(folder, "web", lambda key: self.authority.issue_server(key, WEB_NAME, hosts, self.now))
 
-    def _web_is_ours(self) -> bool:
+    def web_is_ours(self) -> bool:
         """Whether this authority issued the certificate of the browsers' listener."""
         path = self.folder / "broker" / "web.crt"
         return path.exists() and read_certificate(path) in self.authority.certificates_of(WEB_NAME)

@@ -36,7 +36,9 @@ def revoke_certificates(authority: CertificateAuthority, name: str, now: dt.date
     with _locked(authority.folder):
         certificates = authority.certificates_of(name) if name in authority.issued_names() else []
         if not certificates:
-            raise ConfigError(f"no certificate was made for {name!r}", hint="`provision --check` lists the names")
+            raise ConfigError(
+                f"no certificate was made for {name!r}", hint="`provision --check --json` lists the names"
+            )
         fresh = [c for c in certificates if c.serial_number not in revoked_serials(authority)]
         if fresh:
             builder = x509.RevokedCertificateBuilder().revocation_date(now)

@@ -74,6 +74,12 @@ def flash_board(options: argparse.Namespace) -> int:
     settings |= {"data": options.data} if options.data else {}
     entries = compose_files(profile, settings, who, python=python, options=options)
     told = _write(entries, options, remote, board)
+    if who.token is not None and told.get("changed", 1):
+        print(
+            f"its token becomes a certificate at the first start: until then `fedcenters-coordinator enrol` has to run "
+            f"at {settings['enrol-url']}, and the token ends a day after `provision --token` made it",
+            file=sys.stderr,
+        )
     if options.json:
         print(json.dumps({"board": profile.name, "device": options.device_id, "python": python, **told}))
     for note in profile.notes:

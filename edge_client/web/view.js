@@ -8,7 +8,7 @@ const AFTER_TRAINING = ["export", "serve"];
 const FULL = "This phone has no room left for this page: it takes no more samples and cannot train. What is here is safe. Free some room: it then goes on by itself.";
 const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
-const SENT = { delta: "the change of the model", stats: "some statistics", masked: "a part of a masked sum" };
+const SENT = { delta: "the change of the model", stats: "what was measured on your samples", masked: "a part of a masked sum" };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
 function waitingFor({ doing, here, needed, round, of, newcomers }) {
@@ -162,7 +162,8 @@ export class View {
     this.part("sent").textContent = bytes(sent);
     if (!result) return;
     const how = result.status === null ? "waits to be sent" : "was sent";
-    this.showProgress(`Last time: round ${result.key.round}, ${SENT[result.what]} ${how}.`, 1);
+    const when = result.what === "stats" ? "" : `round ${result.key.round}, `; // those after the last round are of a round more
+    this.showProgress(`Last time: ${when}${SENT[result.what]} ${how}.`, 1);
   }
 
   /** The model that samples are for: {input, target, loss}, with `parts` where a sample is several arrays in one row. */
@@ -282,9 +283,9 @@ export class View {
     const fits = fit ? `It fits ${fit}.` : "Whether it fits your samples is not known: this run taught nothing to tell it by (a coordinator with teach-newcomers and five devices or more does).";
     const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} ${heldOut ? "held-out " : ""}samples.`;
     this.part("center").textContent =
-      center === null ? "No center fits your samples." : `Center ${center} is nearest. ${fits}${right}`;
+      center === null ? "No center fits your samples. Look at their labels and their scale; else no device that trained has samples like these." : `Center ${center} is nearest. ${fits}${right}`;
     const least = Math.min(...losses);
-    const share = (loss) => Math.exp(least - loss); // how likely it makes a sample, beside the best center
+    const share = (loss) => (center === null ? 0 : Math.exp(least - loss)); // how likely it makes a sample, beside the best center
     this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, share(loss), loss.toFixed(2), k === center)));
     this.part("losses-title").hidden = false;
     this.part("trying").hidden = !classify || accuracy === undefined || !this.drawable(input); // no classes, or nothing to draw

@@ -69,7 +69,8 @@ def _tell_end(certificate: Path) -> None:
     left = ends - dt.datetime.now(dt.timezone.utc)
     if left < dt.timedelta(days=WARNING_DAYS):
         what = "has ended, and clients refuse it" if left < dt.timedelta() else f"ends in {left.days} days"
-        log.warning("%s %s (%s); put a new one in its place, it is read at once", certificate, what, f"{ends:%Y-%m-%d}")
+        then = "put a new one in its place: this server reads it at once"
+        log.warning("%s %s (%s); %s", certificate, what, f"{ends:%Y-%m-%d}", then)
 
 
 def _stamps(*files: Path) -> FileStamps | None:

@@ -10,9 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from coordinator.models.registry import build_model
 from edge_client.nearest.choose_center import RULE_NAMES
 from emulator.cli import app as emulator
 from export.cli import app as export
@@ -48,6 +53,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
                 else:
                     result = CliRunner().invoke(APPS[name], arguments)
                     assert result.exit_code == 0, f"{command}: {result.output}"
+    said["folder"] = str(folder)
     try:
         yield said
     finally:
@@ -99,6 +105,21 @@ def test_inputs_that_nobody_has_are_answered_none(told: dict[str, str]) -> None:
     assert answer["why"]
     table = PAGE.split("\n| field | content |\n")[1].split("\n\n")[0]
     assert set(answer) == {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+
+
+def test_the_script_makes_a_file_of_the_personal_model(told: dict[str, str]) -> None:
+    folder = Path(told["folder"])
+    (path,) = (folder / "state").glob("personal-*.onnx")
+    x = np.load(folder / "samples" / "train.npz")["x"]
+    net = build_model("digits-mlp", seed=0).module.eval()
+    net.load_state_dict(load_file(path.with_suffix(".safetensors")), strict=False)
+    expected = net(torch.from_numpy(x)).detach().numpy()
+    personal, center = (
+        onnxruntime.InferenceSession(path.with_stem(path.stem.replace("personal", name))).run(["logits"], {"x": x})[0]
+        for name in ("personal", "center")
+    )
+    np.testing.assert_allclose(personal, expected, atol=1e-4)
+    assert np.abs(personal - center).max() > 1e-2  # of the size of scores around 5
 
 
 def test_every_way_has_its_row() -> None:

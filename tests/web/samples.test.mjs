@@ -63,6 +63,11 @@ test("a first line with a missing value is no header, and is refused as every ot
   assert.equal(readCsv(",b,label\n1,2,0\n", PLANE).length, 1);
 });
 
+test("what is no number is named with its column, and a class that has a name with the numbers that labels are", () => {
+  assert.throws(() => readCsv("1,2,0\n1,x,0\n", PLANE), /^RangeError: line 2 holds something that is no number: “x” in column 2$/);
+  assert.throws(() => readCsv("1,2,0\n1,2,Walking\n", PLANE), /“Walking” in column 3, the label; labels are 0 to 2$/);
+});
+
 test("every fifth sample is held out, the last one can be removed, and there is a limit", async () => {
   const store = new MemoryStore();
   let changes = 0;

@@ -24,6 +24,29 @@ test("a fit that is not known is told with the reason, and a known one without",
   assert.match(page.parts.center.textContent, /right for 3 of 4 samples\.$/);
 });
 
+test("no bar is full where no center fits, and what to look at is told", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const shares = [];
+  view.makeBar = (_, share) => shares.push(share);
+  view.showCenter({ ...HOME, center: null, fit: "none" });
+  assert.deepEqual(shares, [0, 0]);
+  assert.match(page.parts.center.textContent, /^No center fits your samples\. Look at their labels and their scale/);
+  view.showCenter(HOME);
+  assert.equal(shares.at(-1), 1);
+});
+
+test("what was sent last is told of a page that is opened again, statistics without a round", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const told = (what) => {
+    view.showRounds({ result: { what, status: "ok", key: { round: 9 } }, done: 8, sent: 0 });
+    return page.parts.doing.textContent;
+  };
+  assert.equal(told("stats"), "Last time: what was measured on your samples was sent.");
+  assert.equal(told("delta"), "Last time: round 9, the change of the model was sent.");
+});
+
 test("a bar is shown only for work with a known share", () => {
   const page = plainPage();
   const view = new View(page);

@@ -136,7 +136,12 @@ export function readCsv(text, { input, target, loss, parts = [] }, scale = 1) {
     if (values.length !== width + outputs) {
       throw new RangeError(`line ${number} has ${values.length} columns; the model reads ${width} values and ${outputs} to predict`);
     }
-    if (!values.every(Number.isFinite)) throw new RangeError(`line ${number} holds something that is no number`);
+    const wrong = values.findIndex((value) => !Number.isFinite(value));
+    if (wrong >= 0) {
+      const isLabel = wrong === place && loss !== "squared-error";
+      const found = `“${cells(line)[wrong].slice(0, 40)}” in column ${wrong + 1}${isLabel ? `, the label; labels are 0 to ${target.at(-1) - 1}` : ""}`;
+      throw new RangeError(`line ${number} holds something that is no number: ${found}`);
+    }
     const row = [...values.slice(0, place), ...values.slice(place + outputs)];
     const x = Float32Array.from(row, (value, at) => {
       const { name, kind = "float" } = columns[at] ?? {};

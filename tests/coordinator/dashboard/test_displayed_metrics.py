@@ -122,6 +122,13 @@ def test_of_the_fleet_only_what_has_changed_is_told() -> None:
     assert (kind, told) == ("fleet", {"states": [[DEVICE_STATES.index("idle"), [1]]]})
 
 
+def test_a_device_that_was_revoked_is_away_and_no_longer_idle() -> None:
+    view = DashboardView()
+    view.status(seen())
+    ((kind, told),) = view.status(seen(presence={"d1": "sleep"}))  # the coordinator forgets a revoked device
+    assert (kind, told) == ("fleet", {"states": [[DEVICE_STATES.index("away"), [0]]]})
+
+
 def test_a_device_that_announces_more_samples_is_shown_with_them() -> None:
     view = DashboardView()
     view.event({**joined(0), "n": 0})

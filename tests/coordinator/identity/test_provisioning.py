@@ -101,7 +101,7 @@ def test_devices_that_dial_another_port_or_none_are_named(tmp_path: Path) -> Non
 def test_a_certificate_that_has_ended_is_not_told_to_end_in_less_than_no_days() -> None:
     found = {"folder": "keys", "federation": "demo", "broker": "", "names": [], "made": 0, "revoked": [], "phones": []}
     ended = [{"name": "pi-1", "days": -366}, {"name": "pi-2", "days": 14}]
-    told = _in_words({**found, "expiring": ended, "tokens": [], "tokens_tried_twice": []})
+    told = _in_words({**found, "expiring": ended, "tokens": [], "tokens_expired": [], "tokens_tried_twice": []})
     assert told.splitlines()[1:] == ["pi-1 expired 366 days ago", "pi-2 expires in 14 days"]
 
 

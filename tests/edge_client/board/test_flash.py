@@ -152,6 +152,15 @@ def test_a_token_is_put_once_and_not_again_when_the_board_has_used_it(desk: Flas
     assert not token.exists()
 
 
+def test_who_flashes_a_token_is_told_what_has_to_run_at_the_first_start(
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.flash("--rootfs", str(card), device="shed") == 0
+    assert "the token ends a day after `provision --token` made it" in capsys.readouterr().err
+    assert desk.flash("--rootfs", str(card)) == 3
+    assert "its token" not in capsys.readouterr().err
+
+
 def use_up(token: Path) -> None:
     """What a board leaves where its token was."""
     (token.parent / "token.used").write_text(hashlib.sha256(token.read_bytes()).hexdigest() + "\n")
