@@ -95,6 +95,7 @@ class Server:
         try:
             self.session = self._lead()
             self.session.transport.connect()
+            self._subscribe(self.session)
             self._serve(self.session)
         except ServerStopped:
             pass
@@ -177,6 +178,11 @@ class Server:
             status=status,
             controls=self._controls,
         )
+
+    @staticmethod
+    def _subscribe(session: EventLoop) -> None:
+        """Hear the devices before anything is said: the answer to a task that is quicker than this would be lost."""
+        session.run_until(lambda: session.sender.link > 0)
 
     def _serve(self, session: EventLoop) -> None:
         config, epoch = self._config, session.sender.epoch

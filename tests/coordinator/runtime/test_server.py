@@ -200,3 +200,19 @@ def test_a_device_hears_of_no_compiling_when_a_coordinator_with_a_stored_program
     fed.start_coordinator()
     fed.finish()
     assert [event for told in fed.told.values() for event in told if event.get("doing") == "compile"] == []
+
+
+def test_a_coordinator_that_starts_again_says_nothing_before_it_hears_the_answers(tmp_path: Path) -> None:
+    """Its first tasks came before its subscription: what a device said at once was lost, and said again much later."""
+    fed = Federation.of(tmp_path)
+    fed.start()
+    fed.world.run(lambda: fed.live is not None)
+    fed.world.kill("coordinator.0")
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.finish()
+    again = [record for record in spy.records() if record["epoch"] == 2]
+    assert again[0]["link"] == 1  # as each connection of the coordinator is called once it has subscribed
+    first = spy.said("task")[0]
+    assert (first["epoch"], int(first["id"].split("-")[1]) > int(again[0]["id"].split("-")[1])) == (2, True)
+    fed.world.end()
