@@ -20,6 +20,7 @@ from coordinator.identity.signing_key import open_signing_key
 from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.metrics import scoring_of
+from coordinator.rounds.privacy_accounting import check_private
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -71,6 +72,7 @@ class Server:
     ) -> None:
         for run in config.runs:
             strategy = make_strategy(run, config)  # raises for a wrong method or setting before anything is done
+            check_private(strategy)
             if config.round.asynchronous is not None:
                 check_asynchronous(strategy, {})
         accept_settings(config, store)

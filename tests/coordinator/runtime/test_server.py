@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.config_sections import RunConfig
+from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol import messages
 from tests.support import softmax_program
@@ -103,6 +104,24 @@ def test_a_wrong_method_is_told_before_anything_is_done(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, runs=runs)
     fed.start_coordinator()
     with pytest.raises(ConfigError, match="learning-rat"):
+        fed.finish()
+    assert not (fed.config.folder / "metrics.jsonl").exists()
+
+
+class RoundOfItsOwn(FedAvg):
+    """Nothing says that it adds the noise."""
+
+    def round(self, *args: Any) -> Any:  # noqa: ANN401 - of FedAvg
+        return super().round(*args)
+
+
+def test_noise_that_a_method_may_ignore_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    """It was refused when the program had been compiled and the devices had come."""
+    method = f"{__name__}:RoundOfItsOwn"
+    runs = (RunConfig(method=method, rounds=1, name="x", settings={"privacy-noise": 1.0}),)
+    fed = Federation.of(tmp_path, runs=runs, start_timeout_s=60.0)
+    fed.start_coordinator()
+    with pytest.raises(ConfigError, match="which has a `round` of its own"):
         fed.finish()
     assert not (fed.config.folder / "metrics.jsonl").exists()
 
