@@ -195,7 +195,8 @@ def attack_drill(
 def _tell(event: Mapping[str, Any]) -> None:
     """Print one line for an event on stderr; an error is printed by the command that it ends."""
     if event["event"] != "error":
-        write_stderr(format_run_event(event))
+        name = f"{event['among']}: " if "among" in event else ""  # of several federations
+        write_stderr(f"{name}{format_run_event(event)}")
 
 
 MOST_NAMES = 5  # of devices, in a line

@@ -74,8 +74,9 @@ def run_service(
     with ExitStack() as stack:
         stack.enter_context(_private_files())
         stores = [stack.enter_context(closing(open_store(config))) for config in settings]
+        tells = [_with_name(tell, config) if len(settings) > 1 else tell for config in settings]
         counter = _DeviceCounter(
-            tell, sum(len(s.states.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
+            sum(len(s.states.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
         )
         logs = [
             stack.enter_context(
@@ -84,8 +85,8 @@ def run_service(
             for c in settings
         ]
         federations = [
-            _FederationThread(config, store, _call_both(log, counter.watch(config)), tell, insecure=insecure)
-            for config, store, log in zip(settings, stores, logs, strict=True)
+            _FederationThread(config, store, _call_both(log, counter.watch(config, say)), say, insecure=insecure)
+            for config, store, log, say in zip(settings, stores, logs, tells, strict=True)
         ]
         for federation, endpoint in zip(federations, endpoints, strict=True):
             if endpoint is not None:
@@ -122,6 +123,11 @@ def _call_both(first: EventReporter, second: EventReporter) -> EventReporter:
         second(event)
 
     return tell
+
+
+def _with_name(tell: EventReporter, config: CoordinatorConfig) -> EventReporter:
+    """`tell` with one more field, `among`: which of several federations it is."""
+    return lambda event: tell({**event, "among": config.federation})
 
 
 class _FederationThread:
@@ -227,16 +233,15 @@ class _SignalWaiter:
 class _DeviceCounter:
     """Counts devices that join over the embedded broker, and warns once when there are too many for it."""
 
-    def __init__(self, tell: EventReporter, known: int) -> None:
-        self._tell, self._known, self._lock, self._told = tell, known, threading.Lock(), False
+    def __init__(self, known: int) -> None:
+        self._known, self._lock, self._told = known, threading.Lock(), False
         self._advise()
 
-    def watch(self, config: CoordinatorConfig) -> EventReporter:
-        """The `watch` of one federation."""
-        return self._joined if _embedded(config) else self._tell
+    def watch(self, config: CoordinatorConfig, tell: EventReporter) -> EventReporter:
+        """The `watch` of one federation, which tells of its events by `tell`."""
+        return _call_both(tell, self._count) if _embedded(config) else tell
 
-    def _joined(self, event: Mapping[str, Any]) -> None:
-        self._tell(event)
+    def _count(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "joined":
             with self._lock:
                 self._known += 1

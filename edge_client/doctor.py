@@ -345,7 +345,8 @@ def _memory(config: ClientConfig) -> str:
     if free is None:
         return "unknown"
     if free < config.min_free_memory_mib:
-        raise CheckFailed(f"{free} MiB available", "stop something else, or choose engine = litert")
+        hint = "stop something else, choose engine = litert, or in a container raise its memory limit"
+        raise CheckFailed(f"{free} MiB available", hint)
     return f"{free} MiB available"
 
 

@@ -78,6 +78,8 @@ class PlayedRound:
         self._server, self._clock, self._over = server, clock, threading.Event()
         self._failure: BaseException | None = None
         self._taken = defaultdict[tuple[int, int], set[str]](set)  # honest devices, by round and exchange
+        self._settling = threading.Condition()  # guards the next one
+        self._unsettled = set[str]()  # honest devices that may have to deal with what the coordinator told them
         self._lead = threading.Thread(target=self._serve, daemon=True)
         self._others = [threading.Thread(target=self._live, args=(one,), daemon=True) for one in self.honest]
 
@@ -129,14 +131,29 @@ class PlayedRound:
         return self._taken[_place(task)]
 
     def pass_time(self, seconds: float) -> None:
-        """Set the coordinator's clock forward, and wait until it has dealt with that and all that we sent."""
+        """Set the coordinator's clock forward, and wait until all have dealt with that.
+
+        On a busy machine an honest device would otherwise lose its turn, which ends after seconds of that clock.
+        """
         self._clock.ahead_s += seconds
         self.settle()
+        if self.may_answer.is_set():
+            self._settle_others()
 
     def settle(self) -> None:
         """Return when the coordinator has dealt with all that the hostile device sent."""
         if not self._settle_or_end(time.monotonic() + PATIENCE_S):
             raise NetworkError("the coordinator does not answer", hint="run the drill again")
+
+    def _settle_others(self) -> None:
+        """Return when each honest device has dealt with all that the coordinator told it."""
+        with self._settling:
+            self._unsettled = {device.name for device in self.honest}
+        for device in self.honest:
+            device.link.transport.wake()
+        with self._settling:
+            if not self._settling.wait_for(lambda: not self._unsettled or self._over.is_set(), PATIENCE_S):
+                raise NetworkError("the others do not answer", hint="run the drill again")
 
     def _settle_or_end(self, until_s: float) -> bool:
         """Whether the coordinator has dealt with all that the hostile device sent; else it ended, or takes too long."""
@@ -193,13 +210,23 @@ class PlayedRound:
             self._failure = wrong
         finally:
             self._over.set()
+            with self._settling:
+                self._settling.notify_all()
 
     def _live(self, device: PlayedDevice) -> None:
+        asked = ""  # the request whose answer follows all that it was told
         while not self._over.is_set():
+            if not asked and device.name in self._unsettled:
+                asked = device.say("get", sha256=SHA256, block=4096, at=[[0, 1]])
             said = device.hear()
             if said is None:
                 continue
-            if said["k"] == "task":
+            if said["k"] == "err" and said.get("re") == asked:
+                asked = ""
+                with self._settling:
+                    self._unsettled.discard(device.name)
+                    self._settling.notify_all()
+            elif said["k"] == "task":
                 self.may_answer.wait()
                 if said.get("stage") in device.refuses:
                     device.refuse(said)

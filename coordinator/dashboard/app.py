@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,7 +31,7 @@ from coordinator.dashboard.event_hub import Hub, PageStream
 from coordinator.dashboard.side_panels import EMPTY_PANELS, SidePanels
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import validators
-from export.serve.http_gate import create_gated_app, read_json, require_json_type, security_headers
+from export.serve.http_gate import RangedFile, create_gated_app, read_json, require_json_type, security_headers
 
 MAX_BODY_BYTES = 4 << 10
 HEARTBEAT_S = 10.0  # between two comments on a stream without events
@@ -134,7 +134,7 @@ class _DashboardHandlers:
         path = None if bundle is None else bundle.path(request.path_params["path"])
         if path is None:
             raise HTTPException(404, "the bundle has no such file")
-        return FileResponse(path, filename=path.name, media_type="application/octet-stream")
+        return RangedFile(path, filename=path.name, media_type="application/octet-stream")
 
     async def join(self, request: Request) -> Response:
         """By the address of the page, perhaps of a proxy with TLS; a false header changes its sender's links only."""

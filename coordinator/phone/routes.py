@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from coordinator import local_broker as brokers
@@ -32,7 +32,7 @@ from coordinator.phone import vendored_files
 from coordinator.phone.page_files import INDEX, MEDIA_TYPES, PageFile, read_page_files
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError, FedcentersError
-from export.serve.http_gate import security_headers
+from export.serve.http_gate import RangedFile, security_headers
 
 RELATIVE_PATH = f"{PHONE_PATH.lstrip('/')}/"  # a redirect to it keeps a proxy's path
 FOR_EVER = "public, max-age=31536000, immutable"  # what is below a version's folder never changes
@@ -110,7 +110,8 @@ class _PhoneHandlers:
         headers = {**self._headers, "Cache-Control": FOR_EVER, "Vary": "Accept-Encoding"}
         if zipped:
             headers["Content-Encoding"] = "gzip"
-        return FileResponse(path, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
+        media = MEDIA_TYPES[Path(name).suffix]
+        return RangedFile(path, media_type=media, headers=headers, of_errors=self._headers)
 
     async def join(self, _: Request) -> Response:
         """The public facts that a browser needs before it connects.

@@ -27,24 +27,30 @@ from edge_client.protocol.task import Schema
 RELEASES_KEY = "private-releases"
 
 
+def check_private(strategy: Strategy) -> None:
+    """Raise ConfigError for what can be told before there is a model.
+
+    That are options that a user's method may ignore, and an accountant that is not installed.
+    """
+    if isinstance(strategy, LocalSgd):
+        check_applied(strategy, strategy.server)
+        if strategy.server.privacy_noise:
+            epsilon_spent(strategy.server.privacy_noise, 1, strategy.server.privacy_delta)
+
+
 def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], bytes]) -> Strategy:
     """A private method with the noise key that `secret` returns; any other method as it is.
 
-    Raises ConfigError for a model that the noise cannot protect, and for options that a user's method may ignore.
+    Raises ConfigError for a model that the noise cannot protect, and what `check_private` raises.
     """
-    if not isinstance(strategy, LocalSgd):
-        return strategy
-    check_applied(strategy, strategy.server)
-    if not strategy.server.privacy_noise:
+    check_private(strategy)
+    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
         return strategy
     if schema.size > schema.n_params:
         raise ConfigError(
             "running statistics (batch norm) have no bound that noise could follow",
             hint="use a model with group norm, or set privacy-noise = 0",
         )
-    epsilon_spent(
-        strategy.server.privacy_noise, 1, strategy.server.privacy_delta
-    )  # raises if the accountant is not installed
     if strategy.server.secure != "off":  # devices draw the noise
         return strategy
     return cast("Strategy", replace(strategy, server=replace(strategy.server, secret=secret())))

@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from coordinator.runtime.block_server import BlockServer
@@ -18,6 +18,7 @@ from coordinator.runtime.exchange.current_exchange import Live
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.runtime.status_reporter import StatusReporter
 from coordinator.storage.exchange_store import ExchangeKey
+from edge_client.errors import NetworkError
 from edge_client.transport.base import Connected, Disconnected, Message, Transport
 from edge_client.transport.clock import Clock
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 PACKET_ROOM_BYTES = 512  # of a packet, beside the block: its header and topic
 MAX_WAIT_S = 1.0  # the longest wait of the event loop
 MAX_UNSYNCED_S = 0.1  # an update waits so long for others, while messages come without a pause
+MANY_CUTS, SHORT_S = 10, 60.0  # with the pauses before each new connection they take about five minutes
 MAX_LATE_S = 10.0  # a wait that ends later than that was interrupted; a busy machine is less late
 
 
@@ -43,6 +45,33 @@ def lost_broker(reason: str, block: int) -> str:
         f"the broker is gone ({reason}): {why}. Set its {option} to {least} or more, "
         "or `block` in the coordinator's file to less; connecting again"
     )
+
+
+class ShortConnections:
+    """Connections that the broker cut soon, one after another, while an exchange got no answer.
+
+    No deadline runs while there is no broker, so nothing else would end a run whose broker cuts it at each block.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = -math.inf
+        self._row: tuple[object, int] = (None, 0)  # where the exchange is, and how many were cut there
+
+    def begin(self, now_s: float) -> None:
+        self._began_s = now_s
+
+    def cut(self, now_s: float, place: object, reason: str) -> None:
+        """One was cut; `place` is None without an exchange. Raises NetworkError after MANY_CUTS."""
+        soon = place is not None and now_s < self._began_s + SHORT_S
+        count = (self._row[1] if place == self._row[0] else 0) + 1 if soon else 0
+        self._row = (place, count)
+        if count >= MANY_CUTS:
+            raise NetworkError(
+                f"the broker has cut the connection {count} times, each within {SHORT_S:.0f} s, and no answer came "
+                f"meanwhile ({reason})",
+                hint="look into the broker's log: does it take no message as large as a `block`, or does another "
+                "client have this one's name? Then start again, which continues",
+            )
 
 
 class ServerStopped(Exception):
@@ -107,6 +136,7 @@ class EventLoop:
     dispatcher: Dispatcher
     status: StatusReporter
     controls: Controls
+    connections: ShortConnections = field(default_factory=ShortConnections)
 
     def run_until(self, done: Callable[[], bool], until_s: float = math.inf) -> bool:
         """Take events until `done`; -> False when `until_s` came first. Raises ServerStopped."""
@@ -182,13 +212,22 @@ class EventLoop:
             self._on_connected()
         elif isinstance(event, Disconnected):
             log.warning("%s", lost_broker(event.reason, self.sender.block))
+            self.connections.cut(self.clock.now_s(), self._place(), event.reason)
             self.clock.stop()
             self.status.tell_broker(here=False)
         return event is not None
 
+    def _place(self) -> object:
+        """How far the open exchange is; None without one."""
+        if (live := self.dispatcher.exchange.live) is None:
+            return None
+        found = live.progress()
+        return live.key, found["answered"], (found.get("updates") or {}).get("counted")
+
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""
         self.clock.go_on()
+        self.connections.begin(self.clock.now_s())
         if self.sender.link:
             log.warning("the broker is back")
             self.status.tell_broker(here=True)

@@ -18,6 +18,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.identity.revoked_list import RevokedList
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.rounds.asynchronous.options import check_asynchronous
+from coordinator.rounds.privacy_accounting import check_private
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -69,6 +70,7 @@ class Server:
     ) -> None:
         for run in config.runs:
             strategy = make_strategy(run, config)  # raises for a wrong method or setting before anything is done
+            check_private(strategy)
             if config.round.asynchronous is not None:
                 check_asynchronous(strategy, {})
         accept_settings(config, store)
@@ -93,6 +95,7 @@ class Server:
         try:
             self.session = self._lead()
             self.session.transport.connect()
+            self._subscribe(self.session)
             self._serve(self.session)
         except ServerStopped:
             pass
@@ -175,6 +178,11 @@ class Server:
             status=status,
             controls=self._controls,
         )
+
+    @staticmethod
+    def _subscribe(session: EventLoop) -> None:
+        """Hear the devices before anything is said: the answer to a task that is quicker than this would be lost."""
+        session.run_until(lambda: session.sender.link > 0)
 
     def _serve(self, session: EventLoop) -> None:
         config, epoch = self._config, session.sender.epoch

@@ -197,7 +197,7 @@ class MLflowTracker(Tracker):
     """A run of its own per method, on the server of MLFLOW_TRACKING_URI, in the experiment mlflow:NAME.
 
     Its id is kept in `folder`/mlflow.json: a run that goes on has its later rounds in the same one. MLflow forgets no
-    number: a round that is played again, from an earlier checkpoint, has its numbers twice there.
+    number, so a round that is played again, from an earlier checkpoint with the same numbers, is not told again.
     """
 
     def __init__(self, folder: Path, option: str, config: Mapping[str, Any]) -> None:
@@ -209,6 +209,7 @@ class MLflowTracker(Tracker):
         if not where:
             raise ConfigError("MLFLOW_TRACKING_URI is not set", hint="set it to your server, as http://host:5000")
         self._client, self._runs = MlflowClient(where), dict[str, str]()
+        self._newest = dict[str, int]()  # the last round that a run had when it went on
         self._name, self._experiment, self._kept = option or "fedcenters", "", folder / "mlflow.json"
         self._params = {key: str(value)[:500] for key, value in config.items()}
 
@@ -217,7 +218,9 @@ class MLflowTracker(Tracker):
         from mlflow.entities import Metric
 
         if run not in self._runs:
-            self._runs[run] = (self._go_on(run) if step > 1 else "") or self._begin(run)
+            self._runs[run] = (self._go_on(run, numbers) if step > 1 else "") or self._begin(run)
+        if step <= self._newest.get(run, 0):
+            return
         now_ms = int(time.time() * 1000)
         self._client.log_batch(self._runs[run], [Metric(name, value, now_ms, step) for name, value in numbers.items()])
 
@@ -234,20 +237,25 @@ class MLflowTracker(Tracker):
             log.warning("%s cannot be written, so a resumed run will be another one of MLflow: %s", self._kept, wrong)
         return begun
 
-    def _go_on(self, run: str) -> str:
-        """The id of the run in which the earlier rounds are; empty where this server or experiment has none."""
+    def _go_on(self, run: str, names: Iterable[str]) -> str:
+        """The id of the run in which the earlier rounds are; empty where this server or experiment has none.
+
+        `names` of numbers are those by which its last round is known.
+        """
         from mlflow.exceptions import MlflowException
 
         if not (known := self._ids().get(run)):
             return ""
         try:
-            info = self._client.get_run(known).info
+            found = self._client.get_run(known)
         except MlflowException as wrong:
             if wrong.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return ""
             raise
-        if info.lifecycle_stage != "active" or info.experiment_id != self._experiment_id():
+        if found.info.lifecycle_stage != "active" or found.info.experiment_id != self._experiment_id():
             return ""
+        there = [self._client.get_metric_history(known, name) for name in found.data.metrics.keys() & set(names)]
+        self._newest[run] = max((metric.step for history in there for metric in history), default=0)
         self._client.update_run(known, status="RUNNING")
         return str(known)
 

@@ -257,6 +257,8 @@ class Client:
             log.info("ignored %s, which came after %s", key, None if done is None else done.key)
         elif active is not None and active.key == key:
             active.message, active.until_s = message, until_s  # the same task under another id, maybe with more time
+            if self.state.owes_answer:  # the coordinator's connection is new; it may have missed the announcement
+                self._uploader.announce()
         else:
             if active is not None:
                 active.dropped = True

@@ -1,8 +1,8 @@
 """Whether this device may train now, checked before each task. `DeviceRefused` says why not, and when to ask again.
 
 `training_refusal` decides, from a device's status alone. `read_device_status` reads the status from Linux: sysfs,
-/proc/meminfo, and NetworkManager where it runs; on a phone with Termux from Android, through Termux:API. A value that
-the system does not show is unknown, and refuses no task.
+/proc/meminfo, memory cgroups, and NetworkManager where it runs; on a phone with Termux from Android, through
+Termux:API. A value that the system does not show is unknown, and refuses no task.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def read_device_status(root: Path = Path("/")) -> DeviceStatus:
     return DeviceStatus(
         draining=phone.draining or _batteries(root / "sys" / "class" / "power_supply"),
         temperatures=phone.temperatures + _temperatures(root / "sys" / "class" / "thermal"),
-        free_mib=_free_mib(root / "proc" / "meminfo"),
+        free_mib=_free_mib(root),
         metered=is_metered(clock) if running else phone.metered,
         minute=60 * now.tm_hour + now.tm_min,
     )
@@ -181,9 +182,27 @@ def _temperatures(thermal: Path) -> tuple[tuple[str, float], ...]:
     return tuple((name, celsius) for name, celsius in read_ if int(celsius) in PLAUSIBLE_CELSIUS)
 
 
-def _free_mib(meminfo: Path) -> int | None:
-    found = re.search(r"^MemAvailable:\s+([0-9]+) kB$", _text(meminfo), flags=re.MULTILINE)
-    return int(found[1]) // 1024 if found else None
+def _free_mib(root: Path) -> int | None:
+    """What the machine has, or less where a container or a service may not use it all."""
+    found = re.search(r"^MemAvailable:\s+([0-9]+) kB$", _text(root / "proc" / "meminfo"), flags=re.MULTILINE)
+    left = [int(found[1]) // 1024] if found else []
+    return min([*left, *_left_by_cgroups(root)], default=None)
+
+
+def _left_by_cgroups(root: Path) -> Iterator[int]:
+    """MiB that the memory cgroups (v2) of this process leave, from its own up to the topmost that is seen here.
+
+    Pages of files that were not used lately count as free, as the kernel drops them first.
+    """
+    top = root / "sys" / "fs" / "cgroup"
+    own = re.search(r"^0::/(.*)$", _text(root / "proc" / "self" / "cgroup"), flags=re.MULTILINE)
+    names = [name for name in own[1].split("/") if name not in ("", "..")] if own else []
+    for depth in range(len(names), -1, -1):
+        group = top.joinpath(*names[:depth])
+        limit, used = _text(group / "memory.max"), _text(group / "memory.current")
+        if limit.isdecimal() and used.isdecimal():
+            cached = re.search(r"^inactive_file ([0-9]+)$", _text(group / "memory.stat"), flags=re.MULTILINE)
+            yield max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0)) >> 20
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     prepared.check_outputs()
     plan = prepared.plan_of_kept(say) if prepared.kept else plans.read_plan(prepared.name, rounds=prepared.rounds)
     seeds = prepared.seeds or plan.seeds
-    todo = cell_runs(plan.only(prepared.only), seeds)
+    chosen = plan.only(prepared.only)
+    todo = cell_runs(chosen, seeds)
     place = prepared.place
     missing = [job for job in todo if read_finished(job, place) is None]
     if not prepared.kept:
@@ -102,16 +103,18 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
         raise
     results = finished_results(place, seeds)
     render = render_matrix if plan.judged else render_table
-    section = render(plan, results, command=command_of(prepared, plan, seeds), reasons=reasons)
+    command = command_of(prepared, plan, seeds)
+    section = render(plan, results, command=command, reasons=reasons, only=chosen)
     done = sum(read_finished(job, place) is not None for job in todo)
     if reasons and not done:
         raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))
     if prepared.write is not None:
-        replace_section(prepared.write, prepared.name, section, lost=lost_rows)
+        whole = render(plan, results, command=command, reasons=reasons)  # the file keeps its other rows
+        replace_section(prepared.write, prepared.name, whole, lost=lost_rows)
     if prepared.picture is not None:
         from emulator.experiments.curves import draw_table_curves
 
-        if not draw_table_curves(plan, results, prepared.picture):
+        if not draw_table_curves(replace(plan, cells=chosen), results, prepared.picture):
             say(f"{prepared.picture} is left out: no finished cell has an accuracy")
     return {"experiment": prepared.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
 

@@ -27,12 +27,18 @@ Figures = Mapping[str, Mapping[int, float]]  # row -> seed -> figure
 
 
 def render_matrix(
-    plan: ExperimentPlan, results: Results, *, command: str, reasons: Mapping[str, str] | None = None
+    plan: ExperimentPlan,
+    results: Results,
+    *,
+    command: str,
+    reasons: Mapping[str, str] | None = None,
+    only: Sequence[TableCell] = (),
 ) -> str:
-    """The whole section, without a heading."""
-    rows = list(dict.fromkeys(cell.row.name for cell in plan.cells))
+    """The whole section, without a heading; with `only`, of these cells."""
+    cells_shown = only or plan.cells
+    rows = list(dict.fromkeys(cell.row.name for cell in cells_shown))
     by_column: dict[str, list[TableCell]] = {}
-    for cell in plan.cells:
+    for cell in cells_shown:
         by_column.setdefault(cell.column.name, []).append(cell)
     head = [f"{MEASURES[plan.metrics[0]].title}", *rows, f"{plan.judged} less the best other", "seeds"]
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", "", table_line(head), table_line(["---"] * len(head))]
@@ -50,7 +56,7 @@ def against_best(found: Figures, judged: str) -> str:
 
     A row that lacks seeds may be the best: with three or more it is judged on those, and their number is told.
     """
-    ours = found[judged]
+    ours = found.get(judged, {})
     others = {row: mine.keys() & ours.keys() for row, mine in found.items() if row != judged}
     judging = {row for row, seeds in others.items() if ours and (len(seeds) >= LEAST_SEEDS or seeds == ours.keys())}
     if not judging:

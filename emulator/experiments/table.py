@@ -31,12 +31,21 @@ CONFIDENCE = 0.95
 
 
 def render_table(
-    plan: ExperimentPlan, results: Results, *, command: str, reasons: Mapping[str, str] | None = None
+    plan: ExperimentPlan,
+    results: Results,
+    *,
+    command: str,
+    reasons: Mapping[str, str] | None = None,
+    only: Sequence[TableCell] = (),
 ) -> str:
-    """The whole section under its heading, without one. `reasons` says why a column or a method could not be run."""
+    """The whole section under its heading, without one; with `only`, of these cells.
+
+    `reasons` says why a column or a method could not be run.
+    """
+    cells = only or plan.cells
     printed = {name for name in plan.metrics if any(name in cell.paper for cell in plan.cells)}
-    compared = any(cell.row.against for cell in plan.cells)
-    run = [(cell, found) for cell in plan.cells if (found := list(results(cell)))]
+    compared = any(cell.row.against for cell in cells)
+    run = [(cell, found) for cell in cells if (found := list(results(cell)))]
     also = [name for name in plan.also if any(seed_figures(found, name) for _, found in run)]
     titles = {name: MEASURES[name].title for name in plan.metrics}
     shown = [
@@ -59,8 +68,8 @@ def render_table(
         k = str(cell.settings.get("clusters", cell.row.k))
         lines.append(table_line([cell.column.name, k, cell.row.name, *figures, str(len(found))]))
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
-    if absent := len(plan.cells) - len(run):
-        said.append(f"{absent} of {len(plan.cells)} cells were not run; `--summary` names them")
+    if absent := len(cells) - len(run):
+        said.append(f"{absent} of {len(cells)} cells were not run; `--summary` names them")
     said.append(told_rounds(plan.metrics))
     lines += ["", *(f"* {note}." for note in said)]
     return "\n".join(lines)

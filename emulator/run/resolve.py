@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.rounds.asynchronous.options import DEFAULT_BUFFER, DEFAULT_STALENESS, Asynchronous, check_asynchronous
+from coordinator.rounds.privacy_accounting import check_private
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sealed_round import is_sealed
 from coordinator.strategies.base import Strategy
@@ -46,6 +47,7 @@ def resolve_run(
         raise UsageError("--ray and --workers", hint="use one of them: a cluster has its own processes")
     evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)
     strategy = make_method(args.method, **args.settings) if strategy is None else strategy
+    check_private(strategy)
     sealed: bool = is_sealed(strategy)
     if sealed:
         _check_sealed_options(args)

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -25,7 +25,7 @@ from edge_client.protocol import validators
 from export.serve import nearest
 from export.serve.access import ServeAccess
 from export.serve.generations import GenerationManager
-from export.serve.http_gate import create_gated_app, read_json, require_json_type
+from export.serve.http_gate import RangedFile, create_gated_app, read_json, require_json_type
 from export.serve.openapi import openapi_document
 from export.serve.site import SiteFile, index_content
 
@@ -137,7 +137,7 @@ class _ServeHandlers:
             raise HTTPException(416, "the Range header is too long", headers={"Content-Range": f"bytes */{file.size}"})
         media = MEDIA_TYPES.get(file.path.suffix, "application/octet-stream")
         if ranges or file.size > MAX_CACHED_FILE_BYTES:
-            return FileResponse(file.path, headers=headers, media_type=media)
+            return RangedFile(file.path, headers=headers, media_type=media)
         return Response(self._content(file), headers=headers, media_type=media)
 
     def _content(self, file: SiteFile) -> bytes:

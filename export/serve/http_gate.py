@@ -13,12 +13,13 @@ import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
@@ -26,6 +27,10 @@ from edge_client.errors import Malformed
 from edge_client.protocol.messages import parse_json
 
 BODY_TIMEOUT_S = 10.0  # for the whole body
+RANGE_ERRORS = {
+    400: "the Range header is none of bytes; write bytes=0-1023, or leave it out",
+    416: "the Range header begins behind the end of the file; Content-Range has its size",
+}
 SAME_ORIGIN_VALUES = (b"same-origin", b"none")  # Sec-Fetch-Site of the service's own page, and of a typed address
 
 
@@ -85,6 +90,28 @@ def create_gated_app(
     inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     inner.router.redirect_slashes = False  # a path names one thing, or nothing
     return _Gate(inner, rule, headers or {})
+
+
+class RangedFile(FileResponse):
+    """A file, or the parts of it that a Range header names. A header that names none is an error of the gate's form.
+
+    Its headers are `of_errors`. Raises HTTPException 400 or 416 before anything is sent.
+    """
+
+    def __init__(self, path: Path, *, of_errors: Mapping[str, str] | None = None, **given: Any) -> None:  # noqa: ANN401 - as of any response
+        super().__init__(path, **given)
+        self._of_errors = of_errors or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_or_raise(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in RANGE_ERRORS:
+                given = {name.decode(): value.decode() for name, value in message["headers"]}
+                size = {name: value for name, value in given.items() if name == "content-range"}
+                words = RANGE_ERRORS[message["status"]]
+                raise HTTPException(message["status"], words, headers={**self._of_errors, **size})
+            await send(message)
+
+        await super().__call__(scope, receive, send_or_raise)
 
 
 class _Gate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,16 @@ from typer.testing import CliRunner
 
 from coordinator import cli
 from coordinator.attack_drill import drill, played_round
+from coordinator.attack_drill.loopback_copy import HOSTILE
 from coordinator.attack_drill.message_attacks import MESSAGE_ATTACKS
 from coordinator.attack_drill.page_attacks import PAGE_ATTACKS
+from coordinator.attack_drill.played_device import PlayedDevice
+from coordinator.attack_drill.played_round import PlayedRound
 from coordinator.attack_drill.round_attacks import ROUND_ATTACKS
 from coordinator.attack_drill.sum_attacks import SUM_ATTACKS
 from coordinator.attack_drill.transfer_attacks import TRANSFER_ATTACKS
 from coordinator.rounds import secure_recovery
-from coordinator.rounds.exchange_rules import OpenExchange
+from coordinator.rounds.exchange_rules import CREDIT_IDLE_S, OpenExchange
 from coordinator.rounds.update_validation import AskedStage
 from edge_client.protocol.secure import device_stages, device_sums
 from edge_client.protocol.secure.device_sums import DeviceSums
@@ -157,6 +161,30 @@ def test_a_round_whose_honest_devices_never_answer_ends_and_says_so(
     found = CliRunner().invoke(cli.app, ["attack-drill"])
     assert "BROKEN  answer with 2^31 samples\n        the others do not answer; bound:" in found.stdout
     assert found.exit_code == 1
+
+
+@pytest.mark.broker
+def test_honest_devices_that_the_machine_delays_keep_their_turns(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
+    """The drill set the clock past the life of a credit before the device that held it had sent its blocks."""
+    passes, sent, moved, passed_s = PlayedRound.pass_time, PlayedDevice.send, threading.Condition(), [0.0]
+
+    def pass_time(played: PlayedRound, seconds: float) -> None:
+        passes(played, seconds)
+        with moved:
+            passed_s[0] += seconds
+            moved.notify_all()
+
+    def send(device: PlayedDevice, go: dict[str, Any], *indices: int) -> None:
+        with moved:
+            over_s = passed_s[0] + CREDIT_IDLE_S
+            moved.wait_for(lambda: device.name == HOSTILE or passed_s[0] >= over_s, 0.5)
+        sent(device, go, *indices)
+
+    monkeypatch.setattr(PlayedRound, "pass_time", pass_time)
+    monkeypatch.setattr(PlayedDevice, "send", send)
+    monkeypatch.setattr(played_round, "TASK_PATIENCE_S", 10.0)
+    only("hold the only credit with one block")
+    assert play() == ([("hold the only credit with one block", True)], 0)
 
 
 @pytest.mark.broker

@@ -79,7 +79,8 @@ def test_one_process_serves_several_federations_over_the_broker_that_it_starts(t
     own = f"embedded:{free_port}"
     configs = [str(written(tmp_path, name, "mqtt://nowhere:1")) for name in ("one", "two")]
     with started("serve", *configs, "--broker", own) as process:
-        lines = heard(process, "leading one, epoch 1", "leading two, epoch 1", "digits-mlp ready")
+        named = (f"{name}: {said}" for name in ("one", "two") for said in (f"leading {name}, epoch 1", "waiting: 0"))
+        lines = heard(process, *named, "digits-mlp ready")
         assert f"embedded broker at mqtt://127.0.0.1:{free_port}, for this machine only\n" in lines
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=PATIENCE_S)

@@ -73,6 +73,9 @@ test("the next task waits for the answer that decides which residual its update 
   world.say("task", { ...task, round: 2 }); // the answer to the first update was lost
   const again = await world.heard((m) => m.k === "rdy", from);
   assert.deepEqual([again.round, again.update.sha256], [1, first.update.sha256]);
+  const later = world.said.length;
+  world.say("task", { ...task, round: 2 }); // the coordinator's connection is new, and may have missed that
+  assert.equal((await world.heard((m) => m.k === "rdy", later)).round, 1);
   world.say("ack", { run: "r1", round: 1, exchange: 0, attempt: 0, sha256: first.update.sha256, status: "dup" });
   await world.heard((m) => m.k === "rdy" && m.round === 2, from);
   assert.equal((await store.get(`residual/r1/-/${program.schema.sha256}`)).round, 1);

@@ -83,12 +83,15 @@ class WithoutRounds:
         )
         before = unpack(state) or Snapshot(machine.begin_training(state))
         context = self.network.open(ExchangeKey(run_id, number, 0))
-        live = self.live.get(run_id) or UpdatesAndTest(
+        begun = self.live.get(run_id)
+        live = begun or UpdatesAndTest(
             run_id, context, is_online=self.network.is_online, newcomers=self.network.newcomers
         )
         self.live[run_id] = live
         live.updates.open_round(number, before.training, rules, before.rounds)
         self.tests.begin(place, strategy, before, live, context)
+        if begun is None:
+            live.begin()  # the tasks of an earlier process go on
         if not live.closed:
             self.network.run_until_closed(live)
         played = live.updates.journalled

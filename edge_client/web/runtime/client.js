@@ -275,8 +275,10 @@ export class Client {
     const { result } = this.state;
     if (result && sameKey(result.key, key)) this.uploader.announce();
     else if (result && isBefore(key, result.key) && message.epoch <= (result.epoch ?? 0)) return; // of a later epoch: restored from a backup
-    else if (this.task !== null && sameKey(this.task.key, key)) Object.assign(this.task, { message, until }); // maybe with more time
-    else {
+    else if (this.task !== null && sameKey(this.task.key, key)) {
+      Object.assign(this.task, { message, until }); // maybe with more time
+      if (this.state.owesAnswer) this.uploader.announce(); // the coordinator's connection is new; it may have missed that
+    } else {
       this.task = new ActiveTask(this, key, message, until);
       if (!this.state.owesAnswer) this.uploader.cancel(); // whatever came before is late now
     }

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.local_broker import MOSQUITTO_CONF, free_port
-from coordinator.runtime.event_loop import lost_broker
+from coordinator.runtime.event_loop import MANY_CUTS, SHORT_S, lost_broker
 from coordinator.storage.status import STATUS_FILE, read_status, status_lines
+from edge_client.errors import NetworkError
 from edge_client.transport.base import Disconnected
 from edge_client.transport.mqtt import MqttTransport
 from tests.support.guarded_broker import run_mosquitto
@@ -81,3 +82,22 @@ def test_the_time_without_a_broker_is_taken_from_no_deadline_and_status_says_tha
     fed.finish()
     assert [(each["round"], each.get("silent")) for each in fed.rounds()] == [(1, None), (2, None)]
     assert read_status(fed.config.folder)["phase"] != "no broker"
+
+
+def test_a_broker_that_cuts_each_connection_soon_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    """As one that takes no block. No deadline ran while there was no broker, so the run went on without an end."""
+    fed = Federation.of(tmp_path, devices=1, deadline_s=600.0)
+    fed.start_coordinator()
+    fed.start_mute_device("d00")
+    fed.world.run(lambda: fed.live is not None)
+
+    def cut_after(seconds: float) -> None:
+        until_s = fed.world.clock.time_s + seconds
+        fed.world.run(lambda: fed.world.clock.time_s >= until_s)
+        fed.world.broker.drop_connection(f"{FEDERATION}.coordinator.0")
+
+    for seconds in (*[1.0] * (MANY_CUTS - 1), SHORT_S + 1.0, *[1.0] * (MANY_CUTS - 1)):  # one that lasted begins anew
+        cut_after(seconds)
+    cut_after(1.0)
+    with pytest.raises(NetworkError, match=f"has cut the connection {MANY_CUTS} times"):
+        fed.finish()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.config_sections import RunConfig
+from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol import messages
 from tests.support import softmax_program
@@ -107,6 +108,24 @@ def test_a_wrong_method_is_told_before_anything_is_done(tmp_path: Path) -> None:
     assert not (fed.config.folder / "metrics.jsonl").exists()
 
 
+class RoundOfItsOwn(FedAvg):
+    """Nothing says that it adds the noise."""
+
+    def round(self, *args: Any) -> Any:  # noqa: ANN401 - of FedAvg
+        return super().round(*args)
+
+
+def test_noise_that_a_method_may_ignore_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    """It was refused when the program had been compiled and the devices had come."""
+    method = f"{__name__}:RoundOfItsOwn"
+    runs = (RunConfig(method=method, rounds=1, name="x", settings={"privacy-noise": 1.0}),)
+    fed = Federation.of(tmp_path, runs=runs, start_timeout_s=60.0)
+    fed.start_coordinator()
+    with pytest.raises(ConfigError, match="which has a `round` of its own"):
+        fed.finish()
+    assert not (fed.config.folder / "metrics.jsonl").exists()
+
+
 def test_the_catalog_is_not_made_twice(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
     fed.start(4)
@@ -200,3 +219,19 @@ def test_a_device_hears_of_no_compiling_when_a_coordinator_with_a_stored_program
     fed.start_coordinator()
     fed.finish()
     assert [event for told in fed.told.values() for event in told if event.get("doing") == "compile"] == []
+
+
+def test_a_coordinator_that_starts_again_says_nothing_before_it_hears_the_answers(tmp_path: Path) -> None:
+    """Its first tasks came before its subscription: what a device said at once was lost, and said again much later."""
+    fed = Federation.of(tmp_path)
+    fed.start()
+    fed.world.run(lambda: fed.live is not None)
+    fed.world.kill("coordinator.0")
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.finish()
+    again = [record for record in spy.records() if record["epoch"] == 2]
+    assert again[0]["link"] == 1  # as each connection of the coordinator is called once it has subscribed
+    first = spy.said("task")[0]
+    assert (first["epoch"], int(first["id"].split("-")[1]) > int(again[0]["id"].split("-")[1])) == (2, True)
+    fed.world.end()

@@ -149,7 +149,7 @@ def play_with_mlflow(folder: Path, *rounds: int) -> None:
 
 def test_a_run_that_goes_on_is_one_run_of_mlflow(tmp_path: Path, mlflow: Any) -> None:  # noqa: ANN401
     play_with_mlflow(tmp_path, 1, 2, 3)
-    play_with_mlflow(tmp_path, 4)
+    play_with_mlflow(tmp_path, 2, 3, 4)  # from the checkpoint of round 1
     assert steps_in_mlflow(mlflow) == [[1, 2, 3, 4]]
     play_with_mlflow(tmp_path, 1, 2)  # begun anew
     assert steps_in_mlflow(mlflow) == [[1, 2, 3, 4], [1, 2]]

@@ -234,6 +234,16 @@ def test_a_task_that_is_sent_again_has_its_new_deadline(stage: DeviceStage) -> N
     assert (len(steps), stage.said("nack"), len(stage.said("rdy"))) == (4, [], 1)
 
 
+def test_a_device_asks_again_after_its_last_update_when_the_next_task_comes_again(stage: DeviceStage) -> None:
+    """A coordinator whose connection is new sends tasks again; it may have missed the question, which took a minute."""
+
+    def ask(round_: int) -> None:
+        stage.ask(stage.fit(round_), round_=round_, codec="i8")
+
+    stage.play_turns(lambda: ask(1), lambda: ask(2), lambda: ask(2))
+    assert [m["round"] for m in stage.said("rdy")] == [1, 1, 1]
+
+
 def test_stop_ends_the_announcing(stage: DeviceStage) -> None:
     stage.play_turns(lambda: stage.ask(stage.fit()), lambda: stage.tell("stop", run="r1", round=1, exchange=0), 600)
     assert len(stage.said("rdy")) == 1

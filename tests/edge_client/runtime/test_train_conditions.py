@@ -93,6 +93,22 @@ def test_too_little_available_memory_refuses(tmp_path: Path) -> None:
     assert refused(found, min_free_memory_mib=40) is None
 
 
+def test_a_container_that_may_use_less_than_the_machine_has_counts_what_it_may_use(tmp_path: Path) -> None:
+    """Its own group here has no limit, and the one above it has: what a process sees in a container of systemd's."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text("MemAvailable:   8192000 kB\n")
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/box/inner\n")
+    group = tmp_path / "sys" / "fs" / "cgroup" / "box"
+    (group / "inner").mkdir(parents=True)
+    for folder, limit in ((group, f"{256 << 20}\n"), (group / "inner", "max\n")):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text(f"{240 << 20}\n")
+        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {24 << 20}\n")
+    assert read_device_status(tmp_path).free_mib == 40
+    (group / "memory.max").write_text("max\n")
+    assert read_device_status(tmp_path).free_mib == 8_000
+
+
 def test_a_metered_link_waits_unless_it_is_allowed_and_an_unknown_one_is_used() -> None:
     assert refused(DeviceStatus(metered=True)) is not None
     assert refused(DeviceStatus(metered=True), allow_metered=True) is None

@@ -60,6 +60,15 @@ def test_the_command_that_repeats_a_table_has_the_rows_that_were_asked_for() -> 
     assert [words[i + 1] for i, word in enumerate(words) if word == "--only"] == list(asked)
 
 
+def test_a_table_has_the_rows_that_were_asked_for_and_a_file_keeps_the_others(tmp_path: Path) -> None:
+    page = tmp_path / "mine.md"
+    table = run_experiment(replace(TEN, only=["FedEM", "10:90"], write=page), lambda _: None)["table"]
+    rows = [line.split(" | ")[2] for line in table.splitlines() if line.startswith("| 10:90")]
+    assert rows == ["FedEM"]
+    assert "| FedSoft |" not in table
+    assert "| FedSoft |" in page.read_text()
+
+
 @pytest.mark.parametrize("what", [["--summary"], ["--compare", "best"], ["--dry-run"]])
 def test_a_picture_is_refused_where_none_is_drawn(tmp_path: Path, what: list[str]) -> None:
     asked = ["experiment", TEN.name, "--out", str(RESULTS), "--picture", str(tmp_path / "p.svg"), *what]

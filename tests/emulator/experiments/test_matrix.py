@@ -19,6 +19,13 @@ def test_a_row_is_judged_against_the_best_other_one_seed_by_seed() -> None:
     assert first[1:] == ["81.0 ± 1.0", "82.0 ± 1.0", "+1.00 ± 0.00 (FedAvg)", "3"]
 
 
+def test_a_matrix_without_its_judged_row_judges_nothing() -> None:
+    plan = parse_plan("t", 'judged = "FedSGD"\n' + TOML)
+    found = [{"seed": 0, "values": {"accuracy": [80.0]}, "note": ""}]
+    _, _, first, *_ = rows_of(render_matrix(plan, lambda _: found, command="run it", only=plan.only(["FedAvg"])))
+    assert first[1:] == ["80.0", "", "1"]
+
+
 def test_a_row_that_lacks_seeds_is_judged_on_those_that_it_has_from_three_on() -> None:
     ours = {0: 80.0, 1: 81.0, 2: 82.0, 3: 99.0}
     whole = {seed: figure + 0.5 for seed, figure in ours.items()}

@@ -66,7 +66,10 @@ def test_a_download_that_broke_off_goes_on_where_it_was(server: ServerProcess, n
 
 def test_a_range_that_is_none_is_refused(server: ServerProcess) -> None:
     url = file_of(server)["url"]
-    assert server.ask(url, Range=f"bytes={LARGE}-").status == 416
+    beyond, wrong = server.ask(url, Range=f"bytes={LARGE}-"), server.ask(url, Range="bytes=x")
+    assert (beyond.status, wrong.status) == (416, 400)
+    assert beyond.headers["content-range"].startswith("bytes */")
+    assert [list(answer.json) for answer in (beyond, wrong)] == [["error"], ["error"]]
     assert server.ask(url, Range="bytes=" + ",".join(["0-1"] * 500)).status == 416
 
 
