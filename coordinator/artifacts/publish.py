@@ -35,7 +35,8 @@ from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter, fitting
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import LocalRound, Router
 from edge_client.protocol.nearest.router_file import write_router
-from edge_client.protocol.nearest.selection_rule import guessing_loss
+from edge_client.protocol.nearest.selection_rule import GUESSING_UNKNOWN, guessing_loss
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, OwnModel
 from edge_client.transport.blobs import write_atomically
 
@@ -138,7 +139,14 @@ def _fit_router(served: RunResult, config: CoordinatorConfig, prepared: Compiled
         centers=len(served.state.centers),
         round=_local_round(served, prepared),
         signed=prepared.program.own_loss,
+        guess=_known_guess(prepared.program),
     )
+
+
+def _known_guess(program: Program) -> float:
+    """The loss of guessing, 0 where that is not known."""
+    guess = guessing_loss(program)
+    return 0.0 if guess == GUESSING_UNKNOWN else guess
 
 
 def _limits_of_last_test(served: RunResult, config: CoordinatorConfig, prepared: CompiledProgram) -> Router | None:
@@ -157,8 +165,8 @@ def _limits_of_last_test(served: RunResult, config: CoordinatorConfig, prepared:
             own[cid] = loss
     if len(own) < MIN_MEASUREMENTS or not samples:
         return None
-    signed = prepared.program.own_loss
-    return limits_from_tests(own, samples=samples, centers=len(state.centers), signed=signed)
+    signed, guess = prepared.program.own_loss, _known_guess(prepared.program)
+    return limits_from_tests(own, samples=samples, centers=len(state.centers), signed=signed, guess=guess)
 
 
 def _local_round(served: RunResult, prepared: CompiledProgram) -> LocalRound | None:

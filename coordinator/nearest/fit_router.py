@@ -19,10 +19,11 @@ of the fleet, whose logarithms need not be normal. A loss of the user's own that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coordinator.strategies.common.assignment import capped_losses
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import router_word
 from edge_client.protocol.nearest.input_moments import InputProfile
@@ -50,6 +51,7 @@ MAX_NEWTON_STEPS, MAX_STEP_HALVINGS, CONVERGENCE_TOLERANCE = (
     1e-9,
 )  # of the fit: steps, halvings of one, the gain that ends it
 MIN_SPREAD = 1e-6
+LEAST_WEIGHT = 1e-3  # of a way without any other: without a weight the first center would be the nearest of all
 MAX_LOG = 36.0  # of a limit
 LARGEST_LIMIT = 2.0**52  # a float32 below the largest number of a guide, 2^53 - 1
 SPREAD_QUANTILE = (
@@ -93,7 +95,7 @@ def local_round_of(method: LocalSgd, centers: int) -> LocalRound | None:
     )
 
 
-def learn_router(
+def learn_router(  # noqa: PLR0913 - what devices measured, and how it is read
     looks: Sequence[CenterMeasurement],
     *,
     sizes: Iterable[int],
@@ -101,18 +103,37 @@ def learn_router(
     sketch: InputSketch | None = None,
     round: LocalRound | None = None,  # noqa: A002 - the way's name
     inputs: InputProfile | None = None,
+    cap: float = 1.0,
 ) -> Router:
-    """A router for measurements on about `sizes` samples; a rule is learned where its features were measured."""
+    """A router for measurements on about `sizes` samples; a rule is learned where its features were measured.
+
+    Below 1 `cap` is the quantile of the devices beyond which no device's distances decide weights: one that lies would
+    make them zero. Limits are those of all measurements.
+    """
     bins = tuple(sorted(sizes))
     by_size = [[look for look in looks if look.n == n] for n in bins]
     known = [f for f in FEATURES if any(f in look.distances for look in looks)]
-    usual = {f: feature_baseline(f, by_size) for f in known}
+    usual, trusted = {f: feature_baseline(f, by_size) for f in known}, by_size
+    if cap < 1:
+        trusted = [_capped(looks, cap) for looks in by_size]
+        usual = {f: replace(one, spread=feature_baseline(f, trusted).spread) for f, one in usual.items()}
     ways = {}
     for name, wanted in RULES.items():
         features = tuple(f for f in wanted if f in known)
         if features and (len(features) > 1 or name in FEATURES):
-            ways[name] = _rule(features, by_size, usual)
+            ways[name] = _rule(features, trusted, usual)
     return Router(centers=centers, sizes=bins, usual=usual, ways=ways, sketch=sketch, round=round, inputs=inputs)
+
+
+def _capped(looks: Sequence[CenterMeasurement], cap: float) -> list[CenterMeasurement]:
+    """Measurements of one size, in which no distances of a device are farther from the others' than devices' are."""
+    distances = [dict(look.distances) for look in looks]
+    for feature in {name for one in distances for name in one}:
+        measured = [one for one in distances if feature in one]
+        rows = capped_losses(np.stack([np.asarray(one[feature], np.float64) for one in measured]), cap)
+        for one, row in zip(measured, rows, strict=True):
+            one[feature] = row
+    return [replace(look, distances=one) for look, one in zip(looks, distances, strict=True)]
 
 
 def feature_baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]]) -> FeatureBaseline:
@@ -176,7 +197,8 @@ def _rule(
         own = np.array([look.own_center for look in looks])
         device = np.array([look.device for look in looks])
         held = RIDGES[0] if len(features) == 1 else _choose_ridge(z, own, device)
-        weights.append(fit_weights(z, own, held))
+        fitted = fit_weights(z, own, held)
+        weights.append(fitted if fitted.any() else np.full(len(features), LEAST_WEIGHT))
     return FeatureRule(features=features, weights=np.array(weights))
 
 

@@ -23,7 +23,9 @@ T = TypeVar("T")
 
 MIN_MEASUREMENTS = 3  # devices behind a router
 MAX_LOSS = 1e6  # that counts of a device; a larger one is taken as this one, so that limits stay finite
-OUTLIER = 100.0  # times the fleet's median distance, at least 1: a device whose samples are so far away does not count
+OUTLIER = 100.0  # times the fleet's median distance, at least 1: a device whose samples are so far away does not count;
+# and times its median loss, at least that of guessing: a larger loss counts as this one
+CAP = 0.9  # the quantile of the devices beyond which no device's distances decide which center is nearest
 MIN_INPUTS = 3  # devices of a profile of inputs or answers; it would show too much of fewer
 
 
@@ -41,10 +43,11 @@ def learn_from_replies(
     centers: int,
     round: LocalRound | None,  # noqa: A002 - the way's name
     signed: bool = False,
+    guess: float = 0.0,
 ) -> Router:
     """Devices' answers with mean losses [centers] and moments, where they could give them -> the router.
 
-    `signed`: a loss of the user's own, which may be below zero.
+    `signed`: a loss of the user's own, which may be below zero. `guess`: the loss of guessing, 0 if it is not known.
     """
     moments = same_features(
         {c: InputMoments.from_vector(r.inputs) for c, r in sorted(replies.items()) if r.inputs is not None}
@@ -57,9 +60,11 @@ def learn_from_replies(
     }
     told, answers_apart = _counted(told, lambda some: _answers_apart(some, assignment), assignment)
     typical = int(np.median([reply.n for reply in replies.values()]))
+    losses = {c: cast("Array", reply.losses) for c, reply in sorted(replies.items())}
+    most = _most([float(all_losses[assignment[c]]) for c, all_losses in losses.items()], guess)
     looks = []
-    for device, (c, reply) in enumerate(sorted(replies.items())):
-        distances: dict[str, Array] = {"loss": _bounded(cast("Array", reply.losses), signed=signed)}
+    for device, c in enumerate(losses):
+        distances: dict[str, Array] = {"loss": _bounded(losses[c], most, signed=signed)}
         if c in inputs_apart:
             distances["inputs"] = inputs_apart[c]
         if c in told:
@@ -73,20 +78,24 @@ def learn_from_replies(
         centers=centers,
         round=round,
         inputs=make_profile(moments.values()) if moments else None,
+        cap=CAP,
     )
     return replace(router, answers=answer_profiles(*_trained(told, assignment), least=MIN_INPUTS) if told else None)
 
 
-def limits_from_tests(losses: Mapping[ClientId, float], *, samples: int, centers: int, signed: bool = False) -> Router:
+def limits_from_tests(
+    losses: Mapping[ClientId, float], *, samples: int, centers: int, signed: bool = False, guess: float = 0.0
+) -> Router:
     """Each device's loss at its own center in the last test, of about so many samples -> limits of the loss alone.
 
     This needs nothing that devices have not sent. No rule is learned: the center of least loss is the nearest.
     """
+    most = _most(list(losses.values()), guess)
     looks = [
         CenterMeasurement(
             device=device,
             n=samples,
-            distances={"loss": _bounded(np.full(centers, loss), signed=signed)},
+            distances={"loss": _bounded(np.full(centers, loss), most, signed=signed)},
             own_center=0,
         )
         for device, (_, loss) in enumerate(sorted(losses.items()))
@@ -140,5 +149,10 @@ def _trained(
     return [[look.train for look in looks] for looks in told.values()], np.array([assignment[c] for c in told])
 
 
-def _bounded(losses: Array, *, signed: bool) -> Array:
-    return np.clip(losses, -MAX_LOSS if signed else 0.0, MAX_LOSS)
+def _most(own: Sequence[float], guess: float) -> float:
+    """The greatest loss that counts, from the losses of devices at their own centers."""
+    return min(MAX_LOSS, max(OUTLIER * float(np.median(np.abs(own))), guess) or MAX_LOSS)
+
+
+def _bounded(losses: Array, most: float, *, signed: bool) -> Array:
+    return np.clip(losses, -most if signed else 0.0, most)

@@ -37,6 +37,7 @@ MIN_UPDATES_FOR_MEDIAN = 3  # of fewer updates the median says nothing
 ZERO_BASE = "zero"  # the base of a delta that is the model itself
 _LOSS = frozenset({"loss"})  # the reply to a fit whose model stays on the device
 STATISTICS_BYTES = 1 << 15  # of any statistics: the header, 2,415 moments of inputs, six numbers of each of 16 models
+MAX_LABEL_COUNT = 2.0**31  # samples of one class: no device has more in all
 _ROUNDING = 1e-6  # tolerance of a sum of shares
 
 
@@ -158,7 +159,8 @@ def _weighed(question: ReplySpec, reply: Reply) -> Reply:
     confusion = None if confusion is None else confusion * share
     positions = None if reply.positions is None else reply.positions * share
     if labels is not None:  # of a device that has more samples than it joined with, or claims more
-        labels = labels * min(1.0, n / labels.sum())
+        total = float(labels.sum())
+        labels = labels * (n / total) if total > n else labels
     if inputs is not None:
         moments = InputMoments.from_vector(inputs)
         inputs = moments.at_most(int(min(moments.n, question.max_samples))).to_vector()
@@ -291,7 +293,7 @@ def _check_counts(question: ReplySpec, reply: Reply, rows: int) -> None:
     codecs.check_scores(reply.errors, reply.positions, reply.n * question.positions)
     if reply.labels is not None:
         _check_shape("labels", reply.labels, (question.classes or len(reply.labels),))
-        if reply.labels.sum() <= 0:
+        if reply.labels.max() > MAX_LABEL_COUNT or reply.labels.sum() <= 0:
             raise Malformed("rejected", "label counts are the samples of each class, and some are positive")
     if reply.votes is not None:
         _check_total(reply.votes[None], reply.n)

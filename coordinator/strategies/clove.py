@@ -27,14 +27,12 @@ import numpy as np
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import match_labels
 from coordinator.strategies.base import Fleet, Replies
-from coordinator.strategies.common.assignment import told_losses
+from coordinator.strategies.common.assignment import capped_losses, told_losses
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
 from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
-from edge_client.protocol.task import F64, ClientId
-
-MOST = 1e150  # of a loss that counts: its square is finite
+from edge_client.protocol.task import ClientId
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,26 +67,9 @@ class CLoVE(IFCA):
         told = told_losses(replies)
         if not told:
             return {}
-        losses = self._capped(np.stack([*told.values()]))
+        losses = capped_losses(np.stack([*told.values()]), self.cap)
         labels = kmeans(losses @ losses.T, self.clusters, rng, restarts=self.restarts).labels
         groups = np.unique(labels)
         totals = np.stack([losses[labels == g].sum(axis=0) for g in groups], axis=1)  # [K, groups]
         center = dict(zip(groups.tolist(), match_labels(totals).tolist(), strict=True))
         return {c: center[int(g)] for c, g in zip(told, labels, strict=True)}
-
-    def _capped(self, losses: F64) -> F64:
-        """[m, K], no device farther from h than r; what is not finite counts as h. All alike where none is finite."""
-        finite = np.isfinite(losses)
-        told = finite.any(axis=1)
-        if not told.any():
-            return np.zeros_like(losses)
-        some = losses.clip(-MOST, MOST)
-        h = self._bound(np.where(finite, some, -np.inf).max(axis=1)[told])
-        gaps = np.where(finite, np.maximum(h - some, 0.0), 0.0)
-        lengths = np.linalg.norm(gaps, axis=1, keepdims=True)
-        r = self._bound(lengths[told, 0])
-        return h - gaps * np.where(lengths > r, r / np.where(lengths > 0, lengths, 1.0), 1.0)
-
-    def _bound(self, values: F64) -> float:
-        """The quantile `cap`: one of the values, and below 1.0 not the greatest, which may be a lie."""
-        return float(np.quantile(values, self.cap, method="lower"))

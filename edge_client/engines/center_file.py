@@ -21,7 +21,7 @@ def run_file(file_format: str, data: bytes, x: Array, *, threads: int = 1) -> Ar
     runner = {"onnx": _run_onnx, "tflite": _run_tflite}[file_format]
     try:
         return runner(data, np.ascontiguousarray(x, dtype=np.float32), threads)
-    except RuntimeMissing:
+    except (ProgramRefused, RuntimeMissing):
         raise
     except Exception as wrong:  # onnxruntime's own classes have no public base
         raise_for_memory(wrong)

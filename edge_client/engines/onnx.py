@@ -8,6 +8,7 @@ talks to its coordinator only, so `runtime` tells the library before the import.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -18,6 +19,7 @@ import numpy as np
 
 from edge_client.engines.base import FlatPorts, Rule, ports_by_role
 from edge_client.engines.frozen import open_frozen
+from edge_client.engines.onnx_files import refuse_named_files
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint, raise_for_memory
 from edge_client.protocol.program import FROZEN, Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
@@ -184,8 +186,10 @@ def _share_arena() -> None:
 def session(model: str | bytes, *, threads: int, device: str = "cpu") -> Any:  # noqa: ANN401 - no types there
     """A session over a file's path or bytes, on one of `engines.base.DEVICES`.
 
-    Raises RuntimeMissing for a device that was named and cannot be had, else what onnxruntime raises.
+    Raises ProgramRefused for a file that names other files, RuntimeMissing for a device that was named and cannot be
+    had, else what onnxruntime raises.
     """
+    _check(model)
     for name in ("cuda",) if device == "auto" else (device,):
         opened = _accelerated(model, threads, name)
         if opened is not None:
@@ -197,6 +201,15 @@ def session(model: str | bytes, *, threads: int, device: str = "cpu") -> Any:  #
             hint="pip install onnxruntime-gpu instead of onnxruntime, with its CUDA libraries, or use device = 'cpu'",
         )
     return _opened(model, threads, ["CPUExecutionProvider"])
+
+
+def _check(model: str | bytes) -> None:
+    if isinstance(model, bytes):
+        refuse_named_files(memoryview(model))
+        return
+    with Path(model).open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    refuse_named_files(memoryview(mapped))  # an error keeps views of it, so it is not closed here
 
 
 def _accelerated(model: str | bytes, threads: int, name: str) -> Any | None:  # noqa: ANN401 - no types there
@@ -230,7 +243,7 @@ def _session(path: Path, threads: int, device: str) -> Any:  # noqa: ANN401 - on
     version = runtime().__version__
     try:
         return session(str(path), threads=threads, device=device)
-    except RuntimeMissing:
+    except (ProgramRefused, RuntimeMissing):
         raise
     except Exception as wrong:  # onnxruntime's own classes have no public base
         raise_for_memory(wrong)

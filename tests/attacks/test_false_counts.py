@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from coordinator.config_sections import RunConfig
+from coordinator.rounds.update_validation import ReplySpec, validate_reply
+from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.task import Array, Reply
+from edge_client.protocol.task import Array, Probe, Reply
 from tests.support.virtual_federation import Federation, Outcome, Spy, program
 
 LIAR = "d03"
@@ -114,3 +116,23 @@ def test_a_matrix_of_other_classes_than_the_programs_is_refused(tmp_path: Path, 
 
     fed = play(tmp_path, "fedavg", HONEST, lie, is_test)
     assert fed.rounds()[0]["refused"][LIAR].startswith("bad_schema")
+
+
+def labels_taken(counts: list[float]) -> Reply:
+    task = Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0)
+    about = {"codec": "f32", "base": "zero", "base_vector": None, "max_update_rms": 10.0, "max_samples": 400}
+    spec = ReplySpec(task=task, schema=program().schema, samples=40, **about)  # type: ignore[arg-type]  # each by its name
+    return validate_reply(spec, Reply(n=40, labels=np.array(counts)))
+
+
+@pytest.mark.parametrize("counts", [[1e308, 1e308], [2.0**32, 0.0], [0.0, 0.0]])
+def test_numbers_of_labels_that_no_device_has_are_refused(counts: list[float]) -> None:
+    with pytest.raises(Malformed, match="label counts") as wrong:
+        labels_taken(counts)
+    assert wrong.value.code == "rejected"
+
+
+def test_labels_that_sum_to_next_to_nothing_count_as_that() -> None:
+    read = labels_taken([5e-324, 0.0])
+    assert read.labels is not None
+    assert read.labels.tolist() == [5e-324, 0.0]

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from coordinator.config_sections import RunConfig
-from coordinator.nearest.learn_from_replies import learn_from_replies
+from coordinator.nearest.learn_from_replies import learn_from_replies, limits_from_tests
 from coordinator.rounds.metrics import make_report
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.nearest.answer_moments import AnswerLook, answer_moments
 from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.task import Reply
@@ -96,6 +97,45 @@ def test_a_loss_that_a_device_made_up_neither_turns_newcomers_away_nor_sends_the
         told = guide(lie).predict("loss", {"loss": np.array(losses)}, 50)
         assert int(np.argmax(told.probabilities)) == center
         assert told.fit != "none"
+
+
+@pytest.mark.parametrize("devices", [4, 6, 10, 20, 21])
+@pytest.mark.parametrize("lie", [1e308, 10.0, 3.0])
+def test_a_tenth_of_the_devices_with_made_up_losses_and_entropies_send_no_newcomer_to_another_center(
+    devices: int, lie: float
+) -> None:
+    """They fit the center that they are on the worst, and all others best. Entropies of honest devices tell little."""
+    rng, replies, assignment = np.random.default_rng(0), {}, {}
+    scores = answer_moments(rng.normal(size=(50, CLASSES)))
+    for device in range(devices):
+        own = np.arange(2) == device % 2
+        loss, entropy = np.where(own, 0.4, 1.4), np.where(own, 0.3, 0.5)
+        loss, entropy = loss + 0.05 * rng.random(2), entropy + 0.05 * rng.random(2)
+        if device >= devices - max(1, devices // 10):
+            loss, entropy = np.where(own, lie, 0.0), np.where(own, math.log(CLASSES), 0.0)
+        answers = [AnswerLook(entropy=one, train=scores, test=scores).to_vector() for one in entropy.tolist()]
+        replies[f"d{device:02}"] = Reply(n=50, losses=loss, answers=np.stack(answers))
+        assignment[f"d{device:02}"] = device % 2
+    router = read_router(write_router(learn_from_replies(replies, assignment, centers=2, round=None)))
+    for own in range(2):
+        here = np.arange(2) == own
+        told = {"loss": np.where(here, 0.4, 1.4), "entropy": np.where(here, 0.3, 0.5)}
+        for way in ("loss", "entropy", "labelled"):
+            found = router.predict(way, told, 50)
+            assert found.best == own, way
+            assert found.fit != "none"
+        against = told | {"entropy": np.where(here, 0.33, 0.3)}  # what labels say counts for more
+        assert router.predict("labelled", against, 50).best == own
+
+
+@pytest.mark.parametrize("lie", [1e308, 1e5])
+def test_a_made_up_loss_of_targets_that_are_no_classes_makes_no_guide_that_takes_any_device(lie: float) -> None:
+    honest = dict(zip("abcdefghi", (0.36, 0.38, 0.4, 0.42, 0.44, 0.37, 0.39, 0.41, 0.43), strict=True))
+    tested = limits_from_tests(honest | {"j": lie}, samples=50, centers=2)
+    replies = {c: Reply(n=50, losses=np.array([loss, 2 * loss])) for c, loss in (honest | {"j": lie}).items()}
+    taught = learn_from_replies(replies, dict.fromkeys(replies, 0), centers=2, round=None)
+    for router in (tested, taught):
+        assert router.fits({"loss": 50.0}, 50) == {"loss": "none"}
 
 
 @pytest.mark.parametrize("lie", [9.9e6, 1e6, 1e3])

@@ -58,6 +58,7 @@ def pack(snapshot: Snapshot) -> State:
         "versions": training.versions,
         "handed": training.handed,
         "scales": dict(training.scales),
+        "recent": [[who, dict(moves)] for who, moves in training.recent.items()],  # in their order
         "buffers": buffers,
         "at_work": at_work,
         "test": test,
@@ -89,6 +90,7 @@ def unpack(packed: State) -> Snapshot | None:
         at_work=at_work,
         handed=facts["handed"],
         scales=facts["scales"],
+        recent=dict(facts.get("recent", [])),  # an older version kept none
     )
     return Snapshot(training, rounds, facts.get("test", 0))  # one of an older version has no test
 

@@ -32,7 +32,7 @@ import numpy as np
 from coordinator.aggregation.rows import Rows
 from coordinator.rounds.asynchronous.options import Asynchronous
 from coordinator.rounds.round import round_rng
-from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, outliers
+from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, MIN_UPDATES_FOR_MEDIAN, outliers
 from coordinator.strategies.base import Fleet, State
 from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -44,6 +44,7 @@ from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
 from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Probe, Reply, Schema, Task
 
 LEAST_UPDATES = 2  # in the version of a center that has two devices
+RECENT = 32  # devices whose last moves are kept: a small buffer has no median of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,10 @@ class Buffered:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The state between two events; `scales` are those of `outliers`."""
+    """The state between two events; `scales` are those of `outliers`.
+
+    `recent` has the moves of the devices whose updates made the newest versions, the last ones last.
+    """
 
     state: State
     versions: tuple[int, ...]
@@ -100,6 +104,7 @@ class Training:
     at_work: Mapping[ClientId, Handed] = field(default_factory=dict)
     handed: int = 0
     scales: Mapping[str, float] = field(default_factory=dict)
+    recent: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def buffered(self) -> frozenset[ClientId]:
@@ -330,13 +335,20 @@ def _emptied(training: Training, rules: Rules, *, since: int) -> tuple[Training,
 
 
 def _new_version(training: Training, rules: Rules, k: int) -> tuple[Training, Taken]:
-    """Empty the buffer of center k into its next version; outliers are left out, as at the end of a round."""
+    """Empty the buffer of center k into its next version; outliers are left out, as at the end of a round.
+
+    The usual move of a buffer with too few updates for a median is that of these and the `recent` ones.
+    """
     buffer, state = training.buffers[k], training.state
     moves = {who: entry.moves for who, entry in buffer.items()}
-    refused, scales = outliers(moves, training.scales, ratio=rules.max_update_ratio)
+    scales, recent = training.scales, training.recent
+    if len(moves) < MIN_UPDATES_FOR_MEDIAN:
+        _, scales = outliers({**recent, **moves}, scales, ratio=rules.max_update_ratio)
+    refused, scales = outliers(moves, scales, ratio=rules.max_update_ratio)
     kept = sorted(buffer.keys() - refused.keys())
     buffers = tuple({} if j == k else b for j, b in enumerate(training.buffers))
-    training = replace(training, buffers=buffers, scales=scales)
+    newest = {who: one for who, one in recent.items() if who not in kept} | {who: moves[who] for who in kept}
+    training = replace(training, buffers=buffers, scales=scales, recent=dict([*newest.items()][-RECENT:]))
     if not kept:
         return training, Taken(what="counted", refused=refused)
     rows = [buffer[who].row for who in kept]

@@ -5,7 +5,7 @@ under way at the end of a round go on in the next. What the messages mean for th
 a device hears of a step after it is stored.
 
 A task has `deadline-s`. A device that refuses a task, or is silent for so long, gets the next one after another such
-time, or when it connects again.
+time, or when it connects again: once in such a time, so that none uses up the run's tasks by refusing and connecting.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class LiveUpdates:
         self._sent: dict[ClientId, SentTask] = {}
         self._arrived: dict[ClientId, tuple[StoredReply, Reply]] = {}  # on disk, in the order of their arrival
         self._failed: dict[ClientId, float] = {}  # devices that get no task until then
+        self._pardoned: dict[ClientId, float] = {}  # devices whose next connection ends no wait until then
         self._again_s = math.inf
         policy = UploadPolicy(on_accepted=self._on_accepted, on_refused=self._on_refused)
         self._receiver = UploadReceiver(self.journalled.prepared, context, policy)
@@ -145,7 +146,10 @@ class LiveUpdates:
             return
         sent = self._sent.get(cid)
         if sent is None:
-            self._failed.pop(cid, None)
+            now_s = self._context.clock.now_s()
+            if cid in self._failed and self._pardoned.get(cid, -math.inf) <= now_s:
+                del self._failed[cid]
+                self._pardoned[cid] = now_s + self._context.config.round.deadline_s
             self.step()
             return
         left_ms = max(0, int((sent.until_s - self._context.clock.now_s()) * 1000))
@@ -157,6 +161,7 @@ class LiveUpdates:
         self._receiver.sync()
         now_s, self._again_s = self._context.clock.now_s(), math.inf
         self._failed = {who: until_s for who, until_s in self._failed.items() if until_s > now_s}
+        self._pardoned = {who: until_s for who, until_s in self._pardoned.items() if until_s > now_s}
         waited = {who: sent.until_s for who, sent in self._sent.items() if who not in self._arrived}
         for who in sorted(waited.keys() & self._context.revoked()):
             self._end(REFUSE, who, REVOKED)

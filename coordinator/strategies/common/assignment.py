@@ -10,12 +10,38 @@ from coordinator.strategies.base import Fleet, Replies, State, Strategy
 from coordinator.strategies.numbered_fleet import all_of_one_center, members_of_centers
 from edge_client.protocol.task import F64, MAX_MODELS, ClientId, OwnModel
 
+MOST = 1e150  # of a loss that counts: its square is finite
+
 
 def told_losses(replies: Replies) -> dict[ClientId, F64]:
     """Losses [K] of each client that reported them, sorted by client; NaN is infinite."""
     return {
         c: np.where(np.isnan(r.losses), np.inf, r.losses) for c, r in sorted(replies.items()) if r.losses is not None
     }
+
+
+def capped_losses(losses: F64, cap: float) -> F64:
+    """[m, K] losses of m devices -> [m, K], in which no device is farther from the others than devices are.
+
+    h is the quantile `cap` of the devices' greatest losses, r that of the lengths of their gaps to h, max(h - l, 0):
+    a loss counts up to h, and the gaps of a device are shortened to the length r. What is not finite counts as h. All
+    are alike where none is finite.
+    """
+    finite = np.isfinite(losses)
+    told = finite.any(axis=1)
+    if not told.any():
+        return np.zeros_like(losses)
+    some = losses.clip(-MOST, MOST)
+    h = _quantile(np.where(finite, some, -np.inf).max(axis=1)[told], cap)
+    gaps = np.where(finite, np.maximum(h - some, 0.0), 0.0)
+    lengths = np.linalg.norm(gaps, axis=1, keepdims=True)
+    r = _quantile(lengths[told, 0], cap)
+    return h - gaps * np.where(lengths > r, r / np.where(lengths > 0, lengths, 1.0), 1.0)
+
+
+def _quantile(values: F64, cap: float) -> float:
+    """One of the values, and for a `cap` below 1 not the greatest, which may be a lie."""
+    return float(np.quantile(values, cap, method="lower"))
 
 
 def choose_by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:

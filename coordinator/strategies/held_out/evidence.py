@@ -9,7 +9,10 @@ import numpy as np
 from edge_client.protocol.task import F64, Array, ClientId
 
 LEAST_DEVICES = 3  # fewer say nothing about the spread of a gain
-CAP = 0.9  # gains outside the quantiles 1 - CAP and CAP count as the nearer one: a lie is no farther than honest gains
+LIAR_OF = 10  # devices: in so many, or fewer, one may lie
+LEAST_WITH_LIAR = 6  # devices: of fewer, less one at either end, a spread says too little
+CAP = 0.9  # of so few: gains outside the quantiles 1 - CAP and CAP count as the nearer one
+MOST = 1e150  # of a loss that counts: its square is finite
 CONFIDENCE = 0.99  # of one side: several numbers of parts are tried in several rounds
 
 
@@ -20,6 +23,11 @@ def best_candidate(losses: F64, m: F64, least_gain: float) -> int:
     candidate must save the share `least_gain` of the loss, by Student's bound over the devices; of those within one
     standard error of the best, it is the first.
 
+    Means and errors are those of winsorized gains (Tukey and McLaughlin 1963): the g least and the g greatest of n
+    count as the nearest of the others, g being n / LIAR_OF, rounded up. So g devices that lie are no farther than
+    honest ones. n - 2 g - 1 are the degrees of freedom. Below LEAST_WITH_LIAR devices g is 0, and one that lies can
+    prevent a split.
+
     >>> best_candidate(np.array([[1.0, 0.5], [1.1, 0.5], [0.9, 0.5]]), np.ones(3), 0.2)
     1
     """
@@ -29,15 +37,17 @@ def best_candidate(losses: F64, m: F64, least_gain: float) -> int:
         return 0
     from scipy.special import stdtrit  # a third of what a coordinator's process would import
 
-    gains = losses[:, :1] - losses
-    gains = np.clip(gains, *np.quantile(gains, [1 - CAP, CAP], axis=0))
+    n = len(losses)
+    g = -(-n // LIAR_OF) if n >= LEAST_WITH_LIAR else 0
+    losses = losses.clip(-MOST, MOST)
+    gains = _winsorized(losses[:, :1] - losses, g)
     m = np.minimum(m, np.median(m))  # by its own word; one that outweighs all others has no spread to be seen
     weight = m / m.sum()
-    mean, usual = weight @ gains, float(weight @ _usual(losses[:, 0]))
+    mean, usual = weight @ gains, float(weight @ _usual(losses[:, 0], g))
     best = int(mean.argmax())
-    bound = float(stdtrit(len(losses) - 1, CONFIDENCE))
-    clear = mean > np.maximum(bound * _standard_errors(gains, weight), least_gain * usual)
-    near = mean[best] - mean <= _standard_errors(gains[:, [best]] - gains, weight)
+    bound = float(stdtrit(n - 2 * g - 1, CONFIDENCE))
+    clear = mean > np.maximum(bound * _standard_errors(gains, weight, g), least_gain * usual)
+    near = mean[best] - mean <= _standard_errors(gains[:, [best]] - gains, weight, g)
     found = np.flatnonzero(clear & near)
     return int(found[0]) if found.size else 0
 
@@ -54,14 +64,23 @@ def blended_shares(
     return {c: (m[c] * r + a * fleet) / (m[c] + a) for c, r in mean.items()}, fleet
 
 
-def _usual(losses: F64) -> F64:
-    """The losses [n] at candidate 0, within their quantiles; below zero only where those of more devices are."""
-    low = np.quantile(losses, 1 - CAP, method="higher")  # not that of one device alone
-    return np.clip(losses, min(0.0, float(low)), np.quantile(losses, CAP))
+def _winsorized(values: F64, g: int) -> F64:
+    """[n, ...] with the g least and the g greatest of each column as the nearest of the others."""
+    if not g:
+        return np.clip(values, *np.quantile(values, [1 - CAP, CAP], axis=0))
+    ordered = np.sort(values, axis=0)
+    return np.clip(values, ordered[g], ordered[len(values) - 1 - g])
 
 
-def _standard_errors(gains: F64, weight: F64) -> F64:
-    """[M] of the weighted means of gains [n, M]."""
+def _usual(losses: F64, g: int) -> F64:
+    """The losses [n] at candidate 0, winsorized; below zero only where those of more devices than may lie are."""
+    low = float(np.sort(losses)[max(g, 1)])
+    return np.maximum(_winsorized(losses, g), min(0.0, low))
+
+
+def _standard_errors(gains: F64, weight: F64, g: int) -> F64:
+    """[M] of the weighted means of winsorized gains [n, M]."""
     n = len(gains)
-    errors: F64 = np.sqrt((weight**2) @ (gains - weight @ gains) ** 2 * n / (n - 1))
+    kept = 1 - 2 * g / n
+    errors: F64 = np.sqrt((weight**2) @ (gains - weight @ gains) ** 2 * n / (n - 1)) / kept
     return errors

@@ -20,6 +20,7 @@ def assert_same(found: Training, wanted: Training) -> None:
         wanted.handed,
         dict(wanted.scales),
     )
+    assert list(found.recent.items()) == list(wanted.recent.items())
     np.testing.assert_array_equal(found.state.centers, wanted.state.centers)
     assert found.state.assignment == wanted.state.assignment
     assert found.state.extra.keys() == wanted.state.extra.keys()

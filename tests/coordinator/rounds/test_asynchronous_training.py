@@ -216,6 +216,19 @@ def test_an_outlier_in_a_buffer_is_left_out_of_the_version_and_named() -> None:
     assert np.abs(training.state.centers - first().state.centers).max() < 1
 
 
+def test_an_outlier_in_a_buffer_of_two_is_found_by_the_updates_before_it() -> None:
+    by = rules(concurrency=4, buffer=2)
+    training, _, _ = hand_out(first(), by, 1, lambda who: who in ("d0", "d1", "d2", "d3"))
+    for who in ("d0", "d1", "d2"):
+        training, _ = answer(training, by, who, 1)
+    before, far = training.state.centers, training.at_work["d3"].start
+    assert far is not None
+    training, taken = take(training, by, "d3", Reply(n=10, update=far + 50.0), {"delta": 50.0})
+    assert list(taken.refused) == ["d3"]
+    assert np.abs(training.state.centers - before).max() < 1
+    assert list(training.recent) == ["d0", "d1", "d2"]
+
+
 def test_the_buffers_are_emptied_where_nobody_else_can_come() -> None:
     """Three devices of eight are there, and five updates are wanted."""
     by, there = rules(concurrency=3, buffer=5), ("d0", "d1", "d2")

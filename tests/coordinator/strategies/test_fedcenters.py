@@ -111,6 +111,30 @@ def test_a_gain_must_be_clear_over_the_devices_and_large_enough() -> None:
     assert best_candidate(np.hstack([one, one - 0.3])[:2], m[:2], 0.2) == 0
 
 
+LIES = st.floats(-1.7e308, 1.7e308)
+
+
+@given(st.lists(st.tuples(LIES, LIES), min_size=10, max_size=10), st.integers(6, 100))
+def test_a_tenth_of_the_devices_lying_about_their_losses_prevent_no_clear_split(
+    lies: list[tuple[float, float]], devices: int
+) -> None:
+    now = 1 + 0.1 * np.sin(np.arange(devices))
+    losses = np.stack([now, 0.5 * now], axis=1)
+    liars = -(-devices // 10)
+    losses[:liars] = lies[:liars]
+    assert best_candidate(losses, np.ones(devices), 0.2) == 1
+
+
+@given(st.lists(st.tuples(LIES, LIES), min_size=10, max_size=10), st.integers(6, 100))
+def test_a_tenth_of_the_devices_lying_about_their_losses_force_no_split(
+    lies: list[tuple[float, float]], devices: int
+) -> None:
+    losses = np.stack([1 + 0.1 * np.sin(np.arange(devices)), np.ones(devices)], axis=1)
+    liars = -(-devices // 10)
+    losses[:liars] = lies[:liars]
+    assert best_candidate(losses, np.ones(devices), 0.2) == 0
+
+
 @given(st.floats(0, 1e300) | st.just(float("inf")))
 def test_one_device_that_lies_about_its_losses_splits_nothing(lie: float) -> None:
     losses = np.ones((12, 3))
