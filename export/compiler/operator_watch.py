@@ -162,7 +162,7 @@ def _watch_loss(source: TraceSource, loss: LossFunction) -> Mapping[str, Mapping
 
 def first_call(source: TraceSource, operators: Sequence[str]) -> str:
     """The first of these operators that a training pass or a loss of the user's calls, and where; "" for none."""
-    several = [_watch_pass(source, 2).seen]
+    several: list[Mapping[str, Mapping[str, None]]] = [_watch_pass(source, 2).seen]
     if source.own_loss is not None:
         several.append(_watch_loss(source, source.own_loss))
     found = ((operator, seen[operator]) for operator in operators for seen in several if operator in seen)
