@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from edge_client.errors import ProgramRefused
+from export.compiler import forward_overrides
 from export.compiler.forward_pass import tracing_context, uncompiled
 from export.compiler.graph_passes.vmap_levels import no_gradients
 from export.compiler.program import compile_program
@@ -33,6 +36,21 @@ def trained_in_half_precision() -> torch.dtype:
 def test_another_thread_trains_as_ever_while_a_forward_pass_is_traced() -> None:
     with ThreadPoolExecutor(1) as other, tracing_context(), no_gradients():
         assert other.submit(trained_in_half_precision).result(60) is torch.bfloat16
+
+
+def test_another_thread_has_torchs_linear_layer_while_attention_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, callers = forward_overrides.FORWARD_OVERRIDES[F.linear], set[int]()
+    attention, x = nn.MultiheadAttention(4, 1), torch.ones(3, 2, 4)
+
+    def linear(*args: torch.Tensor) -> torch.Tensor:
+        callers.add(threading.get_ident())
+        other.submit(F.linear, torch.ones(1, 2), torch.ones(1, 2)).result(60)
+        return cast("torch.Tensor", ours(*args))
+
+    monkeypatch.setitem(cast("dict[Any, Any]", forward_overrides.FORWARD_OVERRIDES), F.linear, linear)
+    with ThreadPoolExecutor(1) as other, tracing_context():
+        attention(x, x, x)
+    assert callers == {threading.get_ident()}
 
 
 def test_another_threads_hooks_are_called_while_those_of_a_model_are_looked_for() -> None:
