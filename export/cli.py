@@ -23,6 +23,7 @@ from edge_client.run_cli import handle_errors
 from export import bundle_cli
 from export.command_line import GroupedCommand, make_app
 from export.output_paths import check_output_folder
+from export.silence import show_progress
 
 app = make_app("fedcenters-export", __doc__)
 MAX_BATCH = 65_536
@@ -165,6 +166,7 @@ def _write_program(out: Path, origin: Origin, *, as_json: bool, settings: dict[s
     check_unused(out)  # before torch, which takes seconds
     with redirect_stdout(sys.stderr):  # stdout has the results only, so the user's own prints go to stderr
         module = _load(origin)
+        show_progress("export")
         print(f"compiling {origin.model} for {', '.join(settings['engines'])}", flush=True)
 
         from export.bundle.commands import write_program
@@ -200,6 +202,7 @@ def _check_program(
     )
     with redirect_stdout(sys.stderr):
         module = _load(origin, recorded=not model)
+        show_progress("export")
 
         from export.compiler.check_program import check_folder
         from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,8 @@ WIDTH = 24  # characters of the bar
 RECENT = 5  # rounds whose median seconds tell how long the others will take
 SHOWN_IN_MINUTES_S = 100
 SILENCE_S = 10.0  # the longest one of work that neither a terminal nor a notebook shows
+_ONE_AT_A_TIME = threading.Lock()
+_listened: dict[str, tuple[tuple[list[logging.Handler], int, bool], list[logging.Handler]]] = {}  # before, and by whom
 
 
 class RunProgress:
@@ -135,18 +138,28 @@ def show_work(title: str, *, shown: bool | None = None) -> Iterator[Callable[[st
 
 @contextmanager
 def _listening(log: logging.Logger, busy: Callable[[str], None], say: Callable[[str], None]) -> Iterator[None]:
-    """Give the messages of a logger to `busy`, its warnings to `say`, and to no other handler."""
-    handler, before, propagate, handlers = logging.Handler(), log.level, log.propagate, log.handlers
+    """Give the messages of a logger to `busy`, its warnings to `say`, and to no other handler.
+
+    Of several that listen, as in two threads, the last that began hears them; the logger is as before when all ended.
+    """
+    handler = logging.Handler()
     handler.emit = lambda record: (say if record.levelno >= logging.WARNING else busy)(record.getMessage())  # type: ignore[method-assign]
-    log.handlers = [handler]
-    log.setLevel(logging.INFO)
-    log.propagate = False  # litert's libraries give the root logger a handler, which would repeat each line
+    with _ONE_AT_A_TIME:
+        before, listeners = _listened.setdefault(log.name, ((log.handlers, log.level, log.propagate), []))
+        listeners.append(handler)
+        log.handlers = [handler]
+        log.setLevel(logging.INFO)
+        log.propagate = False  # litert's libraries give the root logger a handler, which would repeat each line
     try:
         yield
     finally:
-        log.handlers = handlers
-        log.setLevel(before)
-        log.propagate = propagate
+        with _ONE_AT_A_TIME:
+            listeners.remove(handler)
+            log.handlers = listeners[-1:]
+            if not listeners:
+                log.handlers, level, log.propagate = before
+                log.setLevel(level)
+                del _listened[log.name]
 
 
 class PlainLines:

@@ -197,6 +197,7 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     output: str | int | None = None,
     engines: Sequence[str] = ("onnx",),
     batch: int = 32,
+    progress: bool | None = None,
 ) -> TrainingProgram:
     """Trace one training step of a torch module, forward, backward and update, into files for stock runtimes.
 
@@ -210,7 +211,8 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     by default numbers of the output's shape. `output`: the name or number of the output that counts, for a module that
     gives several. `engines`: one or some of "onnx" (ONNX Runtime), "litert" (TFLite) and "pt2" (torch); the first one
     runs the program here. `batch`: the batch size of LiteRT, which needs a fixed one. The module itself is not changed;
-    of a Lightning module its `forward` is taken.
+    of a Lightning module its `forward` is taken. `progress`: show what goes on in a terminal and in a notebook;
+    elsewhere a line on stderr every ten seconds. False: nothing.
 
     Raises ProgramRefused, with the operator and the layer, for a module that cannot be expressed.
 
@@ -226,6 +228,7 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     import torch
     from torch import nn
 
+    from emulator.api.progress import show_work
     from export.compiler.program import weights_of
     from export.compiler.user_model import compile_model
 
@@ -241,7 +244,8 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     facts: dict[str, Any] = {"name": type(module).__name__, "engines": engines, "batch": batch, "output": output}
     facts["loss"] = loss if callable(loss) else LOSS_WORDS[loss]
     facts["targets"] = torch.from_numpy(targets) if isinstance(targets, np.ndarray) else targets
-    made = compile_model(module, example_input, **facts)
+    with show_work(f"compiling {facts['name']}", shown=progress) as busy:
+        made = compile_model(module, example_input, progress=busy, **facts)
     weights = weights_of(module, made.program.schema)
     return TrainingProgram(manifest=made.program, files=made.files, weights=weights, engine=engines[0])
 

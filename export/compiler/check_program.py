@@ -6,6 +6,7 @@ constant, so that every window of every pool has ties. program_parity.py compute
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from export.compiler.signatures.packed_inputs import pack_module
 from export.diagnostics import first_sentence
 
 BATCH_SIZES = (8, 3)  # for engines that take any batch size
+log = logging.getLogger(__name__)
 SEED = 2  # other inputs than those of the compiler's own measurement
 
 
@@ -36,7 +38,7 @@ def check_folder(
     tolerance: float = MAX_RELATIVE_DIFFERENCE,
     seed: int = SEED,
 ) -> list[dict[str, Any]]:
-    """Check hashes, then compare. One row per file and function: file, engine, function, batches, difference, ok.
+    """Check hashes, then compare, and log what. Rows: file, engine, function, batches, difference, ok.
 
     `loss` is the function that the program was compiled with, if it was one.
     Raises ConfigError or Malformed for an incomplete or altered folder, ProgramRefused for another model's program.
@@ -68,6 +70,7 @@ def check_folder(
         fixed = program.batch[file.engine]
         batches = BATCH_SIZES if fixed == "any" else (fixed,)
         for function in file.functions:
+            log.info("comparing %s of %s with torch", function, file.name)
             worst = max(_difference(source, folder, file, function, b, seed, tolerance) for b in batches)
             row = {"file": file.name, "engine": file.engine, "function": function, "batches": list(batches)}
             rows.append({**row, "difference": worst, "ok": worst <= tolerance})

@@ -29,7 +29,7 @@ from export.containers.write_tflite import to_tflite
 from export.diagnostics import converter_missing, first_sentence
 
 EXAMPLE_BATCH = 13  # where the batch is dynamic; a size that layers and sequences seldom have
-Progress = Callable[[str], None]  # called with the container that is worked on, like "onnx step"
+Progress = Callable[[str], None]  # called with what is worked on, like "onnx step"
 log = logging.getLogger(__name__)
 
 
@@ -109,10 +109,10 @@ def _function_files(
             inputs = [*(p.name for p in ports.inputs), *(f"{FROZEN}/{name}" for name in source.frozen_names)]
             return to_onnx(program, inputs, [p.name for p in ports.outputs])
 
-    made = {}
-    own = traced(for_torch=True) if "pt2" in engines else None
-    if own is not None:
+    made, own = {}, None
+    if "pt2" in engines:
         progress(f"pt2 {function}")
+        own = traced(for_torch=True)
         made["pt2"] = cached_file(_key("pt2", source, {function: own}, batch), lambda: to_pt2(exported(own)))
     if "onnx" in engines:
         progress(f"onnx {function}")

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from export.compiler.decompositions.picks import PICK_OVERRIDES
 from export.compiler.decompositions.short_time import SHORT_TIME_OVERRIDES
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.losses.label_losses import LOSS_OVERRIDES
+from export.own_thread import replaced_here
 
 F = nn.functional
 Bias = Tensor | None
@@ -65,13 +65,13 @@ class ForwardOverrides(TorchFunctionMode):
         if func in MAX_POOLS:
             return self._pooled(func, *args, **kwargs)
         if func in RECURRENT and isinstance(args[3], bool) and args[4] > 1 and args[5] > 0:  # no packed sequence
-            with patch.object(F, "linear", _linear):  # what torch's decomposition calls
+            with replaced_here(F, "linear", _linear):  # what torch's decomposition calls
                 return _one_by_one(func, *args)
         if func is F.multi_head_attention_forward:
             inner = (F.linear, F.dropout, F.scaled_dot_product_attention)
             with ExitStack() as stack:
                 for f in inner:
-                    stack.enter_context(patch.object(F, f.__name__, FORWARD_OVERRIDES[f]))
+                    stack.enter_context(replaced_here(F, f.__name__, FORWARD_OVERRIDES[f]))
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 

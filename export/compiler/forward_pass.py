@@ -104,9 +104,20 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
 def uncompiled() -> Iterator[None]:
     """What torch.compile has wrapped is called as it was written, and compiled for none of the sizes that are tried.
 
-    One thread at a time, as in `tracing_context`.
+    Torch's switches are as it begins, whatever the caller has set: gradients, without autocast and a search for NaN,
+    and float32 as the dtype of what names none. One thread at a time, as in `tracing_context`.
     """
     with _ONE_AT_A_TIME, ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        if torch.is_autocast_enabled("cpu"):
+            stack.callback(torch.set_autocast_enabled, "cpu", True)  # noqa: FBT003 - its value
+            torch.set_autocast_enabled("cpu", False)  # noqa: FBT003
+        if torch.is_anomaly_enabled():
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
+        if (usual := torch.get_default_dtype()) is not torch.float32:
+            stack.callback(torch.set_default_dtype, usual)
+            torch.set_default_dtype(torch.float32)
         if "torch._dynamo" in sys.modules:  # which torch.compile loads
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -158,6 +158,15 @@ def _watch_loss(source: TraceSource, loss: LossFunction) -> Mapping[str, Mapping
         with watch:
             sample_losses(source, out, y)
     return watch.seen
+
+
+def first_call(source: TraceSource, operators: Sequence[str]) -> str:
+    """The first of these operators that a training pass or a loss of the user's calls, and where; "" for none."""
+    several: list[Mapping[str, Mapping[str, None]]] = [_watch_pass(source, 2).seen]
+    if source.own_loss is not None:
+        several.append(_watch_loss(source, source.own_loss))
+    found = ((operator, seen[operator]) for operator in operators for seen in several if operator in seen)
+    return next((f"{operator} in layer {next(iter(places))}" for operator, places in found), "")
 
 
 def loss_calls(source: TraceSource, operator: str) -> bool:

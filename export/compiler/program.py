@@ -113,7 +113,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     are class labels; or the shape of one sample's numbers, by default that of its output. `output`: the name or number
     of the one that counts, for a module that gives several. `frozen`: how the parameters with requires_grad=False are
     stored: "f32", "f16", or "i8", which rounds each row of a matrix to 255 values.
-    The module itself is not changed. `progress` is called with what is worked on, like "onnx step".
+    The module itself is not changed. `progress` is called with what is worked on, like "onnx step" or "golden run".
     Raises ProgramRefused when the model cannot be expressed for one of `engines`.
     """
     if classes is not None:
@@ -121,6 +121,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     word: Loss = "squared-error" if callable(loss) else loss
     name = type(module).__name__ if name is None else name
     module = module if output is None else choose_output(module, output)
+    progress("checks of the model")
     module, shape, packed = read_example(module, input)
     source = make_source(
         module,
@@ -148,15 +149,17 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
             },
             batch=made.batch,
             versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
-            parity={engine: _parity(source, engine, blobs[engine], made.batch[engine]) for engine in engines},
+            parity={e: _parity(source, e, blobs[e], made.batch[e], progress) for e in engines},
             origin=origin,
             adapter=adapter_of(module, source.schema),
         )
+        progress("golden run")
         runs = {
             size: golden_run(source, program, fixed=None if size == "any" else size) for size in {*made.batch.values()}
         }
         program = replace(program, golden={engine: runs[made.batch[engine]] for engine in engines})
         for engine in engines:
+            progress(f"{engine} in the golden run")
             check_golden(program, engine, blobs[engine], hint=partial(saturation_hint, source))
     return CompilerOutput(program=program, files=files)
 
@@ -357,8 +360,9 @@ def _check_engines(source: TraceSource, engines: Sequence[str], batch: int) -> N
         raise ProgramRefused("LiteRT has no float64", hint="compile float64 programs for onnx and pt2 only")
 
 
-def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: BatchSize) -> float:
+def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], size: BatchSize, progress: Progress) -> float:
     """The largest difference of any function from torch, relative to each output's largest value."""
+    progress(f"{engine} beside torch")
     # another size than the traced one, so that a graph for one size only fails
     batch = EXAMPLE_BATCH + 1 if size == "any" else size
     with refusal_context(source, engine):

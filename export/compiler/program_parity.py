@@ -31,6 +31,7 @@ from edge_client.protocol.program import FROZEN, IGNORED
 from edge_client.protocol.task import Array
 from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.losses.sample_losses import POSITION_LOSSES, loss_name
+from export.compiler.operator_watch import first_call
 from export.compiler.program_functions import (
     TraceSource,
     changed_places,
@@ -57,6 +58,12 @@ LONE_SAMPLES = 3  # one alone left 3 of 40 draws of a small model's weights unse
 LABELLED = 64  # samples whose drawn labels have every class, of not too many
 SHOWN = 3  # buffers that a hint names
 ERROR_MARGIN = 10  # roundings fall differently in sums of another order: 4 times as far was seen
+
+STEEP = tuple(f"aten.{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10", "asin", "acos", "pow"))
+ANGLES, REMAINDERS = ("aten.angle", "aten.atan2"), ("aten.remainder", "aten.fmod")
+RESAMPLES = tuple(
+    f"aten.upsample_{name}" for name in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")
+)
 
 Inputs = Callable[
     [TraceSource, str, int, int], list[Tensor]
@@ -136,24 +143,55 @@ def difference_hint(source: TraceSource, engine: str, worst: float) -> str:
     hooks = hooks_on_gradients(private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)[-1])
     if hooks:
         return f"no program calls the hook on the gradient of {hooks}: {HOOK_HINT}"
-    told = "" if math.isfinite(worst) else not_finite_hint(source)
+    told = jump_hint(source) if math.isfinite(worst) else not_finite_hint(source, ours=True)
     return told or f"leave {engine} out of the engines and report the model"
 
 
-def not_finite_hint(source: TraceSource) -> str:
-    """Why torch's own numbers may be infinite or NaN for drawn inputs: a loss, or buffers; "" where neither can be."""
+def jump_hint(source: TraceSource) -> str:
+    """What to do about what jumps where rounding decides, and about digits that are lost; "" where neither can be."""
+    if called := first_call(source, ANGLES):
+        return (
+            f"{called}: an angle jumps from pi to -pi where y, the imaginary part, is 0, and rounding decides: take "
+            "its cosine and sine, x / (r + 1e-6) and y / (r + 1e-6) with r the size, in place of the angle"
+        )
+    if called := first_call(source, REMAINDERS):
+        return (
+            f"{called}: it divides in float32, which has whole numbers up to 2^24: keep them below, or look the result "
+            "up in a table, as self.register_buffer('bucket', buckets) and self.bucket[ids]"
+        )
+    return ""
+
+
+def not_finite_hint(source: TraceSource, *, ours: bool = False) -> str:
+    """Why numbers may be infinite or NaN for drawn inputs: a loss, buffers or a gradient; "" where none can be.
+
+    `ours`: a container's numbers, where torch's own may be finite.
+    """
     replaced, written = changed_places(source)
     moved = {name for place, name in tensor_places(source.module).items() if place in replaced | written}
     still, own = sorted(set(source.buffers) - moved), tensors_of(source.module)
-    ports = function_ports(source, "evaluate").inputs
-    drawn = zip(ports, example_inputs(source, "evaluate", LABELLED), strict=True)
-    args = [own[p.name.removeprefix("buffers/")] if p.name.removeprefix("buffers/") in still else a for p, a in drawn]
-    losses, answers = (bool(np.isfinite(out).all()) for out in torch_outputs(source, "evaluate", args))
+
+    def finite(function: str, *, drawn: bool) -> list[bool]:
+        ports = function_ports(source, function).inputs
+        names = [p.name.removeprefix("buffers/") for p in ports]
+        given = example_inputs(source, function, LABELLED)
+        args = [own[n] if n in still and not drawn else a for n, a in zip(names, given, strict=True)]
+        return [bool(np.isfinite(out).all()) for out in torch_outputs(source, function, args)]
+
+    losses, answers = finite("evaluate", drawn=False)
     if source.own_loss is not None and answers and not losses:
         return (
             f"loss {loss_name(source.own_loss)} is not finite for targets drawn at random, as a device draws them for "
             "its check: give excluded classes a large negative number, as -1e9, in place of minus infinity"
         )
+    by_buffers = still and all(finite("step", drawn=False)) and not (ours and all(finite("step", drawn=True)))
+    if not by_buffers and (steep := first_call(source, STEEP)):
+        return (
+            f"{steep}: the gradient of a root, a logarithm or a power is infinite at 0, and 0 times infinity is NaN: "
+            "keep what it takes above 0, as torch.sqrt(h + 1e-6) or torch.log(h.clamp(min=1e-6))"
+        )
+    if ours and (picked := first_call(source, RESAMPLES)):
+        return f"{picked}: it is a product here, and 0 times infinity is NaN: mask by -1e9 in place of minus infinity"
     if still:
         return (
             f"other values of {first_of(still, SHOWN)} were tried, as a center may bring: a table whose numbers must "

@@ -135,6 +135,8 @@ def test_json_is_one_object_and_everything_else_is_talk(written: Path) -> None:
     talk = (written.parent / "talk.txt").read_text()
     assert "imported" in talk
     assert "compiling readers_models:Net for onnx, litert, pt2" in talk
+    assert "\ncompiling litert\n" in talk
+    assert "\ncompiling golden run\n" in talk
 
 
 def test_the_weights_are_the_inputs_of_infer(written: Path) -> None:

@@ -186,8 +186,10 @@ def magnitude(x: ComplexPair) -> Tensor:
 
 
 def angle(x: ComplexPair) -> Tensor:
-    """atan2 of both parts."""
-    return torch.atan2(x.imag, x.real)
+    """atan2 of both parts; its gradient at 0 is 0, as torch's."""
+    zero = (x.real == 0) & (x.imag == 0)
+    real, imag = (torch.copysign(torch.full_like(part, size), part) for part, size in ((x.real, 1.0), (x.imag, 0.0)))
+    return torch.atan2(torch.where(zero, imag, x.imag), torch.where(zero, real, x.real))
 
 
 def view_as_real(x: ComplexPair) -> Tensor:

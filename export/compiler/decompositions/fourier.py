@@ -95,12 +95,15 @@ def _transform(
 
 
 def waves(rows: int, columns: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] cosines and sines of 2 pi k t / n, with k t taken modulo n before it becomes an angle."""
+    """[rows, columns] cosines and sines of 2 pi k t / n, with k t taken modulo n before it becomes an angle.
+
+    The sine of half a turn is 0 and not the rounding of pi, as the angle of what has no imaginary part hangs on it.
+    """
     if n > MAX_LENGTH:
         raise UnsupportedOperator("fft", f"an axis of {n} values, at most {MAX_LENGTH}")
     turns = torch.remainder(torch.arange(rows).unsqueeze(1) * torch.arange(columns), n)
     angle = turns.to(like.dtype) * (2 * math.pi / n)
-    return torch.cos(angle), torch.sin(angle)
+    return torch.cos(angle), torch.where(2 * turns == n, 0.0, torch.sin(angle))
 
 
 def _scale(n: int, norm: str | None, *, forward: bool) -> float:

@@ -52,7 +52,9 @@ def resample(x: Tensor, indices: Indices) -> Tensor:
     """`index` for the columns of finite images: ONNX Runtime multiplies twice as fast as it picks single values."""
     if not x.dtype.is_floating_point:
         return index(x, indices)
-    return _picks("index", x, indices).take(x, lambda x, axis, rows: through(x, axis, _one_hot(rows, x.shape[axis], x)))
+    return _picks("index", x, indices).take(
+        x, lambda x, axis, rows: through(x, axis, _one_hot(rows, x.shape[axis], x.dtype))
+    )
 
 
 def index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
@@ -67,7 +69,7 @@ def index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = Fa
         mask = mask.reshape([*[1] * axis, *mask.shape, *[1] * (x.dim() - axis - mask.dim())])
         number = values.reshape([])
         return torch.where(mask, x + number if accumulate else number, x)
-    if not x.dtype.is_floating_point:
+    if accumulate and not x.dtype.is_floating_point:
         return index_put(x.to(torch.float32), indices, values.to(torch.float32), accumulate).to(x.dtype)
     picks = _picks("index_put", x, indices)
     return x + picks.sums(values) if accumulate else torch.where(picks.hit(values), picks.lasts(values), x)
@@ -96,7 +98,7 @@ class AxisPicks:
 
     def hit(self, values: Tensor) -> Tensor:
         """Whether a place has a value."""
-        return self.sums(torch.ones_like(values)) > 0
+        return self.sums(torch.ones_like(values, dtype=_floats(values))) > 0
 
     def lasts(self, values: Tensor) -> Tensor:
         """At each place its last value; others hold any value."""
@@ -112,7 +114,7 @@ class AxisPicks:
         """`place`: values, axis and [picked, size] ones where a value belongs -> values with all places of the axis."""
         values = values.expand(self._picked(self.shape)).reshape(self._picked([rows.shape[0] for rows in self.rows]))
         for axis, rows in enumerate(self.rows, self.first):
-            values = place(values, axis, _one_hot(rows, self.flat[axis], values))
+            values = place(values, axis, _one_hot(rows, self.flat[axis], _floats(values)))
         back = [self.order.index(axis) for axis in range(len(self.order))]
         return values.reshape([self.sizes[axis] for axis in self.order]).permute(back)
 
@@ -156,9 +158,13 @@ def _from_start(rows: Tensor, size: int) -> Tensor:
     return torch.where(rows < 0, rows + size, rows)
 
 
-def _one_hot(rows: Tensor, size: int, like: Tensor) -> Tensor:
+def _one_hot(rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """[picked], none negative -> [picked, size]."""
-    return (rows.reshape(-1, 1) == torch.arange(size, dtype=rows.dtype, device=rows.device)).to(like.dtype)
+    return (rows.reshape(-1, 1) == torch.arange(size, dtype=rows.dtype, device=rows.device)).to(dtype)
+
+
+def _floats(x: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype.is_floating_point else torch.float32
 
 
 def _averages(size: int, count: int, like: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Values picked and placed by whole numbers along one axis: gather, scatter, windows, orders, and cumulated sums.
 
 Each is a comparison with the positions of the axis and a sum over them, for LiteRT accepts scatter only in special
-forms. The work is the number of picks times the length of the axis. Where they are gathered or placed, numbers that are
-no floats pass through float32, which holds whole numbers up to 2^24; those are positions, tokens and masks. Signatures
-are torch's.
+forms. The work is the number of picks times the length of the axis. Whole numbers are picked and placed as int64, masks
+and other narrow ones as float32. Signatures are torch's.
 """
 
 # ruff: noqa: FBT001, FBT002 - the functions of a decomposition table have torch's own signatures
@@ -31,7 +30,7 @@ def gather(x: Tensor, dim: int, rows: Tensor, sparse_grad: bool = False) -> Tens
     for axis, size in enumerate(rows.shape):
         if axis != dim:
             x = x.narrow(axis, 0, size)
-    values = _float(x).movedim(dim, -1).unsqueeze(-2)
+    values = _exact(x).movedim(dim, -1).unsqueeze(-2)
     chosen = _chosen(rows.movedim(dim, -1), x.shape[dim])
     found = _where(chosen, values).sum(-1)
     return found.movedim(-1, dim).to(x.dtype)
@@ -45,7 +44,7 @@ def scatter_add(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
 def scatter(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
     """Put the values of `source` at their places; a place that is named twice would be undefined in torch too."""
     dim = dim % x.dim()
-    hit = _placed(x, dim, rows, torch.ones_like(rows, dtype=_float(x).dtype)) > 0
+    hit = _placed(x, dim, rows, torch.ones_like(rows, dtype=x.dtype)) > 0
     return torch.where(hit, _placed(x, dim, rows, source), x)
 
 
@@ -120,7 +119,7 @@ def cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _running(x: Tensor, dim: int, *, largest: bool) -> tuple[Tensor, Tensor]:
-    values = _float(x).movedim(dim, -1) * (1 if largest else -1)
+    values = _exact(x).movedim(dim, -1) * (1 if largest else -1)
     wide = _until(values)
     found, places = wide.amax(-1), _along(wide, -1)
     at = _where(wide == found.unsqueeze(-1), places).amax(-1).to(torch.int64)
@@ -133,10 +132,10 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def _until(x: Tensor) -> Tensor:
-    """[..., size] -> [..., size, size]: for each place the values up to it, and minus infinity for those after it."""
+    """[..., size] -> [..., size, size]: for each place the values up to it, then the lowest number."""
     places = torch.arange(x.shape[-1], device=x.device)
     wide = x.unsqueeze(-2).expand([*x.shape, x.shape[-1]])
-    return _where((places.reshape(1, -1) <= places.reshape(-1, 1)).expand(wide.shape), wide, -math.inf)
+    return _where((places.reshape(1, -1) <= places.reshape(-1, 1)).expand(wide.shape), wide, _lowest(x))
 
 
 def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -292,13 +291,13 @@ def embedding_bag(  # noqa: PLR0913 - what torch's function gives on
 def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, largest: bool = False) -> Tensor:
     """Zeros of the shape of x, plus `source` at the positions `rows` along `dim`.
 
-    `largest`: minus infinity, or the largest value of `source` at the position.
+    `largest`: the lowest number, or the largest value of `source` at the position. The result has x's dtype.
     """
     for axis, size in enumerate(rows.shape):
         source = source.narrow(axis, 0, size)
     chosen = _chosen(rows.movedim(dim, -1), x.shape[dim])  # [..., picks, size]
-    values = _float(source).movedim(dim, -1).unsqueeze(-1)
-    nothing = -math.inf if largest else 0.0
+    values = _exact(source).movedim(dim, -1).unsqueeze(-1)
+    nothing = _lowest(values) if largest else 0
     wide = _where(chosen, values, nothing)
     out = (wide.amax(-2) if largest else wide.sum(-2)).movedim(-1, dim)
     beyond = [n for axis in reversed(range(x.dim())) for n in (0, x.shape[axis] - out.shape[axis])]
@@ -311,7 +310,7 @@ def _chosen(rows: Tensor, size: int) -> Tensor:
     return rows.unsqueeze(-1) == torch.arange(size, dtype=rows.dtype, device=rows.device)
 
 
-def _where(chosen: Tensor, values: Tensor, nothing: float = 0.0) -> Tensor:
+def _where(chosen: Tensor, values: Tensor, nothing: float = 0) -> Tensor:
     """The chosen values, else 0. A product would make NaN of infinity; LiteRT wants all three of one shape."""
     others = torch.full_like(chosen, nothing, dtype=values.dtype)
     return torch.where(chosen, values.expand(chosen.shape), others)
@@ -327,6 +326,15 @@ def _along(x: Tensor, dim: int) -> Tensor:
     """The positions of one axis as floats, in the shape of x."""
     places = torch.arange(x.shape[dim], device=x.device, dtype=_float(x).dtype)
     return places.reshape([-1, *[1] * (x.dim() - 1 - dim % x.dim())]).expand(x.shape)
+
+
+def _exact(x: Tensor) -> Tensor:
+    """As int64, which holds all of them, for whole numbers that float32 may not; others as floats."""
+    return x.to(torch.int64) if x.dtype in {torch.int32, torch.int64} else _float(x)
+
+
+def _lowest(x: Tensor) -> float:
+    return -math.inf if x.dtype.is_floating_point else 1 - 2**63
 
 
 def _float(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,24 +43,45 @@ class ChosenOutput:
 
 
 def refuse_several_outputs(model: str, out: object) -> None:
-    """Raises ProgramRefused, with the names to choose from, for outputs that are not one tensor."""
+    """Raises ProgramRefused, with what to write for one and for several, for outputs that are not one tensor."""
     if names := output_names(out):
         raise ProgramRefused(
             f"model {model!r} gives {_listed(out)}, expected one tensor",
-            hint=f"choose one of its outputs: output={names[0]!r}; to train several, join them by torch.cat in forward",
+            hint=f"choose one of its outputs: fc.compile(..., output={names[0]!r}), or a module around it: "
+            f"def forward(self, x): return self.body(x){_access(out, names[0])}; {_joined(out)}",
         )
+
+
+def _access(out: object, name: str | int) -> str:
+    return f"[{name!r}]" if isinstance(out, Mapping) or isinstance(name, int) else f".{name}"
+
+
+def _joined(out: object) -> str:
+    """How a loss gets two outputs of the module at once."""
+    tensors = {name: part for name, part in _parts(out).items() if isinstance(part, Tensor) and part.dim() > 1}
+    flat = ", ".join(f"out{_access(out, name)}.flatten(1)" for name in tensors) or "one.flatten(1), two.flatten(1)"
+    sizes = [part[0].numel() for part in tensors.values()]
+    return (
+        f"for a loss of several, return torch.cat([{flat}], 1) there, and in the loss "
+        f"outputs.split({sizes or '[..., ...]'}, 1)"
+    )
 
 
 def output_names(out: object) -> list[str] | list[int]:
     """Names or numbers of several outputs, logits and other tensors first; empty for what has no parts, as a tensor."""
-    if isinstance(out, Tensor):
-        return []
-    parts: dict[Any, Any] = {}
-    if isinstance(out, Mapping):
-        parts = dict(out)
-    elif isinstance(out, Sequence) and not isinstance(out, str):
-        parts = dict(zip(getattr(out, "_fields", range(len(out))), out, strict=True))
+    parts = _parts(out)
     return sorted(parts, key=lambda name: (name != "logits", not isinstance(parts[name], Tensor)))
+
+
+def _parts(out: object) -> dict[Any, Any]:
+    """The outputs by name or number, as the module gives them."""
+    if isinstance(out, Mapping):
+        return dict(out)
+    if is_dataclass(out) and not isinstance(out, type):
+        return {field.name: getattr(out, field.name) for field in fields(out)}
+    if isinstance(out, Sequence) and not isinstance(out, str):
+        return dict(zip(getattr(out, "_fields", range(len(out))), out, strict=True))
+    return {}
 
 
 def _listed(out: object) -> str:

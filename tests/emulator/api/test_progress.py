@@ -103,6 +103,19 @@ def test_long_work_is_told_once_in_a_process_that_has_a_coordinator(
     assert len(log.handlers) == 1  # the service's own
 
 
+def test_two_works_at_once_leave_the_loggers_as_they_were() -> None:
+    """As two threads that compile: the first one ends before the second."""
+    log = logging.getLogger("export")
+    before = (list(log.handlers), log.level, log.propagate)
+    first, second = show_work("one"), show_work("two")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert len(log.handlers) == 1  # the second one's
+    second.__exit__(None, None, None)
+    assert (list(log.handlers), log.level, log.propagate) == before
+
+
 def test_long_work_tells_what_it_does_on_a_line_that_silenced_libraries_do_not_close(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from edge_client.errors import Malformed, UsageError
+from emulator.api import progress
 from emulator.api.training_program import TrainingProgram
 from emulator.api.training_program import compile as compile_module
 from export.compiler.program import weights_of
@@ -143,6 +144,21 @@ def test_what_was_wrong_is_said_with_what_to_write(program: TrainingProgram) -> 
         program.step(program.start(), X, Y + 5)
     with pytest.raises(UsageError, match="weights"):
         program.predict({}, X)
+
+
+def test_a_long_compilation_says_what_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(progress, "SILENCE_S", 3600.0)
+    monkeypatch.setattr(progress.PlainLines, "busy", lambda _, text: told.append(text))
+    compile_module(SmallNet(), X)
+    parts = ["checks of the model", "onnx step", "onnx evaluate", "onnx infer", "onnx beside torch"]
+    parts += ["golden run", "onnx in the golden run", "done"]
+    assert told == [f"compiling SmallNet  {part}" for part in parts]
+    compile_module(SmallNet(), X, progress=False)
+    assert len(told) == len(parts)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_one_engine_is_given_by_its_name(program: TrainingProgram) -> None:

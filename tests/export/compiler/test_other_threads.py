@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, cast
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from edge_client.errors import ProgramRefused
+from export.compiler import forward_overrides
 from export.compiler.forward_pass import tracing_context, uncompiled
 from export.compiler.graph_passes.vmap_levels import no_gradients
+from export.compiler.program import compile_program
 from export.compiler.signatures.lasting_state import hooks_on_gradients
 
 
@@ -27,6 +36,21 @@ def trained_in_half_precision() -> torch.dtype:
 def test_another_thread_trains_as_ever_while_a_forward_pass_is_traced() -> None:
     with ThreadPoolExecutor(1) as other, tracing_context(), no_gradients():
         assert other.submit(trained_in_half_precision).result(60) is torch.bfloat16
+
+
+def test_another_thread_has_torchs_linear_layer_while_attention_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, callers = forward_overrides.FORWARD_OVERRIDES[F.linear], set[int]()
+    attention, x = nn.MultiheadAttention(4, 1), torch.ones(3, 2, 4)
+
+    def linear(*args: torch.Tensor) -> torch.Tensor:
+        callers.add(threading.get_ident())
+        other.submit(F.linear, torch.ones(1, 2), torch.ones(1, 2)).result(60)
+        return cast("torch.Tensor", ours(*args))
+
+    monkeypatch.setitem(cast("dict[Any, Any]", forward_overrides.FORWARD_OVERRIDES), F.linear, linear)
+    with ThreadPoolExecutor(1) as other, tracing_context():
+        attention(x, x, x)
+    assert callers == {threading.get_ident()}
 
 
 def test_another_threads_hooks_are_called_while_those_of_a_model_are_looked_for() -> None:
@@ -64,6 +88,54 @@ def test_two_threads_that_compile_leave_torch_as_it_was() -> None:
             done.result(60)
     assert order == ["first ends", "second begins"]
     assert before == (torch.autocast.__enter__, torch._C._get_nnpack_enabled(), torch._C._get_mkldnn_enabled())
+
+
+class Filled(nn.Linear):
+    """Makes a tensor without a dtype; fails where it is told to."""
+
+    fails_from = 99
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails_from <= x.shape[0]:
+            raise RuntimeError("no such batch")
+        return super().forward(x + torch.ones(self.in_features))
+
+
+def switches() -> list[object]:
+    found = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    return [*found, torch.is_anomaly_enabled(), torch.get_default_dtype(), torch.get_num_threads()]
+
+
+@contextmanager
+def usual_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        partial(torch.autocast, "cpu", torch.bfloat16),
+        torch.autograd.detect_anomaly,
+        partial(usual_dtype, torch.float64),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_switches_of_torch_around_a_compilation_count_for_nothing_and_stay(
+    around: Callable[[], AbstractContextManager[object]],
+) -> None:
+    with around():
+        before, module = switches(), Filled(4, 3)
+        assert compile_program(module, (4,), engines=("onnx",)).program.parity["onnx"] < 1e-5
+        assert switches() == before
+        module.fails_from = 13  # no batch of the checks, but that of the trace
+        with pytest.raises(ProgramRefused, match="no such batch"):
+            compile_program(module, (4,), engines=("onnx",))
+        assert switches() == before
 
 
 def test_a_search_for_the_order_of_an_einsum_that_the_user_turned_off_stays_off() -> None:

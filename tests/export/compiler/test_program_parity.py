@@ -208,3 +208,65 @@ def test_a_table_whose_numbers_must_stay_is_refused_by_name_and_compiles_as_the_
     assert "other values of kept were tried" in str(refused.value.hint)
     assert "persistent=False" in str(refused.value.hint)
     assert compile_program(Scheduled(persistent=False), (2,), engines=("pt2",)).program.parity["pt2"] < 1e-5
+
+
+class BehindRelu(nn.Linear):
+    """The root of a ReLU: where it is 0, torch's gradient is 0 and that of a product with a mask NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x)).sqrt()
+
+
+class RootOfSize(nn.Linear):
+    """Its gradient is NaN in torch, too, for an output that is always 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out + (out - out).abs().sqrt()
+
+
+class Hashed(nn.Linear):
+    """A hash of whole numbers beyond float32's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward((x.abs().long() * 1_000_003 % 97).to(x.dtype))
+
+
+class MaskedBeforeUpsampling(nn.Linear):
+    """A mask of minus infinity is enlarged."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.where(torch.arange(3) == 0, -torch.inf, torch.zeros(3)).reshape(1, 1, 3)
+        return super().forward(x).softmax(-1) * nn.functional.interpolate(mask, scale_factor=2.0).exp().reshape(6)[1:4]
+
+
+class TurnsAtRounding(nn.Linear):
+    """The angle of what is 0 but for a rounding; at which side is the runtime's choice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return torch.atan2(out * 3 - out - out - out, -out.abs() - 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (BehindRelu(6, 3), r"aten.sqrt in layer .*BehindRelu.* at test_program_parity.py:\d+: the gradient of a root"),
+        (RootOfSize(6, 3), r"aten.sqrt in layer .*torch.sqrt\(h \+ 1e-6\)"),
+        (MaskedBeforeUpsampling(6, 3), r"aten.upsample_nearest1d in layer .*mask by -1e9"),
+    ],
+)
+def test_what_makes_numbers_that_are_not_finite_is_named_with_the_line_and_what_to_write(
+    module: nn.Module, says: str
+) -> None:
+    with pytest.raises(ProgramRefused, match=says):
+        compile_program(module, (6,), loss="squared-error", engines=("onnx",))
+
+
+def test_an_angle_that_rounding_turns_and_a_hash_are_named_with_what_to_write() -> None:
+    source = make_source(TurnsAtRounding(6, 3), input=(6,), loss="squared-error")
+    assert "aten.atan2 in layer" in program_parity.difference_hint(source, "onnx", 0.5)
+    hashed = make_source(Hashed(6, 3), input=(6,), loss="squared-error")
+    assert "aten.remainder in layer" in program_parity.difference_hint(hashed, "onnx", 0.5)
+    other = make_source(Kinked(), input=(2,), loss="squared-error")
+    assert "report the model" in program_parity.difference_hint(other, "onnx", 0.5)

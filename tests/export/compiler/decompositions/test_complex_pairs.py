@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from export.compiler.check_program import tied_inputs
 from export.compiler.decompositions.complex_pairs import ComplexPair
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.forward_pass import ForwardPasses
@@ -122,6 +123,25 @@ class ByRotations(nn.Module):
         turns = self.turns[: x.shape[1]].view(1, x.shape[1], 3)
         rotated = torch.view_as_complex(self.body(x).reshape(*x.shape[:-1], -1, 2)) * turns
         return self.head(torch.view_as_real(rotated).flatten(2)).mean(1)  # type: ignore[no-any-return]
+
+
+class Phases(nn.Module):
+    """The angles of a spectrum, whose first and last values have no imaginary part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8, bias=False), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.fft.rfft(self.body(x)).angle())  # type: ignore[no-any-return]
+
+
+def test_the_angles_of_a_spectrum_and_of_silence_and_their_gradients_are_torchs() -> None:
+    source = make_source(Phases(), input=(8,), loss="squared-error", dtype="float64")
+    graph = trace_function(ForwardPasses(source), "step", batch=4, dynamic=True, closed=True)
+    given = tied_inputs(source, "step", 40, seed=0)  # half of the samples are zeros
+    found = [t.detach().numpy() for t in graph(*given)]
+    assert max(output_differences(found, torch_outputs(source, "step", given))) < EXACT
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +93,43 @@ def test_a_module_that_draws_in_inference_mode_is_told_to_draw_in_training_only(
     with pytest.raises(ProgramRefused, match="the same samples differently each time") as refused:
         make_source(Sampled(4, 2), input=(4,))
     assert "if self.training" in refused.value.hint
+
+
+@dataclass
+class Found:
+    """What a model gives that follows the custom of no library."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class Autoencoder(nn.Linear):
+    """Two outputs, of 4 and 2 numbers, in the container that it is told."""
+
+    def __init__(self, gives: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__(4, 2)
+        self.gives = gives
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401 - what the user's gives
+        return self.gives(x * 2, super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("gives", "one", "several"),
+    [
+        (lambda a, b: {"back": a, "code": b}, "['back']", "out['back'].flatten(1), out['code'].flatten(1)"),
+        (lambda a, b: (a, b), "[0]", "out[0].flatten(1), out[1].flatten(1)"),
+        (Found, ".logits", "out.hidden.flatten(1), out.logits.flatten(1)"),
+    ],
+)
+def test_a_module_of_several_outputs_is_told_the_lines_for_one_and_for_a_loss_of_all(
+    gives: Callable[[Tensor, Tensor], object], one: str, several: str
+) -> None:
+    with pytest.raises(ProgramRefused, match="expected one tensor") as refused:
+        make_source(Autoencoder(gives), input=(4,))
+    assert f"def forward(self, x): return self.body(x){one};" in refused.value.hint
+    assert f"torch.cat([{several}], 1)" in refused.value.hint
+    assert refused.value.hint.endswith("outputs.split([4, 2], 1)")
 
 
 class OfTheBatch(nn.Linear):
