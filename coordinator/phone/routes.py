@@ -32,6 +32,7 @@ from coordinator.phone import vendored_files
 from coordinator.phone.page_files import INDEX, MEDIA_TYPES, PageFile, read_page_files
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError, FedcentersError
+from edge_client.protocol.nearest.catalog import fitting_class_names
 from export.serve.http_gate import RangedFile, security_headers
 
 RELATIVE_PATH = f"{PHONE_PATH.lstrip('/')}/"  # a redirect to it keeps a proxy's path
@@ -134,13 +135,17 @@ class _PhoneHandlers:
 
     def _read_facts(self) -> tuple[list[str], Mapping[str, Any] | None]:
         read_signing_key(self._config.signing_key_folder)  # a folder that was removed gets no key from here
-        return trusted_keys(self._config.signing_key_folder), model_summary(self._config.folder)
+        return trusted_keys(self._config.signing_key_folder), model_summary(self._config)
 
 
-def model_summary(folder: Path) -> dict[str, Any] | None:
-    """The federation's model as {name, input, target, loss}, and the program's parts if any; None until compiled."""
+def model_summary(config: CoordinatorConfig) -> dict[str, Any] | None:
+    """The federation's model as {name, input, target, loss}; None until compiled.
+
+    Also the program's `parts`, if any, and `classes`, the names of the classes 0, 1, ..., if any.
+    """
+    names = fitting_class_names(config.bundle.class_names)
     try:
-        program = read_program(folder)
+        program = read_program(config.folder)
     except (FedcentersError, sqlite3.Error, OSError, ValueError, KeyError):  # not yet compiled; the page asks again
         return None
     return {
@@ -149,6 +154,7 @@ def model_summary(folder: Path) -> dict[str, Any] | None:
         "target": list(program.target),
         "loss": program.loss,
         **({"parts": [part.to_json() for part in program.parts]} if program.parts else {}),
+        **({"classes": list(names)} if names else {}),
     }
 
 

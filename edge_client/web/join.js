@@ -3,6 +3,7 @@
 // Store (runtime/store.js), whose writes are on the disk: localStorage loses the last seconds of a browser that is killed.
 
 import { fromHex, toHex } from "./protocol/bytes.js";
+import { CLASS_NAMES } from "./protocol/nearest/catalog.js";
 import { checkName } from "./protocol/topics.js";
 
 export const PAGE_STORE = "fedcenters"; // what is no single federation's
@@ -22,7 +23,7 @@ export async function fetchJoin(url, kept) {
   try {
     answer = await fetch(url, { cache: "no-store", signal });
   } catch (wrong) {
-    throw new Unreachable(`the coordinator cannot be reached: ${wrong.message}`);
+    throw new Unreachable(`cannot reach the coordinator: ${wrong.message}`);
   }
   if (answer.status >= 500 || answer.status === 429) throw new Unreachable(`the coordinator answers ${answer.status}`);
   if (!answer.ok) throw new Error(`the coordinator answers ${answer.status}`);
@@ -72,6 +73,7 @@ function readFacts(raw) {
     if (bytes.length !== 32) throw new Error("a signing key has 32 bytes");
     return bytes;
   });
+  if (raw.model?.classes !== undefined) CLASS_NAMES(raw.model.classes, "model.classes");
   return { federation: checkName("federation", raw.federation), broker: raw.broker, keys, open: raw.open === true, model: raw.model };
 }
 

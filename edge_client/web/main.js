@@ -3,7 +3,7 @@
 import { Client } from "./runtime/client.js";
 import { fetchJoin, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
 import { ScreenLock } from "./screen_lock.js";
-import { View } from "./view.js";
+import { OFFLINE, View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
 import { canVerify } from "./protocol/signing.js";
 import { largestOf, rangeWarning, readCsv, Samples } from "./data/samples.js";
@@ -24,7 +24,7 @@ async function main() {
   }
   const kept = await Store.open(PAGE_STORE);
   const { join, confirmed, offline } = await findJoin("join.json", kept);
-  if (offline) view.showOffline("The coordinator cannot be reached. Your samples are safe on this phone, and you can add more. Retrying…");
+  if (offline) view.showOffline(OFFLINE);
   const device = await loadIdentity(join, location, kept);
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
   if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask its operator`);

@@ -16,7 +16,7 @@ const ASK_AGAIN_MS = 8_000;
 const BATCH = 32;
 const FORMAT = "onnx";
 
-/** One visit of `client`; -> {center, losses, fit, accuracy, n, sha256, catalog}; center is null when none fits, `catalog` the hash of what was tried. */
+/** One visit of `client`; -> {center, losses, fit, accuracy, n, sha256, catalog, names}; center is null when none fits, `catalog` the hash of what was tried. */
 export async function findCenter(client) {
   const until = client.now() + TIMEOUT_MS;
   const check = () => {
@@ -41,7 +41,7 @@ export async function findCenter(client) {
   }
   const answer = await askNearest(client, losses, program, train.n, check);
   const center = answer.center === null ? null : chooseCenter(losses, catalog.abstain);
-  const tried = { losses, catalog: manifest.sha256 };
+  const tried = { losses, catalog: manifest.sha256, names: catalog.classes ?? [] };
   if (center === null) return storeHome(client, { ...tried, center, fit: "none" });
   const home = await fetchCenter(client, catalog.centers[center], program, test.n ? test : train, check);
   return storeHome(client, { ...tried, center, fit: answer.fit, heldOut: test.n > 0, ...home });

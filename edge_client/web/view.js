@@ -1,10 +1,14 @@
 // The view: shows the client's events and the samples in the page's elements.
 
 import { thumbnail } from "./data/images.js";
+import { labelsInWords, nameOfClass } from "./data/samples.js";
 import { sizeOf } from "./protocol/tensors.js";
 
 const ENOUGH = 25; // samples: every fifth is held out, and 20 are about as good at finding the center as 100 (RESULTS.md)
 const AFTER_TRAINING = ["export", "serve"];
+export const OFFLINE = "Cannot reach the coordinator. Your samples are safe on this phone, and you can add more. Retrying…";
+const FIND = "Training is over. Find the center that fits your samples.";
+const FOUND = "Training is over."; // and the newest centers were tried
 const FULL = "This phone has no room left for this page: it takes no more samples and cannot train. What is here is safe. Free some room: it then goes on by itself.";
 const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
@@ -18,7 +22,7 @@ function waitingFor({ doing, here, needed, round, of, newcomers }) {
     gather: `Waiting: ${here} of ${needed} devices.`,
     train: `The federation is in round ${round} of ${of}.${joins[newcomers] ?? ""}`,
     export: "Training is over. The coordinator prepares the centers.",
-    serve: "Training is over. Find the center that fits your samples.",
+    serve: FIND,
   }[doing];
 }
 
@@ -31,6 +35,7 @@ export class View {
     this.linked = false;
     this.newest = null; // the hash of the catalog of centers that the coordinator offers; null for none yet
     this.home = null; // what the last visit found
+    this.names = []; // of the classes that samples have, as people call them
     this.searching = false;
     this.named = false; // whether the federation is known
     this.ended = ""; // why the page takes no further part
@@ -101,7 +106,7 @@ export class View {
       },
       lost: () => {
         this.showLink("offline", false);
-        this.showOffline(event.refused ? "" : "Cannot reach the coordinator. Your samples are safe on this phone. Retrying…");
+        this.showOffline(event.refused ? "" : OFFLINE);
         if (event.refused) this.showError(TURNED_AWAY);
       },
       coordinator: () => {
@@ -166,16 +171,18 @@ export class View {
     this.showProgress(`Last time: ${when}${SENT[result.what]} ${how}.`, 1);
   }
 
-  /** The model that samples are for: {input, target, loss}, with `parts` where a sample is several arrays in one row. */
-  showEntry({ input, target, loss, parts }) {
+  /** The model that samples are for: {input, target, loss}, `parts` where a sample is several arrays in one row, `classes` where they have names. */
+  showEntry({ input, target, loss, parts, classes: names = [] }) {
+    this.names = names;
     this.part("waiting").hidden = true;
     this.part("entry").hidden = false;
     const classes = loss === "cross-entropy" ? target.at(-1) : 0;
     const choices = Array.from({ length: classes }, (_, k) => this.makeChoice(k));
     this.part("labels").append(...choices);
     this.part("labels").hidden = !classes;
+    this.part("labels").classList.toggle("named", names.length > 0);
     this.part("shape").textContent = input.slice(-2).join(" × ");
-    this.part("columns").textContent = `${sizeOf(input)} values${namesOf(parts)} and ${classes ? `a label from 0 to ${classes - 1}` : `${sizeOf(target)} to predict`}`;
+    this.part("columns").textContent = `${sizeOf(input)} values${namesOf(parts)} and ${classes ? `a label from ${labelsInWords({ target, classes: names })}` : `${sizeOf(target)} to predict`}`;
     const pictures = this.drawable(input) && classes > 0;
     for (const tab of this.page.querySelectorAll('[data-tab="draw"], [data-tab="photos"]')) tab.hidden = !pictures;
     this.showTab(pictures ? "draw" : "table");
@@ -184,7 +191,7 @@ export class View {
   makeChoice(k) {
     const [label, input, text] = ["label", "input", "span"].map((name) => this.page.createElement(name));
     Object.assign(input, { type: "radio", name: "label", value: k, checked: k === 0 });
-    text.textContent = k;
+    text.textContent = nameOfClass(this.names, k);
     label.append(input, text);
     return label;
   }
@@ -204,7 +211,7 @@ export class View {
     this.showButtons();
     this.part("strip").replaceChildren(...(model && this.drawable(model.input) ? last : []).map(({ x, label }) => {
       const [figure, caption] = ["figure", "figcaption"].map((name) => this.page.createElement(name));
-      caption.textContent = label;
+      caption.textContent = label === undefined ? "" : nameOfClass(this.names, label);
       figure.append(thumbnail(x, model.input), caption);
       return figure;
     }));
@@ -274,7 +281,7 @@ export class View {
     this.part("nearest").textContent = on ? "Trying every center…" : "Find my center";
   }
 
-  /** What a visit found: {center, losses, fit, accuracy, n, input, catalog}. */
+  /** What a visit found: {center, losses, fit, accuracy, n, input, catalog, names}. */
   showCenter(home) {
     const { center, losses, accuracy, fit, n, heldOut, input, classify } = home;
     this.home = home;
@@ -291,18 +298,22 @@ export class View {
     this.part("trying").hidden = !classify || accuracy === undefined || !this.drawable(input); // no classes, or nothing to draw
   }
 
-  /** Whether the center that is shown is of an earlier training than the coordinator's centers. */
+  /** Whether the center that is shown is of an earlier training than the coordinator's centers, and whether theirs is still to be found. */
   showAge() {
     const now = this.newest === null ? "The training that goes on has no centers yet." : "Press “Find my center” to find yours among the newest.";
     const earlier = this.home !== null && this.home.catalog !== this.newest && (this.newest !== null || this.over === false);
     this.part("earlier").textContent = earlier ? `This is from an earlier training. ${now}` : "";
     this.part("earlier").hidden = !earlier;
+    const found = this.home !== null && this.home.catalog === this.newest;
+    if (this.part("doing").textContent === (found ? FIND : FOUND)) this.showProgress(found ? FOUND : FIND);
   }
 
   /** Probabilities of what was drawn, best first, or null. */
   showGuess(found) {
-    this.part("guess").textContent = found === null ? "Draw something." : `It looks like a ${found[0].label}.`;
-    const rows = (found ?? []).slice(0, 3).map(({ label, share }, i) => this.makeBar(String(label), share, `${(100 * share).toFixed(0)} %`, i === 0));
+    const called = (label) => nameOfClass(this.home?.names, label);
+    const likely = found && (called(found[0].label) === String(found[0].label) ? `a ${found[0].label}` : `“${called(found[0].label)}”`);
+    this.part("guess").textContent = found === null ? "Draw something." : `It looks like ${likely}.`;
+    const rows = (found ?? []).slice(0, 3).map(({ label, share }, i) => this.makeBar(called(label), share, `${(100 * share).toFixed(0)} %`, i === 0));
     this.part("shares").replaceChildren(...rows);
   }
 

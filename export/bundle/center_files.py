@@ -7,8 +7,10 @@ A stacked file holds several centers and has the input "center" [1] int32 before
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,6 +92,15 @@ def name_batch_dimension(file: bytes) -> bytes:
         for dim in value.type.tensor_type.shape.dim:
             if drawn and drawn in dim.dim_param:
                 dim.dim_param = dim.dim_param.replace(drawn, "batch")
+    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def with_metadata(file: bytes, facts: Mapping[str, Any]) -> bytes:
+    """The same ONNX file with each fact as JSON in its `metadata_props`; equal facts give equal bytes."""
+    import onnx
+
+    proto = onnx.load_model_from_string(file)
+    onnx.helper.set_model_props(proto, {key: json.dumps(facts[key]) for key in sorted(facts)})
     return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 

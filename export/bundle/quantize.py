@@ -139,7 +139,8 @@ def _onnx_static(file: bytes, x: Array) -> bytes:
             weight_type=QuantType.QUInt8,
         )
         proto = onnx.load(str(small))
-    del proto.metadata_props[:]
+    del proto.metadata_props[:]  # the tool's own
+    proto.metadata_props.extend(onnx.load_model_from_string(file).metadata_props)
     return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 

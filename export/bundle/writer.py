@@ -34,6 +34,7 @@ from export.bundle.center_files import (
     frozen_tensors,
     load_infer_module,
     name_batch_dimension,
+    with_metadata,
 )
 from export.bundle.reader import (
     MANIFEST_FILE,
@@ -123,6 +124,10 @@ class _BundleBuild:
         self._samples = (
             random_inputs(material.program) if reference is None else reference.subsample(MAX_COMPARED_SAMPLES).x
         )
+        known = {"classes": list(material.names.classes), "columns": list(material.names.columns)}
+        self._named: dict[str, Any] = {key: names for key, names in known.items() if names}  # for cards and ONNX files
+        if reference is not None:
+            self._named["values"] = [float(reference.x.min()), float(reference.x.max())]
 
     def manifest(self) -> BundleManifest:
         program, put, reference = self._program, self.writer.put, self._material.reference
@@ -167,18 +172,15 @@ class _BundleBuild:
             for fmt in self._wish.formats:
                 path = f"{folder}/model.{fmt}"
                 made = self._material.made.get(path)
-                data = made or _file(self._program, self._files, self._frozen, network, vector, fmt)
+                data = made or self._with_facts(
+                    _file(self._program, self._files, self._frozen, network, vector, fmt), fmt
+                )
                 files[fmt] = {**put(path, data), "parity": self._checked(network, data, fmt, k)}
                 known = {**known, **self._accuracy(k, data, fmt)}
                 for scheme in quantize.supported_schemes(fmt, quantize.SCHEMES):
                     if scheme in self._wish.schemes or f"{folder}/model.{scheme}.{fmt}" in self._material.made:
                         files[f"{fmt}-{scheme}"] = self._variant(network, data, fmt, scheme, folder)
-        called = self._material.names
-        known_names = {"classes": list(called.classes), "columns": list(called.columns)}
-        named: dict[str, Any] = {key: names for key, names in known_names.items() if names}
-        if (reference := self._material.reference) is not None:
-            named["values"] = [float(reference.x.min()), float(reference.x.max())]
-        card = {**known, "center": k, **model_cards.program_facts(self._program), **named, "files": files}
+        card = {**known, "center": k, **model_cards.program_facts(self._program), **self._named, "files": files}
         written = {
             "json": put(f"{folder}/card.json", json.dumps(card, indent=1, sort_keys=True, allow_nan=False).encode()),
             "md": put(f"{folder}/card.md", model_cards.markdown(card).encode()),
@@ -187,6 +189,10 @@ class _BundleBuild:
         if (adapter := adapter_files(self._program, vector)) is not None:
             entry["adapter"] = {kind: put(f"{folder}/adapter/{name}", data) for kind, (name, data) in adapter.items()}
         return entry
+
+    def _with_facts(self, file: bytes, fmt: str) -> bytes:
+        """The file, with what its card says of classes and input where the format has a place for it."""
+        return with_metadata(file, self._named) if fmt == "onnx" and self._named else file
 
     def _accuracy(self, k: int, file: bytes, fmt: str) -> dict[str, Any]:
         """The card's accuracy, measured with this file; nothing where the samples of its devices are not here."""
@@ -216,7 +222,7 @@ class _BundleBuild:
         infer = self._files[_pt2_infer(self._program)]
         made = self._material.made.get(f"stacked/centers.{fmt}")
         schema, frozen = self._program.schema, list(self._frozen.values())
-        data = made or export_stacked(infer, schema, centers, self._program.input, fmt, frozen)
+        data = made or self._with_facts(export_stacked(infer, schema, centers, self._program.input, fmt, frozen), fmt)
         networks = [load_infer_module(infer, schema, vector, frozen=frozen) for vector in centers]
         off = [largest_difference(net, data, fmt, self._samples, k) for k, net in enumerate(networks)]
         parity = float(np.max(off))  # max() may pass over what is no number

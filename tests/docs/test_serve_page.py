@@ -56,7 +56,7 @@ def test_every_key_of_the_manifest_has_its_row(reader: PageReader) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_script_runs_without_us(reader: PageReader, name: str) -> None:
     imported = set(re.findall(r"^(?:import|from) (\w+)", SCRIPTS[name], flags=re.MULTILINE))
-    assert imported <= {"numpy", "onnxruntime", "ai_edge_litert"}
+    assert imported <= {"json", "numpy", "onnxruntime", "ai_edge_litert"}
     reader.run(f"python {name}")
     assert re.search(r"\[\d", reader.printed[f"python {name}"])
 

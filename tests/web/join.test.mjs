@@ -108,3 +108,14 @@ test("a coordinator that takes the question and does not answer, or not to its e
     assert.deepEqual([join.federation, offline], ["home", true]);
   }
 });
+
+test("names of classes are checked before they are used: their number and their lengths", async (t) => {
+  const given = (classes) => t.mock.method(globalThis, "fetch", async () => new Response(JSON.stringify({ ...FACTS, model: { classes } })));
+  const longest = ["\u{1F6B6}".repeat(64)];
+  given(longest);
+  assert.deepEqual((await findJoin("join.json", new MemoryStore())).join.model.classes, longest);
+  for (const wrong of [["n".repeat(65)], new Array(1025).fill("n"), [1], "walking"]) {
+    given(wrong);
+    await assert.rejects(findJoin("join.json", new MemoryStore()), /model\.classes/);
+  }
+});

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { fromInk, fromPixels, largestOf, rangeWarning, readCsv, Samples, MAX_SAMPLES } from "../../edge_client/web/data/samples.js";
+import { fromInk, fromPixels, labelsInWords, largestOf, rangeWarning, readCsv, Samples, MAX_SAMPLES } from "../../edge_client/web/data/samples.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 
 const PLANE = { input: [2], target: [3], loss: "cross-entropy" };
@@ -66,6 +66,26 @@ test("a first line with a missing value is no header, and is refused as every ot
 test("what is no number is named with its column, and a class that has a name with the numbers that labels are", () => {
   assert.throws(() => readCsv("1,2,0\n1,x,0\n", PLANE), /^RangeError: line 2 holds something that is no number: “x” in column 2$/);
   assert.throws(() => readCsv("1,2,0\n1,2,Walking\n", PLANE), /“Walking” in column 3, the label; labels are 0 to 2$/);
+});
+
+test("a label may be a class's name, also in a file without a head; numbers stay numbers, and what names no single class is refused with the names", () => {
+  const read = (text, classes) => readCsv(text, { ...PLANE, classes }).map(({ label, x }) => [label, ...x]);
+  const moves = ["walking", "none", " sitting "];
+  assert.deepEqual(read("1,2,walking\n3,4,none\n5,6,2\n", moves), [[0, 1, 2], [1, 3, 4], [2, 5, 6]]);
+  assert.deepEqual(read('label;a;b\n"sitting";4;8\n', moves), [[2, 4, 8]]);
+  assert.deepEqual(read("1,2,1\n", ["1", "2", "3"]), [[1, 1, 2]]); // a number is a class's number, whatever classes are called
+  assert.throws(() => read("1,2,0\n1,2,Walking\n", moves), /^RangeError: line 2 holds something that is no label: “Walking” in column 3, the label; labels are 0 to 2, or a name: 0 is walking, 1 is none, 2 is {2}sitting $/);
+  assert.throws(() => read("1,2,3\n", moves), /label 3; labels are 0 to 2, or a name: 0 is walking/);
+  assert.throws(() => read("1,2,0\n1,2,up\n", ["up", "up", "down"]), /no label: “up”/);
+  assert.throws(() => read("1,2,0\nwalking,2,0\n", moves), /no number: “walking” in column 1$/);
+  assert.throws(() => readCsv("1,2,0\n1,2,walking\n", { ...PLANE, target: [1], loss: "squared-error", classes: moves }), /no number/);
+});
+
+test("which labels there are is told with the names, of many classes the first ones", () => {
+  assert.equal(labelsInWords({ target: [3] }), "0 to 2");
+  assert.equal(labelsInWords({ target: [3], classes: ["a", "", "c"] }), "0 to 2, or a name: 0 is a, 2 is c");
+  assert.equal(labelsInWords({ target: [2], classes: ["3", "5"] }), "0 to 1: 0 is 3, 1 is 5");
+  assert.match(labelsInWords({ target: [20], classes: Array.from({ length: 20 }, (_, k) => `n${k}`) }), /, 11 is n11, …$/);
 });
 
 test("every fifth sample is held out, the last one can be removed, and there is a limit", async () => {

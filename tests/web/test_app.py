@@ -147,7 +147,7 @@ def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a
     page.goto("about:blank")  # the page that had its coordinator dials no more
     page.on("websocket", lambda line: dialled.append(line.url))
     page.goto(url)
-    text(page, "offline", "^The coordinator cannot be reached.")
+    text(page, "offline", "^Cannot reach the coordinator.")
     add_a_sample(page, tmp_path)
     text(page, "count", "^2 in 1 class")
     assert page.locator("#name").inner_text() == me

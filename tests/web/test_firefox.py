@@ -53,5 +53,5 @@ def test_a_phone_with_firefox_joins_trains_and_opens_without_its_coordinator(tmp
                 page.shot(tmp_path / "firefox-trained.png")
                 children.wait_for_exit(children.running)
             page.goto(url)
-            says(page, "offline", "^The coordinator cannot be reached.")
+            says(page, "offline", "^Cannot reach the coordinator.")
             says(page, "count", f"^{SAMPLES} in 10 classes")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import paho.mqtt.client as paho
@@ -205,6 +205,18 @@ def test_join_json_follows_a_coordinator_that_changes_its_key_or_begins_anew(tmp
     assert (said["signing_keys"], said["model"]) == ([other], None)
     store_program(run, input=(1, 28, 28))
     assert web.get("/phone/join.json").json()["model"]["input"] == [1, 28, 28]
+
+
+def test_join_json_tells_what_people_call_the_classes_where_the_catalog_has_room_for_it(
+    tmp_path: Path, third: Path
+) -> None:
+    def classes_told(*names: str) -> list[str] | None:
+        model = client(tmp_path, third, class_names=list(names)).get("/phone/join.json").json()["model"]
+        return cast("list[str] | None", model.get("classes"))
+
+    store_program(tmp_path)
+    assert classes_told("walking", "gehen") == ["walking", "gehen"]
+    assert classes_told("walking", "n" * 65) is None
 
 
 def store_program(run: Path, **changes: Any) -> Program:  # noqa: ANN401 - of its fields

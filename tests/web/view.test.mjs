@@ -68,6 +68,42 @@ test("a table's columns are told by array where a sample is several", () => {
   assert.equal(page.parts.columns.textContent, "9 values and a label from 0 to 2");
 });
 
+test("labels are told by the names of their classes, as text: the choices, the table's columns, the center's answer", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const made = [];
+  page.createElement = (name) => (made.push({ name, classList: { toggle() {} }, append() {}, setAttribute() {} }), made.at(-1));
+  const texts = (name) => made.filter((each) => each.name === name && each.textContent !== undefined).map(({ textContent }) => textContent);
+  page.getElementById("labels").querySelector = () => null;
+  view.drawable = () => false;
+  view.showEntry({ input: [4], target: [3], loss: "cross-entropy", classes: ["walking", "<b>up</b>"] });
+  assert.deepEqual(texts("span"), ["walking", "<b>up</b>", "2"]);
+  assert.equal(page.parts.columns.textContent, "4 values and a label from 0 to 2, or a name: 0 is walking, 1 is <b>up</b>");
+  made.length = 0;
+  view.showCenter({ ...HOME, names: ["", "running"] });
+  made.length = 0;
+  view.showGuess([{ label: 1, share: 0.75 }, { label: 0, share: 0.25 }]);
+  assert.equal(page.parts.guess.textContent, "It looks like “running”.");
+  assert.deepEqual(texts("span"), ["running", "75 %", "0", "25 %"]);
+  view.showGuess([{ label: 0, share: 1 }]);
+  assert.equal(page.parts.guess.textContent, "It looks like a 0.");
+});
+
+test("once the newest centers were tried nothing asks to find one, until there are newer ones", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const says = () => page.parts.doing.textContent;
+  view.tell({ what: "coordinator", online: true, state: { doing: "serve" } });
+  view.tell({ what: "catalog", sha256: "new" });
+  assert.equal(says(), "Training is over. Find the center that fits your samples.");
+  view.showCenter({ ...HOME, catalog: "new" });
+  assert.equal(says(), "Training is over.");
+  view.tell({ what: "coordinator", online: true, state: { doing: "serve" } });
+  assert.equal(says(), "Training is over.");
+  view.tell({ what: "catalog", sha256: "newer" });
+  assert.equal(says(), "Training is over. Find the center that fits your samples.");
+});
+
 test("rounds, loss and bytes of before are shown again", () => {
   const page = plainPage();
   new View(page).showRounds({ result: null, done: 5, loss: 0.0123, sent: 35_300 });

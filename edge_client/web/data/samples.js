@@ -7,6 +7,7 @@ import { sizeOf } from "../protocol/tensors.js";
 const PREFIX = "sample/";
 const HELD_OUT = 5;
 const ALIKE = 4; // times: samples of one model whose largest values are further apart are told of
+const TOLD_NAMES = 12; // of classes, in a sentence
 const WHOLE_MAX = 2 ** 24; // whole numbers up to here are exact in float32
 const NOTHING = /^(n\/?a|nan|null|none|\?|-)$/i; // a missing value: a first line with one names no columns
 export const MAX_SAMPLES = 20_000;
@@ -94,6 +95,26 @@ export function rangeWarning({ added, others, scale, whose }) {
     `remove these and load the file again with “Divide values by” ${short((scale * added) / others)}.`;
 }
 
+/** What people call class `k`: its name, or its number where it has none. */
+export const nameOfClass = (names, k) => names?.[k]?.trim() || String(k);
+
+/** Which labels a table may have, for people. */
+export function labelsInWords({ target, classes = [] }) {
+  const named = classes.flatMap((name, k) => (name.trim() ? [`${k} is ${name}`] : []));
+  const told = named.slice(0, TOLD_NAMES).join(", ") + (named.length > TOLD_NAMES ? ", …" : "");
+  return `0 to ${target.at(-1) - 1}${labelsByName(classes).size ? ", or a name" : ""}${told && `: ${told}`}`;
+}
+
+/** name -> class, of the names that are no numbers and that one class has alone. */
+function labelsByName(classes) {
+  const found = new Map();
+  const trimmed = classes.map((name) => name.trim());
+  trimmed.forEach((name, k) => {
+    if (Number.isNaN(Number(name)) && trimmed.indexOf(name) === trimmed.lastIndexOf(name)) found.set(name, k);
+  });
+  return found;
+}
+
 /** Samples of one model have one form. */
 const formOf = ({ x, target }) => `${x.length} ${target?.length}`;
 
@@ -114,33 +135,37 @@ function concatenate(samples) {
 
 /**
  * The text of a CSV file -> samples. One sample a line, commas or semicolons. A first line of words names the columns, one of
- * them `label`; without it the label is the last column. Values are divided by `scale`, but not those of an array of whole
- * numbers (`parts`, where a sample is several arrays in one row). RangeError names the line.
+ * them `label`; without it the label is the last column. A label is a class's number, or its
+ * name in `classes`. Values are divided by `scale`, but not those of an array of whole numbers (`parts`, where a sample is
+ * several arrays in one row). RangeError names the line.
  */
-export function readCsv(text, { input, target, loss, parts = [] }, scale = 1) {
+export function readCsv(text, { input, target, loss, parts = [], classes = [] }, scale = 1) {
   const lines = text.split(/\r\n?|\n/).filter((line) => line.trim());
   if (!lines.length) throw new RangeError("the file is empty");
   if (!(scale > 0)) throw new RangeError("values are divided by a number above 0");
   const cells = (line) => line.split(/[,;\t]/).map((cell) => cell.trim().replace(/^"(.*)"$/, "$1").trim());
   const head = cells(lines[0]);
-  const named = head.some((cell) => cell !== "" && Number.isNaN(Number(cell)) && !NOTHING.test(cell));
   const width = sizeOf(input);
+  const byName = loss === "squared-error" ? new Map() : labelsByName(classes);
+  const isLabel = (cell, at) => at === width && byName.has(cell); // of a line without a head
+  const named = head.some((cell, at) => cell !== "" && Number.isNaN(Number(cell)) && !NOTHING.test(cell) && !isLabel(cell, at));
   const columns = parts.flatMap(([name, kind, shape]) => new Array(sizeOf(shape)).fill({ name, kind }));
   const outputs = loss === "squared-error" ? sizeOf(target) : 1;
   const labelled = named ? head.findIndex((cell) => cell.toLowerCase() === "label") : -1;
   const place = labelled < 0 ? width : labelled;
   if (named && lines.length === 1) throw new RangeError("the file has a line of names and no samples");
   return lines.slice(named ? 1 : 0).map((line, i) => {
-    const values = cells(line).map((cell) => (cell === "" ? Number.NaN : Number(cell)));
+    const values = cells(line).map((cell, at) => (at === place && byName.has(cell) ? byName.get(cell) : cell === "" ? Number.NaN : Number(cell)));
     const number = i + (named ? 2 : 1);
     if (values.length !== width + outputs) {
       throw new RangeError(`line ${number} has ${values.length} columns; the model reads ${width} values and ${outputs} to predict`);
     }
     const wrong = values.findIndex((value) => !Number.isFinite(value));
     if (wrong >= 0) {
-      const isLabel = wrong === place && loss !== "squared-error";
-      const found = `“${cells(line)[wrong].slice(0, 40)}” in column ${wrong + 1}${isLabel ? `, the label; labels are 0 to ${target.at(-1) - 1}` : ""}`;
-      throw new RangeError(`line ${number} holds something that is no number: ${found}`);
+      const where = `“${cells(line)[wrong].slice(0, 40)}” in column ${wrong + 1}`;
+      if (wrong !== place || loss === "squared-error") throw new RangeError(`line ${number} holds something that is no number: ${where}`);
+      const what = byName.size ? "no label" : "no number";
+      throw new RangeError(`line ${number} holds something that is ${what}: ${where}, the label; labels are ${labelsInWords({ target, classes })}`);
     }
     const row = [...values.slice(0, place), ...values.slice(place + outputs)];
     const x = Float32Array.from(row, (value, at) => {
@@ -153,7 +178,7 @@ export function readCsv(text, { input, target, loss, parts = [] }, scale = 1) {
     if (loss === "squared-error") return { x, target: Float32Array.from(values.slice(place, place + outputs)) };
     const label = values[place];
     if (!Number.isInteger(label) || label < 0 || label >= target.at(-1)) {
-      throw new RangeError(`line ${number} has the label ${label}; labels are 0 to ${target.at(-1) - 1}`);
+      throw new RangeError(`line ${number} has the label ${label}; labels are ${labelsInWords({ target, classes })}`);
     }
     return { x, label };
   });

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.task import Array
-from export.bundle.bundle_contents import LabelledSamples, make_signer
+from export.bundle.bundle_contents import BundleNames, LabelledSamples, make_signer
 from export.bundle.center_files import export_center
 from export.bundle.quantize import quantize_file
 from export.bundle.reader import read_bundle
@@ -79,6 +79,24 @@ def test_a_smaller_file_that_gives_no_numbers_is_refused_and_not_published(
     with pytest.raises(ProgramRefused, match="onnx in fp16 gives values that are not finite"):
         write_bundle(tmp_path / "b", material(), BundleOptions(formats=("onnx",), schemes=("fp16",)))
     assert not (tmp_path / "b").exists()
+
+
+def test_an_onnx_file_alone_tells_the_names_and_the_values_of_its_card_and_so_do_its_smaller_variants(
+    tmp_path: Path,
+) -> None:
+    named = material(names=BundleNames(classes=("walking", "\u8d70", True), columns=("age",)))
+    options = BundleOptions(formats=("onnx",), schemes=("fp16", "int8", "int8-static"), stacked=True)
+    for folder in ("b", "again"):
+        write_bundle(tmp_path / folder, named, options)
+    card = json.loads((tmp_path / "b" / "centers" / "center-1" / "card.json").read_bytes())
+    found = [*(tmp_path / "b").glob("centers/*/*.onnx"), *(tmp_path / "b").glob("stacked/*.onnx")]
+    files = [path.relative_to(tmp_path / "b") for path in found]
+    assert len(files) == 2 * 4 + 1
+    for path in files:
+        session = ort.InferenceSession(tmp_path / "b" / path, providers=["CPUExecutionProvider"])
+        told = {key: json.loads(text) for key, text in session.get_modelmeta().custom_metadata_map.items()}
+        assert told == {key: card[key] for key in ("classes", "columns", "values")}, path
+        assert (tmp_path / "b" / path).read_bytes() == (tmp_path / "again" / path).read_bytes()
 
 
 def test_a_smaller_bundle_of_a_signed_one_is_said_not_to_be_signed(

@@ -2,9 +2,12 @@
 
 import { checkInline, KIND_LIMITS } from "../blocks.js";
 import { Malformed } from "../errors.js";
-import { integer, listOf, manifest, mapOf, matching, number, optional, orNull, record, required, MAX_SAFE_INTEGER } from "../validators.js";
+import { integer, listOf, manifest, mapOf, matching, number, optional, orNull, record, required, text, MAX_SAFE_INTEGER } from "../validators.js";
 import { parseJson, plain } from "../json.js";
 import { MAX_CENTERS } from "../message_schemas.js";
+
+/** What the fleet calls the classes 0, 1, ... */
+export const CLASS_NAMES = listOf(text(64), 0, 1024);
 
 const FILES = mapOf(matching("[a-z0-9]{1,16}"), manifest("container"), 16);
 const CENTER = record(required({ id: integer(0, MAX_CENTERS - 1), model: manifest("model"), devices: integer(0, MAX_SAFE_INTEGER), files: FILES }));
@@ -13,10 +16,10 @@ const CATALOG = record({
     v: integer(0, MAX_SAFE_INTEGER), ver: integer(0, MAX_SAFE_INTEGER), program: manifest("program"), container: FILES,
     centers: listOf(CENTER, 0, MAX_CENTERS), abstain: number(),
   }),
-  ...optional({ router: orNull(manifest("router")) }),
+  ...optional({ classes: CLASS_NAMES, router: orNull(manifest("router")) }),
 });
 
-/** The blob of kind "catalog" -> {ver, program, container, centers: [{id, model, devices, files}], abstain, router}. */
+/** The blob of kind "catalog" -> {ver, program, container, centers: [{id, model, devices, files}], abstain, [classes], [router]}. */
 export async function readCatalog(data) {
   const found = plain(CATALOG(parseJson(data, KIND_LIMITS.catalog), "catalog"));
   if (found.v !== 1) throw new Malformed("bad_version", `catalog version ${found.v}`);
