@@ -333,13 +333,13 @@ def _end_in_words(days: int) -> str:
 
 
 def _in_words(found: dict[str, Any]) -> str:
+    from coordinator.identity.tokens import TOKEN_LIFETIME_HOURS
+
     counted = f"{len(found['names'])} certificates, {found['made']} files written"
     lines = [f"{found['folder']}: {found['federation']} at {found['broker']}, {counted}"]
     lines += [f"{each['name']} {_end_in_words(each['days'])}" for each in found["expiring"]]
     lines += [f"{cid} was revoked" for cid in found["revoked"]]
     lines += [f"{cid} has a link: {found['folder']}/devices/{cid}/link.txt" for cid in found["phones"]]
-    from coordinator.identity.tokens import TOKEN_LIFETIME_HOURS
-
     waits = f"has a token that waits to be used, for {TOKEN_LIFETIME_HOURS:g} hours after it was made"
     lines += [f"{cid} {waits}" for cid in found["tokens"]]
     lines += [

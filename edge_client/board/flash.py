@@ -76,8 +76,9 @@ def flash_board(options: argparse.Namespace) -> int:
     told = _write(entries, options, remote, board)
     if who.token is not None and told.get("changed", 1):
         print(
-            f"its token becomes a certificate at the first start: until then `fedcenters-coordinator enrol` has to run "
-            f"at {settings['enrol-url']}, and the token ends a day after `provision --token` made it",
+            "its token becomes a certificate at the first start, if the board has none yet: until then "
+            f"`fedcenters-coordinator enrol` has to run at {settings['enrol-url']}, and the token ends a day after "
+            "`provision --token` made it",
             file=sys.stderr,
         )
     if options.json:
