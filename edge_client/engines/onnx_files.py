@@ -28,7 +28,7 @@ PARTS: Mapping[str, Mapping[int, str]] = {
 OP_TYPE, COMPILED = 4, b"EPContext"  # of a node; this one is a file that a GPU's library has compiled
 EXTERNAL_DATA, DATA_LOCATION = 13, 14  # of a tensor: the name of a file; 1: the values are there
 VARINT, EIGHT_BYTES, LENGTH, FOUR_BYTES = 0, 1, 2, 5  # how a field is written
-MAX_VARINT_BYTES = 10
+MAX_VARINT_BYTES, TAG_BITS = 10, 32
 OTHER_FORMAT = b"ORTM"  # at byte 4 of onnxruntime's own format, which may name files too
 
 
@@ -59,6 +59,8 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     at, end = 0, len(message)
     while at < end:
         tag, at = _varint(message, at)
+        if tag >> TAG_BITS:  # protobuf would cut it, and read another field than is seen here
+            raise _damaged()
         written = tag & 7
         if written == VARINT:
             value, at = _varint(message, at)

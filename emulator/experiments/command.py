@@ -109,7 +109,8 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     if reasons and not done:
         raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))
     if prepared.write is not None:
-        whole = render(plan, results, command=command, reasons=reasons)  # the file keeps its other rows
+        every = command_of(replace(prepared, only=()), plan, seeds)  # the file keeps its other rows
+        whole = render(plan, results, command=every, reasons=reasons)
         replace_section(prepared.write, prepared.name, whole, lost=lost_rows)
     if prepared.picture is not None:
         from emulator.experiments.curves import draw_table_curves

@@ -105,7 +105,8 @@ def uncompiled() -> Iterator[None]:
     """What torch.compile has wrapped is called as it was written, and compiled for none of the sizes that are tried.
 
     Torch's switches are as it begins, whatever the caller has set: gradients, without autocast and a search for NaN,
-    and float32 as the dtype of what names none. One thread at a time, as in `tracing_context`.
+    and float32 as the dtype of what names none; the search and the dtype are those of all threads meanwhile. One thread
+    at a time, as in `tracing_context`.
     """
     with _ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))

@@ -104,6 +104,17 @@ def test_no_compiled_part_is_read_from_a_file_that_a_program_names() -> None:
         session(model(node, tensors=()).SerializeToString(), threads=1)
 
 
+@pytest.mark.parametrize("bits", [32, 33, 34])
+def test_a_program_is_refused_whose_fields_have_longer_numbers_than_the_runtime_reads(bits: int) -> None:
+    """Protobuf reads 32 bits of a field's tag: 2^32 + 58 is the tag of the graph, as 58 is."""
+    whole = model(tensors=(named("/etc/hostname"),))
+    graph = whole.graph.SerializeToString()
+    whole.ClearField("graph")
+    data = whole.SerializeToString() + _varint((1 << bits) + (7 << 3 | 2)) + _varint(len(graph)) + graph
+    with pytest.raises(ProgramRefused, match="no ONNX file"):
+        session(data, threads=1)
+
+
 def test_a_file_of_the_runtimes_own_format_is_refused() -> None:
     with pytest.raises(ProgramRefused, match="own format"):
         session(b"\x28\x00\x00\x00ORTM" + bytes(64), threads=1)

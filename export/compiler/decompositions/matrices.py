@@ -60,7 +60,8 @@ def resample(x: Tensor, indices: Indices) -> Tensor:
 def index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
     """The gradient of `index`: x plus `values` at the indexed places; a place indexed twice gets both.
 
-    Without `accumulate` the values replace those of x, and of a place indexed twice the last one stays. Raises
+    Without `accumulate` the values replace those of x, and of a place indexed twice the last one stays. With it whole
+    numbers are added as float32, which holds them up to 2^24. Raises
     UnsupportedOperator for boolean indices, unless they put one number at every place of a mask.
     """
     given = [(axis, rows) for axis, rows in enumerate(indices) if rows is not None]

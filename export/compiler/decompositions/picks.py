@@ -2,7 +2,7 @@
 
 Each is a comparison with the positions of the axis and a sum over them, for LiteRT accepts scatter only in special
 forms. The work is the number of picks times the length of the axis. Whole numbers are picked and placed as int64, masks
-and other narrow ones as float32. Signatures are torch's.
+and other narrow ones as float32; `index_add` adds them as float32, exactly up to 2^24. Signatures are torch's.
 """
 
 # ruff: noqa: FBT001, FBT002 - the functions of a decomposition table have torch's own signatures

@@ -67,6 +67,8 @@ def test_a_table_has_the_rows_that_were_asked_for_and_a_file_keeps_the_others(tm
     assert rows == ["FedEM"]
     assert "| FedSoft |" not in table
     assert "| FedSoft |" in page.read_text()
+    assert "--only" in table
+    assert "--only" not in page.read_text()
 
 
 @pytest.mark.parametrize("what", [["--summary"], ["--compare", "best"], ["--dry-run"]])
