@@ -114,6 +114,43 @@ def test_those_behind_the_update_that_closes_the_exchange_are_late(tmp_path: Pat
     made.store.close()
 
 
+def test_those_behind_it_try_again_too_where_the_disk_has_no_room_for_what_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They got no answer, and asked again after a minute."""
+    made = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES))
+    made.ask(KEY, 1)
+    deliver(made, "d0", "d1")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.store.exchanges, "put_replies", full)
+        made.dispatcher.exchange.sync()
+    assert acks(made) == {"d0": "retry", "d1": "retry"}
+    made.store.close()
+
+
+def test_an_update_behind_the_last_one_that_is_wanted_is_kept_where_the_method_takes_late_ones(tmp_path: Path) -> None:
+    """It was answered `late`, which is final: a device with blocks sent them no more."""
+    made = WiredCoordinator(tmp_path, VirtualClock(), BALLAST, len(DEVICES))
+    made.ask(KEY, 1, late=True)
+    deliver(made, "d0", "d1")
+    made.said()
+    exchange = made.dispatcher.exchange
+    exchange.sync()
+    exchange.end()
+    told = [(cid, message.get("status", message["k"])) for cid, message in made.said()]
+    assert told == [("d0", "ok"), ("d1", "go")]
+    manifest, _ = made.update(KEY, "d1", 0)
+    made.send(KEY, "d1", 0, list(range(manifest.total)))
+    exchange.sync()
+    assert acks(made) == {"d1": "ok"}
+    assert made.store.late_updates.find(KEY, "d1") == manifest.sha256
+    made.store.close()
+
+
 def test_a_device_that_announces_again_is_answered_once_for_each_time(coordinator: WiredCoordinator) -> None:
     deliver(coordinator, "d0")
     coordinator.announce("d0", 1, KEY)
