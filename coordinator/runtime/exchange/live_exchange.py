@@ -222,7 +222,9 @@ class LiveExchange:
                 self._end()
             if not self._granted:
                 break
-            self._receiver.begin(self._granted.popleft())
+            cid = self._granted.popleft()
+            if cid in self._rules.uploads:  # it may have been turned away since
+                self._receiver.begin(cid)
         self._hand_out()
 
     def _count(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,20 @@ def test_an_update_behind_the_last_one_that_is_wanted_is_kept_where_the_method_t
     exchange.sync()
     assert acks(made) == {"d1": "ok"}
     assert made.store.late_updates.find(KEY, "d1") == manifest.sha256
+    made.store.close()
+
+
+def test_an_update_that_waits_for_a_credit_of_another_does_not_count_once_its_device_is_revoked(tmp_path: Path) -> None:
+    made, revoked = WiredCoordinator(tmp_path, VirtualClock(), 0, 1), set[str]()
+    made.context = replace(made.context, revoked=lambda: revoked)
+    made.ask(KEY, None)
+    deliver(made, "d0", "d1")
+    made.said()
+    revoked.add("d1")
+    made.dispatcher.exchange.on_revoked(revoked)
+    made.dispatcher.exchange.sync()
+    assert acks(made) == {"d0": "ok"}
+    assert sorted(made.store.exchanges.replies(KEY)) == ["d0"]
     made.store.close()
 
 
