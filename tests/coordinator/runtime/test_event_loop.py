@@ -112,8 +112,9 @@ def test_a_broker_that_cuts_each_connection_soon_ends_the_run_and_is_named(tmp_p
 def test_a_link_that_breaks_each_minute_ends_no_run_while_blocks_of_an_answer_come(tmp_path: Path) -> None:
     """A large update over a mobile link may need more than ten connections."""
     fed = waiting(tmp_path)
-    spy, session = Spy(fed.world.broker), fed.server and fed.server.session
-    assert session
+    assert fed.server is not None
+    assert fed.server.session is not None
+    spy, session = Spy(fed.world.broker), fed.server.session
     for number in range(MANY_CUTS + 1):
         fed.world.run(lambda: session.sender.link > number)  # noqa: B023 - used at once
         spy.publish(TOPICS.upload(0, "d00", "0" * 16, number), b"a part of it")

@@ -154,7 +154,7 @@ def test_an_update_behind_the_last_one_that_is_wanted_is_kept_where_the_method_t
 
 def test_an_update_that_waits_for_a_credit_of_another_does_not_count_once_its_device_is_revoked(tmp_path: Path) -> None:
     made, revoked = WiredCoordinator(tmp_path, VirtualClock(), 0, 1), set[str]()
-    made.context = replace(made.context, revoked=lambda: revoked)
+    made.context = replace(made.context, revoked=lambda: frozenset(revoked))
     made.ask(KEY, None)
     deliver(made, "d0", "d1")
     made.said()
