@@ -54,7 +54,7 @@ class Dispatcher:
         self.fleet = fleet
         self.exchange = CurrentExchange(store, sender)
         self.catalog = CatalogServer(store, sender, downloads, event_log)
-        self.bytes_up = 0
+        self.bytes_up = self.blocks_up = 0
         self.unreadable = 0  # messages
         self._clock, self._sender, self._downloads, self._event_log = clock, sender, downloads, event_log
         self._newcomers = newcomers  # when a device takes part that is not enrolled (PROTOCOL.md, `coord`)
@@ -139,6 +139,7 @@ class Dispatcher:
         elif route.kind == "rq":
             self._on_request(route.cid, route, message.payload)
         elif route.kind == "in" and route.index is not None:
+            self.blocks_up += 1
             self.exchange.on_block(route.cid, route.label, route.index, message.payload)
         if route.cid is not None and not message.retained:
             self.fleet.mark_heard(route.cid, self._clock.unix_ms())

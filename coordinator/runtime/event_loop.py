@@ -48,7 +48,7 @@ def lost_broker(reason: str, block: int) -> str:
 
 
 class ShortConnections:
-    """Connections that the broker cut soon, one after another, while an exchange got no answer.
+    """Connections that the broker cut soon, one after another, while an exchange got no answer and no part of one.
 
     No deadline runs while there is no broker, so nothing else would end a run whose broker cuts it at each block.
     """
@@ -67,8 +67,8 @@ class ShortConnections:
         self._row = (place, count)
         if count >= MANY_CUTS:
             raise NetworkError(
-                f"the broker has cut the connection {count} times, each within {SHORT_S:.0f} s, and no answer came "
-                f"meanwhile ({reason})",
+                f"the broker has cut the connection {count} times, each within {SHORT_S:.0f} s, and no part of an "
+                f"answer came meanwhile ({reason})",
                 hint="look into the broker's log: does it take no message as large as a `block`, or does another "
                 "client have this one's name? Then start again, which continues",
             )
@@ -222,7 +222,9 @@ class EventLoop:
         if (live := self.dispatcher.exchange.live) is None:
             return None
         found = live.progress()
-        return live.key, found["answered"], (found.get("updates") or {}).get("counted")
+        updates = found.get("updates", {})
+        counted = updates.get("counted"), updates.get("test")  # of a run without rounds
+        return live.key, found["answered"], counted, self.dispatcher.blocks_up
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""

@@ -197,7 +197,7 @@ class MLflowTracker(Tracker):
     """A run of its own per method, on the server of MLFLOW_TRACKING_URI, in the experiment mlflow:NAME.
 
     Its id is kept in `folder`/mlflow.json: a run that goes on has its later rounds in the same one. MLflow forgets no
-    number, so a round that is played again, from an earlier checkpoint with the same numbers, is not told again.
+    number, so a round that is played again, from an earlier checkpoint, is not told again: the first numbers stay.
     """
 
     def __init__(self, folder: Path, option: str, config: Mapping[str, Any]) -> None:

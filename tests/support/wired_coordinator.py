@@ -86,14 +86,14 @@ class WiredCoordinator:
         start = self.context.prepared.initial + np.float32(key.exchange)
         return {cid: Fit(start=start, steps=1, lr=0.1, batch=8, seed=key.exchange) for cid in DEVICES}
 
-    def ask(self, key: ExchangeKey, wanted: int | None) -> None:
+    def ask(self, key: ExchangeKey, wanted: int | None, *, late: bool = False) -> None:
         """Open an exchange as `run_exchange` does, without waiting for its replies."""
         tasks = self.tasks(key)
         asked = prepare_tasks(key, tasks, self.context)
         if not self.store.exchanges.exists(key):
             self.store.exchanges.open(key, {c: a.sha256 for c, a in asked.items()}, self.config.round.deadline_s)
         if self.store.exchanges.closed_with(key) is None:
-            live = LiveExchange(key, tasks, asked, wanted, self.context)
+            live = LiveExchange(key, tasks, asked, wanted, self.context, late=late)
             self.dispatcher.exchange.begin(live)
             live.begin()
 

@@ -222,23 +222,31 @@ class LiveExchange:
                 self._end()
             if not self._granted:
                 break
-            self._receiver.begin(self._granted.popleft())
+            cid = self._granted.popleft()
+            if cid in self._rules.uploads:  # it may have been turned away since
+                self._receiver.begin(cid)
         self._hand_out()
 
     def _count(self) -> None:
-        """Store together which of the updates on disk count, then tell the devices; the goal leaves others late."""
+        """Store together which of the updates on disk count, then tell the devices; the goal leaves others late.
+
+        With `late` these are told nothing: the exchange ends, and `late_updates` takes them as uploads under way.
+        """
         valid, self._on_disk = self._on_disk, {}
         counted = self._rules.countable({cid: record.sha256 for cid, (record, _) in valid.items()})
         try:
             self._recorder.accept([valid[cid] for cid in counted])
-        except OSError as full:  # none of them counts
-            for cid in counted:
+        except OSError as full:  # none of them counts yet
+            for cid in valid:
                 self._receiver.retry(cid, full.strerror)
             return
         accepted = {cid: valid[cid][0].sha256 for cid in counted}
         self._granted += self._rules.accept(accepted, self._context.clock.now_s())
-        for cid in valid:
-            self._answer(cid, "ok" if cid in accepted else "late")
+        for cid, (record, _) in valid.items():
+            if cid in accepted:
+                self._answer(cid, "ok")
+            elif not self._late or record.what != "delta":
+                self._answer(cid, "late")
 
     def _answer(self, cid: ClientId, status: str) -> None:
         self._window.leave(cid)

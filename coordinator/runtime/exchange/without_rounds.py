@@ -91,7 +91,7 @@ class WithoutRounds:
         live.updates.open_round(number, before.training, rules, before.rounds)
         self.tests.begin(place, strategy, before, live, context)
         if begun is None:
-            live.begin()  # the tasks of an earlier process go on
+            live.updates.begin()  # the tasks of an earlier process go on; those of the test are sent
         if not live.closed:
             self.network.run_until_closed(live)
         played = live.updates.journalled

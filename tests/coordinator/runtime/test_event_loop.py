@@ -14,7 +14,7 @@ from edge_client.errors import NetworkError
 from edge_client.transport.base import Disconnected
 from edge_client.transport.mqtt import MqttTransport
 from tests.support.guarded_broker import run_mosquitto
-from tests.support.virtual_federation import FEDERATION, Federation
+from tests.support.virtual_federation import FEDERATION, TOPICS, Federation, Spy
 
 PATIENCE_S = 60
 OUTAGE_S = 1_000.0
@@ -84,20 +84,41 @@ def test_the_time_without_a_broker_is_taken_from_no_deadline_and_status_says_tha
     assert read_status(fed.config.folder)["phase"] != "no broker"
 
 
-def test_a_broker_that_cuts_each_connection_soon_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    """As one that takes no block. No deadline ran while there was no broker, so the run went on without an end."""
-    fed = Federation.of(tmp_path, devices=1, deadline_s=600.0)
+def waiting(folder: Path) -> Federation:
+    """An exchange waits for a device that does not answer."""
+    fed = Federation.of(folder, devices=1, deadline_s=600.0)
     fed.start_coordinator()
     fed.start_mute_device("d00")
     fed.world.run(lambda: fed.live is not None)
+    return fed
 
-    def cut_after(seconds: float) -> None:
-        until_s = fed.world.clock.time_s + seconds
-        fed.world.run(lambda: fed.world.clock.time_s >= until_s)
-        fed.world.broker.drop_connection(f"{FEDERATION}.coordinator.0")
 
+def cut_after(fed: Federation, seconds: float) -> None:
+    until_s = fed.world.clock.time_s + seconds
+    fed.world.run(lambda: fed.world.clock.time_s >= until_s)
+    fed.world.broker.drop_connection(f"{FEDERATION}.coordinator.0")
+
+
+def test_a_broker_that_cuts_each_connection_soon_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    """As one that takes no block. No deadline ran while there was no broker, so the run went on without an end."""
+    fed = waiting(tmp_path)
     for seconds in (*[1.0] * (MANY_CUTS - 1), SHORT_S + 1.0, *[1.0] * (MANY_CUTS - 1)):  # one that lasted begins anew
-        cut_after(seconds)
-    cut_after(1.0)
+        cut_after(fed, seconds)
+    cut_after(fed, 1.0)
     with pytest.raises(NetworkError, match=f"has cut the connection {MANY_CUTS} times"):
         fed.finish()
+
+
+def test_a_link_that_breaks_each_minute_ends_no_run_while_blocks_of_an_answer_come(tmp_path: Path) -> None:
+    """A large update over a mobile link may need more than ten connections."""
+    fed = waiting(tmp_path)
+    assert fed.server is not None
+    assert fed.server.session is not None
+    spy, session = Spy(fed.world.broker), fed.server.session
+    for number in range(MANY_CUTS + 1):
+        fed.world.run(lambda: session.sender.link > number)  # noqa: B023 - used at once
+        spy.publish(TOPICS.upload(0, "d00", "0" * 16, number), b"a part of it")
+        cut_after(fed, 1.0)
+    fed.world.run(lambda: session.sender.link > MANY_CUTS + 1)
+    fed.world.end()
+    assert not fed.happened("error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from edge_client.training.learner import EngineLearner
 from emulator.simulation.emulated_devices import EmulatedDevices
 from tests.coordinator.runtime.test_without_rounds import DEVICES, RUNS, federation
 from tests.support import softmax_program
-from tests.support.virtual_federation import Federation, program
+from tests.support.virtual_federation import Federation, Spy, program
 
 
 def check_scores(fed: Federation) -> list[dict[str, Any]]:
@@ -71,6 +72,26 @@ def test_a_test_outlasts_rounds_and_ends_at_the_deadline(tmp_path: Path) -> None
     tested = check_scores(fed)
     assert any(record["round"] > record["asynchronous"]["tested"]["round"] + 2 for record in tested)
     assert all(1 <= len(record["per_device"]) < DEVICES for record in tested)
+
+
+def test_a_coordinator_that_starts_again_sends_the_tasks_of_a_test_once(tmp_path: Path) -> None:
+    """And once more to a device that announces itself to it."""
+    fed = federation(tmp_path, rounds=4, evaluate_every=1, devices=DEVICES, concurrency=2)
+    fed.start(DEVICES)
+
+    def testing() -> bool:
+        live = None if fed.server is None or fed.server.session is None else fed.server.session.dispatcher.exchange.live
+        test = live.test if isinstance(live, UpdatesAndTest) else None
+        return test is not None and not test.closed and test.count_answers == 0
+
+    fed.world.run(testing)
+    fed.world.kill("coordinator.0")
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.complete()
+    names = [f"d{number:02d}" for number in range(DEVICES)]
+    sent = Counter((cid, task["round"]) for cid in names for task in spy.said("task", cid=cid) if not task["exchange"])
+    assert max(sent.values()) == 2
 
 
 @pytest.mark.parametrize("keep_rounds", [0, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,57 @@ def test_those_behind_the_update_that_closes_the_exchange_are_late(tmp_path: Pat
     assert made.store.exchanges.closed_with(KEY) == ["d0", "d1"]
     assert sorted(made.store.exchanges.replies(KEY)) == ["d0", "d1"]
     assert acks(made) == {"d0": "ok", "d1": "ok", "d2": "late"}
+    made.store.close()
+
+
+def test_those_behind_it_try_again_too_where_the_disk_has_no_room_for_what_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They got no answer, and asked again after a minute."""
+    made = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES))
+    made.ask(KEY, 1)
+    deliver(made, "d0", "d1")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.store.exchanges, "put_replies", full)
+        made.dispatcher.exchange.sync()
+    assert acks(made) == {"d0": "retry", "d1": "retry"}
+    made.store.close()
+
+
+def test_an_update_behind_the_last_one_that_is_wanted_is_kept_where_the_method_takes_late_ones(tmp_path: Path) -> None:
+    """It was answered `late`, which is final: a device with blocks sent them no more."""
+    made = WiredCoordinator(tmp_path, VirtualClock(), BALLAST, len(DEVICES))
+    made.ask(KEY, 1, late=True)
+    deliver(made, "d0", "d1")
+    made.said()
+    exchange = made.dispatcher.exchange
+    exchange.sync()
+    exchange.end()
+    told = [(cid, message.get("status", message["k"])) for cid, message in made.said()]
+    assert told == [("d0", "ok"), ("d1", "go")]
+    manifest, _ = made.update(KEY, "d1", 0)
+    made.send(KEY, "d1", 0, list(range(manifest.total)))
+    exchange.sync()
+    assert acks(made) == {"d1": "ok"}
+    assert made.store.late_updates.find(KEY, "d1") == manifest.sha256
+    made.store.close()
+
+
+def test_an_update_that_waits_for_a_credit_of_another_does_not_count_once_its_device_is_revoked(tmp_path: Path) -> None:
+    made, revoked = WiredCoordinator(tmp_path, VirtualClock(), 0, 1), set[str]()
+    made.context = replace(made.context, revoked=lambda: frozenset(revoked))
+    made.ask(KEY, None)
+    deliver(made, "d0", "d1")
+    made.said()
+    revoked.add("d1")
+    made.dispatcher.exchange.on_revoked(revoked)
+    made.dispatcher.exchange.sync()
+    assert acks(made) == {"d0": "ok"}
+    assert sorted(made.store.exchanges.replies(KEY)) == ["d0"]
     made.store.close()
 
 
