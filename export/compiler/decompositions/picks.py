@@ -122,7 +122,8 @@ def _running(x: Tensor, dim: int, *, largest: bool) -> tuple[Tensor, Tensor]:
     values = _exact(x).movedim(dim, -1) * (1 if largest else -1)
     wide = _until(values)
     found, places = wide.amax(-1), _along(wide, -1)
-    at = _where(wide == found.unsqueeze(-1), places).amax(-1).to(torch.int64)
+    here = _reached(wide) & (wide == found.unsqueeze(-1))
+    at = _where(here, places).amax(-1).to(torch.int64)
     return (found * (1 if largest else -1)).movedim(-1, dim).to(x.dtype), at.movedim(-1, dim)
 
 
@@ -132,10 +133,15 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def _until(x: Tensor) -> Tensor:
-    """[..., size] -> [..., size, size]: for each place the values up to it, then the lowest number."""
-    places = torch.arange(x.shape[-1], device=x.device)
+    """[..., size] -> [..., size, size]: for each place the values up to it, then one that is not above them."""
     wide = x.unsqueeze(-2).expand([*x.shape, x.shape[-1]])
-    return _where((places.reshape(1, -1) <= places.reshape(-1, 1)).expand(wide.shape), wide, _lowest(x))
+    return _where(_reached(wide), wide, _lowest(x))
+
+
+def _reached(wide: Tensor) -> Tensor:
+    """Of `_until`: booleans, True for the values up to the place."""
+    places = torch.arange(wide.shape[-1], device=wide.device)
+    return (places.reshape(1, -1) <= places.reshape(-1, 1)).expand(wide.shape)
 
 
 def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -291,7 +297,7 @@ def embedding_bag(  # noqa: PLR0913 - what torch's function gives on
 def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, largest: bool = False) -> Tensor:
     """Zeros of the shape of x, plus `source` at the positions `rows` along `dim`.
 
-    `largest`: the lowest number, or the largest value of `source` at the position. The result has x's dtype.
+    `largest`: the largest value of `source` at the position, anything where there is none. The result has x's dtype.
     """
     for axis, size in enumerate(rows.shape):
         source = source.narrow(axis, 0, size)
@@ -301,7 +307,7 @@ def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, largest: bool 
     wide = _where(chosen, values, nothing)
     out = (wide.amax(-2) if largest else wide.sum(-2)).movedim(-1, dim)
     beyond = [n for axis in reversed(range(x.dim())) for n in (0, x.shape[axis] - out.shape[axis])]
-    return (aten.constant_pad_nd.default(out, beyond, nothing) if any(beyond) else out).to(x.dtype)
+    return (aten.constant_pad_nd.default(out, beyond, 0) if any(beyond) else out).to(x.dtype)
 
 
 def _chosen(rows: Tensor, size: int) -> Tensor:
@@ -310,9 +316,12 @@ def _chosen(rows: Tensor, size: int) -> Tensor:
     return rows.unsqueeze(-1) == torch.arange(size, dtype=rows.dtype, device=rows.device)
 
 
-def _where(chosen: Tensor, values: Tensor, nothing: float = 0) -> Tensor:
-    """The chosen values, else 0. A product would make NaN of infinity; LiteRT wants all three of one shape."""
-    others = torch.full_like(chosen, nothing, dtype=values.dtype)
+def _where(chosen: Tensor, values: Tensor, nothing: float | Tensor = 0) -> Tensor:
+    """The chosen values, else `nothing`. A product would make NaN of infinity; LiteRT wants all three of one shape."""
+    if isinstance(nothing, Tensor):
+        others = nothing.expand(chosen.shape)
+    else:
+        others = torch.full_like(chosen, nothing, dtype=values.dtype)
     return torch.where(chosen, values.expand(chosen.shape), others)
 
 
@@ -333,8 +342,11 @@ def _exact(x: Tensor) -> Tensor:
     return x.to(torch.int64) if x.dtype in {torch.int32, torch.int64} else _float(x)
 
 
-def _lowest(x: Tensor) -> float:
-    return -math.inf if x.dtype.is_floating_point else 1 - 2**63
+def _lowest(x: Tensor) -> float | Tensor:
+    """Not above any value of x. The least of all int64 will not do: LiteRT cuts constants to 32 bits."""
+    if x.dtype.is_floating_point:
+        return -math.inf
+    return x.reshape(-1).amin(0) if x.numel() else 0
 
 
 def _float(x: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from export.compiler.decompositions import picks
 from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS
 from export.compiler.decompositions.table import OWN_DECOMPOSITIONS
+from export.compiler.program import compile_program
 
 TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
 BOUNDS = torch.tensor([-1.0, 0.0, 1.0, 1.5]).double()
@@ -194,3 +195,28 @@ def test_whole_numbers_that_float32_cannot_tell_apart_are_ordered_and_summed(dty
         assert torch.equal(found, expected)
     assert torch.equal(picks.argmax(x, 1), x.argmax(1))
     assert torch.equal(picks.cumsum(x, 1), x.cumsum(1))
+
+
+def test_the_largest_of_values_without_a_bound_stands_at_its_last_place() -> None:
+    x = torch.tensor([[-torch.inf, -torch.inf, 1.0], [2.0, 2.0, -torch.inf]])
+    for found, expected in zip(picks.cummax(x, 1), x.cummax(1), strict=True):
+        assert torch.equal(found, expected)
+
+
+class Extremes(nn.Module):
+    """Scales answers by the largest and smallest of negative whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, low = self.body(x), torch.arange(5) * torch.tensor([1, -1, 1, -1, 1]) - 9
+        rows = torch.tensor([0, 1, 1, 3, 0])
+        placed = (low - 40).scatter_reduce(0, rows, low, "amax") + low.scatter_reduce(0, rows, low - 40, "amin")
+        return h * (placed + low.cummax(0).values * 10 + low.cummin(0).values + low.cummax(0).indices).float()
+
+
+@pytest.mark.parametrize("engine", ["onnx", "litert"])
+def test_a_runtime_compares_negative_whole_numbers(engine: str) -> None:
+    compile_program(Extremes(), input=(6,), classes=5, batch=4, engines=(engine,))  # refuses what differs from torch
