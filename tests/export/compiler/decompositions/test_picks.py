@@ -214,7 +214,9 @@ class Extremes(nn.Module):
         h, low = self.body(x), torch.arange(5) * torch.tensor([1, -1, 1, -1, 1]) - 9
         rows = torch.tensor([0, 1, 1, 3, 0])
         placed = (low - 40).scatter_reduce(0, rows, low, "amax") + low.scatter_reduce(0, rows, low - 40, "amin")
-        return h * (placed + low.cummax(0).values * 10 + low.cummin(0).values + low.cummax(0).indices).float()
+        run = low.cummax(0).values * 10 + low.cummin(0).values + low.cummax(0).indices
+        scaled: Tensor = h * (placed + run).float()
+        return scaled
 
 
 @pytest.mark.parametrize("engine", ["onnx", "litert"])
