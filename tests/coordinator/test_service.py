@@ -31,6 +31,7 @@ from edge_client.transport.mqtt import MqttTransport
 from tests.support.virtual_federation import seed_program
 
 PATIENCE_S = 60
+START = "from coordinator.__main__ import start; start()"  # as the console script ends; Python's own end may abort
 RESEND_S = 2  # a message is sent again after that; one that comes twice changes nothing
 
 
@@ -55,7 +56,7 @@ def written(tmp_path: Path, name: str, broker: str, **changes: Any) -> Path:  # 
 
 
 @contextmanager
-def started(*arguments: str, code: str = "from coordinator.cli import main; main()") -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str, code: str = START) -> Iterator[subprocess.Popen[str]]:
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", code, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
@@ -154,7 +155,7 @@ def test_after_a_signal_no_library_is_waited_for(tmp_path: Path, free_port: int,
     slow = "import sys\nclass Library:\n    def __del__(self): print('a library ends slowly', file=sys.stderr)\n"
     slow += "sys.library = Library()\n"
     config = str(written(tmp_path, "home", f"embedded:{free_port}"))
-    with started("serve", config, code=slow + "from coordinator.__main__ import start; start()") as process:
+    with started("serve", config, code=slow + START) as process:
         heard(process, "leading home")
         process.send_signal(number)
         _, rest = process.communicate(timeout=PATIENCE_S)
@@ -186,7 +187,7 @@ def test_prometheus_reads_the_newest_scores_of_before_a_restart(tmp_path: Path, 
 def test_a_log_that_takes_no_line_ends_nothing(tmp_path: Path, free_port: int, log: str) -> None:
     """The coordinator ended with its first line: with code 1, or after a broken pipe with 0, as if all were well."""
     config = written(tmp_path, "home", f"embedded:{free_port}", **{"start-timeout-s": 0.1})
-    command = [sys.executable, "-c", "from coordinator.cli import main; main()", "serve", str(config)]
+    command = [sys.executable, "-c", START, "serve", str(config)]
     if log == "nothing":
         command = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]
     reading, writing = os.pipe()
@@ -204,7 +205,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None
         "s.Server.run = lambda self: (sys.stderr.write('serving busy\\n'), time.sleep(600))\n"
     )
     config = str(written(tmp_path, "busy", f"embedded:{free_port}"))
-    with started("serve", config, code=busy + "from coordinator.cli import main; main()") as process:
+    with started("serve", config, code=busy + START) as process:
         heard(process, "serving busy")
         process.send_signal(signal.SIGTERM)
         heard(process, "stopping within 2 s (a second signal: at once)")
@@ -215,7 +216,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None
 def test_a_bug_ends_it_with_70_and_is_an_event_of_the_run_that_status_tells(tmp_path: Path, free_port: int) -> None:
     bug = "import coordinator.runtime.server as s; s.Server._gather = lambda *_: 1 / 0\n"
     config = written(tmp_path, "one", f"embedded:{free_port}")
-    with started("serve", str(config), code=bug + "from coordinator.cli import main; main()") as process:
+    with started("serve", str(config), code=bug + START) as process:
         _, told = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 70
     assert "Traceback" in told
