@@ -6,34 +6,26 @@ several machines needs a broker with certificates (PROTOCOL.md, access), whose U
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from edge_client.errors import NetworkError, RuntimeMissing, UsageError, install_hint
-
-log = logging.getLogger(__name__)
+from edge_client.errors import NetworkError, RuntimeMissing, UsageError
 
 BROKER_KINDS = ("auto", "mosquitto", "embedded")
 DEFAULT_PORT = 1883
 EMBEDDED_MAX_DEVICES = 200  # amqtt takes 55 KB and milliseconds for each; a fleet of 5,000 connects in 23 s
-CLOSING_LOOP_PASSES = 4  # passes of the embedded broker's loop before it is closed
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
-SHUTDOWN_TIMEOUT_S = 1.0  # of the embedded broker
 PORT_ATTEMPTS = 3
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # not on the PATH of every user
 MOSQUITTO_CONF = """\
@@ -272,92 +264,11 @@ def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], prog
     )
 
 
-class SnapshotDict(dict[Any, Any]):
-    """A dictionary that may change while a loop goes over it: the loop sees it as it was at its beginning.
-
-    amqtt 0.12 waits for messages to be sent inside its loops over all subscriptions. Where another client subscribed
-    meanwhile, Python ended the loop with an error: the broker then acknowledged what a device sent, and gave it to no
-    one, for as long as the device was connected.
-    """
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(list(super().__iter__()))
-
-    def items(self) -> Any:  # noqa: ANN401 - pairs, in a list
-        return list(super().items())
-
-
 def _start_embedded(port: int) -> Broker:
-    try:
-        from amqtt.broker import Broker as AmqttBroker
-    except ImportError as missing:
-        raise RuntimeMissing(
-            "neither mosquitto nor amqtt is installed",
-            hint=f"{install_hint('server')}, or apt install mosquitto",
-        ) from missing
-    # amqtt logs every lost client as an error, which the client reports better itself.
-    for name in ("amqtt", "transitions"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    from coordinator.embedded_broker import start_amqtt
+
     check_port_free(port)
-    config = {
-        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
-        # No persistence plugin: it decodes retained payloads as text.
-        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
-    }
-    started: list[BaseException | None] = []
-    ready, loop, leave = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve() -> None:
-        broker = AmqttBroker(config, loop=loop)
-        broker._subscriptions = SnapshotDict()  # noqa: SLF001 - no public name
-        await broker.start()
-        started.append(None)
-        ready.set()
-        await leave.wait()
-        await _shut_down(broker)
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        loop.set_exception_handler(_log_exception)
-        try:
-            loop.run_until_complete(serve())
-        except BaseException as wrong:  # noqa: BLE001 - handed to the thread that waits
-            started.append(wrong)
-        finally:
-            _close_loop(loop)
-            ready.set()
-
-    thread = threading.Thread(target=run, name="amqtt", daemon=True)
-    thread.start()
-    ready.wait(START_TIMEOUT_S)
-
-    def stop() -> None:
-        if thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop closed on its own
-                loop.call_soon_threadsafe(leave.set)
-            thread.join(START_TIMEOUT_S)
-
-    if not started or started[0] is not None:
-        stop()
-        raise NetworkError(
-            f"the embedded broker cannot listen on port {port}: {started[0] if started else 'it does not answer'}",
-            hint="install mosquitto (apt install mosquitto), or pass the URL of a broker",
-        ) from (started[0] if started else None)
-    return Broker(url=f"mqtt://127.0.0.1:{port}", kind="embedded", _stop=stop)
-
-
-async def _shut_down(broker: Any) -> None:  # noqa: ANN401 - amqtt's, which may be missing
-    """End amqtt's broker within `SHUTDOWN_TIMEOUT_S`: it waits for its clients, and keeps nothing."""
-    try:
-        await asyncio.wait_for(broker.shutdown(), SHUTDOWN_TIMEOUT_S)
-    except asyncio.TimeoutError:
-        for server in broker._servers.values():  # noqa: SLF001 - no public name; its listeners are still open
-            server.instance.close()
-
-
-def _log_exception(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log a connection that amqtt dropped, as it does when many clients connect at once; the client retries."""
-    log.debug("the embedded broker: %s", context.get("exception") or context["message"])
+    return Broker(url=f"mqtt://127.0.0.1:{port}", kind="embedded", _stop=start_amqtt(port))
 
 
 def terminate_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
@@ -375,21 +286,3 @@ def wait_or_kill(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Close the connections and tasks that amqtt leaves open, so that no warning follows.
-
-    Several passes: a cancelled task may close its connection, which the loop releases one pass later.
-    """
-    for _ in range(CLOSING_LOOP_PASSES):
-        for transport in list(getattr(loop, "_transports", {}).values()):  # asyncio offers no public list of them
-            transport.abort()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        with contextlib.suppress(Exception):
-            loop.run_until_complete(asyncio.gather(*left, asyncio.sleep(0), return_exceptions=True))
-    with contextlib.suppress(Exception):
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()

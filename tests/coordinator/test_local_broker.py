@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +44,16 @@ def test_mosquitto_accepts_a_client(mosquitto: Broker) -> None:
 
 def test_amqtt_accepts_a_client(amqtt_broker: Broker) -> None:
     assert answer_to_connect(amqtt_broker.url) == b"\x20\x02\x00\x00"
+
+
+def test_amqtt_closes_a_connection_that_ends_without_a_word(amqtt_broker: Broker) -> None:
+    sockets = {link.fd for link in psutil.Process().net_connections("tcp")}
+    for _ in range(3):
+        assert listens(amqtt_broker.url)
+    until_s = time.monotonic() + PATIENCE_S
+    while {link.fd for link in psutil.Process().net_connections("tcp")} - sockets:
+        assert time.monotonic() < until_s, "a socket is still open"
+        time.sleep(0.02)
 
 
 def test_amqtt_delivers_what_a_device_sends_while_another_client_subscribes(amqtt_broker: Broker) -> None:
