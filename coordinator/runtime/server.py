@@ -25,6 +25,7 @@ from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.event_loop import AwakeClock, Controls, EventLoop, ServerStopped
 from coordinator.runtime.exchange.exchange_driver import run_exchange
 from coordinator.runtime.exchange.interval_tests import IntervalTests
+from coordinator.runtime.exchange.masked_sums import check_masked
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange
 from coordinator.runtime.exchange.without_rounds import Network, WithoutRounds
 from coordinator.runtime.leadership import Superseded, take_lead
@@ -71,6 +72,7 @@ class Server:
         for run in config.runs:
             strategy = make_strategy(run, config)  # raises for a wrong method or setting before anything is done
             check_private(strategy)
+            check_masked(strategy, min_devices=config.fleet.min_devices)
             if config.round.asynchronous is not None:
                 check_asynchronous(strategy, {})
         accept_settings(config, store)
