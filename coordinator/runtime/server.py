@@ -72,9 +72,9 @@ class Server:
         for run in config.runs:
             strategy = make_strategy(run, config)  # raises for a wrong method or setting before anything is done
             check_private(strategy)
-            check_masked(strategy, min_devices=config.fleet.min_devices)
             if config.round.asynchronous is not None:
                 check_asynchronous(strategy, {})
+            check_masked(strategy, min_devices=config.fleet.min_devices)
         accept_settings(config, store)
         self.session: EventLoop | None = None
         self._config, self._store, self._clock, self._dial, self._observe = (
