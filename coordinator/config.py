@@ -28,6 +28,7 @@ from coordinator.config_sections import (
     WebConfig,
     check_some_of,
 )
+from coordinator.strategies.registry import METHODS, setting_types
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.topics import check_federation
 from edge_client.toml_files import parse_toml, read_toml
@@ -80,6 +81,7 @@ _KEYS: Mapping[str, tuple[str, str]] = {
     "dashboard-certificate": ("dashboard", "certificate"),
     "dashboard-key": ("dashboard", "key"),
 }
+RUN_KEYS = ("method", "num-rounds", "name")  # of [[runs]], beside the settings of the method
 TOP_LEVEL_KEYS = frozenset(_KEYS)  # of the file: after [model] or [[runs]] they would be keys of that table
 _PATH_KEYS = frozenset(
     {"folder", "reference", "ca", "certificate", "key", "signing-folder", "release"}
@@ -288,7 +290,13 @@ def _check_known(raw: Mapping[str, Any], valid: Collection[str], where: str) -> 
             near = difflib.get_close_matches(key, valid, n=1)
             hint = f"did you mean {where}{near[0]}?" if near else f"valid keys: {', '.join(sorted(valid))}"
             hint = top_level_hint(key) if key in TOP_LEVEL_KEYS else hint
+            if not where and _is_of_a_run(key):
+                hint = f"{key} belongs below [[runs]], to the run that it is for"
             raise ConfigError(f"unknown key {where}{key}", hint=hint)
+
+
+def _is_of_a_run(key: str) -> bool:
+    return key in RUN_KEYS or any(key in setting_types(method) for method in METHODS.values())
 
 
 def top_level_hint(key: str) -> str:

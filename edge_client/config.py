@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from edge_client.engines.base import DEVICES, ENGINES
 from edge_client.errors import ConfigError, FedcentersError, Malformed
+from edge_client.protocol.secure.parameters import SECURE_MODES
 from edge_client.protocol.topics import check_cid, check_federation
 from edge_client.toml_files import parse_toml
 
@@ -40,6 +41,7 @@ class ClientConfig:
     state: Path  # folder that survives power cuts; one per device
     signing_keys: tuple[bytes, ...]  # raw Ed25519 public keys [32 bytes] whose programs may run here
     release_keys: tuple[bytes, ...] = ()  # raw Ed25519 public keys whose clients may run here; (): `signing_keys`
+    secure: str = "off"  # "updates", "updates+membership": the least that a run must hide of this device
     engine: str = "onnx"
     device: str = "auto"  # where the engine runs: CUDA where it can be had, else the CPU
     threads: int = 1  # one per session: a board does other things, too
@@ -193,6 +195,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any, Path], Any], str]] = {
     "state": (_path, "a folder of this device's own that survives a restart"),
     "signing-keys": (_keys, "the coordinator's public keys in hex; it writes them to signing.pub"),
     "release-keys": (_keys, "the public key in hex that `provision` writes to release/signing.pub"),
+    "secure": (_one_of(SECURE_MODES), "updates: take part in runs with `secure` alone; docs/privacy.md"),
     "engine": (_one_of(ENGINES), f"one of {', '.join(ENGINES)}"),
     "device": (_one_of(DEVICES), f"one of {', '.join(DEVICES)}; auto is right unless you measure"),
     "threads": (_count(1, 1024), "1 is right for most boards"),

@@ -194,14 +194,15 @@ def _golden(engine: str, config: ClientConfig) -> str:
     return f"{version} took {len(golden.losses)} steps on {opened.place}, {off:.0e} from torch's, in {took_s:.1f} s"
 
 
-def _masked_sums(_config: ClientConfig) -> str:
+def _masked_sums(config: ClientConfig) -> str:
     """X25519, HKDF and AES against recorded values, and how fast a mask is made; needed where a run has `secure`."""
     began_s = time.perf_counter()
     mask = stream_bytes(bytes(range(16)), MASK_MIB << 20)
     took_s = time.perf_counter() - began_s
     if keys.public_prekey(0, bytes(range(32))).seal.hex() != SEAL_KEY or mask[:16].hex() != MASK_START:
         raise CheckFailed("keys or masks are computed wrongly", "install another version of `cryptography`")
-    return f"can take part where a run has `secure`; a mask of {MASK_MIB} MiB in {1000 * took_s:.0f} ms"
+    alone = "" if config.secure == "off" else f"; in no run without it (secure = {config.secure})"
+    return f"can take part where a run has `secure`{alone}; a mask of {MASK_MIB} MiB in {1000 * took_s:.0f} ms"
 
 
 def load_probe(engine: str) -> tuple[Program, dict[str, Path]]:

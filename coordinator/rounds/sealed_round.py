@@ -70,9 +70,10 @@ def what_is_seen(strategy: Strategy) -> SecureRecord | None:
         return None
     server, plan = strategy.server, plan_of(strategy, {})
     hidden = server.secure == "updates+membership" or plan.choose in SOFT
-    told = "" if hidden else ", and which center a device chose"
+    told = "" if hidden else ", and which center it chose"
     update = "no update but what the first k-means tells of some" if plan.first == "k-means" else "no update"
-    sees = f"sums of {server.least_members} or more devices{told}; {update}, no loss, no figure of one device"
+    single = f"of each device its number of samples and its times{told}"
+    sees = f"sums of {server.least_members} or more devices, and {single}; {update}, no loss, no accuracy of one device"
     return {"mode": server.secure, "least_members": server.least_members, "sees": sees}
 
 

@@ -25,6 +25,7 @@ from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.event_loop import AwakeClock, Controls, EventLoop, ServerStopped
 from coordinator.runtime.exchange.exchange_driver import run_exchange
 from coordinator.runtime.exchange.interval_tests import IntervalTests
+from coordinator.runtime.exchange.masked_sums import check_masked
 from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkExchange
 from coordinator.runtime.exchange.without_rounds import Network, WithoutRounds
 from coordinator.runtime.leadership import Superseded, take_lead
@@ -73,6 +74,7 @@ class Server:
             check_private(strategy)
             if config.round.asynchronous is not None:
                 check_asynchronous(strategy, {})
+            check_masked(strategy, min_devices=config.fleet.min_devices)
         accept_settings(config, store)
         self.session: EventLoop | None = None
         self._config, self._store, self._clock, self._dial, self._observe = (

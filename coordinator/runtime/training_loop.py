@@ -28,7 +28,7 @@ from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_see
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.runtime.exchange.exchange_driver import Ask
 from coordinator.runtime.exchange.interval_tests import RoundPlace
-from coordinator.runtime.exchange.masked_sums import STAGES, MaskedSums, check_masked, told_choices
+from coordinator.runtime.exchange.masked_sums import STAGES, MaskedSums, told_choices
 from coordinator.runtime.exchange.without_rounds import WithoutRounds, oldest_needed
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
@@ -91,7 +91,6 @@ class RunTrainer:
         begun = self.store.states.last(run_id)
         if begun is None:
             fleet = self.devices.let_in(run.name, INITIAL_ROUND + 1)
-            check_masked(strategy)
             check_label_totals(strategy, self.prepared.program)
             check_sealed(strategy, self.schema, fleet)
             if spare := spare_centers(strategy, len(fleet)):

@@ -227,7 +227,7 @@ def _averages(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 def _secure_setting(run: Mapping[str, Any]) -> dict[str, Any] | None:
     """What is known of a run on sums before its first round is over; None for a run on single updates."""
     mode = run.get("secure", "off")
-    return None if mode == "off" else {"mode": mode, "sees": "sums of devices only"}
+    return None if mode == "off" else {"mode": mode, "sees": "sums of updates"}
 
 
 def _secure_in_words(secure: Mapping[str, Any] | None) -> list[str]:

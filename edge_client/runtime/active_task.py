@@ -55,6 +55,7 @@ class ActiveTask:
         Yields and takes what `ClientLoop` does. -> (result, seconds of training). Raises TaskDropped, and what
         `refuse` tells the coordinator.
         """
+        check_secure(self.message, self.session.config.secure)
         run, state, runner, clock = self.key.run, self.session.state, self.runner, self.session.clock
         manifest = Manifest.from_json(self.message["program"])
         needed = task_codec.container_functions(self.message)
@@ -179,6 +180,14 @@ class ActiveTask:
             raise TaskDropped
         if self.session.clock.now_s() >= self.until_s:
             raise Malformed("deadline", "the time was over before the task was done")
+
+
+def check_secure(message: Mapping[str, Any], least: str) -> None:
+    """Raise Malformed for a task that would tell more of this device than `secure` of its client.toml allows."""
+    if least != "off" and message["job"] != "sum":
+        raise Malformed("bad_task", "this run is without `secure`, which this device's client.toml demands")
+    if least == "updates+membership" and message.get("stage") == "tell":
+        raise Malformed("bad_task", f"this run asks for the choice of a center; client.toml demands secure = {least}")
 
 
 def nack_fields(wrong: Exception) -> tuple[str, str, int | None]:

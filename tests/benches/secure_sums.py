@@ -18,8 +18,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from coordinator.strategies.plans.sum_plan import SECURE_MODES
-from edge_client.protocol.secure.parameters import sum_parameters
+from edge_client.protocol.secure.parameters import SECURE_MODES, sum_parameters
 from tests.benches.peer import PeerMissing, environment, python_of
 from tests.benches.secure_cell import DROPPED_PERCENT, CellCost
 

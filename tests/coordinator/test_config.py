@@ -56,6 +56,8 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
     ("changes", "message"),
     [
         ({"min_device": 3}, "unknown key min-device\n\nhint: did you mean min-devices?"),
+        ({"secure": "updates"}, "unknown key secure\n\nhint: secure belongs below [[runs]]"),
+        ({"num_rounds": 3}, "unknown key num-rounds\n\nhint: num-rounds belongs below [[runs]]"),
         ({"federation": "Demo"}, "federation"),
         ({"quorum": 1.5}, "quorum is a share"),
         ({"fraction_connected": "all"}, "fraction-connected is a share of the fleet"),

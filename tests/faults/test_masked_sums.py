@@ -331,8 +331,19 @@ def test_nothing_that_a_device_adds_is_on_the_wire_or_on_the_coordinators_disk(t
         assert not any(root.encode() in held or base64.b64decode(root) in held for root in roots)
 
 
-def test_fewer_members_than_masks_can_hide_are_refused_before_the_first_round(tmp_path: Path) -> None:
-    fed = Federation.of(tmp_path, devices=DEVICES, runs=(run_of("ifca", **{"least-members": 3}),))
-    fed.start()
-    with pytest.raises(ConfigError, match="set least-members to 5 or more"):
+@pytest.mark.parametrize(
+    ("settings", "devices", "hint"),
+    [
+        ({"least-members": 3}, DEVICES, "set least-members to 5 or more"),
+        ({}, 4, "set min-devices to 5 or more"),
+        ({"least-members": 9}, 8, "set min-devices to 9 or more"),
+    ],
+)
+def test_fewer_devices_than_masks_can_hide_are_refused_before_anything_is_done(
+    tmp_path: Path, settings: dict[str, Any], devices: int, hint: str
+) -> None:
+    fed = Federation.of(tmp_path, devices=devices, runs=(run_of("ifca", **settings),))
+    fed.start_coordinator()
+    with pytest.raises(ConfigError, match=hint):
         fed.finish()
+    assert fed.events == []

@@ -102,6 +102,7 @@ class DeviceStage:
     serve: bool = True  # answer every `get` at once
     keys: tuple[bytes, ...] = (TRUSTED,)
     release_keys: tuple[bytes, ...] = ()
+    secure: str = "off"  # of the device's client.toml
     before_step: Callable[[], None] = lambda: None
     environment: dict[str, str] = field(default_factory=dict)  # of the device's process
     updates: SelfUpdater | None = None  # of a device that a launcher started
@@ -143,6 +144,7 @@ class DeviceStage:
             state=self.folder / "state",
             signing_keys=self.keys,
             release_keys=self.release_keys,
+            secure=self.secure,
             min_battery_percent=0,
         )
 

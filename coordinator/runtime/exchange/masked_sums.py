@@ -76,12 +76,21 @@ def _tell(task: SummedFit) -> AskedStage:
     return AskedStage(stage="tell", work=task, decode=decode, max_bytes=4 * k, needs_quorum=True)
 
 
-def check_masked(strategy: Strategy) -> None:
-    """Raise ConfigError for sums that no masks protect."""
-    if is_sealed(strategy) and strategy.server.least_members < LEAST_COHORT:
+def check_masked(strategy: Strategy, *, min_devices: int) -> None:
+    """Raise ConfigError for sums that no masks protect, and for a training that may begin with too few devices."""
+    if not is_sealed(strategy):
+        return
+    least = strategy.server.least_members
+    if least < LEAST_COHORT:
         raise ConfigError(
-            f"secure: least-members is {strategy.server.least_members}, and a masked sum is of {LEAST_COHORT} or more",
+            f"secure: least-members is {least}, and a masked sum is of {LEAST_COHORT} or more",
             hint=f"set least-members to {LEAST_COHORT} or more",
+        )
+    if min_devices < least:
+        raise ConfigError(
+            f"secure: no sum of fewer than {least} devices is made, and training would start with min-devices = "
+            f"{min_devices}",
+            hint=f"set min-devices to {least} or more; with some more devices a sum is made though one drops out",
         )
 
 

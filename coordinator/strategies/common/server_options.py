@@ -17,8 +17,9 @@ from coordinator.aggregation.robust import REDUCER_NAMES, TRIMMED_REDUCERS, make
 from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
-from coordinator.strategies.plans.sum_plan import SECURE_MODES, SECURE_STARTS
+from coordinator.strategies.plans.sum_plan import SECURE_STARTS
 from edge_client.errors import ConfigError
+from edge_client.protocol.secure.parameters import SECURE_MODES
 from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
 from edge_client.protocol.task import Array, Schema
 
@@ -86,7 +87,7 @@ class ServerOptions(MethodValue):
         if self.secure != "off" and self.reduce != "mean":
             raise ConfigError(
                 f"secure with reduce {self.reduce}: a robust rule compares single updates",
-                hint="set reduce = mean; with secure each device shortens its own update to secure-clip",
+                hint="set reduce = mean, with a method other than tkm; a device shortens its own update to secure-clip",
             )
         if self.privacy_noise and self.reduce != "mean":
             raise ConfigError(

@@ -11,7 +11,7 @@ from edge_client.errors import ConfigError
 KINDS: dict[str, tuple[type, str]] = {  # type of a setting -> what it accepts
     "int": (Integral, "a whole number"),
     "float": (Real, "a number"),
-    "str": (str, "a word"),
+    "str": (str, "a word; docs/methods.md has those of each setting"),
     "bool": (bool, "true or false"),
 }
 

@@ -16,7 +16,6 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import SOFT
 from edge_client.protocol.task import ClientId
 
-SECURE_MODES = ("off", "updates", "updates+membership")
 PLANS = ("sum_plan", "asynchronous_plan")  # the functions by which a method says how it works elsewhere
 SECURE_STARTS = ("loss", "k-means")
 SORTS = 4  # by then the centers of random groups have come apart

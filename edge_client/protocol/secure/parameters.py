@@ -18,6 +18,7 @@ from math import comb
 
 from edge_client.errors import ConfigError
 
+SECURE_MODES = ("off", "updates", "updates+membership")  # what a coordinator is not told, rising
 MISSING_PERCENT = 30
 COLLUDING_PERCENT = 10
 MAX_FAILURE = 2.0**-20

@@ -108,7 +108,7 @@ def test_of_a_run_on_sums_the_page_says_what_the_coordinator_sees_and_which_sums
     page = opened.page
     expect(page.locator("#map-empty")).to_have_count(1)
     expect(page.locator("#secure")).to_be_hidden()
-    sees = "sums of 5 or more devices; no update, no loss, no figure of one device"
+    sees = "sums of 5 or more devices; no update, no loss, no accuracy of one device"
     secure = {"mode": "updates+membership", "least_members": 5, "sees": sees, "failed": ["4 devices uploaded"]}
     site.hub.event({**round_event(3, [0, 0, 1, 1]), "secure": secure})
     expect(page.locator("#secure")).to_have_text(

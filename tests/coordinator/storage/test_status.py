@@ -79,12 +79,13 @@ def test_of_a_run_on_sums_it_tells_what_the_coordinator_sees_and_why_a_sum_faile
     fed = Federation.of(tmp_path, devices=6, runs=runs, quorum=0.5, deadline_s=60.0)
     fed.start(6)
     fed.world.run(lambda: fed.live is not None)
-    assert "  secure = updates: the coordinator sees sums of devices only" in status_lines(
-        read_status(fed.config.folder)
-    )
+    assert "  secure = updates: the coordinator sees sums of updates" in status_lines(read_status(fed.config.folder))
     fed.world.run(lambda: fed.happened("round"))
     said = status_lines(read_status(fed.config.folder))
-    sees = "sums of 5 or more devices, and which center a device chose; no update, no loss, no figure of one device"
+    sees = (
+        "sums of 5 or more devices, and of each device its number of samples and its times, and which center it chose"
+    )
+    sees += "; no update, no loss, no accuracy of one device"
     assert f"  secure = updates: the coordinator sees {sees}" in said
     assert not any("no sum" in line for line in said)
     for cid in ("d01", "d02"):

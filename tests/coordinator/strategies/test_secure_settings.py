@@ -33,6 +33,18 @@ def test_a_setting_that_needs_single_updates_is_refused(settings: dict[str, Any]
     assert refused.value.hint
 
 
+def test_secure_as_a_switch_is_answered_with_where_its_words_are() -> None:
+    with pytest.raises(ConfigError, match="secure is True") as refused:
+        make_method("fesem", secure=True)
+    assert refused.value.hint == "use a word; docs/methods.md has those of each setting"
+
+
+def test_the_hint_for_a_robust_method_does_not_lead_to_the_next_refusal() -> None:
+    with pytest.raises(ConfigError, match="robust rule") as refused:
+        make_method("tkm", secure="updates")
+    assert "with a method other than tkm" in refused.value.hint
+
+
 def test_a_method_with_a_round_of_its_own_is_refused() -> None:
     class OwnRound(FeSEM):
         round = FedAvg.round

@@ -11,13 +11,15 @@ import pytest
 
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DataFolder
-from edge_client.errors import DeviceRefused
+from edge_client.errors import DeviceRefused, Malformed
 from edge_client.protocol import signing
 from edge_client.protocol.task import OWN_MODEL, Fit, Probe
 from edge_client.runtime import client as client_module
+from edge_client.runtime.active_task import check_secure
 from edge_client.training import fit_probe
-from tests.support import softmax_program
+from tests.support import softmax_program, sum_tasks
 from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script, program
+from tests.support.sum_tasks import STAGES
 
 
 @pytest.fixture
@@ -119,6 +121,28 @@ def test_a_low_battery_is_unavailable_with_a_time_to_ask_again(
     monkeypatch.setattr(client_module, "check_may_train", low)
     assert refusal(stage, stage.fit()) == "unavailable"
     assert stage.last("nack")["retry_ms"] == 600_000
+
+
+def test_a_device_that_demands_secure_answers_nothing_for_itself_alone(tmp_path: Path) -> None:
+    """Neither an update nor a figure of its own, whatever the coordinator signs; it does not even fetch the models."""
+    stage = DeviceStage(tmp_path, secure="updates")
+    probe = Probe(models=[stage.model(1)], want=frozenset({"confusion"}), split="test", batch=8, seed=0)
+    for task in (stage.fit(), probe):
+        assert refusal(stage, task) == "bad_task"
+    assert stage.last("nack")["detail"] == "this run is without `secure`, which this device's client.toml demands"
+    assert (stage.said("get"), stage.opened) == ([], [])
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_device_that_demands_hidden_membership_takes_part_in_sums_and_tells_no_choice(name: str) -> None:
+    fields = sum_tasks.job(name)
+    check_secure(fields, "off")
+    check_secure(fields, "updates")
+    if name != "tell":
+        check_secure(fields, "updates+membership")
+        return
+    with pytest.raises(Malformed, match=r"client\.toml demands secure = updates\+membership"):
+        check_secure(fields, "updates+membership")
 
 
 def test_our_own_bug_is_answered_internal_and_the_device_lives_on(

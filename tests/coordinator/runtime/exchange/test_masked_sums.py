@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -234,15 +235,24 @@ def test_a_choice_is_told_as_one_word_for_each_center_and_other_tasks_stay_as_th
 
 
 @pytest.mark.parametrize(
-    ("secure", "least", "refused"), [("updates", 4, True), ("updates", 5, False), ("off", 4, False)]
+    ("options", "devices", "words"),
+    [
+        ({"secure": "updates", "least_members": 4}, 9, "least-members is 4"),
+        ({"secure": "updates"}, 4, "with min-devices = 4"),
+        ({"secure": "updates", "least_members": 8}, 7, "no sum of fewer than 8 devices"),
+        ({"secure": "updates"}, 5, None),
+        ({}, 1, None),
+    ],
 )
-def test_masked_sums_need_five_members(secure: str, least: int, refused: bool) -> None:  # noqa: FBT001 - a row
-    method = FedAvg(server=ServerOptions(secure=secure, least_members=least))
-    if not refused:
-        check_masked(method)
+def test_masked_sums_need_five_members_and_as_many_devices(
+    options: dict[str, Any], devices: int, words: str | None
+) -> None:
+    method = FedAvg(server=ServerOptions(**options))
+    if words is None:
+        check_masked(method, min_devices=devices)
         return
-    with pytest.raises(ConfigError, match="least-members is 4") as wrong:
-        check_masked(method)
+    with pytest.raises(ConfigError, match=words) as wrong:
+        check_masked(method, min_devices=devices)
     assert wrong.value.hint
 
 
