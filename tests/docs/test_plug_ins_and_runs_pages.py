@@ -45,6 +45,15 @@ def test_the_readers_own_objects_train(plugged: PageReader) -> None:
     assert "Rand index 1.000" in partition
 
 
+def test_a_table_of_the_readers_own_has_a_row_for_the_readers_method(plugged: PageReader) -> None:
+    (printed,) = (text for c, text in plugged.printed.items() if " experiment " in c)
+    written = (plugged.folder / "own-results.md").read_text()
+    for row in ("| FedAvg |", "| Slow |"):
+        assert row in printed
+        assert row in written
+    assert len(list((plugged.folder / "runs/experiments/own-table").glob("*.json"))) == 4
+
+
 def test_the_wrong_key_is_answered_as_the_page_says(reader: PageReader, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match="unknown key 'num-round'"):
         reader.run("fedcenters-emulator simulate run.toml -c num-round=3")
