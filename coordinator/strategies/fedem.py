@@ -26,7 +26,7 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.common.initial_centers import MultiStartSgd
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
 from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
 from edge_client.protocol.task import Array, ClientId, Schema
@@ -45,7 +45,7 @@ class FedEM(MultiStartSgd):
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The E-step by the cohort, then one fit per model by the devices that did it. pi begins uniform."""
         state = yield from self.separate_starts(state, schema, fleet, rng)
-        cohort, priors = sample_cohort(fleet, self.fraction_train, rng), unpack_by_client(state.extra, "pi")
+        cohort, priors = self.cohort(fleet, rng), unpack_by_client(state.extra, "pi")
         uniform = np.full(self.clusters, 1.0 / self.clusters)
         prior = {c: priors.get(c, uniform).tolist() for c in cohort}
         replies = yield {c: self.probe_centers(state, "posterior", prior=prior[c]) for c in cohort}

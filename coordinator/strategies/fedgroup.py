@@ -9,7 +9,7 @@ greatest cosine with its own update; long updates count no more than short ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -56,4 +56,4 @@ class FedGroup(TreeOfCenters):
         return split_leaf(state, 0, dict(zip(updates.clients, labels.tolist(), strict=True)), points)
 
     def _first(self, model: Flat, seed: int) -> Fit:
-        return replace(self.fit(start=model, seed=seed), steps=self.first_steps)
+        return self.fit(start=model, seed=seed, steps=self.first_steps)

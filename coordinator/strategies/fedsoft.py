@@ -21,7 +21,7 @@ from coordinator.strategies.base import Fleet, Replies, RequireAll, Round, Serve
 from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.local_sgd import merge_anchors
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
 from coordinator.strategies.plans.sum_plan import SumPlan, single_updates
@@ -105,7 +105,7 @@ class FedSoft(MultiStartSgd):
         self, shares: Mapping[ClientId, Array], fleet: Fleet, rng: np.random.Generator
     ) -> dict[ClientId, Array]:
         """The devices that train, sorted, with their weights [S] in the centers: the shares, or 1 where drawn."""
-        cohort = sample_cohort({c: fleet[c] for c in shares if c in fleet}, self.fraction_train, rng)
+        cohort = self.cohort({c: fleet[c] for c in shares if c in fleet}, rng)
         if not self.select or not cohort:
             return {c: shares[c] for c in cohort}
         v = np.array([shares[c] * fleet[c] for c in cohort])  # [m, S]

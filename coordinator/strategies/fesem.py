@@ -34,7 +34,7 @@ from coordinator.strategies.common.assignment import centers_of_newcomers, choos
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import ClearStarts
 from coordinator.strategies.common.representation import check_representation, represent
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from coordinator.strategies.common.updates import ClientUpdates
@@ -131,7 +131,7 @@ class FeSEM(LocalSgd):
         """
         if self.start == "loss" and int(state.extra.get(BY_LOSS_KEY, ROUNDS_BY_LOSS)):
             return (yield from self._round_by_loss(state, schema, fleet, rng))
-        cohort = sample_cohort(fleet, self.fraction_train, rng)
+        cohort = self.cohort(fleet, rng)
         if state.assignment and self.clusters == 1:
             state = replace(state, assignment=reassigned(fleet, state.assignment, dict.fromkeys(cohort, 0)))
         new = newcomers(cohort, state)
@@ -165,7 +165,7 @@ class FeSEM(LocalSgd):
             if begun is state:
                 return state
             state = begun
-        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        cohort, seeds = self.cohort(fleet, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self.probe_centers(state, "loss", seed=seeds.of(c)) for c in cohort}
         chosen = choose_by_loss(replies, rng)
         left = np.array(int(state.extra.get(BY_LOSS_KEY, ROUNDS_BY_LOSS)) - 1)

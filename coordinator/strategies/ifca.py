@@ -21,7 +21,7 @@ from coordinator.strategies.base import Fleet, Replies, Round, State
 from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.initial_centers import START_MODES, MultiStartSgd
 from coordinator.strategies.common.loss_starts import ClearStarts
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import reassigned
@@ -75,7 +75,7 @@ class IFCA(MultiStartSgd):
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""
         state = yield from self.separate_starts(state, schema, fleet, rng)
-        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        cohort, seeds = self.cohort(fleet, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self.probe_centers(state, "loss", seed=seeds.of(c)) for c in cohort}
         chosen = self.choose(replies, rng)
         if not chosen:

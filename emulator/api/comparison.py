@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
+NO_SCORES = {"round", "ari", "bytes", "seconds", "real_seconds"}  # columns of a history that tables have besides
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
@@ -37,7 +39,7 @@ class Comparison:
 
     results: Mapping[str, Mapping[int, Result]] = field(default_factory=dict)
 
-    def table(self) -> Any:  # noqa: ANN401 - a DataFrame, or a `Table` without pandas
+    def table(self, of: str | None = None) -> Any:  # noqa: ANN401 - a DataFrame, or a `Table` without pandas
         """One row per method, as a pandas DataFrame, or as a `Table` without pandas.
 
         `accuracy` is a run's mean over its last three tests, `deviation` its standard deviation between seeds;
@@ -45,10 +47,12 @@ class Comparison:
         and `interval` half of Student's 95 % interval of this mean: a difference that is smaller may be chance. `ari`
         is the adjusted Rand index against the true groups, `bytes` all traffic of a run, `seconds` of this machine.
         Targets that are no classes have no accuracy: then `squared_error` is in its place, or `loss` with a loss of
-        your own, and less of it is better.
+        your own, and less of it is better. `of` names another score of `history`, as `f1` or a metric of your own: it
+        takes the place of accuracy, and `more_by`, the score less that of the first method, that of `better_by`.
+        Raises UsageError for a score that no run has.
         Printing the comparison itself shows every column; pandas leaves out some of a wide frame.
         """
-        return frame(self._rows())
+        return frame(self._rows(of))
 
     @property
     def history(self) -> Any:  # noqa: ANN401 - a DataFrame, or a `Table` without pandas
@@ -62,14 +66,14 @@ class Comparison:
             ]
         )
 
-    def plot(self) -> Figure:
+    def plot(self, of: str | None = None) -> Figure:
         """A matplotlib figure: accuracy by round, a line for each method, its mean over the seeds; bands have all.
 
-        The squared error or the loss, where there is no accuracy.
+        The squared error or the loss, where there is no accuracy; or the score `of`, as in `table`.
         """
         from emulator.api.pictures import draw_comparison
 
-        measure = self._measure
+        measure = self._score(of)
         found = {
             name: [[row.get(measure) for row in run.rows()] for run in runs.values()]
             for name, runs in self.results.items()
@@ -86,13 +90,24 @@ class Comparison:
         known = any("squared_error" in row for run in runs for row in run.rows())
         return "squared_error" if known and not own_loss else "loss"
 
-    def _rows(self) -> list[dict[str, Any]]:
-        rows, first, measure = [], None, self._measure
+    def _score(self, of: str | None) -> str:
+        """The column of `history` that is asked for; None: that by which methods are compared."""
+        if of is None:
+            return self._measure
+        known = {key for runs in self.results.values() for run in runs.values() for row in run.rows() for key in row}
+        if of not in known - NO_SCORES:
+            hint = nearest_name_hint(of, known - NO_SCORES)
+            raise UsageError(f"no run has a score {of!r}", hint=f"{hint}; metrics={{...}} of fc.compare adds yours")
+        return of
+
+    def _rows(self, of: str | None = None) -> list[dict[str, Any]]:
+        rows, first, measure = [], None, self._score(of)
+        less_is_better = of is None and measure != "accuracy"
         for name, runs in self.results.items():
             found = {seed: value for seed, run in runs.items() if (value := _last(run, measure)) is not None}
             first = found if first is None else first
             mean, deviation = mean_and_deviation(list(found.values())) if found else (None, None)
-            pair = (found, first) if measure == "accuracy" else (first, found)
+            pair = (first, found) if less_is_better else (found, first)
             better, half, _ = paired_difference(*pair) if found is not first and found else (None, None, 0)
             scores = [score for run in runs.values() if (score := run.summary()["ari"]) is not None]
             rows.append(
@@ -101,7 +116,7 @@ class Comparison:
                     "seeds": len(runs),
                     measure: mean,
                     "deviation": deviation,
-                    "better_by": better,
+                    "better_by" if of is None else "more_by": better,
                     "interval": half,
                     "ari": mean_and_deviation(scores)[0] if scores else None,
                     "bytes": round(

@@ -15,7 +15,7 @@ from emulator.console import ConsoleProgress
 
 @handle_errors
 def experiment(  # noqa: PLR0913 - a command line
-    name: Annotated[str, typer.Argument(help="A paper's table, as wecfl-table2.")],
+    name: Annotated[str, typer.Argument(help="A paper's table, as wecfl-table2, or a file, as mine.toml.")],
     *,
     data: Annotated[
         Path | None, typer.Option(help="The folder of data sets. Default: the folder that FEDCENTERS_DATA names.")

@@ -60,8 +60,13 @@ class ExperimentArgs:
     kept: bool = False
 
     @property
+    def table(self) -> str:
+        """What the table is called; `name` may be the path of the user's file."""
+        return plans.table_name(self.name)
+
+    @property
     def place(self) -> CellStorage:
-        return CellStorage(data=self.data, out=self.out / self.name, workers=self.workers)
+        return CellStorage(data=self.data, out=self.out / self.table, workers=self.workers)
 
     def check_outputs(self) -> None:
         """Raise UsageError, before anything is run, for a place that cannot be written."""
@@ -107,17 +112,17 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     section = render(plan, results, command=command, reasons=reasons, only=chosen)
     done = sum(read_finished(job, place) is not None for job in todo)
     if reasons and not done:
-        raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))
+        raise ConfigError(f"no cell of {prepared.table} could be run", hint="; ".join(sorted(set(reasons.values()))))
     if prepared.write is not None:
         every = command_of(replace(prepared, only=()), plan, seeds)  # the file keeps its other rows
         whole = render(plan, results, command=every, reasons=reasons)
-        replace_section(prepared.write, prepared.name, whole, lost=lost_rows)
+        replace_section(prepared.write, prepared.table, whole, lost=lost_rows)
     if prepared.picture is not None:
         from emulator.experiments.curves import draw_table_curves
 
         if not draw_table_curves(replace(plan, cells=chosen), results, prepared.picture):
             say(f"{prepared.picture} is left out: no finished cell has an accuracy")
-    return {"experiment": prepared.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
+    return {"experiment": prepared.table, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
 
 
 def dry_run_experiment(prepared: ExperimentArgs) -> dict[str, Any]:
@@ -136,7 +141,7 @@ def outlook_of(
 
     `guessed`: the rows of which no cell is finished, whose seconds are those of other rows.
     """
-    here = finished_rounds(plan.name, prepared.only, prepared.place)
+    here = finished_rounds(prepared.name, prepared.only, prepared.place)
     time = rough_time(missing, prepared.place)
     return {
         "experiment": plan.name,
@@ -174,7 +179,7 @@ def compare_experiment(prepared: ExperimentArgs, asked: Sequence[str], say: Repo
     """Paired differences between finished rows, as `compare_rows` says. Runs nothing. Raises UsageError."""
     plan, place = prepared.plan_of_kept(say), prepared.place
     results = finished_results(place, prepared.seeds)
-    here = other_rounds(finished_rounds(plan.name, prepared.only, place), plan.rounds)
+    here = other_rounds(finished_rounds(prepared.name, prepared.only, place), plan.rounds)
     hints = {"hint": here} if here else {}
     found = compare_rows(plan.only(prepared.only), results, (*plan.metrics, *plan.also), asked, **hints)
     return {"experiment": plan.name, "rounds": plan.rounds, "comparisons": [one.to_json() for one in found]}
@@ -193,7 +198,7 @@ def summarise_experiment(prepared: ExperimentArgs, say: Report = say_nothing) ->
     found = summarise_cells(plan, plan.only(prepared.only), results, begun)
     section = render_summary(found)
     if prepared.write is not None:
-        replace_section(prepared.write, prepared.name, section, lost=lost_counts)
+        replace_section(prepared.write, prepared.table, section, lost=lost_counts)
     return {**found, "table": section}
 
 

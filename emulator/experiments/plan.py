@@ -15,8 +15,10 @@ from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
+from export.plugins import find_by_name
 
 EXPERIMENTS_FOLDER = Path(__file__).parent
+ENDING = ".toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,8 @@ class TableCell:
             "seed": seed,
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]
-        return f"{self.column.data_set}-{self.row.method}-k{self.row.k}-r{self.rounds}-s{seed}-{digest}"
+        names = f"{self.column.data_set}-{self.row.method}".replace(":", "-")
+        return f"{names}-k{self.row.k}-r{self.rounds}-s{seed}-{digest}"
 
 
 def row_label(cell: TableCell) -> str:
@@ -161,14 +164,33 @@ def _plain(name: str) -> str:
 
 def experiment_names() -> list[str]:
     """The experiments that there are."""
-    return sorted(path.stem for path in EXPERIMENTS_FOLDER.glob("*.toml"))
+    return sorted(path.stem for path in EXPERIMENTS_FOLDER.glob(f"*{ENDING}"))
 
 
-def read_plan(name: str, *, rounds: int | None = None) -> ExperimentPlan:
-    """The experiment called `name`, with another number of rounds if asked. Raises UsageError for an unknown name."""
-    if name not in experiment_names():
-        raise UsageError(f"unknown experiment {name!r}", hint=f"use one of {', '.join(experiment_names())}")
-    return parse_plan(name, (EXPERIMENTS_FOLDER / f"{name}.toml").read_text(encoding="utf-8"), rounds=rounds)
+def table_name(asked: str) -> str:
+    """What a table is called: `asked`, or the name of the user's file without its folder and ending.
+
+    >>> table_name("wecfl-table2"), table_name("tables/mine.toml")
+    ('wecfl-table2', 'mine')
+    """
+    return Path(asked).stem if asked.endswith(ENDING) else asked
+
+
+def read_plan(asked: str, *, rounds: int | None = None) -> ExperimentPlan:
+    """The experiment of this name, or of the user's TOML file, with another number of rounds if asked.
+
+    Raises UsageError for an unknown name, ConfigError for a file that cannot be read or describes no table.
+    """
+    if asked.endswith(ENDING):
+        try:
+            text = Path(asked).read_text(encoding="utf-8")
+        except (OSError, ValueError) as wrong:
+            raise ConfigError(f"{asked} cannot be read: {wrong}", hint="give the path of a table's file") from wrong
+        return parse_plan(table_name(asked), text, rounds=rounds)
+    if asked not in experiment_names():
+        hint = f"use one of {', '.join(experiment_names())}, or a file of your own, as mine{ENDING}"
+        raise UsageError(f"unknown experiment {asked!r}", hint=hint)
+    return parse_plan(asked, (EXPERIMENTS_FOLDER / f"{asked}{ENDING}").read_text(encoding="utf-8"), rounds=rounds)
 
 
 def parse_plan(name: str, text: str, *, rounds: int | None = None) -> ExperimentPlan:
@@ -223,7 +245,7 @@ def _cell(
     """Common settings and those of the column count where the method has them; those of the row must exist."""
     from coordinator.strategies.registry import METHODS, setting_types
 
-    known = setting_types(METHODS[row.method]) if row.method in METHODS else {}
+    known = setting_types(find_by_name("methods", row.method, METHODS))
     shared = {key: value for key, value in {**common, **column.settings}.items() if key in known}
     printed = row.paper[i].split() if row.paper else []
     if printed and len(printed) != len(metrics):

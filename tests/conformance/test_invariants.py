@@ -129,7 +129,7 @@ def test_every_method_but_the_simplest_has_a_row() -> None:
 SPLITS = tuple(f"{name} warm-up=1 server-momentum=0.5" for name in ("cfl", "flhc"))  # and what moved is divided
 
 
-@pytest.mark.parametrize("name", [*sorted(METHODS), *SPLITS])
+@pytest.mark.every_method([*sorted(METHODS), *SPLITS])
 def test_exchanging_the_names_of_devices_changes_no_metric(name: str) -> None:
     # In every step all samples, and no groups drawn: seeds follow names. Sums run in another order, hence a tolerance.
     order = np.random.default_rng(1).permutation(len(UNEQUAL))
@@ -146,7 +146,7 @@ def test_exchanging_the_names_of_devices_changes_no_metric(name: str) -> None:
             assert_served_the_same(first, second, c, names[c], atol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.every_method(sorted(METHODS))
 def test_cohorts_are_drawn_by_the_order_of_names_and_not_by_the_names(name: str) -> None:
     names = {c: f"z-{c}" for c in UNEQUAL}
     method = build(name, {"batch-size": FULL, "fraction-train": 0.5})

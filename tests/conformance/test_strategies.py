@@ -1,4 +1,7 @@
-"""What every method promises, in float64 on a small problem. A new method is one more row of the registry."""
+"""What every method promises, in float64 on a small problem. A new method is one more row of the registry.
+
+A method outside of the registry: `pytest tests/conformance --method module:Class` (conftest.py).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(6, 2)
 OTHER = grouped_fleet(6, 2, seed=1)  # the same numbers of samples, other samples
-every_method = pytest.mark.parametrize("name", CASES)
+every_method = pytest.mark.every_method(CASES)
 
 
 @cache
@@ -243,9 +246,7 @@ def test_a_group_of_devices_is_served_better_than_chance(name: str) -> None:
 # settings
 
 
-@pytest.mark.parametrize(
-    ("name", "key"), [(name, key) for name in sorted(METHODS) for key in method_settings(make_method(name))]
-)
+@pytest.mark.every_method(sorted(METHODS))
 def test_a_setting_that_cannot_work_is_refused_with_a_hint(name: str, key: str) -> None:
     value = method_settings(make_method(name))[key]
     bad: list[Setting] = ["nonsense"] if isinstance(value, str) else [-1] if isinstance(value, int) else [nan, -1.0]

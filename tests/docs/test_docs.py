@@ -42,6 +42,9 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
         r".* --data DIR .*": DATA,
         r"fedcenters-emulator experiment .*": "a minute of training; tests/emulator/experiments runs a table",
     },
+    "docs/plug-ins.md": {
+        r"PYTHONPATH=my-methods python -m pytest .*": "tests/conformance/test_own_method.py runs it with other methods",
+    },
     "docs/train-on-android.md": {
         r"sudo apt install .*": INSTALLS,
         r"g\+\+ .*|\./train .*": "tests/edge_client/engines/test_train_cc.py runs it where the headers are",

@@ -25,7 +25,7 @@ def plugged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
 
 def test_no_example_of_a_plug_in_has_thirty_lines() -> None:
     examples = [block for block in blocks(DOCS / "plug-ins.md") if block.kind == "python"]
-    assert len(examples) == 7
+    assert len(examples) == 9
     assert all(len(block.text.splitlines()) < LINES for block in examples)
 
 
@@ -43,6 +43,15 @@ def test_the_readers_own_objects_train(plugged: PageReader) -> None:
     assert "2 rounds, 8 devices" in data_set
     assert "Rand index 1.000" in data_set
     assert "Rand index 1.000" in partition
+
+
+def test_a_table_of_the_readers_own_has_a_row_for_the_readers_method(plugged: PageReader) -> None:
+    (printed,) = (text for c, text in plugged.printed.items() if " experiment " in c)
+    written = (plugged.folder / "own-results.md").read_text()
+    for row in ("| FedAvg |", "| Slow |"):
+        assert row in printed
+        assert row in written
+    assert len(list((plugged.folder / "runs/experiments/own-table").glob("*.json"))) == 4
 
 
 def test_the_wrong_key_is_answered_as_the_page_says(reader: PageReader, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from coordinator.models.members import SumLayout
 from coordinator.strategies.additive.members import begin_sum, check_policy, train_common, train_groups, unmoved
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.common.assignment import serving_center
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
@@ -62,7 +62,7 @@ class FeMAM(WeCFL):
             clustered = partial(super().round, schema=schema, fleet=fleet, rng=rng)
             after = yield from train_groups(layout, state, clustered)
             return before if unmoved(before, after) else after
-        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        cohort, seeds = self.cohort(fleet, rng), TaskSeeds.from_rng(rng)
         starts = layout.with_trained(state.centers, PERSONAL)
         yield {
             c: self.fit(

@@ -18,7 +18,7 @@ from coordinator.models.members import SumLayout
 from coordinator.strategies.base import Fleet, Round, State
 from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Flat
@@ -62,7 +62,7 @@ def train_groups(layout: SumLayout, state: State, clustered: Callable[[State], R
 
 def train_common(method: LocalSgd, layout: SumLayout, state: State, fleet: Fleet, rng: np.random.Generator) -> Round:
     """An exchange in which devices move the common member, each under its own center; its mean weighs samples."""
-    cohort, seeds = sample_cohort(fleet, method.fraction_train, rng), TaskSeeds.from_rng(rng)
+    cohort, seeds = method.cohort(fleet, rng), TaskSeeds.from_rng(rng)
     starts = layout.with_trained(state.centers, COMMON)
     own = {c: serving_center(state.assignment, c) for c in cohort}
     number = len(starts)  # what compression loses of the common member is made up for apart from the centers' losses

@@ -17,7 +17,7 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import all_of_one_center
@@ -45,7 +45,7 @@ class Ditto(FedAvg):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges with one cohort, over the same batches: the common model, then the personal ones."""
-        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        cohort, seeds = self.cohort(fleet, rng), TaskSeeds.from_rng(rng)
         w, start = state.centers[0], state.extra["start"]
         replies = yield {c: self.fit(start=w, seed=seeds.of(c), center=0) for c in cohort}
         centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)

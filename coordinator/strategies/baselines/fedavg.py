@@ -8,7 +8,7 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet, Replies, Round, ServedModels, State
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import all_of_one_center
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
@@ -25,7 +25,7 @@ class FedAvg(LocalSgd):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange; without replies the center keeps its values."""
-        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        cohort, seeds = self.cohort(fleet, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
         centers = self._reduce(state.centers, self._updates(replies, schema), schema)
         return replace(state, centers=centers, assignment=all_of_one_center(fleet))

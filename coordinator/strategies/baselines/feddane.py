@@ -17,7 +17,7 @@ import numpy as np
 from coordinator.strategies.base import Fleet, RequireAll, Round, State, some_replies
 from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.baselines.fedsgd import gradient_probe, gradient_updates
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import all_of_one_center
 from edge_client.protocol.task import Schema
@@ -29,7 +29,7 @@ class FedDANE(FedProx):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: gradients, then fits. Without a gradient from S the round changes nothing."""
-        averaged, fitted = (sample_cohort(fleet, self.fraction_train, rng) for _ in range(2))
+        averaged, fitted = (self.cohort(fleet, rng) for _ in range(2))
         seeds, center = TaskSeeds.from_rng(rng), state.centers[0]
         asked = sorted({*averaged, *fitted})
         replies = yield RequireAll({c: gradient_probe(center, batch=self.batch_size, seed=seeds.of(c)) for c in asked})

@@ -12,7 +12,7 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import OWN_MODEL, ClientId, OwnModel, Schema
@@ -34,7 +34,7 @@ class NonFed(LocalSgd):
             raise ConfigError(f"nonfed makes no centers, so {unused[0]} has no effect", hint=f"leave {unused[0]} out")
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002 - the interface's
-        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        cohort, seeds = self.cohort(fleet, rng), TaskSeeds.from_rng(rng)
         yield {c: self.fit(start=OWN_MODEL, init=state.centers[0], upload=False, seed=seeds.of(c)) for c in cohort}
         return state
 

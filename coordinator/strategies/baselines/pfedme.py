@@ -17,7 +17,7 @@ import numpy as np
 from coordinator.aggregation.rows import Rows
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import all_of_one_center
@@ -64,7 +64,7 @@ class PFedMe(FedAvg):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange per local round with the devices that answered all before it."""
-        local: dict[ClientId, Flat] = dict.fromkeys(sample_cohort(fleet, self.fraction_train, rng), state.centers[0])
+        local: dict[ClientId, Flat] = dict.fromkeys(self.cohort(fleet, rng), state.centers[0])
         for _ in range(self.local_rounds):
             seeds = TaskSeeds.from_rng(rng)
             replies = yield {c: self._near(w_i, seeds.of(c)) for c, w_i in local.items()}

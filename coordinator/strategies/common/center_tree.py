@@ -19,7 +19,7 @@ from coordinator.strategies.base import Exchange, Fleet, Replies, RequireAll, Ro
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
 from coordinator.strategies.common.representation import check_representation, represent, represent_rows
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import I64, Array, ClientId, Fit, Flat, Schema
 
@@ -97,7 +97,7 @@ class TreeOfCenters(LocalSgd):
         """New devices find their leaf; then the cohort trains, the tree may grow, each leaf takes its n-mean."""
         whole = self._needs_whole_fleet(state)
         cohort, seeds = (
-            sorted(fleet) if whole else sample_cohort(fleet, self.fraction_train, rng),
+            sorted(fleet) if whole else self.cohort(fleet, rng),
             TaskSeeds.from_rng(rng),
         )
         state = yield from self._prepare(state, schema, fleet, rng)

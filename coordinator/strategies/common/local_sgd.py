@@ -13,6 +13,7 @@ from coordinator.strategies.base import Fleet, ServedModels, ServingOptions, Sta
 from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_totals_of
 from coordinator.strategies.common.method_value import MethodValue
+from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
@@ -42,7 +43,8 @@ class LocalSgd(MethodValue):
     >>> @dataclass(frozen=True, kw_only=True, repr=False)
     ... class PlainMean(fc.LocalSgd):
     ...     def round(self, state, schema, fleet, rng):
-    ...         replies = yield {who: self.fit(start=state.centers[0], seed=0) for who in sorted(fleet)}
+    ...         asked = self.cohort(fleet, rng)
+    ...         replies = yield {who: self.fit(start=state.centers[0], seed=0) for who in asked}
     ...         return replace(state, centers=np.mean([r.update for r in replies.values()], axis=0)[None])
     >>> bool(fc.simulate(PlainMean(), fleet=fc.fleets.digits(devices=3, groups=1), rounds=2).accuracy > 0.5)
     True
@@ -155,6 +157,10 @@ class LocalSgd(MethodValue):
         """The center of the device; the most common one for a device that has none."""
         return ((1.0, state.centers[serving_center(state.assignment, who)]),)
 
+    def cohort(self, fleet: Fleet, rng: np.random.Generator) -> list[ClientId]:
+        """The devices that a round asks, sorted: the share `fraction_train` of the fleet, by lot."""
+        return sample_cohort(fleet, self.fraction_train, rng)
+
     def fit(  # noqa: PLR0913 - a task has these fields
         self,
         *,
@@ -162,24 +168,30 @@ class LocalSgd(MethodValue):
         seed: int,
         anchor: Flat | None = None,
         mu: float = 0.0,
+        linear: Flat | None = None,
         init: Flat | None = None,
+        steps: int | None = None,
         rows: str = "ones",
         slot: str = "main",
         upload: bool = True,
         center: int | None = None,
     ) -> Fit:
-        """One device's task: SGD from `start`, pulled to `anchor` [schema.size] with strength `mu`; as `Fit` says."""
+        """One device's task: SGD from `start`, pulled to `anchor` [schema.size] with strength `mu`; as `Fit` says.
+
+        `steps`: None for `local_steps`.
+        """
         optimiser = self.task_optimiser
         return Fit(
             start=start,
             init=init,
             anchor=anchor if mu > 0 else None,
             mu=mu,
+            linear=linear,
             rows=rows,
             slot=slot,
             upload=upload,
             buffers="own" if self.batch_norm == "local" else "sent",
-            steps=self.local_steps,
+            steps=self.local_steps if steps is None else steps,
             lr=self.learning_rate,
             momentum=self.momentum if optimiser is None else 0.0,
             optimiser=optimiser,

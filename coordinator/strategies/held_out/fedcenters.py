@@ -38,7 +38,7 @@ from coordinator.strategies.common.label_totals import label_counts, label_total
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
 from coordinator.strategies.common.representation import check_representation, represent_rows
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client
 from coordinator.strategies.held_out.evidence import best_candidate, blended_shares
@@ -160,7 +160,7 @@ class FedCenters(LocalSgd):
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """A fit from the own center, then of the personal model; in the trial exchanges of losses besides."""
         number = int(state.extra.get("round", np.array(0))) + 1
-        cohort, trial = sample_cohort(fleet, self.fraction_train, rng), number <= self.trial_rounds
+        cohort, trial = self.cohort(fleet, rng), number <= self.trial_rounds
         held = {c: fleet[c] // HELD_OUT if trial else 0 for c in cohort}
         new, usual = newcomers(cohort, state), serving_center(state.assignment, None)
         mine = {c: state.assignment.get(c, usual) for c in cohort if c not in new}

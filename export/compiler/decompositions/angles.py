@@ -65,10 +65,10 @@ def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
     far = size > 0.5  # noqa: PLR2004 - see above
     square = torch.where(far, (1 - size) * 0.5, x * x)
     sine = torch.where(far, torch.sqrt(square), x)
-    return far, sine + sine * (square * _polynomial(NUMERATOR, square) / _polynomial(DENOMINATOR, square))
+    return far, sine + sine * (square * polynomial(NUMERATOR, square) / polynomial(DENOMINATOR, square))
 
 
-def _polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
+def polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
     """Horner's scheme; the first factor is the constant."""
     highest, *rest = reversed(factors)
     return reduce(lambda value, factor: value * x + factor, rest, torch.full_like(x, highest))

@@ -25,6 +25,7 @@ from export.compiler.decompositions.convolutions import (
     convolution_backward_for_torch,
     convolution_in_step,
 )
+from export.compiler.decompositions.gammas import GAMMA_DECOMPOSITIONS as GAMMAS
 from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS as INDEXING
 from export.compiler.decompositions.matrices import AXIS_DECOMPOSITIONS as AXES
 from export.compiler.decompositions.norms import (
@@ -259,6 +260,7 @@ def trilinear(  # noqa: PLR0913, PLR0917 - torch's own signature
 OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     **ANGLES,
     **AXES,
+    **GAMMAS,
     **PICKS,
     **POOLS,
     aten.convolution.default: convolution,

@@ -13,13 +13,18 @@ from torch import nn
 import fedcenters as fc
 from coordinator.strategies.base import Strategy
 from edge_client.errors import UsageError
+from edge_client.protocol.task import Array
 from emulator.api.comparison import left_in_words
 
 
 @pytest.fixture(scope="module")
 def found() -> Any:  # noqa: ANN401 - fc.Comparison, which a module fetches when it is used
     methods: dict[str, Any] = {"one": fc.FedAvg(local_steps=5), "three": fc.FeSEM(3, local_steps=5)}
-    return fc.compare(methods, fleet=fc.fleets.digits(devices=6), seeds=2, rounds=2)
+    return fc.compare(methods, fleet=fc.fleets.digits(devices=6), seeds=2, rounds=2, metrics={"wrong": share_of_wrong})
+
+
+def share_of_wrong(y: Array, outputs: Array) -> float:
+    return float((outputs.argmax(axis=1) != y).mean())
 
 
 def test_a_dict_names_the_methods_everywhere(found: fc.Comparison) -> None:
@@ -42,6 +47,26 @@ def test_the_table_is_printed_in_per_cent_points_and_megabytes(found: fc.Compari
     assert "±" in second
     assert "<th>better by ± 95 % interval, points</th>" in found._repr_html_()
     assert all(isinstance(n, int) for n in found.table()["bytes"].tolist())
+
+
+def test_a_metric_of_ones_own_has_a_table_and_a_picture(found: fc.Comparison) -> None:
+    wrong, accuracy = found.table("wrong"), found.table()
+    assert wrong["wrong"].tolist() == pytest.approx([1 - value for value in accuracy["accuracy"]])
+    assert wrong["more_by"][1] == pytest.approx(-accuracy["better_by"][1])
+    assert wrong["interval"][1] == pytest.approx(accuracy["interval"][1])
+    (axes,) = found.plot("wrong").axes
+    assert axes.get_title(loc="left").startswith("Wrong on held-out samples")
+    rows = found.history
+    first = [value for value, name, t in zip(rows["wrong"], rows["method"], rows["round"], strict=True)
+             if (name, t) == ("one", 1)]  # fmt: skip
+    assert np.asarray(axes.lines[0].get_ydata())[0] == pytest.approx(np.mean(first))
+
+
+def test_a_score_that_no_run_has_is_refused_with_the_nearest_one(found: fc.Comparison) -> None:
+    for ask in (found.table, found.plot):
+        with pytest.raises(UsageError, match="no run has a score 'wrongs'") as refused:
+            ask("wrongs")
+        assert "did you mean 'wrong'" in refused.value.hint
 
 
 def test_below_the_table_stands_of_which_tests_the_scores_are_and_than_what_a_method_is_better(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +44,17 @@ paper = ["86.08±0.70 -"]
 name = "FedSGD"
 method = "fedsgd"
 settings = { batch-size = 3 }
+"""
+
+OWN_METHOD = """
+from dataclasses import dataclass
+
+import fedcenters as fc
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Own(fc.FedAvg):
+    share: float = 0.5
 """
 
 
@@ -103,6 +115,26 @@ def test_shared_settings_reach_the_methods_that_have_them_and_figures_their_metr
     assert fedsgd.settings == {"learning-rate": 0.2, "batch-size": 3}
     assert fedavg.paper == {"accuracy": plan.PaperFigure(mean=86.08, deviation=0.7)}
     assert fedsgd.paper == {}
+
+
+def test_shared_settings_reach_a_method_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_row.py").write_text(OWN_METHOD)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.toml").write_text(TOML.replace('"fedsgd"', '"own_row:Own"'))
+    read = plan.read_plan(str(tmp_path / "mine.toml"))
+    fedavg, own = read.cells
+    assert read.name == "mine"
+    assert own.settings == {**fedavg.settings, "batch-size": 3}
+    assert make_method(own.row.method, **own.settings) == make_method("own_row:Own", **own.settings)
+    assert re.fullmatch(r"[\w-]+", own.key(0))
+
+
+def test_a_table_of_the_users_own_that_cannot_be_read_or_names_no_method_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
+        plan.read_plan(str(tmp_path / "missing.toml"))
+    (tmp_path / "mine.toml").write_text(TOML.replace('"fedsgd"', '"fedsgdd"'))
+    with pytest.raises(UsageError, match="unknown method 'fedsgdd'"):
+        plan.read_plan(str(tmp_path / "mine.toml"))
 
 
 def test_the_name_of_a_finished_cell_changes_with_whatever_changes_its_result() -> None:

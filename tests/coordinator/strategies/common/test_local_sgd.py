@@ -77,3 +77,17 @@ def test_the_bound_of_a_pull_is_that_of_sgd() -> None:
     with pytest.raises(ConfigError, match="diverges"):
         FedProx(mu=50.0)
     assert FedProx(mu=50.0, optimiser="adam").optimiser in OPTIMISERS
+
+
+def test_a_method_of_the_users_own_says_steps_and_a_linear_term_and_asks_the_cohort() -> None:
+    method = LocalSgd(local_steps=7, fraction_train=0.5)
+    start, linear = np.zeros(3), np.ones(3)
+    assert method.fit(start=start, seed=0).steps == 7
+    asked = method.fit(start=start, seed=0, steps=2, linear=linear)
+    assert asked.steps == 2
+    assert asked.linear is linear
+    fleet = {f"d{i}": 10 for i in range(7)}
+    cohort = method.cohort(fleet, np.random.default_rng(0))
+    assert len(set(cohort)) == 4
+    assert cohort == sorted(cohort)
+    assert set(cohort) <= set(fleet)
