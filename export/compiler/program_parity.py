@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from edge_client.printable import first_of
 from edge_client.protocol.program import FROZEN, IGNORED
 from edge_client.protocol.task import Array
-from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.losses.sample_losses import POSITION_LOSSES, loss_name
 from export.compiler.operator_watch import first_call
 from export.compiler.program_functions import (
@@ -48,6 +47,7 @@ from export.containers.write_onnx import run_onnx
 from export.containers.write_pt2 import run_pt2
 from export.containers.write_tflite import open_tflite
 from export.float64_mode import Float64Mode, without_autocast
+from export.one_value_norm import batch_norm_of_one_value
 
 MAX_RELATIVE_DIFFERENCE = 1e-4  # relative; float32 steps differ by about 1e-6, a wrong graph by about 1
 MAX_INPUT_DRAWS = 4  # inputs to try until torch agrees with itself on some

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
-from export.compiler.decompositions.norms import batch_norm_of_one_value
+from export.one_value_norm import batch_norm_of_one_value
 from export.own_thread import replaced_here
 
 
