@@ -207,7 +207,7 @@ class _SignalWaiter:
             for federation in self._federations:
                 if federation.failure is not None and federation.name not in told and len(self._federations) > 1:
                     told.add(federation.name)
-                    write_stderr(f"{federation.name} has ended: {federation.failure}")
+                    write_stderr(f"{federation.name} has ended, until `serve` is started again: {federation.failure}")
             if self._came:
                 leave_s = min(leave_s, time.monotonic() + STOP_TIMEOUT_S)
                 if time.monotonic() > leave_s:

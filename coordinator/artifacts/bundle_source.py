@@ -60,7 +60,7 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
         reference=held_out(run, data=None),
         sign=_signer(run),
         newcomers=_newcomers(run, centers),
-        names=_class_names(run),
+        names=BundleNames(classes=tuple(_settings(run).get("class-names", ()))),
     )
 
 
@@ -77,13 +77,6 @@ def _newcomers(run: Path, centers: Sequence[Array]) -> NewcomerData:
     kept = [bundle.vector(k) for k in range(len(bundle.manifest["centers"]))]
     same = len(kept) == len(centers) and all(map(np.array_equal, kept, centers))
     return bundle.newcomers() if same else NewcomerData()
-
-
-def _class_names(run: Path) -> BundleNames:
-    """What the run's own bundle calls the classes."""
-    from export.bundle.reader import read_bundle
-
-    return read_bundle(run / "bundle").names if (run / "bundle" / "manifest.json").is_file() else BundleNames()
 
 
 def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:  # noqa: ARG001 - the entry point's signature
@@ -158,14 +151,19 @@ def _containers(run: Path, program: Program) -> dict[str, bytes]:
 
 def _signer(run: Path) -> Signer | None:
     """What signs with the key of the run's `signing-folder`; None, with a warning, where that cannot be read."""
-    federation, file = _federation(run), run / "config.toml"
-    settings = parse_toml(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    federation = _federation(run)
     try:
-        key = read_signing_key(Path(settings.get("signing-folder") or run))
+        key = read_signing_key(Path(_settings(run).get("signing-folder") or run))
     except ConfigError as wrong:
         log.warning("%s", wrong.message)
         return None
     return make_signer(key.private, federation) if federation else None
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """The configuration of the coordinator's last start; empty where it is not there."""
+    file = run / "config.toml"
+    return parse_toml(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _federation(run: Path) -> str | None:

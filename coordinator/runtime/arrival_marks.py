@@ -29,9 +29,13 @@ class _Answer:
 
 @dataclass
 class ArrivalMarks:
-    """`under_way` is the sum of the bytes that count against the budget. Times are seconds."""
+    """`under_way` is the sum of the bytes that count against the budget, `proven` how many answers have arrived.
+
+    Times are seconds.
+    """
 
     under_way: int = 0
+    proven: int = 0
     _answers: deque[_Answer] = field(default_factory=deque)  # of all devices, oldest first
     _unproven: dict[ClientId, list[_Answer]] = field(default_factory=dict)
     _unanswered: dict[ClientId, int] = field(default_factory=dict)  # answers in a row that were not proven in time
@@ -43,6 +47,7 @@ class ArrivalMarks:
         if at is not None:
             for answer in answers[: at + 1]:
                 self._release(answer)
+            self.proven += at + 1
             self._unproven[cid] = answers[at + 1 :]
             self._unanswered.pop(cid, None)
 

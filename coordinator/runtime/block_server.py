@@ -61,6 +61,11 @@ class BlockServer:
         """Whether a device waits for its turn."""
         return bool(self._waiting)
 
+    @property
+    def arrived(self) -> int:
+        """How many answers with blocks have arrived, as devices have shown."""
+        return self._marks.proven
+
     def share(self, manifests: Iterable[Manifest]) -> None:
         """Let every device fetch these: programs, containers, the catalog and what it names."""
         self._shared |= {m.sha256: m for m in manifests}

@@ -48,7 +48,7 @@ def lost_broker(reason: str, block: int) -> str:
 
 
 class ShortConnections:
-    """Connections that the broker cut soon, one after another, while an exchange got no answer and no part of one.
+    """Connections that the broker cut soon, one after another, while no part of a model or of an answer arrived.
 
     No deadline runs while there is no broker, so nothing else would end a run whose broker cuts it at each block.
     """
@@ -67,8 +67,8 @@ class ShortConnections:
         self._row = (place, count)
         if count >= MANY_CUTS:
             raise NetworkError(
-                f"the broker has cut the connection {count} times, each within {SHORT_S:.0f} s, and no part of an "
-                f"answer came meanwhile ({reason})",
+                f"the broker has cut the connection {count} times, each within {SHORT_S:.0f} s, and no part of a "
+                f"model or of an answer arrived meanwhile ({reason})",
                 hint="look into the broker's log: does it take no message as large as a `block`, or does another "
                 "client have this one's name? Then start again, which continues",
             )
@@ -224,7 +224,7 @@ class EventLoop:
         found = live.progress()
         updates = found.get("updates", {})
         counted = updates.get("counted"), updates.get("test")  # of a run without rounds
-        return live.key, found["answered"], counted, self.dispatcher.blocks_up
+        return live.key, found["answered"], counted, self.dispatcher.blocks_up, self.downloads.arrived
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""

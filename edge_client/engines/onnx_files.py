@@ -1,4 +1,4 @@
-"""Refuses an ONNX file that would read other files of the device.
+"""What lies in an ONNX file: one that would read other files of the device is refused, and weights can be replaced.
 
 A tensor of the format may name a file instead of holding its values. What a step computes goes to the coordinator, so
 such a program would send whatever the client may read: samples, or its private key. onnxruntime refuses paths out of
@@ -26,6 +26,8 @@ PARTS: Mapping[str, Mapping[int, str]] = {
     "tensor": {},
 }
 OP_TYPE, COMPILED = 4, b"EPContext"  # of a node; this one is a file that a GPU's library has compiled
+GRAPH, CONSTANT = 7, 5  # of a model, and of a graph: a tensor
+NAME, VALUES = 8, 9  # of a tensor
 EXTERNAL_DATA, DATA_LOCATION = 13, 14  # of a tensor: the name of a file; 1: the values are there
 VARINT, EIGHT_BYTES, LENGTH, FOUR_BYTES = 0, 1, 2, 5  # how a field is written
 MAX_VARINT_BYTES, TAG_BITS = 10, 32
@@ -48,6 +50,29 @@ def refuse_named_files(data: memoryview) -> None:
                 )
             if isinstance(value, memoryview) and number in PARTS[kind]:
                 left.append((PARTS[kind][number], value))
+
+
+def replace_constants(data: bytes, values: Mapping[str, bytes]) -> bytes:
+    """The file with these values, as many bytes as before, in the graph's constants of these names.
+
+    Raises ProgramRefused where the file has no such constant.
+    """
+    made, left = bytearray(data), dict(values)
+    for graph in _parts(memoryview(made), GRAPH):
+        for constant in _parts(graph, CONSTANT):
+            name = b"".join(_parts(constant, NAME)).decode(errors="replace")
+            for place in _parts(constant, VALUES):
+                if name in left and len(place) == len(left[name]):
+                    place[:] = left.pop(name)
+    if left:
+        hint = "the weights alone are in the .safetensors file"
+        raise ProgramRefused(f"the ONNX file has no constant {next(iter(left))} of this size", hint=hint)
+    return bytes(made)
+
+
+def _parts(message: memoryview, number: int) -> Iterator[memoryview]:
+    """The values of one field that are bytes."""
+    return (value for at, value in _fields(message) if at == number and isinstance(value, memoryview))
 
 
 def _is_text(value: int | memoryview, text: bytes) -> bool:

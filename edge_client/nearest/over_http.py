@@ -304,6 +304,6 @@ def find_nearest(
     answer = answers.evaluate_center(config.device_id, chosen, path, local, **about, **told)  # type: ignore[arg-type]  # each by its name
     answer = replace(answer, class_names=local.class_names or offer.class_names)
     if choice.steps and choice.labels:
-        kept = personalise_and_score(offer, chosen.center, local, choice.steps, config)
+        kept = personalise_and_score(offer, chosen.center, answer.file, local, choice.steps, config)
         answer = replace(answer, personal=kept, fetched=site.fetched)
     return answer

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData, require_fit
 from edge_client.engines.base import open_engine
+from edge_client.engines.onnx_files import replace_constants
 from edge_client.errors import Malformed, NetworkError
 from edge_client.nearest import result as answers
 from edge_client.nearest.catalog_centers import CatalogCenterSource
@@ -28,7 +30,7 @@ from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import MAX_MODELS, Reply
+from edge_client.protocol.task import MAX_MODELS, Flat, Reply
 from edge_client.runtime.downloader import NoBlocks
 from edge_client.runtime.golden_results import FILE, GoldenResults
 from edge_client.runtime.session import Session
@@ -111,7 +113,7 @@ class NearestClient:
         answer = self._fetch_center(chosen, source.catalog.centers[chosen.center].files, source.program)
         answer = replace(answer, class_names=self.local.class_names or source.catalog.class_names)
         if options.steps and options.labels:
-            kept = personalise_and_score(source, chosen.center, self.local, options.steps, self.config)
+            kept = personalise_and_score(source, chosen.center, answer.file, self.local, options.steps, self.config)
             answer = replace(answer, personal=kept, fetched=self._bytes)
         return answer
 
@@ -240,20 +242,33 @@ class NearestClient:
 
 
 def personalise_and_score(
-    source: CenterSource, center: int, local: DeviceData, steps: int, config: ClientConfig
+    source: CenterSource, center: int, file: str | None, local: DeviceData, steps: int, config: ClientConfig
 ) -> dict[str, Any]:
-    """Train a few local steps from the center -> the model's file, and accuracy and loss before and after them.
+    """Train a few local steps from the center -> the model's files, and accuracy and loss before and after them.
 
-    They are of held-out samples, and None without these: those of the training samples would favour the local model.
+    `file`: the center's; the model gets one like it where that is of ONNX, beside its weights alone. The numbers are of
+    held-out samples, and None without these: those of the training samples would favour the local model.
     """
-    (model,) = source.models([center])
+    (model,), schema = source.models([center]), source.program.schema
     mine = personalise(source, model, local.train, steps)
     path = config.state / f"personal-{center}.safetensors"
-    write_atomically(path, codecs.encode_vector(mine, source.program.schema, codec="f32", kind="model"), private=True)
+    write_atomically(path, codecs.encode_vector(mine, schema, codec="f32", kind="model"), private=True)
     names = "before", "loss_before", "accuracy", "loss"
-    kept: dict[str, Any] = {"steps": steps, "file": str(path), **dict.fromkeys(names)}
+    kept: dict[str, Any] = {"steps": steps, "file": str(path), "model": None, **dict.fromkeys(names)}
+    if (
+        file is not None and file.endswith(".onnx") and "onnx" in source.program.containers
+    ):  # of the program's own graph
+        kept["model"] = str(path.with_suffix(".onnx"))
+        made = replace_constants(Path(file).read_bytes(), _constants(source.program, mine))
+        write_atomically(path.with_suffix(".onnx"), made, private=True)
     if local.test is None:
         return kept
     learner = source.learner(training=False)
     found = *evaluate_model(learner, model, local.test), *evaluate_model(learner, mine, local.test)
     return kept | dict(zip(names, found, strict=True))
+
+
+def _constants(program: Program, model: Flat) -> dict[str, bytes]:
+    """A model's tensors under their names in the program's graph."""
+    values, prefix = program.schema.split(model.astype(program.dtype)), {"p": "w", "b": "buffers"}
+    return {f"{prefix[t.role]}/{t.name}": values[t.name].tobytes() for t in program.schema.tensors}

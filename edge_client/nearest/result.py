@@ -50,7 +50,7 @@ class NearestAnswer:
     class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., by the device's schema.toml, else by the fleet
     fetched: int = 0  # bytes of this visit
     signed_by: str | None = None  # the federation whose signature was checked
-    personal: Mapping[str, Any] | None = None  # {"steps", "file", "before", "loss_before", "accuracy", "loss"}
+    personal: Mapping[str, Any] | None = None  # {"steps", "file", "model", "before", "loss_before", "accuracy", "loss"}
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -74,7 +74,8 @@ class NearestAnswer:
         elif self.loss is not None:
             lines.append(f"  mean squared error {self.loss:.4g} on {self.n} samples")
         if self.personal is not None:
-            lines.append(f"  {self.personal['steps']} local steps{self._gain()}; kept in {self.personal['file']}")
+            kept = " and ".join(filter(None, (self.personal["file"], self.personal["model"])))
+            lines.append(f"  {self.personal['steps']} local steps{self._gain()}; kept in {kept}")
         return "\n".join(lines)
 
     def _gain(self) -> str:

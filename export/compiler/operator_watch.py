@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -47,8 +47,14 @@ PACKED = (
     "pack_padded_sequence gives another number of rows each time: give the layer whole sequences, and take each "
     "sample's last output by its number, out[torch.arange(out.shape[0]), lengths - 1]"
 )
+Counts = Callable[[str, Sequence[Any]], bool]  # of an operator and its arguments: whether a watch records the call
 NO_BRANCHES = "forward must be the same operators for every batch: no branches on values, no .item()"
 ONE_SIZE = "Constraints violated"  # how torch.export begins
+
+
+def every_call(_operator: str, _args: Sequence[Any]) -> bool:
+    """Whatever it computes."""
+    return True
 
 
 def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
@@ -149,9 +155,11 @@ def _refused_loss(source: TraceSource, loss: str, operator: str, reason: str) ->
     )
 
 
-def _watch_loss(source: TraceSource, loss: LossFunction) -> Mapping[str, Mapping[str, None]]:
+def _watch_loss(
+    source: TraceSource, loss: LossFunction, counts: Counts = every_call
+) -> Mapping[str, Mapping[str, None]]:
     """Which operators the user's own loss calls, and at which lines."""
-    watch, (*_, x, y) = _Watch(), example_inputs(source, "evaluate", 2)
+    watch, (*_, x, y) = _Watch(counts), example_inputs(source, "evaluate", 2)
     with as_in(source.dtype), torch.random.fork_rng(devices=[]), torch.no_grad():
         out = source.module.eval()(x)
         watch.stack.append(f"loss {loss_name(loss)}")
@@ -160,11 +168,14 @@ def _watch_loss(source: TraceSource, loss: LossFunction) -> Mapping[str, Mapping
     return watch.seen
 
 
-def first_call(source: TraceSource, operators: Sequence[str]) -> str:
-    """The first of these operators that a training pass or a loss of the user's calls, and where; "" for none."""
-    several: list[Mapping[str, Mapping[str, None]]] = [_watch_pass(source, 2).seen]
+def first_call(source: TraceSource, operators: Sequence[str], counts: Counts = every_call) -> str:
+    """The first of these operators that a training pass or a loss of the user's calls, and where; "" for none.
+
+    `counts`: which of its calls do.
+    """
+    several: list[Mapping[str, Mapping[str, None]]] = [_watch_pass(source, 2, counts).seen]
     if source.own_loss is not None:
-        several.append(_watch_loss(source, source.own_loss))
+        several.append(_watch_loss(source, source.own_loss, counts))
     found = ((operator, seen[operator]) for operator in operators for seen in several if operator in seen)
     return next((f"{operator} in layer {next(iter(places))}" for operator, places in found), "")
 
@@ -174,9 +185,9 @@ def loss_calls(source: TraceSource, operator: str) -> bool:
     return source.own_loss is not None and operator in _watch_loss(source, source.own_loss)
 
 
-def _watch_pass(source: TraceSource, batch: int) -> _Watch:
+def _watch_pass(source: TraceSource, batch: int, counts: Counts = every_call) -> _Watch:
     """Watch one training-mode pass; torch's generator keeps its state."""
-    watch = _Watch()
+    watch = _Watch(counts)
     x = torch.zeros(batch, *source.input, dtype=getattr(torch, source.dtype))
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
@@ -192,11 +203,12 @@ def _watch_pass(source: TraceSource, batch: int) -> _Watch:
 class _Watch(PlainDispatchMode):
     """Records which layers call which operator, and what random operators draw.
 
-    `seen`: operator -> "name (Class) at file:line".
+    `seen`: operator -> "name (Class) at file:line", of the calls that count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._counts = counts
         self.stack: list[str] = []
         self.seen: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.draws: list[tuple[str, str, int]] = []  # layer, random operator, how many numbers
@@ -212,7 +224,8 @@ class _Watch(PlainDispatchMode):
         name, layer = operator_name(func), self.stack[-1] if self.stack else "the model itself"
         line = _users(_outwards(sys._getframe()))  # noqa: SLF001 - inspect.stack would read every source file
         layer += f" at {line}" if line else ""
-        self.seen[name][layer] = None
+        if self._counts(name, args):
+            self.seen[name][layer] = None
         out = func(*args, **(kwargs or {}))
         if name in COVERED_OPERATORS:
             drawn = out if isinstance(out, Tensor) else out[0]

@@ -134,6 +134,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         dtype=dtype,
         frozen=frozen,
         parts=packed or parts,
+        example=input,
     )
     _check_own_loss(source)
     _check_engines(source, engines, batch)
@@ -197,10 +198,12 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     dtype: str = "float32",
     frozen: str = "f32",
     parts: Parts = (),
+    example: Example | None = None,
 ) -> TraceSource:
     """What the tracer works on: a private copy of the module, its shapes and its random numbers, all checked.
 
     `own_targets`: as `targets` of `compile_program`. `parts`: what packed samples hold, which the module cuts apart.
+    `example`: what the user gave in place of `input`, for a refusal to judge.
     Cross-entropy of more than one row of logits per sample is that of torch's own layout: the classes come first.
     Raises ProgramRefused for a model that cannot become a training program.
     """
@@ -227,7 +230,9 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     with as_in(dtype):
         check_zeros(source.name, source.module.eval(), samples, source.parts)
         limit = MAX_RELATIVE_DIFFERENCE
-        found = check_answers(source.name, source.module, samples, expected, limit=limit, parts=source.parts)
+        found = check_answers(
+            source.name, source.module, samples, expected, limit=limit, parts=source.parts, example=example
+        )
         if own_loss is not None and loss == "squared-error":
             word, shape = loss_of_targets(name, found, own_targets)
             source = replace(source, target=found, loss=word, own_targets=shape)

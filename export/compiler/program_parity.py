@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from edge_client.printable import first_of
 from edge_client.protocol.program import FROZEN, IGNORED
 from edge_client.protocol.task import Array
-from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.losses.sample_losses import POSITION_LOSSES, loss_name
 from export.compiler.operator_watch import first_call
 from export.compiler.program_functions import (
@@ -48,6 +47,7 @@ from export.containers.write_onnx import run_onnx
 from export.containers.write_pt2 import run_pt2
 from export.containers.write_tflite import open_tflite
 from export.float64_mode import Float64Mode, without_autocast
+from export.one_value_norm import batch_norm_of_one_value
 
 MAX_RELATIVE_DIFFERENCE = 1e-4  # relative; float32 steps differ by about 1e-6, a wrong graph by about 1
 MAX_INPUT_DRAWS = 4  # inputs to try until torch agrees with itself on some
@@ -59,7 +59,8 @@ LABELLED = 64  # samples whose drawn labels have every class, of not too many
 SHOWN = 3  # buffers that a hint names
 ERROR_MARGIN = 10  # roundings fall differently in sums of another order: 4 times as far was seen
 
-STEEP = tuple(f"aten.{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10", "asin", "acos", "pow"))
+STEEP = tuple(f"aten.{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10", "pow"))  # at 0
+ARCS = ("aten.asin", "aten.acos")  # steep at 1 and -1
 ANGLES, REMAINDERS = ("aten.angle", "aten.atan2"), ("aten.remainder", "aten.fmod")
 RESAMPLES = tuple(
     f"aten.upsample_{name}" for name in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")
@@ -185,7 +186,12 @@ def not_finite_hint(source: TraceSource, *, ours: bool = False) -> str:
             "its check: give excluded classes a large negative number, as -1e9, in place of minus infinity"
         )
     by_buffers = still and all(finite("step", drawn=False)) and not (ours and all(finite("step", drawn=True)))
-    if not by_buffers and (steep := first_call(source, STEEP)):
+    if not by_buffers and (arc := first_call(source, ARCS)):
+        return (
+            f"{arc}: its gradient is infinite at 1 and -1, and 0 times infinity is NaN: keep what it takes between, as "
+            "torch.acos(h.clamp(-0.9999, 0.9999))"
+        )
+    if not by_buffers and (steep := first_call(source, STEEP, _is_steep)):
         return (
             f"{steep}: the gradient of a root, a logarithm or a power is infinite at 0, and 0 times infinity is NaN: "
             "keep what it takes above 0, as torch.sqrt(h + 1e-6) or torch.log(h.clamp(min=1e-6))"
@@ -198,6 +204,14 @@ def not_finite_hint(source: TraceSource, *, ours: bool = False) -> str:
             "stay, as a schedule of probabilities, belongs into a buffer with persistent=False"
         )
     return ""
+
+
+def _is_steep(operator: str, args: Sequence[Any]) -> bool:
+    """Whether the gradient is infinite at 0: that of x**2 is not, and that of 2**x."""
+    if operator != "aten.pow":
+        return True
+    base, exponent = args
+    return isinstance(base, Tensor) and (isinstance(exponent, Tensor) or (exponent < 1 and exponent != 0))
 
 
 def _scaled(found: Sequence[float], torchs: Sequence[float], limit: float) -> float:

@@ -107,7 +107,7 @@ def test_inputs_that_nobody_has_are_answered_none(told: dict[str, str]) -> None:
     assert set(answer) == {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
 
 
-def test_the_script_makes_a_file_of_the_personal_model(told: dict[str, str]) -> None:
+def test_the_personal_model_has_a_file_of_its_own(told: dict[str, str]) -> None:
     folder = Path(told["folder"])
     (path,) = (folder / "state").glob("personal-*.onnx")
     x = np.load(folder / "samples" / "train.npz")["x"]

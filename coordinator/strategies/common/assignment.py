@@ -21,11 +21,12 @@ def told_losses(replies: Replies) -> dict[ClientId, F64]:
 
 
 def capped_losses(losses: F64, cap: float) -> F64:
-    """[m, K] losses of m devices -> [m, K], in which no device is farther from the others than devices are.
+    """Losses [m, K] of m devices -> the same within bounds, so that false ones put no device far from all others.
 
-    h is the quantile `cap` of the devices' greatest losses, r that of the lengths of their gaps to h, max(h - l, 0):
-    a loss counts up to h, and the gaps of a device are shortened to the length r. What is not finite counts as h. All
-    are alike where none is finite.
+    The first bound is h, the quantile `cap` of the devices' greatest losses: a greater loss counts as h, and so does
+    one that is not finite. The gaps [K] of a device are how far its losses are below h. The second bound is r, the
+    quantile `cap` of the Euclidean lengths of the gaps: longer ones are scaled to the length r. The result is h minus
+    the gaps; where no loss of any device is finite, it is 0 throughout.
     """
     finite = np.isfinite(losses)
     told = finite.any(axis=1)

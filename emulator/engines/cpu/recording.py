@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from edge_client.rare_collection import rare_collection
 from emulator.engines.cpu.operator_log import SHAPE, DependsOnValuesError, constant, log_operators
-from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.forward_overrides import ForwardOverrides
 from export.diagnostics import quiet_warnings
+from export.one_value_norm import batch_norm_of_one_value
 
 aten = torch.ops.aten
 ALIAS_OPERATORS = (aten.detach.default, aten.alias.default)

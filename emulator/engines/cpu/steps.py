@@ -27,10 +27,10 @@ from emulator.engines.cpu.recording import (
     is_call,
     record_operators,
 )
-from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.losses.sample_losses import POSITION_LOSSES
 from export.compiler.program_functions import TraceSource, call_module
 from export.compiler.random_ops import NoiseReader
+from export.one_value_norm import batch_norm_of_one_value
 
 Step = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
 

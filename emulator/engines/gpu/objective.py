@@ -26,11 +26,11 @@ from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.task import Flat, Optimiser, TensorSpec
 from edge_client.training.optimiser import NORM_FLOOR, move
 from emulator.engines.gpu.convolutions import ProductConvolutions
-from export.compiler.decompositions.norms import batch_norm_of_one_value
 from export.compiler.losses.sample_losses import per_sample_loss
 from export.compiler.program import make_source, program_without_containers
 from export.compiler.program_functions import tensor_places
 from export.compiler.random_ops import NoiseReader
+from export.one_value_norm import batch_norm_of_one_value
 
 
 class Objective:

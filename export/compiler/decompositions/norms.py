@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -78,7 +76,7 @@ def batch_norm_training(
     """Normalise by the biased variance; the running estimate takes the unbiased one.
 
     One value per channel, as of a pass's last batch, tells nothing of a variance: it leaves the running statistics as
-    they are. (torch refuses such a batch; `batch_norm_of_one_value` lets it do the same.)
+    they are. (torch refuses such a batch; export/one_value_norm.py lets it do the same.)
     -> (out, mean, 1 / std, new running mean, new running variance)
     """
     if not training:
@@ -99,30 +97,6 @@ def batch_norm_training(
         several = torch.scalar_tensor(count, dtype=x.dtype) > 1
         new_mean, new_var = torch.where(several, new_mean, running_mean), torch.where(several, new_var, running_var)
     return out, mean, rstd, new_mean, new_var
-
-
-def batch_norm_of_one_value() -> AbstractContextManager[object]:
-    """Let torch's own batch norm take one value per channel, as `batch_norm_training` does."""
-    own = torch.nn.functional.batch_norm
-
-    def batch_norm(
-        x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if training and x.shape[0] * math.prod(x.shape[2:]) == 1:
-            # exactly 0: torch multiplies the rest of x - mean by 1 / sqrt(eps), which a ReLU lets through or not
-            out, width = x - x, [-1, *[1] * (x.dim() - 2)]
-            out = out if weight is None else out * weight.reshape(width)
-            return out if bias is None else out + bias.reshape(width)
-        return own(x, running_mean, running_var, weight, bias, training, momentum, eps)
-
-    return patch.object(torch.nn.functional, "batch_norm", batch_norm)
 
 
 def batch_norm_training_for_torch(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # noqa: ANN401

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.samples.input_parts import Parts
 from export.compiler.signatures.choose_output import refuse_several_outputs
-from export.compiler.signatures.packed_inputs import BEYOND
+from export.compiler.signatures.packed_inputs import BEYOND, Example, lone_sample_hint
 from export.diagnostics import first_sentence
 
 COMPANY = (
@@ -69,7 +69,7 @@ def _fault(network: nn.Module, samples: Tensor) -> Exception | None:
     return None if finite else ArithmeticError("its answer is not finite")
 
 
-def check_answers(
+def check_answers(  # noqa: PLR0913 - what is checked, and what a refusal may name
     name: str,
     network: nn.Module,
     samples: Tensor,
@@ -77,11 +77,12 @@ def check_answers(
     *,
     limit: float,
     parts: Parts = (),
+    example: Example | None = None,
 ) -> tuple[int, ...]:
     """Check that a sample's output does not depend on the other samples, as devices pad batches when they evaluate.
 
-    `network` is in inference mode; `samples` are three; answers may differ by `limit`, relative to the largest. Returns
-    the shape of one output.
+    `network` is in inference mode; `samples` are three; answers may differ by `limit`, relative to the largest.
+    `example`: what the user gave to tell the shape of a sample. Returns the shape of one output.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -91,9 +92,10 @@ def check_answers(
             )  # three: of two samples batch norm leaves only the signs
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
         given = ", ".join(map(str, parts)) or f"shape {tuple(samples.shape[1:])}"
+        hint = "" if example is None else lone_sample_hint(network, parts, example, samples.dtype)
+        usual = (COLUMNS if parts else TOKENS) if any(told in str(wrong) for told in BEYOND) else INPUTS
         raise ProgramRefused(
-            f"model {name!r} does not take samples of {given}: {first_sentence(wrong)}",
-            hint=(COLUMNS if parts else TOKENS) if any(told in str(wrong) for told in BEYOND) else INPUTS,
+            f"model {name!r} does not take samples of {given}: {first_sentence(wrong)}", hint=hint or usual
         ) from wrong
     refuse_several_outputs(name, out)
     if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples

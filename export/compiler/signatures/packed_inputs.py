@@ -90,6 +90,34 @@ def read_example(module: nn.Module, example: Example) -> tuple[nn.Module, tuple[
     return packed, (row_size(parts),), parts
 
 
+def lone_sample_hint(network: nn.Module, parts: Parts, example: Example, dtype: torch.dtype) -> str:
+    """What to write where the example is one sample, without a batch axis, and the network takes it as that; else "".
+
+    `network` takes numbers of `dtype`; one of several `parts` takes them by their names, too.
+    """
+
+    def row(values: Any) -> Tensor:  # noqa: ANN401 - a tensor or an array
+        one = torch.as_tensor(_array(values)).unsqueeze(0)
+        return one.to(dtype) if one.is_floating_point() else one
+
+    if isinstance(example, Mapping):
+        args, named = [], {str(name): row(values) for name, values in example.items()}
+        line = "{name: values[None] for name, values in x.items()}"
+    elif hasattr(example, "shape"):
+        args, named, line = [row(example).to(dtype)], {}, "x[None]"
+    elif parts:
+        args, named = [], {part.name: row(values) for part, values in zip(parts, example, strict=True)}
+        line = "tuple(values[None] for values in x)"
+    else:
+        return ""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            network(*args, **named)
+    except Exception:  # noqa: BLE001 - whatever the model raises
+        return ""
+    return f"the first axis of an example is its batch, and this one is a single sample: for an example x give {line}"
+
+
 def _by_columns(parts: Parts, arrays: Mapping[str, Array]) -> Parts:
     """The parts with whole numbers as low as those of an array's lowest column, as tables of several sizes need."""
     lowest = {

@@ -16,7 +16,7 @@ from coordinator.config_sections import RunConfig
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol.signing import public_key, verify_bundle
-from export.bundle.bundle_contents import NewcomerData, find_run_reader
+from export.bundle.bundle_contents import BundleNames, NewcomerData, find_run_reader
 from export.bundle.model_cards import markdown, program_facts
 from export.bundle.writer import BundleOptions, write_bundle
 from tests.support.virtual_federation import Federation
@@ -99,6 +99,14 @@ def test_what_newcomers_are_told_is_of_these_centers_or_left_out(run: Path) -> N
         write_bundle(run / "bundle", replace(found, centers=centers, newcomers=known), BundleOptions(formats=()))
         again = bundle_source.bundle_source(run, method="", engines=(), data=None).newcomers
         assert (again.start is not None and np.array_equal(again.start, start)) == kept
+
+
+def test_its_bundles_have_the_class_names_of_the_last_start_and_not_those_of_its_own_bundle(run: Path) -> None:
+    found = bundle_source.bundle_source(run, method="", engines=(), data=None)
+    write_bundle(run / "bundle", replace(found, names=BundleNames(classes=("low", "high"))), BundleOptions(formats=()))
+    (run / "config.toml").write_text('class-names = ["low", "middle", "high"]\n')
+    again = bundle_source.bundle_source(run, method="", engines=(), data=None)
+    assert again.names.classes == ("low", "middle", "high")
 
 
 def test_devices_samples_stayed_with_them(run: Path) -> None:

@@ -11,6 +11,7 @@ from coordinator.local_broker import MOSQUITTO_CONF, free_port
 from coordinator.runtime.event_loop import MANY_CUTS, SHORT_S, lost_broker
 from coordinator.storage.status import STATUS_FILE, read_status, status_lines
 from edge_client.errors import NetworkError
+from edge_client.protocol.blocks import HEADER
 from edge_client.transport.base import Disconnected
 from edge_client.transport.mqtt import MqttTransport
 from tests.support.guarded_broker import run_mosquitto
@@ -120,5 +121,29 @@ def test_a_link_that_breaks_each_minute_ends_no_run_while_blocks_of_an_answer_co
         spy.publish(TOPICS.upload(0, "d00", "0" * 16, number), b"a part of it")
         cut_after(fed, 1.0)
     fed.world.run(lambda: session.sender.link > MANY_CUTS + 1)
+    fed.world.end()
+    assert not fed.happened("error")
+
+
+def marks(spy: Spy) -> list[int]:
+    """Of the blocks that were sent to the device, oldest first."""
+    return [HEADER.unpack_from(e.payload)[2] for e in spy.heard() if TOPICS.parse(e.topic).kind == "b"]
+
+
+def test_a_link_that_breaks_each_minute_ends_no_run_while_blocks_arrive_at_a_device(tmp_path: Path) -> None:
+    """A large model over such a link needs as many connections; the device shows that blocks came when it asks on."""
+    fed = waiting(tmp_path)
+    assert fed.server is not None
+    assert fed.server.session is not None
+    spy, session, mark = Spy(fed.world.broker), fed.server.session, 0
+    cut_after(fed, 1.0)  # the task is sent again
+    for number in range(MANY_CUTS + 1):
+        fed.world.run(lambda: session.sender.link > number + 1 and spy.said("task", cid="d00") != [])  # noqa: B023 - used at once
+        start = spy.said("task", cid="d00")[-1]["start"]
+        spy.say("d00", "get", sha256=start["sha256"], block=start["block"], at=[[0, 1]], mark=mark)
+        fed.world.run(lambda: len(marks(spy)) > number)  # noqa: B023
+        mark = marks(spy)[-1]
+        cut_after(fed, 1.0)
+    fed.world.run(lambda: session.sender.link > MANY_CUTS + 2)
     fed.world.end()
     assert not fed.happened("error")

@@ -305,11 +305,11 @@ def test_personal_steps_gain_and_stay_near(shelf: CenterShelf) -> None:
 def test_personal_steps_are_told_with_accuracy_and_loss_before_and_after(shelf: CenterShelf, tmp_path: Path) -> None:
     config = ClientConfig(federation="f", device_id="d", broker="", data=tmp_path, state=tmp_path, signing_keys=())
     local = DeviceData(train=data_of(0, seed=9), test=data_of(0, seed=8))
-    told = personalise_and_score(shelf, 1, local, 30, config)
+    told = personalise_and_score(shelf, 1, None, local, 30, config)
     assert Path(told["file"]).stat().st_mode & 0o077 == 0  # what a device trained is its owner's
     assert told["accuracy"] > told["before"]
     assert told["loss"] < told["loss_before"]
-    unmeasured = personalise_and_score(shelf, 1, replace(local, test=None), 30, config)
+    unmeasured = personalise_and_score(shelf, 1, None, replace(local, test=None), 30, config)
     assert {name for name, value in unmeasured.items() if value is not None} == {"steps", "file"}
 
 

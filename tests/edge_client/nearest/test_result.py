@@ -68,7 +68,7 @@ def test_predictions_have_the_names_of_the_devices_schema_and_numbers_where_it_h
 def test_targets_that_are_no_classes_have_an_error_and_a_gain_in_words() -> None:
     """The line of personal steps had no number, and nothing told how good the center is."""
     chosen = Selection(center=1, best=1, way="loss", samples=3, ranking=(1, 0), fit="well")
-    kept = {"steps": 20, "file": "personal-1.safetensors", "before": None, "accuracy": None}
+    kept = {"steps": 20, "file": "personal-1.safetensors", "model": None, "before": None, "accuracy": None}
     answer = replace(no_center_answer("porch", chosen, fetched=0, signed_by=None), loss=0.125, n=7)
     assert answer.in_words().splitlines()[-1] == "  mean squared error 0.125 on 7 samples"
     held_out = replace(answer, personal={**kept, "loss_before": 0.5, "loss": 0.25})

@@ -110,8 +110,10 @@ def switches() -> list[object]:
 def usual_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
-    yield
-    torch.set_default_dtype(before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +146,16 @@ def test_a_search_for_the_order_of_an_einsum_that_the_user_turned_off_stays_off(
         with tracing_context():
             pass
         assert not torch.backends.opt_einsum.enabled
+
+
+def test_another_thread_is_named_before_its_tensors_get_the_dtype_of_a_compilation() -> None:
+    """Torch has one default dtype for a process; where that is float32, nothing changes for others."""
+    with ThreadPoolExecutor(1, "trainer") as other:
+        other.submit(torch.ones, 1).result(60)
+        with uncompiled():
+            pass
+        with usual_dtype(torch.float64):
+            told = pytest.warns(UserWarning, match=r"float32 in place of float64 for all threads .* trainer_0 too")
+            with told, uncompiled():
+                assert other.submit(torch.ones, 1).result(60).dtype is torch.float32
+            assert other.submit(torch.ones, 1).result(60).dtype is torch.float64

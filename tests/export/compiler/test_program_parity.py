@@ -240,6 +240,21 @@ class MaskedBeforeUpsampling(nn.Linear):
         return super().forward(x).softmax(-1) * nn.functional.interpolate(mask, scale_factor=2.0).exp().reshape(6)[1:4]
 
 
+class SquaredBehindMask(MaskedBeforeUpsampling):
+    """A square, the only power here, has a finite gradient everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x**2)
+
+
+class ArcOfOne(nn.Linear):
+    """The angle of a cosine that is always 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out**2 + torch.cos(out - out).acos()
+
+
 class TurnsAtRounding(nn.Linear):
     """The angle of what is 0 but for a rounding; at which side is the runtime's choice."""
 
@@ -254,6 +269,8 @@ class TurnsAtRounding(nn.Linear):
         (BehindRelu(6, 3), r"aten.sqrt in layer .*BehindRelu.* at test_program_parity.py:\d+: the gradient of a root"),
         (RootOfSize(6, 3), r"aten.sqrt in layer .*torch.sqrt\(h \+ 1e-6\)"),
         (MaskedBeforeUpsampling(6, 3), r"aten.upsample_nearest1d in layer .*mask by -1e9"),
+        (SquaredBehindMask(6, 3), r"aten.upsample_nearest1d in layer .*mask by -1e9"),
+        (ArcOfOne(6, 3), r"aten.acos in layer .*infinite at 1 and -1"),
     ],
 )
 def test_what_makes_numbers_that_are_not_finite_is_named_with_the_line_and_what_to_write(

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
-from export.compiler.program import make_source
-from export.compiler.signatures.packed_inputs import read_example
+from export.compiler.program import compile_program, make_source
+from export.compiler.signatures.packed_inputs import Example, read_example
 
 IDS, LENGTHS = torch.randint(1, 9, (6, 5)), torch.randint(1, 6, (6,))
+WORDS = torch.arange(9)
 
 
 class TwoTowers(nn.Module):
@@ -33,6 +35,40 @@ def test_logits_of_pairs_of_a_batch_are_refused_with_their_shapes_and_what_to_do
         make_source(TwoTowers(), input=(9,))
     assert "gives (2, 2) for 2 samples and (3, 3) for 3" in str(refused.value)
     assert "as one sample, [pairs, ...]" in str(refused.value)
+
+
+class ScaledWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(9, 2)
+
+    def forward(self, ids: Tensor, scale: Tensor) -> Tensor:
+        return self.head(nn.functional.one_hot(ids, 9).float().mean(1) * scale)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "line"),
+    [
+        (nn.Linear(5, 3), torch.zeros(5), "give x[None]"),
+        (nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3)), np.zeros((3, 8, 8)), "give x[None]"),
+        (ScaledWords(), {"ids": WORDS, "scale": torch.ones(9)}, "give {name: values[None] for name, values in x."),
+        (ScaledWords(), (WORDS, torch.ones(9)), "give tuple(values[None] for values in x)"),
+    ],
+)
+def test_an_example_without_its_batch_axis_is_told_with_the_line_to_write(
+    module: nn.Module, example: Example, line: str
+) -> None:
+    with pytest.raises(ProgramRefused, match="does not take samples") as refused:
+        compile_program(module, example, engines=("pt2",))
+    assert "the first axis of an example is its batch" in refused.value.hint
+    assert line in refused.value.hint
+
+
+@pytest.mark.parametrize("example", [torch.zeros(4), torch.zeros(2, 4), (4,)])
+def test_an_example_of_another_shape_is_not_told_to_lack_a_batch_axis(example: Example) -> None:
+    with pytest.raises(ProgramRefused, match="does not take samples") as refused:
+        compile_program(nn.Linear(5, 3), example, engines=("pt2",))
+    assert "check the input's shape" in refused.value.hint
 
 
 class LastWord(nn.Module):

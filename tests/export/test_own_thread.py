@@ -1,0 +1,75 @@
+"""What one thread replaces in torch is replaced for it alone, whatever other threads replace meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - torch's custom
+
+from export.one_value_norm import batch_norm_of_one_value
+from export.own_thread import replaced_here
+
+
+class Trainer:
+    """A thread that begins and ends to train on batches of one value when it is told to."""
+
+    def __init__(self) -> None:
+        self._thread, self._held = ThreadPoolExecutor(1), ExitStack()
+
+    def begin(self) -> None:
+        self._thread.submit(self._held.enter_context, batch_norm_of_one_value()).result(60)
+
+    def end(self) -> None:
+        self._thread.submit(self._held.close).result(60)
+
+    def takes_one_value(self) -> bool:
+        return self._thread.submit(one_value_is_taken).result(60)
+
+    def stop(self) -> None:
+        self._thread.shutdown()
+
+
+def one_value_is_taken() -> bool:
+    try:
+        nn.BatchNorm1d(2).train()(torch.ones(1, 2))
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.fixture
+def trainers() -> Iterator[tuple[Trainer, Trainer]]:
+    both = Trainer(), Trainer()
+    yield both
+    for trainer in both:
+        trainer.stop()
+
+
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_torch_refuses_one_value_again_after_two_threads_that_overlap(
+    trainers: tuple[Trainer, Trainer], first_to_end: int
+) -> None:
+    own, early, late = F.batch_norm, trainers[first_to_end], trainers[1 - first_to_end]
+    for trainer in trainers:
+        trainer.begin()
+    assert [trainer.takes_one_value() for trainer in trainers] == [True, True]
+    assert not one_value_is_taken()
+    early.end()
+    assert (early.takes_one_value(), late.takes_one_value()) == (False, True)
+    late.end()
+    assert not late.takes_one_value()
+    assert F.batch_norm is own
+
+
+def test_the_innermost_of_one_threads_replacements_counts_and_an_exception_ends_it() -> None:
+    with replaced_here(F, "relu", lambda _: "outer"):
+        with suppress(RuntimeError), replaced_here(F, "relu", lambda _: "inner"):
+            assert F.relu(torch.ones(1)) == "inner"
+            raise RuntimeError
+        assert F.relu(torch.ones(1)) == "outer"
+    assert F.relu(torch.ones(1)) == 1
