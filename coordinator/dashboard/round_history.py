@@ -51,7 +51,8 @@ class RunHistory:
         self.best: dict[str, Any] | None = None
         self._centers: deque[Centers] = deque()
         self._accuracies: deque[NDArray[np.float32]] = deque()
-        self._tested: dict[str, dict[int, float]] = {"accuracy": {}, "loss": {}}  # by device, of its newest test
+        unknown = np.empty(0)
+        self._tested = {"accuracy": unknown, "loss": unknown}  # by device, of its newest test; NaN without one
 
     def add(self, event: RoundRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
         """A `round` event -> its line. `numbers` has every device that the event names."""
@@ -62,7 +63,7 @@ class RunHistory:
         for cid, accuracy in event["per_device"].items():
             accuracies[numbers[cid]] = accuracy
         for name, told in (("accuracy", event["per_device"]), ("loss", event.get("loss_per_device", {}))):
-            self._tested[name] |= {numbers[cid]: round(value, 4) for cid, value in told.items() if cid in numbers}
+            self._tested[name] = _with_newest(self._tested[name], numbers, told)
         line: dict[str, Any] = {key: value for key, value in event.items() if key in COPIED_FIELDS}
         if (centers_alone := event.get("centers")) is not None:
             line["centers"] = {key: centers_alone[key] for key in ("accuracy", "per_center")}
@@ -110,7 +111,7 @@ class RunHistory:
 
     def newest(self, count: int) -> dict[str, Any]:
         """The newest center, accuracy and loss of each of `count` devices, None for what is not known; and `sent`."""
-        tested = {name: [known.get(i) for i in range(count)] for name, known in self._tested.items()}
+        tested = {name: _shown(known, count) for name, known in self._tested.items()}
         return {"centers": self.centers(count), "sent": dict(self.sent), **tested}
 
     def of_device(self, number: int) -> list[dict[str, Any]]:
@@ -138,6 +139,25 @@ class RunHistory:
         rows = ["".join(_mark(centers, i) for centers in past) for i in order]
         first = self.lines[-len(past)]["round"] if past else 1
         return {"first": first, "devices": [names[i] for i in order], "rows": rows, "of": len(names)}
+
+
+def _with_newest(
+    known: NDArray[np.float64], numbers: Mapping[str, int], told: Mapping[str, float]
+) -> NDArray[np.float64]:
+    """`known` [m] with what a round tells of some devices, [len(numbers)]."""
+    found = np.full(len(numbers), np.nan)
+    found[: len(known)] = known
+    here = [(numbers[cid], value) for cid, value in told.items() if cid in numbers]
+    if here:
+        which, values = zip(*here, strict=True)
+        found[list(which)] = values
+    return found
+
+
+def _shown(known: NDArray[np.float64], count: int) -> list[float | None]:
+    """Four digits for each of `count` devices; None where nothing is known."""
+    found = [None if value != value else value for value in np.round(known, 4).tolist()]  # noqa: PLR0124 - NaN
+    return [*found, *[None] * (count - len(found))]
 
 
 def _mark(centers: Centers, number: int) -> str:

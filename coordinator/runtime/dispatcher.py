@@ -180,11 +180,16 @@ class Dispatcher:
                 self._on_another_version(said, said.error)
             return
         before, rejected = self.fleet.devices.get(cid), self.fleet.rejected
+        if before is None and message.retained and said.fields["s"] in ("off", "lost"):
+            self._sender.delete_retained(message.topic)  # it left before this process began
+            return
         if self.fleet.update(cid, said.fields, unix_ms=self._clock.unix_ms(), retained=message.retained):
             self._on_change(cid, before)
         elif not rejected and self.fleet.rejected:  # the first one says it for all
             why = f"max-devices is {self.fleet.limit}, and none of them has been away for a day"
             self._event_log.write("left-out", device=cid, why=why)
+        while self.fleet.gone:
+            self._sender.delete_retained(self._sender.topics.state(self.fleet.gone.pop()))
 
     def _on_change(self, cid: ClientId, before: DevicePresence | None) -> None:
         """The presence of a device is another; one that only the broker calls online is not here yet."""

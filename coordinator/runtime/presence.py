@@ -58,6 +58,8 @@ class FleetPresence:
     rejected: int = 0
     kinds: Counter[tuple[str, bool]] = field(default_factory=Counter)  # who is online with samples: engine, able
     heard: dict[ClientId, int] = field(default_factory=dict)  # unix time in ms of the last message of each device
+    told: dict[ClientId, int] = field(default_factory=dict)  # the same of the broker's first word on one not heard yet
+    gone: list[ClientId] = field(default_factory=list)  # made room; the broker need not keep their presence
     looked_ms: int = -LOOK_EVERY_MS  # when no device could make room
     revoked: frozenset[ClientId] = frozenset()  # turned away for ever
     doubted: set[ClientId] = field(default_factory=set)  # were online before this connection, and silent since
@@ -79,6 +81,7 @@ class FleetPresence:
             heard = _born(message)
             if retained:
                 heard = replace(heard, state=UNHEARD, met=known is not None and known.met)
+                self.told.setdefault(cid, unix_ms)
         elif known is None or message["bd"] != known.birth:
             return False
         else:
@@ -100,9 +103,7 @@ class FleetPresence:
         self.revoked |= set(names)
         for cid in self.devices.keys() & set(names):
             self._put(cid, self.devices[cid], replace(self.devices[cid], state="off"))
-            del self.devices[cid]
-            self.heard.pop(cid, None)
-            self.doubted.discard(cid)
+            self._forget(cid)
 
     def doubt_all(self) -> None:
         """The coordinator's connection is new: devices that were online say so again, or they are not."""
@@ -133,14 +134,24 @@ class FleetPresence:
             return True
         if unix_ms - self.looked_ms < LOOK_EVERY_MS:
             return False
-        away = (cid for cid, device in self.devices.items() if device.state not in ("on", UNHEARD))
-        longest = min(away, key=lambda cid: self.heard.get(cid, 0), default=None)
-        if longest is None or unix_ms - self.heard.get(longest, 0) < PLACE_KEPT_MS:
+        away = (cid for cid, device in self.devices.items() if not device.is_online)
+        longest = min(away, key=self._known_at_ms, default=None)
+        if longest is None or unix_ms - self._known_at_ms(longest) < PLACE_KEPT_MS:
             self.looked_ms = unix_ms
             return False
-        del self.devices[longest]
-        self.heard.pop(longest, None)
+        self._forget(longest)
+        self.gone.append(longest)
         return True
+
+    def _known_at_ms(self, cid: ClientId) -> int:
+        """When it was last heard; of one that this process has not heard, when the broker first told of it."""
+        return self.heard.get(cid, self.told.get(cid, 0))
+
+    def _forget(self, cid: ClientId) -> None:
+        del self.devices[cid]
+        self.heard.pop(cid, None)
+        self.told.pop(cid, None)
+        self.doubted.discard(cid)
 
     def mark_heard(self, cid: ClientId, unix_ms: int) -> None:
         """Remember when a known device last sent a message; the will of a lost device comes from the broker."""

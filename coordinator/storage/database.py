@@ -66,6 +66,9 @@ create table if not exists journal (
     primary key (run, round, place)) without rowid;
 create table if not exists events (id integer primary key, line text not null);
 create index if not exists events_by_kind on events (json_extract(line, '$.event'), json_extract(line, '$.run'));
+create index if not exists scored_rounds on events (
+    json_extract(line, '$.event'), json_extract(line, '$.run'), coalesce(json_extract(line, '$.accuracy.micro'),
+    json_extract(line, '$.loss.micro'), json_extract(line, '$.metrics')) is not null);
 """
 
 

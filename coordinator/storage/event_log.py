@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from coordinator.storage.database import Database
 from edge_client.errors import ConfigError
 
 log = logging.getLogger(__name__)
-LINES_AT_ONCE = 1_000
+LINES_AT_ONCE = 32  # a round of ten thousand devices has a line of a megabyte
+TAIL_BYTES = 1 << 16
 
 
 def insert_events(database: Database, events: Iterable[Mapping[str, Any]]) -> None:
@@ -38,9 +40,9 @@ class EventStore:
         with self._database.transaction():
             insert_events(self._database, [event])
 
-    def lines(self) -> list[str]:
-        """The stored events as JSON, oldest first."""
-        return [line for _, line in self.numbered()]
+    def lines(self) -> Iterator[str]:
+        """The stored events as JSON, oldest first; a part of them is in memory."""
+        return (line for _, line in self.numbered())
 
     def numbered(self, after: int = 0) -> Iterator[tuple[int, str]]:
         """The stored events as (number, JSON), oldest first, with numbers above `after`.
@@ -124,8 +126,20 @@ def _cut_partial_line(path: Path) -> None:
         raise ConfigError(f"{path} is a link", hint="remove it; the lines are kept in the database and written again")
     if not path.exists():
         return
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        whole = _end_of_last_line(file, size)
+    if whole < size:
+        os.truncate(path, whole)
+
+
+def _end_of_last_line(file: BinaryIO, size: int) -> int:
+    """Where the last whole line ends; 0 without any. The file is read from its end, a part at a time."""
+    end = size
+    while end:
+        begin = max(0, end - TAIL_BYTES)
+        file.seek(begin)
+        if at := file.read(end - begin).rfind(b"\n") + 1:
+            return begin + at
+        end = begin
+    return 0

@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 STATUS_FILE = "status.json"
 WRITE_INTERVAL_S = 2.0
 SILENT_AFTER_S = 15.0  # a file that is older means that the coordinator has stopped, or is busy with a long step
-# queries that the index events_by_kind answers
-_ROUNDS = """
+# queries that the indices events_by_kind and scored_rounds answer
+_LAST_ROUND = """
 select line from events where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?
-order by id desc"""
+order by id desc limit 1"""
+_SCORED_ROUNDS = """
+select line from events where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?
+and (coalesce(json_extract(line, '$.accuracy.micro'), json_extract(line, '$.loss.micro'),
+json_extract(line, '$.metrics')) is not null) = true order by id desc"""
 _UPDATES = """
 select sum(json_extract(line, '$.asynchronous.counted')) from events
 where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?"""
@@ -140,15 +144,10 @@ class _NewestRounds:
 
 
 def _newest_rounds(db: Any, name: str) -> _NewestRounds:  # noqa: ANN401 - as `_refusals`
-    """The rounds are read from the newest on, as far as the first that has scores."""
-    rows = db.execute(_ROUNDS, (name,))
-    last = tested = upgraded_record(json.loads(next(rows, ("{}",))[0]))
-    while not reached_in_words(tested):
-        row = next(rows, None)
-        if row is None:
-            tested = last
-            break
-        tested = upgraded_record(json.loads(row[0]))
+    """Those with scores are read from the newest on, as far as the first that tells one; most runs need one."""
+    last = upgraded_record(json.loads(next(db.execute(_LAST_ROUND, (name,)), ("{}",))[0]))
+    scored = (upgraded_record(json.loads(line)) for (line,) in db.execute(_SCORED_ROUNDS, (name,)))
+    tested = next(filter(reached_in_words, scored), last)
     updates = db.execute(_UPDATES, (name,)).fetchone()[0] if last.get("asynchronous") else None
     return _NewestRounds(last=last, tested=tested, updates=updates)
 

@@ -101,7 +101,8 @@ def device_names(values: Iterable[object], column: str = "") -> list[ClientId]:
     texts = [str(value) for value in values]
     if all(re.fullmatch(r"\d+(\.0)?", text) for text in texts):
         numbers = [text.removesuffix(".0") for text in texts]
-        texts = [f"{column or 'device'}-{number.zfill(max(map(len, numbers)))}" for number in numbers]
+        width = max(map(len, numbers), default=0)
+        texts = [f"{column or 'device'}-{number.zfill(width)}" for number in numbers]
     names = [re.sub(r"[^A-Za-z0-9_-]", "-", text)[:MAX_NAME] for text in texts]
     if len(set(names)) == len(names) and all(names):
         return names

@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -34,6 +35,7 @@ SVG_DPI = 72  # points are the units of SVG files
 LAP = 0.6  # points by which squares overlap, so that no seam shows between them
 DARK_THRESHOLD = 0.6  # a cosine above that has a dark cell
 MAX_LABELLED_ROWS = 40  # more devices than that leave no room for words
+MAX_SHAPES = 5_000  # of a picture; more cells are one image
 STYLE: Any = {  # matplotlib types every single key
     "font.family": "sans-serif",
     "font.size": 10,
@@ -192,24 +194,22 @@ def move_apart(points: Array, nearest: float = NEAREST_DOTS) -> Array:
 def draw_assignment(axes: Axes, history: Sequence[Assignment], groups: Assignment) -> None:
     """One row per device, sorted by true group, one column per round; the cell's colour and number are its center."""
     devices = sorted({d for row in history for d in row}, key=lambda d: (groups.get(d, 0), d))
-    few = len(devices) <= MAX_LABELLED_ROWS
-    for y, device in enumerate(devices):
-        for t, row in enumerate(history, 1):
-            if device in row:
-                k = row[device]
-                axes.add_patch(Rectangle((t - 0.47, y - 0.44), 0.94, 0.88, color=center_colour(k), lw=0))
-                if few:
-                    axes.text(
-                        t, y, str(k), ha="center", va="center", color=ink_on(k), fontsize=SMALL_TEXT, fontweight="bold"
-                    )
+    few, rounds, last = len(devices) <= MAX_LABELLED_ROWS, len(history), len(devices) - 0.5
+    cells = [(t, y, row[d]) for t, row in enumerate(history) for y, d in enumerate(devices) if d in row]
+    if len(cells) > MAX_SHAPES:
+        colours, (t, y, k) = np.ones((len(devices), rounds, 3)), np.transpose(cells)
+        colours[y, t] = np.array([to_rgb(center_colour(center)) for center in range(max(k) + 1)])[k]
+        axes.imshow(colours, aspect="auto", interpolation="nearest", extent=(0.5, rounds + 0.5, last, -0.5))
+    for t, y, k in cells if len(cells) <= MAX_SHAPES else ():
+        axes.add_patch(Rectangle((t + 0.53, y - 0.44), 0.94, 0.88, color=center_colour(k), lw=0))
+        if few:
+            axes.text(t + 1, y, str(k), color=ink_on(k), size=SMALL_TEXT, weight="bold", ha="center", va="center")
     names = [f"{d} (group {groups[d]})" if d in groups else d for d in devices] if few else []
-    axes.set(title="Centers, round by round", xlabel="round", yticks=range(len(names)))
-    axes.set_yticklabels(names, fontsize=SMALL_TEXT)
-    axes.set(xlim=(0.4, len(history) + 0.6), ylim=(len(devices) - 0.4, -0.6))
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL_TEXT)
+    axes.set(title="Centers, round by round", xlabel="round", xlim=(0.4, rounds + 0.6), ylim=(last + 0.1, -0.6))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def draw_labels(

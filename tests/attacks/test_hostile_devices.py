@@ -299,7 +299,7 @@ def test_thousands_of_unknown_devices_cost_counters_and_a_few_answers(coordinato
     assert after - before < 50_000
     assert len(coordinator.dispatcher.fleet.devices) == LIMIT
     assert len(coordinator.said()) <= 40  # the pace of all strangers together
-    assert len(coordinator.store.events.lines()) <= LIMIT + 1  # and once that the fleet is full
+    assert len([*coordinator.store.events.lines()]) <= LIMIT + 1  # and once that the fleet is full
 
 
 def test_what_is_kept_of_devices_that_left_for_good_is_bounded_by_the_fleets_limit(tmp_path: Path) -> None:

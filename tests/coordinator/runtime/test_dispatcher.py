@@ -217,3 +217,31 @@ def test_a_device_that_only_the_broker_calls_online_is_asked_once_and_counts_whe
     fed.world.run(lambda: bool(spy.said("task", cid="d00")))
     assert [e["device"] for e in fed.events if e["event"] == "joined"] == ["d00"]
     assert len(spy.said("rebirth")) == 2
+
+
+def presences(fed: Federation) -> list[str]:
+    """The devices whose presence the broker keeps."""
+    return sorted(str(TOPICS.parse(topic).cid) for topic in fed.world.broker.retained if "/st/" in topic)
+
+
+def test_a_broker_keeps_no_presence_of_a_device_that_left_before_the_coordinator_began(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=9)
+    fed.start(3)
+    fed.world.run(lambda: presences(fed) == ["d00", "d01", "d02"])
+    fed.world.kill("d01")
+    fed.world.kill("coordinator.0")
+    assert presences(fed) == ["d00", "d01", "d02"]  # the will of d01 is kept
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.progress[-1:] == [{"event": "waiting", "here": 2, "needed": 9}])
+    assert presences(fed) == ["d00", "d02"]
+
+
+def test_a_broker_keeps_no_presence_of_a_device_that_made_room_for_another(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=9, max_devices=2)
+    fed.start(2)
+    fed.world.run(lambda: sum(e["event"] == "joined" for e in fed.events) == 2)
+    fed.world.kill("d00")
+    fed.world.clock.time_s += 25 * 3_600.0
+    fed.start_mute_device("d02")
+    fed.world.run(lambda: fed.happened("left-out") or sum(e["event"] == "joined" for e in fed.events) == 3)
+    assert presences(fed) == ["d01", "d02"]

@@ -70,6 +70,19 @@ def test_a_newcomer_takes_the_place_of_the_device_that_has_been_away_for_the_lon
     assert fleet.rejected == 3
 
 
+def test_a_device_that_only_the_broker_calls_online_keeps_its_place_for_a_day() -> None:
+    """As one that died while the broker was down, which then had no will to publish."""
+    fleet, day_ms, start_ms = FleetPresence(limit=2), 24 * 3_600_000, 1_700_000_000_000
+    for cid in ("dead", "here"):
+        fleet.update(cid, born(1), unix_ms=start_ms, retained=True)
+    fleet.update("here", born(1), unix_ms=start_ms)
+    fleet.mark_heard("here", start_ms)
+    fleet.update("dead", born(1), unix_ms=start_ms + day_ms // 2, retained=True)  # the broker says it again
+    assert not fleet.update("new", born(1), unix_ms=start_ms + day_ms - 1)
+    assert fleet.update("new", born(1), unix_ms=start_ms + day_ms + 60_000)
+    assert (sorted(fleet.devices), fleet.gone) == (["here", "new"], ["dead"])
+
+
 @given(st.lists(st.floats(0, 1, allow_nan=False), max_size=300))
 def test_no_burst_gets_more_requests_through_than_the_pace_allows(gaps: list[float]) -> None:
     pace, now_s, allowed = TokenBucket(20.0, 40.0), 0.0, 0

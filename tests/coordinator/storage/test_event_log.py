@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.storage.event_log import EventLog
+from coordinator.dashboard.displayed_metrics import replay_events
+from coordinator.storage.event_log import EventLog, insert_events
 from coordinator.storage.store import Store
 
 NOW_MS = 1_700_000_000_000
+LONG, OF_THEM = 20_000, 1_000  # bytes of a line, and lines of a long history
 
 
 @pytest.fixture
@@ -54,3 +57,39 @@ def test_an_event_that_was_stored_with_something_else_is_shown_once(tmp_path: Pa
     event_log.append_stored({"event": "round"})
     event_log.catch_up()
     assert lines(tmp_path / "m.jsonl") == [{"event": "round"}]
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most that `work` has in memory at once."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_start_after_a_long_history_has_a_small_part_of_it_in_memory(tmp_path: Path, store: Store) -> None:
+    """The file is compared with the database, half a line at its end is cut, and the dashboard hears all events."""
+    with store.database.transaction():
+        insert_events(store.database, [{"event": "note", "text": "n" * LONG}] * OF_THEM)
+    path = tmp_path / "m.jsonl"
+
+    def start() -> None:
+        EventLog(path, store.events, lambda _: None, lambda: NOW_MS)
+
+    for place in (0, LONG * OF_THEM // 2, LONG * OF_THEM + OF_THEM):  # none, half and all of it is written
+        whole = path.read_bytes() if path.exists() else b""
+        path.write_bytes(whole[:place] + b'{"eve')
+        assert peak_bytes(start) < LONG * OF_THEM / 8
+        assert len(lines(path)) == OF_THEM
+    assert peak_bytes(lambda: replay_events(store.events.lines())) < LONG * OF_THEM / 8
+
+
+def test_half_a_line_that_is_longer_than_a_part_of_the_file_is_cut(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "m.jsonl"
+    store.events.put({"event": "a"})
+    for before in (b"", b'{"event":"a"}\n'):
+        path.write_bytes(before + b'{"event":"' + b"b" * 200_000)
+        EventLog(path, store.events, lambda _: None, lambda: NOW_MS)
+        assert lines(path) == [{"event": "a"}]

@@ -18,6 +18,8 @@ from coordinator.storage.status import STATUS_FILE, read_status, status_lines
 from coordinator.storage.store import Store
 from tests.support.virtual_federation import Federation
 
+NO_SCORE = {"micro": None, "macro": None}
+
 
 class _TouchedFiles:
     """What this process opens or lists while `wanted` is set. An audit hook stays for the life of the process."""
@@ -66,16 +68,18 @@ class _CountedConnection(sqlite3.Connection):
         return 0
 
 
+@pytest.mark.parametrize("changes", [{}, {"accuracy": NO_SCORE, "loss": NO_SCORE}], ids=["scores", "no scores"])
 def test_what_status_reads_of_the_database_does_not_grow_with_the_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
+    """Also where no device holds samples back to test on."""
     fed = Federation.of(tmp_path).play()
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=_CountedConnection))
     before = read_status(fed.config.folder)
     once = _CountedConnection.steps
     round_event = next(event for event in reversed(fed.events) if event["event"] == "round")
     with closing(Store(fed.config.folder / "store")) as store, store.database.transaction():
-        insert_events(store.database, [round_event] * 1000)
+        insert_events(store.database, [round_event | changes] * 1000)
     _CountedConnection.steps = 0
     assert read_status(fed.config.folder) == before | {"silent_s": ANY, "free_bytes": ANY}
     assert _CountedConnection.steps < 1.5 * once

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_client.data.dataset import Dataset
 from edge_client.errors import ConfigError
-from emulator.data.fleet_split import FleetData, digits_fleet, label_permutation_groups, rotate_images
+from emulator.data.fleet_split import FleetData, device_names, digits_fleet, label_permutation_groups, rotate_images
 from emulator.data.given_parts import given_parts
 from emulator.data.loaders.samples import DataSet, RawSamples
 from emulator.data.partition_schemes import parse_scheme
@@ -115,3 +115,26 @@ def test_devices_with_the_same_samples_share_them() -> None:
     split = given_parts([np.arange(200)] * 500).split(DataSet(train=whole), devices=0, seed=0)
     assert len(split.devices) == 500
     assert len({id(local.train) for local in split.devices.values()}) == 1
+
+
+class _Counted(str):
+    """A number as text, which counts how often its length is looked at."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __len__(self) -> int:
+        type(self).looks += 1
+        return super().__len__()
+
+    def __str__(self) -> str:
+        return self
+
+    def removesuffix(self, suffix: str) -> str:
+        return self if not self.endswith(suffix) else str.removesuffix(self, suffix)
+
+
+def test_naming_many_devices_looks_at_each_name_a_few_times() -> None:
+    names = device_names([_Counted(number) for number in range(1_000)], "phone")
+    assert names[:2] + names[-1:] == ["phone-000", "phone-001", "phone-999"]
+    assert 1_000 <= _Counted.looks <= 5_000

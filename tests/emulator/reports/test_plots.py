@@ -53,6 +53,17 @@ def test_each_cell_has_the_colour_of_its_center() -> None:
         assert to_hex(cell.get_facecolor()).upper() == plots.center_colour(finished_run.ASSIGNMENTS[number - 1][device])
 
 
+def test_the_cells_of_many_devices_are_one_image_with_the_same_colours() -> None:
+    history = [{f"d{i:04d}": (i + t) % 3 for i in range(t, 3_000)} for t in range(2)]  # the first one leaves
+    axes = drawn(history, {}, draw=plots.draw_assignment)
+    assert (len(axes.patches), len(axes.texts), len(axes.images)) == (0, 0, 1)
+    shown = np.asarray(axes.images[0].get_array())
+    for y, t in ((0, 0), (1, 0), (1, 1), (2_999, 1)):
+        assert to_hex(shown[y, t]).upper() == plots.center_colour((y + t) % 3)
+    assert to_hex(shown[0, 1]) == "#ffffff"
+    assert axes.get_ylim() == (2_999.6, -0.6)
+
+
 def test_every_device_is_a_point_of_the_fleet_picture() -> None:
     points = {d: tuple(p) for d, p in finished_run.summary()["points"].items()}
     axes = drawn(points, finished_run.GROUPS, finished_run.GROUPS, draw=plots.draw_fleet)
