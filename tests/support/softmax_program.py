@@ -100,7 +100,8 @@ def _centered(feeds: Tensors) -> Array:
 
 def _forward(feeds: Tensors, x: Array, prefixes: list[str]) -> tuple[Array, Array, Array]:
     """-> the loss of each sample, its gradient by the logits, and the logits."""
-    logits: Array = sum(x @ feeds[f"w/{p}head.weight"].T + feeds[f"w/{p}head.bias"] for p in prefixes)
+    first, *others = (x @ feeds[f"w/{p}head.weight"].T + feeds[f"w/{p}head.bias"] for p in prefixes)
+    logits: Array = sum(others, first)
     shifted = logits - logits.max(axis=1, keepdims=True)
     exponentials = np.exp(shifted)
     log_p = shifted - np.log(exponentials.sum(axis=1, keepdims=True))
