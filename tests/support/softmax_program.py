@@ -22,6 +22,7 @@ from edge_client.training.learner import EngineLearner
 from emulator.simulation.emulated_devices import EmulatedDevices, no_rounding
 
 FEATURES, CLASSES = 5, 4
+FLOAT64 = np.dtype(np.float64)
 
 
 def schema(*, buffered: bool = False, members: int = 1) -> Schema:
@@ -63,13 +64,13 @@ class SoftmaxEngine:
 
     def step(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
-        loss, error, _ = self._forward(feeds)
+        x, prefixes = _centered(feeds), _members(feeds)
+        loss, error, _ = _forward(feeds, x, prefixes)
         error *= feeds["q"][:, None]
-        prefixes = _members(feeds)
         switches = feeds.get("buffers/trained", np.ones(len(prefixes)))
         gradient = {}
         for prefix, on in zip(prefixes, switches, strict=True):
-            gradient[f"{prefix}head.weight"] = on * (error.T @ self._centered(feeds))
+            gradient[f"{prefix}head.weight"] = on * (error.T @ x)
             gradient[f"{prefix}head.bias"] = on * error.sum(axis=0)
         out: dict[str, Array] = {"loss": feeds["q"] @ loss}
         if "buffers/trained" in feeds:
@@ -85,29 +86,26 @@ class SoftmaxEngine:
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
-        loss, _, logits = self._forward(feeds)
+        loss, _, logits = _forward(feeds, _centered(feeds), _members(feeds))
         return {"loss": loss, "logits": logits}
 
     def _check(self, feeds: Tensors) -> None:
-        assert all(value.dtype == np.float64 for value in feeds.values())
+        assert all(value.dtype == FLOAT64 for value in feeds.values())
         assert self.fixed_batch in (None, len(feeds["x"]))
 
-    def _centered(self, feeds: Tensors) -> Array:
-        x: Array = feeds["x"] - feeds.get("buffers/mean", np.zeros(FEATURES))
-        return x
 
-    def _logits(self, feeds: Tensors) -> Array:
-        x = self._centered(feeds)
-        each = [x @ feeds[f"w/{p}head.weight"].T + feeds[f"w/{p}head.bias"] for p in _members(feeds)]
-        logits: Array = np.sum(each, axis=0)
-        return logits
+def _centered(feeds: Tensors) -> Array:
+    return feeds["x"] - feeds["buffers/mean"] if "buffers/mean" in feeds else feeds["x"]
 
-    def _forward(self, feeds: Tensors) -> tuple[Array, Array, Array]:
-        """-> the loss of each sample, its gradient by the logits, and the logits."""
-        logits = self._logits(feeds)
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        return -(feeds["y"] * log_p).sum(axis=1), np.exp(log_p) - feeds["y"], logits
+
+def _forward(feeds: Tensors, x: Array, prefixes: list[str]) -> tuple[Array, Array, Array]:
+    """-> the loss of each sample, its gradient by the logits, and the logits."""
+    first, *others = (x @ feeds[f"w/{p}head.weight"].T + feeds[f"w/{p}head.bias"] for p in prefixes)
+    logits: Array = sum(others, first)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(shifted)
+    log_p = shifted - np.log(exponentials.sum(axis=1, keepdims=True))
+    return -(feeds["y"] * log_p).sum(axis=1), np.exp(log_p) - feeds["y"], logits
 
 
 def _members(feeds: Tensors) -> list[str]:
