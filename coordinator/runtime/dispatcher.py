@@ -103,7 +103,7 @@ class Dispatcher:
                 self._sender.send(cid, "rebirth")
         if now_s >= self._drop_at_s:
             self._drop_at_s = math.inf
-            self.fleet.drop_doubted()
+            self.fleet.drop_doubted(self._clock.unix_ms())
 
     def _turn_away(self, names: Collection[ClientId]) -> None:
         """These names are revoked: the training goes on without them."""

@@ -58,7 +58,7 @@ class FleetPresence:
     rejected: int = 0
     kinds: Counter[tuple[str, bool]] = field(default_factory=Counter)  # who is online with samples: engine, able
     heard: dict[ClientId, int] = field(default_factory=dict)  # unix time in ms of the last message of each device
-    told: dict[ClientId, int] = field(default_factory=dict)  # the same of the broker's first word on one not heard yet
+    told: dict[ClientId, int] = field(default_factory=dict)  # the same since when each is not online here
     gone: list[ClientId] = field(default_factory=list)  # made room; the broker need not keep their presence
     looked_ms: int = -LOOK_EVERY_MS  # when no device could make room
     revoked: frozenset[ClientId] = frozenset()  # turned away for ever
@@ -86,6 +86,8 @@ class FleetPresence:
             return False
         else:
             heard = replace(known, state=message["s"])
+            if known.is_online:
+                self.told[cid] = unix_ms
         self._put(cid, known, heard)
         return heard != known
 
@@ -113,11 +115,12 @@ class FleetPresence:
         """The devices of which this connection has heard nothing, sorted. It goes over the fleet."""
         return sorted(self.doubted | {cid for cid, device in self.devices.items() if device.state == UNHEARD})
 
-    def drop_doubted(self) -> None:
-        """The devices that had time to say that they are online, and did not, are not."""
+    def drop_doubted(self, unix_ms: int) -> None:
+        """The devices that had time, until `unix_ms`, to say that they are online, and did not, are not."""
         for cid in self.doubted & self.devices.keys():
             if self.devices[cid].is_online:
                 self._put(cid, self.devices[cid], replace(self.devices[cid], state=UNHEARD))
+                self.told[cid] = unix_ms
         self.doubted.clear()
 
     def _put(self, cid: ClientId, known: DevicePresence | None, heard: DevicePresence) -> None:
@@ -144,8 +147,8 @@ class FleetPresence:
         return True
 
     def _known_at_ms(self, cid: ClientId) -> int:
-        """When it was last heard; of one that this process has not heard, when the broker first told of it."""
-        return self.heard.get(cid, self.told.get(cid, 0))
+        """When it was last heard, or was last online without a word."""
+        return max(self.heard.get(cid, 0), self.told.get(cid, 0))
 
     def _forget(self, cid: ClientId) -> None:
         del self.devices[cid]

@@ -141,6 +141,7 @@ class ActiveTask:
             seconds=seconds,
             metrics=result.metrics,
             epoch=self.message["epoch"],
+            told=self.message.get("stage") == "tell",
             residual=None if residual is None else residual_name(self.key.run, self.message.get("center"), schema),
             residual_sha256=None if residual is None else state.keep_residual(residual, schema),
         )
@@ -188,6 +189,11 @@ def check_secure(message: Mapping[str, Any], least: str) -> None:
         raise Malformed("bad_task", "this run is without `secure`, which this device's client.toml demands")
     if least == "updates+membership" and message.get("stage") == "tell":
         raise Malformed("bad_task", f"this run asks for the choice of a center; client.toml demands secure = {least}")
+
+
+def may_announce(result: StoredResult, least: str) -> bool:
+    """Whether a result, maybe of before `secure` was set, tells no more than that allows; as `check_secure`."""
+    return least == "off" or (result.what == "masked" and not (result.told and least == "updates+membership"))
 
 
 def nack_fields(wrong: Exception) -> tuple[str, str, int | None]:

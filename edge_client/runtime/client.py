@@ -26,7 +26,7 @@ from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import DEFAULT_BLOCK_BYTES, Manifest
 from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.transfer import MAX_WINDOW
-from edge_client.runtime.active_task import ActiveTask, TaskDropped
+from edge_client.runtime.active_task import ActiveTask, TaskDropped, may_announce
 from edge_client.runtime.golden_results import FILE, Check, GoldenResults
 from edge_client.runtime.progress import Tell
 from edge_client.runtime.session import ClientLoop, Session
@@ -79,6 +79,9 @@ class Client:
             config, dial, handlers=handlers, presence=self._presence, clock=clock, rng=rng, retry_s=RETRY_S
         )
         self.state = session.state
+        if self.state.result is not None and not may_announce(self.state.result, config.secure):
+            log.warning("dropped the result of %s: it tells more than `secure` allows now", self.state.result.key)
+            self.state.forget_result()
         self._uploader = Uploader(self.state, session.sender, session.transport, clock=clock, rng=rng)
         handlers |= {"go": self._uploader.on_go, "ack": self._on_ack}
         self._runner = TaskRunner(config, session.cache, local, open_engine, GoldenResults(config.state / FILE, check))

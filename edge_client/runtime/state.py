@@ -71,16 +71,17 @@ class StoredResult:
     residual_sha256: str | None = None  # ... and its blob
     status: str | None = None  # the acknowledgement, once it came
     epoch: int = 0  # of the task
+    told: bool = False  # whether it names, without a mask, the center that this device chose
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self) | {"key": asdict(self.key), "update": self.update.to_json()}
-        del fields["epoch"]
+        del fields["epoch"], fields["told"]
         return fields
 
     @staticmethod
-    def from_json(raw: dict[str, Any], epoch: int) -> StoredResult:
+    def from_json(raw: dict[str, Any], *, epoch: int, told: bool) -> StoredResult:
         fields = raw | {"key": TaskKey(**raw["key"]), "update": Manifest.from_json(raw["update"])}
-        return StoredResult(**fields, epoch=epoch)
+        return StoredResult(**fields, epoch=epoch, told=told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +269,12 @@ class DeviceState:
         if self._try_to_save():
             self._sweep()
 
+    def forget_result(self) -> None:
+        """Never announce the last result again, and delete it."""
+        self.result = None
+        if self._try_to_save():
+            self._sweep()
+
     def _vector(self, named: list[str] | None, schema: Schema) -> Flat | None:
         if named is None or named[1] != schema.sha256:
             return None
@@ -281,8 +288,8 @@ class DeviceState:
         try:
             raw = parse_json(self._file.read_bytes(), MAX_STATE_BYTES)
             owner = {name: raw[name] for name in self._owner}
-            epoch = raw.get("result_epoch", 0)
-            result = None if raw["result"] is None else StoredResult.from_json(raw["result"], epoch)
+            beside: dict[str, Any] = {"epoch": raw.get("result_epoch", 0), "told": raw.get("result_told", False)}
+            result = None if raw["result"] is None else StoredResult.from_json(raw["result"], **beside)
         except FileNotFoundError:
             return {}, None
         except (Malformed, KeyError, TypeError) as wrong:
@@ -319,6 +326,7 @@ class DeviceState:
             "epoch_key": self._epoch_key,
             "result": result,
             "result_epoch": 0 if self.result is None else self.result.epoch,  # earlier versions read "result" strictly
+            "result_told": self.result is not None and self.result.told,
             "own": self._own,
             "residuals": self._residuals,
         }

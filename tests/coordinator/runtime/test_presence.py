@@ -83,6 +83,23 @@ def test_a_device_that_only_the_broker_calls_online_keeps_its_place_for_a_day() 
     assert (sorted(fleet.devices), fleet.gone) == (["here", "new"], ["dead"])
 
 
+@pytest.mark.parametrize("how", ["lost", "off", "its broker"])
+def test_a_device_that_had_nothing_to_say_for_days_keeps_its_place_for_a_day_when_it_goes(how: str) -> None:
+    """After a broker's restart the coordinator may be back minutes before the devices."""
+    fleet, day_ms, start_ms = FleetPresence(limit=1), 24 * 3_600_000, 1_700_000_000_000
+    fleet.update("idle", born(1), unix_ms=start_ms)
+    fleet.mark_heard("idle", start_ms)
+    away_ms = start_ms + 3 * day_ms
+    if how == "its broker":
+        fleet.doubt_all()
+        fleet.drop_doubted(away_ms)
+    else:  # `off` too: the broker kept it while the coordinator was away
+        fleet.update("idle", {"s": how, "bd": 1}, unix_ms=away_ms, retained=True)
+        fleet.update("idle", {"s": how, "bd": 1}, unix_ms=away_ms + day_ms // 2, retained=True)  # it says it again
+    assert not fleet.update("new", born(1), unix_ms=away_ms + day_ms - 1)
+    assert fleet.update("new", born(1), unix_ms=away_ms + day_ms + 60_000)
+
+
 @given(st.lists(st.floats(0, 1, allow_nan=False), max_size=300))
 def test_no_burst_gets_more_requests_through_than_the_pace_allows(gaps: list[float]) -> None:
     pace, now_s, allowed = TokenBucket(20.0, 40.0), 0.0, 0
@@ -159,7 +176,7 @@ def test_a_device_that_is_silent_on_a_new_connection_is_not_online_any_more() ->
     assert not fleet.update("a", born(1))
     fleet.update("b", born(1), retained=True)
     fleet.update("c", {"s": "lost", "bd": 1})
-    fleet.drop_doubted()
+    fleet.drop_doubted(0)
     assert (fleet.online(), fleet.count_ready(["onnx"]), fleet.unheard()) == (["a"], (1, 0), ["b"])
     assert fleet.update("b", born(1))
     assert fleet.online() == ["a", "b"]

@@ -13,9 +13,12 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DataFolder
 from edge_client.errors import DeviceRefused, Malformed
 from edge_client.protocol import signing
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.secure.parameters import SECURE_MODES
 from edge_client.protocol.task import OWN_MODEL, Fit, Probe
 from edge_client.runtime import client as client_module
-from edge_client.runtime.active_task import check_secure
+from edge_client.runtime.active_task import check_secure, may_announce
+from edge_client.runtime.state import StoredResult, TaskKey
 from edge_client.training import fit_probe
 from tests.support import softmax_program, sum_tasks
 from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script, program
@@ -143,6 +146,27 @@ def test_a_device_that_demands_hidden_membership_takes_part_in_sums_and_tells_no
         return
     with pytest.raises(Malformed, match=r"client\.toml demands secure = updates\+membership"):
         check_secure(fields, "updates+membership")
+
+
+def test_a_result_of_before_the_owner_demanded_secure_is_not_delivered(stage: DeviceStage) -> None:
+    """It lay in the state folder, and the next process announced it with its loss."""
+    stage.play_turns(lambda: stage.ask(stage.fit()))
+    assert len(stage.said("rdy")) == 1
+    stage.secure = "updates"
+    stage.play_turns(stage.go, lambda: stage.ask(stage.fit()), 60)
+    assert (len(stage.said("rdy")), stage.arrived) == (1, {})
+    assert stage.last("nack")["code"] == "bad_task"
+    assert list((stage.folder / "state" / "kept").iterdir()) != []  # its own model stays
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "kept_by"),
+    [("delta", False, ["off"]), ("masked", True, SECURE_MODES[:2]), ("masked", False, SECURE_MODES)],
+)
+def test_what_is_announced_again_follows_the_setting_of_this_start(what: str, told: bool, kept_by: list[str]) -> None:  # noqa: FBT001 - a row
+    key, update = TaskKey(run="r1", round=1, exchange=0), manifest_of(b"1", what, inline=True)
+    result = StoredResult(key=key, n=1, what=what, update=update, seconds=0.0, told=told)
+    assert [secure for secure in SECURE_MODES if may_announce(result, secure)] == [*kept_by]
 
 
 def test_our_own_bug_is_answered_internal_and_the_device_lives_on(

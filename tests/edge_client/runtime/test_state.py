@@ -71,7 +71,8 @@ def seen(folder: Path) -> tuple[object, ...]:
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
     state = open_state(tmp_path)
-    done = state.store_result(result_of(1, b"bytes"), b"bytes", SCHEMA, own=None)
+    made = replace(result_of(1, b"bytes"), epoch=3, told=True)
+    done = state.store_result(made, b"bytes", SCHEMA, own=None)
     assert open_state(tmp_path).result == done
     assert open_state(tmp_path).pending_result.read(done.update.sha256) == b"bytes"
 
