@@ -20,7 +20,7 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData, require_fit
 from edge_client.engines.base import open_engine
 from edge_client.engines.onnx_files import replace_constants
-from edge_client.errors import Malformed, NetworkError
+from edge_client.errors import Malformed, NetworkError, ProgramRefused
 from edge_client.nearest import result as answers
 from edge_client.nearest.catalog_centers import CatalogCenterSource
 from edge_client.nearest.choose_center import AUTO, CenterSource, Selection, choose_center
@@ -254,18 +254,27 @@ def personalise_and_score(
     path = config.state / f"personal-{center}.safetensors"
     write_atomically(path, codecs.encode_vector(mine, schema, codec="f32", kind="model"), private=True)
     names = "before", "loss_before", "accuracy", "loss"
-    kept: dict[str, Any] = {"steps": steps, "file": str(path), "model": None, **dict.fromkeys(names)}
-    if (
-        file is not None and file.endswith(".onnx") and "onnx" in source.program.containers
-    ):  # of the program's own graph
-        kept["model"] = str(path.with_suffix(".onnx"))
-        made = replace_constants(Path(file).read_bytes(), _constants(source.program, mine))
-        write_atomically(path.with_suffix(".onnx"), made, private=True)
+    made = _personal_onnx(file, source.program, mine, path.with_suffix(".onnx"))
+    kept: dict[str, Any] = {"steps": steps, "file": str(path), "model": made, **dict.fromkeys(names)}
     if local.test is None:
         return kept
     learner = source.learner(training=False)
     found = *evaluate_model(learner, model, local.test), *evaluate_model(learner, mine, local.test)
     return kept | dict(zip(names, found, strict=True))
+
+
+def _personal_onnx(file: str | None, program: Program, model: Flat, path: Path) -> str | None:
+    """Write the center's file with the weights of `model`; None, and no file, where the center's is not of ONNX."""
+    path.unlink(missing_ok=True)  # of an earlier visit, with other weights
+    if file is None or not file.endswith(".onnx") or "onnx" not in program.containers:
+        return None
+    try:
+        made = replace_constants(Path(file).read_bytes(), _constants(program, model))
+    except ProgramRefused as wrong:
+        log.warning("no personal ONNX file: %s; %s", wrong.message, wrong.hint)
+        return None
+    write_atomically(path, made, private=True)
+    return str(path)
 
 
 def _constants(program: Program, model: Flat) -> dict[str, bytes]:

@@ -313,6 +313,23 @@ def test_personal_steps_are_told_with_accuracy_and_loss_before_and_after(shelf: 
     assert {name for name, value in unmeasured.items() if value is not None} == {"steps", "file"}
 
 
+def test_no_personal_file_of_other_weights_stays_beside_the_newest(
+    shelf: CenterShelf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ClientConfig(federation="f", device_id="d", broker="", data=tmp_path, state=tmp_path, signing_keys=())
+    local, earlier = DeviceData(train=data_of(0, seed=9)), tmp_path / "personal-1.onnx"
+    earlier.write_bytes(b"of an earlier visit")
+    assert personalise_and_score(shelf, 1, "center-1.tflite", local, 1, config)["model"] is None
+    assert not earlier.exists()
+    other = tmp_path / "center-1.onnx"  # has none of the program's constants
+    other.write_bytes(b"")
+    onnx = replace(shelf, program=replace(shelf.program, containers={"onnx": {}}))
+    told = personalise_and_score(onnx, 1, str(other), local, 1, config)
+    assert told["model"] is None
+    assert Path(told["file"]).exists()  # the answer and the weights are kept
+    assert "no personal ONNX file" in caplog.text
+
+
 class ShelfOfFixedBatches(CenterShelf):
     """For an engine that takes eight samples at a time."""
 
