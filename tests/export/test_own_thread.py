@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from threading import Thread
 
 import pytest
 import torch
@@ -72,4 +73,25 @@ def test_the_innermost_of_one_threads_replacements_counts_and_an_exception_ends_
             assert F.relu(torch.ones(1)) == "inner"
             raise RuntimeError
         assert F.relu(torch.ones(1)) == "outer"
+    assert F.relu(torch.ones(1)) == 1
+
+
+def test_a_later_thread_does_not_get_what_a_dead_one_left_replaced() -> None:
+    left, found = replaced_here(F, "relu", lambda _: "dead"), list[object]()
+    for call in (left.__enter__, lambda: found.append(F.relu(torch.ones(1)))):
+        thread = Thread(target=call)  # the second one gets the number of the first
+        thread.start()
+        thread.join(60)
+    assert found == [1]
+    left.__exit__(None, None, None)
+    assert F.relu(torch.ones(1)) == 1
+
+
+def test_of_two_replacements_the_outer_one_may_end_first() -> None:
+    outer, inner = (replaced_here(F, "relu", lambda _, word=word: word) for word in ("outer", "inner"))
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert F.relu(torch.ones(1)) == "inner"
+    inner.__exit__(None, None, None)
     assert F.relu(torch.ones(1)) == 1

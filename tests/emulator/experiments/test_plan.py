@@ -46,6 +46,15 @@ method = "fedsgd"
 settings = { batch-size = 3 }
 """
 
+SECOND_COLUMN = """
+[[columns]]
+name = "B"
+data-set = "digits"
+partition = "iid"
+model = "digits-mlp"
+devices = 4
+"""
+
 OWN_METHOD = """
 from dataclasses import dataclass
 
@@ -145,12 +154,10 @@ def test_a_table_of_the_users_own_that_cannot_be_read_or_names_no_method_is_refu
         ("rounds = 7", "rounds = 0", "at least 1"),
         ("seeds = 2", "seeds = -1", "at least 1"),
         ("batch-size = 3", "batch-size = 2026-01-01", "not JSON serializable"),
-        ('[[rows]]\nname = "FedAvg"', '[[rows]]\npaper = ["1 2"]\nmethod = "ifca"\nname = "B"\n[[columns]]\n'
-         'name = "C"\ndata-set = "digits"\npartition = "iid"\nmodel = "digits-mlp"\ndevices = 4\n'
-         '[[rows]]\nname = "FedAvg"', "out of range"),
+        ('[[rows]]\nname = "FedAvg"', f'{SECOND_COLUMN}[[rows]]\nname = "FedAvg"', "out of range"),
         ("[settings]", "also = 3\n[settings]", "has no attribute"),
     ],
-)  # fmt: skip
+)
 def test_a_table_of_the_users_own_with_a_fault_is_refused_before_a_run(
     old: str, new: str, told: str, tmp_path: Path
 ) -> None:
