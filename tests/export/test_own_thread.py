@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from export.compiler.forward_overrides import ForwardOverrides
 from export.one_value_norm import batch_norm_of_one_value
 from export.own_thread import replaced_here
 
@@ -95,3 +96,13 @@ def test_of_two_replacements_the_outer_one_may_end_first() -> None:
     assert F.relu(torch.ones(1)) == "inner"
     inner.__exit__(None, None, None)
     assert F.relu(torch.ones(1)) == 1
+
+
+def test_attention_is_recorded_while_another_thread_has_replaced_what_it_calls() -> None:
+    attention, x = nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.ones(2, 3, 4)
+    with ThreadPoolExecutor(1) as other, ExitStack() as held:
+        other.submit(held.enter_context, replaced_here(F, "linear", lambda *_: None)).result(60)
+        with ForwardOverrides():
+            out, _ = attention(x, x, x)
+        other.submit(held.close).result(60)
+    assert torch.allclose(out, attention(x, x, x)[0], atol=1e-6)
