@@ -13,16 +13,22 @@ Function = Callable[..., Any]
 _CHANGES = threading.Lock()  # over what is below
 
 
+class _Replacements(threading.local):
+    """Those of this thread that are in force; the innermost is the last one."""
+
+    def __init__(self) -> None:
+        self.held: dict[object, Function] = {}
+
+
 class _ReplacedName:
     """A name that some threads have replaced, until the last of them puts it back; others call what was there."""
 
     def __init__(self, owner: object, name: str) -> None:
-        own = getattr(owner, name)
-        self.by_thread: dict[int, list[Function]] = {}  # the innermost replacement is the last one
+        own, here = getattr(owner, name), _Replacements()
+        self.here, self.users = here, 0
 
         def chosen(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the function takes and gives
-            mine = self.by_thread.get(threading.get_ident())
-            return (mine[-1] if mine else own)(*args, **named)
+            return next(reversed(here.held.values()), own)(*args, **named)
 
         self.patch: AbstractContextManager[Any] = patch.object(owner, name, chosen)
 
@@ -36,19 +42,20 @@ def replaced_here(owner: object, name: str, replacement: Function) -> Iterator[N
 
     Several threads may replace one name at once, and begin and end in any order.
     """
-    key, here = (owner, name), threading.get_ident()
+    key, mine = (owner, name), object()
     with _CHANGES:
         if key not in _REPLACED:
             _REPLACED[key] = _ReplacedName(owner, name)
             _REPLACED[key].patch.__enter__()
-        threads = _REPLACED[key].by_thread
-        threads.setdefault(here, []).append(replacement)
+        replaced = _REPLACED[key]
+        replaced.users += 1
+    held = replaced.here.held  # this thread's: the number of a thread that died may be a later one's
+    held[mine] = replacement
     try:
         yield
     finally:
+        del held[mine]
         with _CHANGES:
-            threads[here].pop()
-            if not threads[here]:
-                del threads[here]
-            if not threads:
+            replaced.users -= 1
+            if not replaced.users:
                 _REPLACED.pop(key).patch.__exit__(None, None, None)

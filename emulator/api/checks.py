@@ -13,7 +13,8 @@ from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS
 
-COUNTED = frozenset({"round", "bytes", "seconds", "real_seconds"})  # columns of a history that are no scores
+COLUMNS = frozenset({"round", "ari", "bytes", "seconds", "real_seconds"})  # of a history, which are no scores
+COMPARED = frozenset({"method", "seed", "seeds", "deviation", "better_by", "more_by", "interval"})  # of a comparison
 
 
 def check_method(method: object) -> None:
@@ -41,8 +42,8 @@ def check_own(*, loss: object = None, metrics: object = None, out: object = None
     if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
         hint = "name functions of y and outputs: metrics={'mine': lambda y, outputs: ...}"
         raise UsageError(f"metrics is {type(metrics).__name__}", hint=hint)
-    if metrics is not None and (taken := sorted({*map(str, metrics)} & COUNTED)):
-        told = f"a metric is called {taken[0]!r}, as a column of `history` that every round has"
+    if metrics is not None and (taken := sorted({*map(str, metrics)} & (COLUMNS | COMPARED))):
+        told = f"a metric is called {taken[0]!r}, as a column of every `history`, or of the table of a comparison"
         raise UsageError(told, hint="give it another name")
     if out is not None and not isinstance(out, (str, os.PathLike)):
         raise UsageError(f"out is {out!r}", hint='give a folder, as out="runs"')

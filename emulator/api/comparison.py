@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.rounds.metrics import last_rounds
 from coordinator.strategies.base import Strategy
 from edge_client.errors import UsageError
-from emulator.api.checks import check_method
+from emulator.api.checks import COLUMNS, check_method
 from emulator.api.history import Table, frame
 from emulator.api.result import Result
 from emulator.api.runs import SharedOptions, run_one_of_several
@@ -23,8 +23,6 @@ from export.plugins import nearest_name_hint
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Unpack
-
-NO_SCORES = {"round", "ari", "bytes", "seconds", "real_seconds"}  # columns of a history that tables have besides
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -95,8 +93,8 @@ class Comparison:
         if of is None:
             return self._measure
         known = {key for runs in self.results.values() for run in runs.values() for row in run.rows() for key in row}
-        if of not in known - NO_SCORES:
-            hint = nearest_name_hint(of, known - NO_SCORES)
+        if of not in known - COLUMNS:
+            hint = nearest_name_hint(of, known - COLUMNS)
             raise UsageError(f"no run has a score {of!r}", hint=f"{hint}; metrics={{...}} of fc.compare adds yours")
         return of
 

@@ -233,4 +233,5 @@ def command_of(prepared: ExperimentArgs, plan: ExperimentPlan, seeds: int) -> st
     """The command that reproduces the table, without paths of this machine."""
     only = "".join(f" --only {shlex.quote(one)}" for one in prepared.only)
     data = " --data DIR" if any(find_data_set(cell.column.data_set).files for cell in plan.only(prepared.only)) else ""
-    return f"fedcenters-emulator experiment {prepared.name}{data} --rounds {plan.rounds} --seeds {seeds}{only}"
+    name = shlex.quote(Path(prepared.name).name)
+    return f"fedcenters-emulator experiment {name}{data} --rounds {plan.rounds} --seeds {seeds}{only}"

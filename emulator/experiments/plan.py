@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -85,7 +86,7 @@ class TableCell:
             "seed": seed,
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]
-        names = f"{self.column.data_set}-{self.row.method}".replace(":", "-")
+        names = re.sub(r"[^\w.-]", "-", f"{self.column.data_set}-{self.row.method}")  # of import paths and files
         return f"{names}-k{self.row.k}-r{self.rounds}-s{seed}-{digest}"
 
 
@@ -197,7 +198,10 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
     """A plan from its TOML text. Raises ConfigError when the text does not describe a table."""
     try:
         raw = parse_toml(text)
-        metrics, rounds = tuple(raw["metrics"]), rounds or int(raw["rounds"])
+        json.dumps(raw)  # no dates, which the names of cells cannot hold
+        metrics, rounds, seeds = tuple(raw["metrics"]), rounds or int(raw["rounds"]), int(raw["seeds"])
+        also = _also(raw.get("also", {}), metrics)
+        _check_numbers(metrics, also, rounds=rounds, seeds=seeds)
         columns = [TableColumn(**_snake(entry)) for entry in raw["columns"]]
         rows = [TableRow(**{**_snake(entry), "paper": tuple(entry.get("paper", ()))}) for entry in raw["rows"]]
         _check_against(rows)
@@ -212,14 +216,27 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
             source=raw["source"],
             notes=tuple(raw.get("notes", ())),
             metrics=metrics,
-            also=_also(raw.get("also", {}), metrics),
+            also=also,
             rounds=rounds,
-            seeds=int(raw["seeds"]),
+            seeds=seeds,
             cells=cells,
             judged=_judged(raw.get("judged", ""), rows),
         )
-    except (KeyError, TypeError, ValueError) as wrong:
-        raise ConfigError(f"experiment {name}: {wrong!r}", hint="compare it with the other files beside it") from wrong
+    except (AttributeError, LookupError, TypeError, ValueError) as wrong:
+        hint = f"compare it with those in {EXPERIMENTS_FOLDER}"
+        raise ConfigError(f"experiment {name}: {wrong!r}", hint=hint) from wrong
+
+
+def _check_numbers(metrics: Sequence[str], also: Iterable[str], *, rounds: int, seeds: int) -> None:
+    """Raise ValueError for a measure that there is not, of which else a run would tell at its end, and for no run."""
+    from emulator.experiments.measures import MEASURES
+
+    if unknown := [name for name in (*metrics, *also) if name not in MEASURES]:
+        raise ValueError(f"no measure is called {unknown[0]!r}; there are {', '.join(sorted(MEASURES))}")
+    if not metrics:
+        raise ValueError("metrics names no measure")
+    if rounds < 1 or seeds < 1:
+        raise ValueError(f"{rounds} rounds, {seeds} seeds: at least 1 of each")
 
 
 def _also(measured: Mapping[str, str], metrics: Sequence[str]) -> dict[str, str]:

@@ -68,10 +68,9 @@ class ForwardOverrides(TorchFunctionMode):
             with replaced_here(F, "linear", _linear):  # what torch's decomposition calls
                 return _one_by_one(func, *args)
         if func is F.multi_head_attention_forward:
-            inner = (F.linear, F.dropout, F.scaled_dot_product_attention)
             with ExitStack() as stack:
-                for f in inner:
-                    stack.enter_context(replaced_here(F, f.__name__, FORWARD_OVERRIDES[f]))
+                for name, own in INSIDE_ATTENTION.items():
+                    stack.enter_context(replaced_here(F, name, own))
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -371,4 +370,7 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.cdist: _distances,
     F.cosine_similarity: _cosine_similarity,
     torch.cosine_similarity: _cosine_similarity,
+}
+INSIDE_ATTENTION = {  # of F, by name: what F.linear is now may be another thread's replacement
+    name: FORWARD_OVERRIDES[getattr(F, name)] for name in ("linear", "dropout", "scaled_dot_product_attention")
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from threading import Thread
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from export.compiler.forward_overrides import ForwardOverrides
 from export.one_value_norm import batch_norm_of_one_value
 from export.own_thread import replaced_here
 
@@ -73,3 +75,34 @@ def test_the_innermost_of_one_threads_replacements_counts_and_an_exception_ends_
             raise RuntimeError
         assert F.relu(torch.ones(1)) == "outer"
     assert F.relu(torch.ones(1)) == 1
+
+
+def test_a_later_thread_does_not_get_what_a_dead_one_left_replaced() -> None:
+    left, found = replaced_here(F, "relu", lambda _: "dead"), list[object]()
+    for call in (left.__enter__, lambda: found.append(F.relu(torch.ones(1)))):
+        thread = Thread(target=call)  # the second one gets the number of the first
+        thread.start()
+        thread.join(60)
+    assert found == [1]
+    left.__exit__(None, None, None)
+    assert F.relu(torch.ones(1)) == 1
+
+
+def test_of_two_replacements_the_outer_one_may_end_first() -> None:
+    outer, inner = (replaced_here(F, "relu", lambda _, word=word: word) for word in ("outer", "inner"))
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert F.relu(torch.ones(1)) == "inner"
+    inner.__exit__(None, None, None)
+    assert F.relu(torch.ones(1)) == 1
+
+
+def test_attention_is_recorded_while_another_thread_has_replaced_what_it_calls() -> None:
+    attention, x = nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.ones(2, 3, 4)
+    with ThreadPoolExecutor(1) as other, ExitStack() as held:
+        other.submit(held.enter_context, replaced_here(F, "linear", lambda *_: None)).result(60)
+        with ForwardOverrides():
+            out, _ = attention(x, x, x)
+        other.submit(held.close).result(60)
+    assert torch.allclose(out, attention(x, x, x)[0], atol=1e-6)

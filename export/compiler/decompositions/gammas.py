@@ -30,18 +30,21 @@ BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 
 
 def lgamma(x: Tensor) -> Tensor:
     """The logarithm of |gamma(x)|; infinite at 0, -1, -2, ..."""
+    x = _float(x)
     mirrored, at = _mirrored(x)
     near, far = _far(at)
     product = reduce(torch.mul, [at + i for i in range(1, SHIFT)], at)
     factors = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(BERNOULLI, 1)]
     inverse = torch.reciprocal(far)
-    found = (far - 0.5) * torch.log(far) - far + 0.5 * log(2 * pi) + inverse * polynomial(factors, inverse * inverse)
+    found = (far - 0.5) * (torch.log(far) - 1) + 0.5 * (log(2 * pi) - 1)  # not inf - inf where far is infinite
+    found = found + inverse * polynomial(factors, inverse * inverse)
     found = found - torch.log(torch.where(near, product, torch.ones_like(product)))
     return torch.where(mirrored, log(pi) - torch.log(torch.abs(_sine(x))) - found, found)
 
 
 def digamma(x: Tensor) -> Tensor:
     """The derivative of lgamma; infinite at 0, -1, -2, ..., where torch's is NaN but at 0."""
+    x = _float(x)
     mirrored, at = _mirrored(x)
     near, far = _far(at)
     factors = [b / (2 * k) for k, b in enumerate(BERNOULLI, 1)]
@@ -58,6 +61,7 @@ def polygamma(n: int, x: Tensor) -> Tensor:
         return digamma(x)
     if n != 1:
         raise UnsupportedOperator("aten.polygamma", f"of order {n}; 0 and 1 have a formula")
+    x = _float(x)
     mirrored, at = _mirrored(x)
     near, far = _far(at)
     inverse = torch.reciprocal(far)
@@ -65,6 +69,11 @@ def polygamma(n: int, x: Tensor) -> Tensor:
     found = inverse + 0.5 * square + inverse * square * polynomial(BERNOULLI, square) + _steps(near, at, 2)
     sine = torch.where(mirrored, _sine(x), torch.ones_like(x))
     return torch.where(mirrored, (pi / sine) ** 2 - found, found)
+
+
+def _float(x: Tensor) -> Tensor:
+    """Whole numbers as torch's own functions take them; steps by 8 would leave the range of short ones."""
+    return x if x.dtype.is_floating_point else x.to(torch.get_default_dtype())
 
 
 def _mirrored(x: Tensor) -> tuple[Tensor, Tensor]:

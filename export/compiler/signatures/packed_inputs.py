@@ -105,7 +105,7 @@ def lone_sample_hint(network: nn.Module, parts: Parts, example: Example, dtype: 
         line = "{name: values[None] for name, values in x.items()}"
     elif hasattr(example, "shape"):
         args, named, line = [row(example).to(dtype)], {}, "x[None]"
-    elif parts:
+    elif all(hasattr(values, "shape") for values in example):
         args, named = [], {part.name: row(values) for part, values in zip(parts, example, strict=True)}
         line = "tuple(values[None] for values in x)"
     else:

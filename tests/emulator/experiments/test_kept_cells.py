@@ -20,10 +20,11 @@ from emulator.experiments.command import (
     compare_experiment,
     dry_run_experiment,
     run_experiment,
+    say_nothing,
     summarise_experiment,
 )
 from emulator.experiments.kept_cells import finished_rounds
-from emulator.experiments.plan import read_plan
+from emulator.experiments.plan import EXPERIMENTS_FOLDER, read_plan
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 TEN = ExperimentArgs(name="fedsoft-table1", out=RESULTS, kept=True)  # its file says 60 rounds
@@ -133,6 +134,14 @@ def test_a_dry_run_says_how_many_runs_of_which_rows_and_how_long_by_finished_cel
     assert known["guessed"] == ["FedEM, K = 2"]
     assert "no cell of FedEM, K = 2 is finished: the time of other rows stands for theirs" in known["text"]
     assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def test_the_command_in_a_table_of_the_users_own_is_without_the_folder(tmp_path: Path) -> None:
+    mine = tmp_path / "my table.toml"
+    mine.write_text((EXPERIMENTS_FOLDER / f"{TEN.name}.toml").read_text())
+    found = run_experiment(ExperimentArgs(name=str(mine), out=tmp_path, kept=True, rounds=10), say_nothing)
+    assert "`fedcenters-emulator experiment 'my table.toml' --" in found["table"]
+    assert str(tmp_path) not in found["table"]
 
 
 def test_a_run_with_other_rounds_names_the_finished_cells_that_it_does_not_take() -> None:

@@ -46,6 +46,15 @@ method = "fedsgd"
 settings = { batch-size = 3 }
 """
 
+SECOND_COLUMN = """
+[[columns]]
+name = "B"
+data-set = "digits"
+partition = "iid"
+model = "digits-mlp"
+devices = 4
+"""
+
 OWN_METHOD = """
 from dataclasses import dataclass
 
@@ -135,6 +144,33 @@ def test_a_table_of_the_users_own_that_cannot_be_read_or_names_no_method_is_refu
     (tmp_path / "mine.toml").write_text(TOML.replace('"fedsgd"', '"fedsgdd"'))
     with pytest.raises(UsageError, match="unknown method 'fedsgdd'"):
         plan.read_plan(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"accuracy", ', '"accuracie", ', "no measure is called 'accuracie'; there are accuracy, "),
+        ('["accuracy", "f1-of-devices"]', "[]", "metrics names no measure"),
+        ("rounds = 7", "rounds = 0", "at least 1"),
+        ("seeds = 2", "seeds = -1", "at least 1"),
+        ("batch-size = 3", "batch-size = 2026-01-01", "not JSON serializable"),
+        ('[[rows]]\nname = "FedAvg"', f'{SECOND_COLUMN}[[rows]]\nname = "FedAvg"', "out of range"),
+        ("[settings]", "also = 3\n[settings]", "has no attribute"),
+    ],
+)
+def test_a_table_of_the_users_own_with_a_fault_is_refused_before_a_run(
+    old: str, new: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(TOML.replace(old, new))
+    with pytest.raises(ConfigError, match="experiment mine: ") as refused:
+        plan.read_plan(str(tmp_path / "mine.toml"))
+    assert told in refused.value.message
+    assert str(plan.EXPERIMENTS_FOLDER) in refused.value.hint
+
+
+def test_the_file_of_a_cell_lies_in_the_tables_folder_whatever_its_data_set_is_called() -> None:
+    cell = plan.parse_plan("x", TOML.replace('"digits"', '"own:Rows:at=../rows 1.csv"')).cells[0]
+    assert re.fullmatch(r"own-Rows-at-..-rows-1.csv-fedavg-k1-r7-s0-\w{10}", cell.key(0))
 
 
 def test_the_name_of_a_finished_cell_changes_with_whatever_changes_its_result() -> None:

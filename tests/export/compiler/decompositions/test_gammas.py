@@ -46,3 +46,11 @@ def test_at_poles_lgamma_is_infinite() -> None:
 def test_higher_derivatives_are_refused() -> None:
     with pytest.raises(UnsupportedOperator, match="of order 2"):
         gammas.polygamma(2, AROUND)
+
+
+def test_whole_numbers_are_taken_as_floats_and_infinity_stays() -> None:
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool):
+        counts = torch.tensor([1, 2, 3, 7, 8, 20, 120]).to(dtype)
+        for ours, theirs, _ in PAIRS.values():
+            assert torch.allclose(ours(counts), theirs(counts), rtol=1e-4, atol=1e-5)
+    assert gammas.lgamma(torch.tensor(torch.inf)) == torch.inf

@@ -71,6 +71,13 @@ def test_an_example_of_another_shape_is_not_told_to_lack_a_batch_axis(example: E
     assert "check the input's shape" in refused.value.hint
 
 
+def test_packed_samples_that_a_module_does_not_take_are_refused_where_their_shape_is_given() -> None:
+    packed, shape, parts = read_example(ScaledWords(), {"ids": WORDS[None], "scale": torch.ones(1, 7)})
+    with pytest.raises(ProgramRefused, match="does not take samples of ids") as refused:
+        compile_program(packed, shape, parts=parts, engines=("pt2",))
+    assert "check the input's shape" in refused.value.hint
+
+
 class LastWord(nn.Module):
     """The output of a sequence's last word; `at_least`: the shortest sequence that it takes."""
 
