@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.doc_pages import DOCS, blocks
+
 ROOT = Path(__file__).parents[2]
 OWN = """
 from dataclasses import dataclass, replace
@@ -35,13 +37,19 @@ class All(Mean):
     def asked(self, fleet, rng):
         return sorted(fleet)
 """
+PAGE = "cosine:Cosine", "soft:Soft", "own_models:OwnModels", "checked:Checked"
 
 
 @pytest.mark.timeout(300)
-def test_a_method_of_the_readers_own_is_held_to_the_promises_and_a_broken_one_is_named(tmp_path: Path) -> None:
+def test_own_methods_and_those_of_the_page_keep_the_promises_and_a_broken_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "own_mean.py").write_text(OWN)
+    for block in blocks(DOCS / "plug-ins.md"):
+        if block.kind == "python":
+            (tmp_path / block.text.splitlines()[0].removeprefix("# ")).write_text(block.text)
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/conformance", "--method", "own_mean:Mean"]
     words += ["--method", "own_mean:All", "-k", "half_of_the_fleet or silent or replay"]
+    for method in PAGE:
+        words += ["--method", method]
     paths = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
@@ -55,4 +63,4 @@ def test_a_method_of_the_readers_own_is_held_to_the_promises_and_a_broken_one_is
     assert len(failed) == 1, done.stdout
     assert "half_of_the_fleet" in failed[0]
     assert "own_mean:All" in failed[0]
-    assert "1 failed, 7 passed" in done.stdout
+    assert "1 failed, 23 passed" in done.stdout

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import sys
 from functools import partial
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -36,6 +37,28 @@ def test_epsilon_is_that_of_gaussian_noise_where_words_are_fine(noise: float, su
     gaussian.compose(dp_accounting.GaussianDpEvent(noise), sums)
     found = epsilon_of(sums * sum_cost(scale, 100, 1_000), 1e-5)
     assert found == pytest.approx(gaussian.get_epsilon(1e-5), rel=1e-3)  # rounding of 1,000 words: 3e-6 of the bound
+
+
+def sum_epsilon(noise: float, *, sums: int = 1, bits: int = 32, devices: int = 30, parameters: int = 4_810) -> float:
+    """The epsilon of sums to which every device came."""
+    scale = SumScale(bits=bits, devices=devices, clip=1.0, noise=noise / np.sqrt(devices))
+    return epsilon_of(sums * sum_cost(scale, devices, parameters), 1e-5)
+
+
+def test_the_page_on_privacy_tells_how_far_epsilon_is_above_that_of_gaussian_noise() -> None:
+    page = (Path(__file__).parents[3] / "docs/privacy.md").read_text(encoding="utf-8")
+    exact = {noise: epsilon_spent(noise, 1, 1e-5) for noise in np.geomspace(0.36, 12, 40)}
+    above = [100 * (sum_epsilon(noise) / gaussian - 1) for noise, gaussian in exact.items()]
+    assert min(exact.values()) < 0.3
+    assert max(exact.values()) > 15
+    inside = [share for share, gaussian in zip(above, exact.values(), strict=True) if 0.3 <= gaussian <= 15]
+    assert f"{min(inside):.0f} to {max(inside):.0f} % higher" in page
+    assert epsilon_spent(1, 394, 1e-5) == pytest.approx(280, abs=5)
+    assert f"where it is 280, {100 * (sum_epsilon(1, sums=394) / epsilon_spent(1, 394, 1e-5) - 1):.0f} %" in page
+    large = sum_epsilon(1, bits=16, devices=1_000, parameters=1_150_000)
+    assert f"{sum_epsilon(1, bits=16):.1f} for 4,810" in page
+    assert f"{large:,.0f} for 1.15 million" in page
+    assert f"{sum_epsilon(1):.1f} for both" in page
 
 
 def test_fewer_devices_and_coarser_words_cost_more() -> None:
