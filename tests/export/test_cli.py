@@ -54,9 +54,9 @@ class Branching(Net):
         return super().forward(x) if self.head.weight.sum() > 0 else super().forward(-x)
 
 
-class Gamma(Net):
+class Bessel(Net):
     def forward(self, x):
-        return super().forward(x).abs().lgamma()
+        return torch.special.i0e(super().forward(x))
 
 
 class Broken(Net):
@@ -296,7 +296,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone(
         (("--model", "readers_models:Net", "--tolerance", "1"), 2, "--tolerance belongs to --check"),
         (("--model", "readers_models:Net", "--loss", "hinge"), 2, "hinge"),
         (("--model", "readers_models:Branching"), 5, "'readers_models:Branching' cannot be traced"),
-        (("--model", "readers_models:Gamma"), 5, "aten.lgamma"),
+        (("--model", "readers_models:Bessel"), 5, "aten.special_i0e"),
         (("--model", "readers_models:Broken"), 5, "KeyError: 'head'"),
         (("--model", "readers_models:Net", "--check", "x"), 2, "either --out or --check"),
         ((), 2, "--model"),

@@ -54,10 +54,10 @@ class Sorting(nn.Module):
         h = self.head(x.flatten(1))
         if self.branches and self.head.bias.sum() > 0:
             return h  # type: ignore[no-any-return]
-        return torch.lgamma(h)
+        return torch.special.i0e(h)
 
 
-@pytest.mark.parametrize(("branches", "code"), [(False, "return torch.lgamma(h)"), (True, "if self.branches and")])
+@pytest.mark.parametrize(("branches", "code"), [(False, "return torch.special.i0e(h)"), (True, "if self.branches and")])
 def test_a_refusal_names_the_line_of_the_models_code(branches: bool, code: str) -> None:  # noqa: FBT001 - a parameter
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     number = next(i for i, line in enumerate(lines, 1) if line.strip().startswith(code))
