@@ -46,7 +46,8 @@ paper = ["1 2 -", "3 4 -"]
 """
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 STORED = sorted(path.name for path in RESULTS.iterdir() if path.is_dir())
-BROKEN = TOML[: TOML.index("[[rows]]")] + '[[rows]]\nname = "None"\nmethod = "nothing"\n'
+WRONG_ROW = '[[rows]]\nname = "None"\nmethod = "fedavg"\nsettings = { learning-rate = -1 }\n'
+BROKEN = TOML[: TOML.index("[[rows]]")] + WRONG_ROW
 
 
 def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

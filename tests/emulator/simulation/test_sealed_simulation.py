@@ -31,7 +31,7 @@ def test_the_record_says_what_the_server_sees_and_bytes_are_those_of_the_words(s
     plan = RunSettings(rounds=3, seed=0, batch=16)
     record = run_simulation(method, start_of(), devices_of(LOCAL), plan).records[-1]
     assert record["secure"]["sees"].startswith("sums of 5 or more devices")
-    assert ("which center a device chose" in record["secure"]["sees"]) == (secure == "updates")
+    assert ("which center it chose" in record["secure"]["sees"]) == (secure == "updates")
     assert record["per_device"] == {}
     # The choice: 2 words. The sums: parameters, weight and count for each block. The evaluation: 5 of 32 bits.
     words = 2 * 2 + 2 * blocks * (len(start_of()) + 2) + 4 * 5
