@@ -213,7 +213,7 @@ def compile(  # noqa: A001, PLR0913 - `fc.compile`, and what a loss needs
     runs the program here. `batch`: the batch size of LiteRT, which needs a fixed one. The module itself is not changed;
     of a Lightning module its `forward` is taken. `progress`: show what goes on in a terminal and in a notebook;
     elsewhere a line on stderr every ten seconds. False: nothing. Another thread that compiles waits. torch's default
-    dtype is float32 for all threads meanwhile; where it was another one and other threads run, a warning names them.
+    dtype is float32 for all threads meanwhile: where it is another one, other threads name the dtype of what they make.
 
     Raises ProgramRefused, with the operator and the layer, for a module that cannot be expressed.
 

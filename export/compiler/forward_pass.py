@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,7 +22,6 @@ from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edge_client.errors import ProgramRefused
-from edge_client.printable import first_of
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.graph_passes.inplace_writes import without_writes
@@ -35,7 +33,6 @@ from export.diagnostics import quiet_warnings
 from export.float64_mode import as_in, without_autocast
 
 MAX_BATCH = 65_536
-NAMED = 3  # threads that a warning names
 _ONE_AT_A_TIME = threading.RLock()  # what is replaced in torch while a model is compiled is the whole process's
 
 
@@ -120,23 +117,11 @@ def uncompiled() -> Iterator[None]:
         if torch.is_anomaly_enabled():
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
         if (usual := torch.get_default_dtype()) is not torch.float32:
-            _warn_other_threads(usual)
             stack.callback(torch.set_default_dtype, usual)
             torch.set_default_dtype(torch.float32)
         if "torch._dynamo" in sys.modules:  # which torch.compile loads
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
-
-
-def _warn_other_threads(usual: torch.dtype) -> None:
-    """Torch has one default dtype for a process, so what other threads make meanwhile would be of another one."""
-    others = [t.name for t in threading.enumerate() if t is not threading.current_thread() and not t.daemon]
-    if others:
-        warnings.warn(
-            f"torch's default dtype is float32 in place of {str(usual).removeprefix('torch.')} for all threads while a "
-            f"model is compiled, for {first_of(others, NAMED)} too: let them wait, or name the dtype of what they make",
-            stacklevel=5,  # of compile_program
-        )
 
 
 @contextmanager

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from export.compiler.decompositions.angles import ANGLE_DECOMPOSITIONS as ANGLES
 from export.compiler.decompositions.convolutions import (
     convolution,
     convolution_backward,
     convolution_backward_for_torch,
     convolution_in_step,
 )
-from export.compiler.decompositions.gammas import GAMMA_DECOMPOSITIONS as GAMMAS
 from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS as INDEXING
 from export.compiler.decompositions.matrices import AXIS_DECOMPOSITIONS as AXES
 from export.compiler.decompositions.norms import (
@@ -42,6 +40,8 @@ from export.compiler.decompositions.norms import (
 )
 from export.compiler.decompositions.picks import PICK_DECOMPOSITIONS as PICKS
 from export.compiler.decompositions.pools import POOL_DECOMPOSITIONS as POOLS
+from export.compiler.decompositions.special_functions import ANGLE_DECOMPOSITIONS as ANGLES
+from export.compiler.decompositions.special_functions import GAMMA_DECOMPOSITIONS as GAMMAS
 from export.compiler.decompositions.supported_ops import TORCH_ALONE
 
 aten = torch.ops.aten

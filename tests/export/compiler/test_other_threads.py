@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_another_thread_trains_as_ever_while_a_forward_pass_is_traced() -> None:
 
 
 def test_another_thread_has_torchs_linear_layer_while_attention_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, callers = forward_overrides.FORWARD_OVERRIDES[F.linear], set[int]()
+    ours, callers = forward_overrides.INSIDE_ATTENTION["linear"], set[int]()
     attention, x = nn.MultiheadAttention(4, 1), torch.ones(3, 2, 4)
 
     def linear(*args: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ def test_another_thread_has_torchs_linear_layer_while_attention_is_traced(monkey
         other.submit(F.linear, torch.ones(1, 2), torch.ones(1, 2)).result(60)
         return cast("torch.Tensor", ours(*args))
 
-    monkeypatch.setitem(cast("dict[Any, Any]", forward_overrides.FORWARD_OVERRIDES), F.linear, linear)
+    monkeypatch.setitem(forward_overrides.INSIDE_ATTENTION, "linear", linear)
     with ThreadPoolExecutor(1) as other, tracing_context():
         attention(x, x, x)
     assert callers == {threading.get_ident()}
@@ -146,16 +146,3 @@ def test_a_search_for_the_order_of_an_einsum_that_the_user_turned_off_stays_off(
         with tracing_context():
             pass
         assert not torch.backends.opt_einsum.enabled
-
-
-def test_another_thread_is_named_before_its_tensors_get_the_dtype_of_a_compilation() -> None:
-    """Torch has one default dtype for a process; where that is float32, nothing changes for others."""
-    with ThreadPoolExecutor(1, "trainer") as other:
-        other.submit(torch.ones, 1).result(60)
-        with uncompiled():
-            pass
-        with usual_dtype(torch.float64):
-            told = pytest.warns(UserWarning, match=r"float32 in place of float64 for all threads .* trainer_0 too")
-            with told, uncompiled():
-                assert other.submit(torch.ones, 1).result(60).dtype is torch.float32
-            assert other.submit(torch.ones, 1).result(60).dtype is torch.float64

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.compiler.decompositions import angles
+from export.compiler.decompositions import special_functions as angles
 
 ROUNDINGS = 4 * 2.0**-52  # of a result between -pi and pi
 

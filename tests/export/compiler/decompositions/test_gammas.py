@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.compiler.decompositions import gammas
+from export.compiler.decompositions import special_functions as gammas
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 AROUND = torch.linspace(-6.3, 9.0, 4_001, dtype=torch.float64)  # no whole number but 9
