@@ -211,7 +211,7 @@ def _is_steep(operator: str, args: Sequence[Any]) -> bool:
     if operator != "aten.pow":
         return True
     base, exponent = args
-    return isinstance(base, Tensor) and (isinstance(exponent, Tensor) or (exponent < 1 and exponent != 0))
+    return isinstance(base, Tensor) and (isinstance(exponent, (Tensor, complex)) or (exponent < 1 and exponent != 0))
 
 
 def _scaled(found: Sequence[float], torchs: Sequence[float], limit: float) -> float:

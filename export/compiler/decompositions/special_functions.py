@@ -34,6 +34,8 @@ DENOMINATOR = (
     *(1.0, -2.40339491173441421878e00, 2.02094576023350569471e00),
     *(-6.88283971605453293030e-01, 7.70381505559019352791e-02),
 )
+SHIFT = 8
+BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # B_2, B_4, ...
 
 
 def asin(x: Tensor) -> Tensor:
@@ -91,10 +93,6 @@ ANGLE_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.atan.default: atan,
     aten.atan2.default: atan2,
 }
-
-
-SHIFT = 8
-BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # B_2, B_4, ...
 
 
 def lgamma(x: Tensor) -> Tensor:

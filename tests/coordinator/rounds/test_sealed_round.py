@@ -309,15 +309,6 @@ def test_a_record_says_whether_the_first_k_means_tells_single_updates(case: str,
     assert ("what the first k-means tells of some" in seen["sees"]) == told
 
 
-@pytest.mark.parametrize("secure", MODES)
-def test_a_record_does_not_deny_what_a_device_tells_of_itself_beside_the_sums(secure: str) -> None:
-    """Its number of samples is in its presence, the seconds in each `rdy`; with "updates" it tells its center."""
-    seen = what_is_seen(build("ifca", {"secure": secure}))
-    assert seen is not None
-    assert "of each device its number of samples and its times" in seen["sees"]
-    assert ("which center it chose" in seen["sees"]) == (secure == "updates")
-
-
 @pytest.mark.parametrize("case", ["fesem", "ifca"])
 @pytest.mark.parametrize("secure", MODES)
 def test_a_fleet_too_small_for_a_group_of_each_center_begins_with_fewer_groups(case: str, secure: str) -> None:

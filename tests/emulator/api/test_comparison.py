@@ -14,6 +14,7 @@ import fedcenters as fc
 from coordinator.strategies.base import Strategy
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array
+from emulator.api.checks import COLUMNS, COMPARED
 from emulator.api.comparison import left_in_words
 
 
@@ -30,6 +31,12 @@ def share_of_wrong(y: Array, outputs: Array) -> float:
 def test_a_dict_names_the_methods_everywhere(found: fc.Comparison) -> None:
     assert list(found.results) == list(found.table()["method"]) == ["one", "three"]
     assert [line.get_label() for line in found.plot().axes[0].lines] == ["one", "three"]
+
+
+@pytest.mark.parametrize("name", sorted(COLUMNS | COMPARED))
+def test_a_metric_cannot_take_the_place_of_another_column(name: str) -> None:
+    with pytest.raises(UsageError, match=f"a metric is called '{name}'"):
+        fc.simulate(fc.FedAvg(), fleet=fc.fleets.digits(devices=2), rounds=1, metrics={name: share_of_wrong})
 
 
 def test_history_has_a_row_for_each_method_seed_and_round(found: fc.Comparison) -> None:

@@ -319,8 +319,6 @@ def test_the_options_are_those_of_the_commands_table() -> None:
         ({"seed": 2**63}, UsageError, "seed is 9223372036854775808.*at most"),
         ({"name": "mine"}, UsageError, r"name is 'mine', and there is no folder.*out=.runs"),
         ({"metrics": {"round": lambda y, outputs: 1.0}}, UsageError, "a metric is called 'round'"),
-        ({"metrics": {"deviation": lambda y, outputs: 1.0}}, UsageError, "or of the table of a comparison"),
-        ({"metrics": {"ari": lambda y, outputs: 1.0}}, UsageError, "a metric is called 'ari'"),
         ({"workers": "2"}, UsageError, "workers is '2'"),
         ({"model": "wecfl-cnn"}, UsageError, r"device-00 cannot train wecfl-cnn: x has samples of shape \[1, 8, 8\]"),
         ({"resume": True, "out": "no-such-folder"}, ConfigError, "leave out `resume`, or give the run's own `out`"),

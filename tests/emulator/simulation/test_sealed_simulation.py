@@ -30,7 +30,7 @@ def test_the_record_says_what_the_server_sees_and_bytes_are_those_of_the_words(s
     method = make_method("ifca", **SETTINGS, secure=secure, **{"secure-bits": 16})
     plan = RunSettings(rounds=3, seed=0, batch=16)
     record = run_simulation(method, start_of(), devices_of(LOCAL), plan).records[-1]
-    assert record["secure"]["sees"].startswith("sums of 5 or more devices")
+    assert record["secure"]["sees"].startswith("sums of 5 or more devices, and of each device its number of samples")
     assert ("which center it chose" in record["secure"]["sees"]) == (secure == "updates")
     assert record["per_device"] == {}
     # The choice: 2 words. The sums: parameters, weight and count for each block. The evaluation: 5 of 32 bits.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.compiler.decompositions import special_functions as angles
+from export.compiler.decompositions import special_functions
 
 ROUNDINGS = 4 * 2.0**-52  # of a result between -pi and pi
 
@@ -26,17 +26,17 @@ SLOPES = torch.cat([torch.linspace(-8, 8, 2001, dtype=torch.float64), around(-1,
 
 @pytest.mark.parametrize(("name", "x"), [("asin", SINES), ("acos", SINES), ("atan", SLOPES)])
 def test_an_angle_of_a_number_is_torchs(name: str, x: Tensor) -> None:
-    ours, theirs = getattr(angles, name)(x), getattr(torch, name)(x)
+    ours, theirs = getattr(special_functions, name)(x), getattr(torch, name)(x)
     assert float((ours - theirs).abs().max()) <= ROUNDINGS
 
 
 def test_the_angle_of_a_point_is_torchs_in_every_quarter_on_the_axes_from_both_sides_and_infinitely_far() -> None:
     rows = torch.tensor([-3.0, -1.0, -1e-9, -0.0, 0.0, 1e-9, 1.0, 3.0, -math.inf, math.inf], dtype=torch.float64)
     y, x = torch.meshgrid(rows, rows, indexing="ij")
-    assert float((angles.atan2(y, x) - torch.atan2(y, x)).abs().max()) <= ROUNDINGS
+    assert float((special_functions.atan2(y, x) - torch.atan2(y, x)).abs().max()) <= ROUNDINGS
 
 
 def test_numbers_that_are_no_sine_have_no_angle() -> None:
     outside = torch.tensor([-1.5, 1.5])
-    assert torch.isnan(angles.asin(outside)).all()
-    assert torch.isnan(angles.acos(outside)).all()
+    assert torch.isnan(special_functions.asin(outside)).all()
+    assert torch.isnan(special_functions.acos(outside)).all()
