@@ -233,6 +233,23 @@ class Strategy(Protocol):
         """
 
 
+def relay(
+    exchanges: Round,
+    *,
+    change: Callable[[Exchange], Exchange] = lambda exchange: exchange,
+    see: Callable[[Replies], object] = lambda _: None,
+) -> Round:
+    """The exchanges of a round, each changed before it is asked; `see` is told the replies to each."""
+    try:
+        exchange = next(exchanges)
+        while True:
+            replies = yield change(exchange)
+            see(replies)
+            exchange = exchanges.send(replies)
+    except StopIteration as done:
+        return cast("State", done.value)
+
+
 T = TypeVar("T")
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
