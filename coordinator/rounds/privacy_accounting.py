@@ -56,9 +56,10 @@ def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], byte
             "running statistics (batch norm) have no bound that noise could follow",
             hint="use a model with group norm, or set privacy-noise = 0",
         )
-    if strategy.server.secure != "off":  # devices draw the noise
-        return strategy
-    return cast("Strategy", replace(strategy, server=replace(strategy.server, secret=secret())))
+    server = strategy.server
+    if server.secure == "off":  # else devices draw the noise
+        server = replace(server, secret=secret())
+    return cast("Strategy", replace(strategy, server=server))
 
 
 def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round:
