@@ -20,10 +20,9 @@ Exchange = Mapping[ClientId, Fit | Probe]
 Replies = Mapping[ClientId, Reply]
 ReplyObserver = Callable[[ClientId, Reply], None]
 Fleet = Mapping[ClientId, int]  # enrolled clients -> number of training samples
-Mixture = tuple[tuple[float, Flat], ...]  # weights and models, whose probabilities a device mixes
-ServedModels = tuple[
-    tuple[float, Flat | OwnModel], ...
-]  # the same, where a model may be one that the device keeps itself
+# Weights and models, whose probabilities a device mixes; the second where a model may be one that it keeps itself.
+Mixture = tuple[tuple[float, Flat], ...]
+ServedModels = tuple[tuple[float, Flat | OwnModel], ...]
 
 
 class ServingOptions(TypedDict):
