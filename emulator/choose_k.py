@@ -20,7 +20,7 @@ from coordinator.clustering.gram import gram_matrix, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
 from coordinator.rounds.label_counting import check_label_totals, count_labels
-from coordinator.strategies.base import Fleet, Round, ServedModels, ServingOptions, State, Strategy
+from coordinator.strategies.base import Fleet, Replies, Round, ServedModels, ServingOptions, State, Strategy, relay
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.representation import represent
 from coordinator.strategies.common.setting_checks import check_choice
@@ -253,17 +253,12 @@ class RecordingStrategy:
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         exchanges = with_momentum(self.method, state, schema, self.method.round(state, schema, fleet, rng))
         exchanges = count_labels(self.method, state, exchanges)
-        try:
-            exchange = next(exchanges)
-            while True:
-                replies = yield exchange
-                for c, reply in sorted(replies.items()):
-                    if reply.update is not None:
-                        self.models.setdefault(c, reply.update)
-                exchange = exchanges.send(replies)
-        except StopIteration as done:
-            after: State = done.value
-            return after
+        return relay(exchanges, see=self._record)
+
+    def _record(self, replies: Replies) -> None:
+        for c, reply in sorted(replies.items()):
+            if reply.update is not None:
+                self.models.setdefault(c, reply.update)
 
     @property
     def serving(self) -> ServingOptions:

@@ -28,9 +28,7 @@ from edge_client.toml_files import read_toml
 from emulator.options import OPTIONS, Option, SimulateArgs
 from export.plugins import nearest_name_hint
 
-CONFIG_FILE = (
-    "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
-)
+CONFIG_FILE = "simulate.toml"  # what was asked of a run over MQTT, whose config.toml is the coordinator's
 GROUPS_FILE = "groups.json"  # the true group of each device, beside it
 STATE_FILE = "state.safetensors"  # beside the centers, where no checkpoint has the state of the last round
 TREE_FILE = "tree.npz"  # beside the centers: edges and models of coordinator/strategies/common/center_tree.py

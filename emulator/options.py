@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.strategies.common.setting_checks import plain_number
 from edge_client.errors import UsageError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 RUN, PLACE, DEVICES, RESULT = "What is trained", "Where it runs", "Devices and their network", "Tests and results"
 MAX_SEED = 2**63 - 1  # that torch takes
+Value = TypeVar("Value")
 KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "Path": Path}
 
 
@@ -62,8 +63,9 @@ class Option:
             raise UsageError(f"{self.key} is {value}", hint=f"use at most {self.high:g}")
 
 
-def _row(words: str, **columns: Any) -> dict[str, Option]:  # noqa: ANN401 - see `Option`
-    return {"row": Option(help=words, **columns)}
+def _row(default: Value, words: str, **columns: Any) -> Value:  # noqa: ANN401 - see `Option`
+    """A field of `SimulateArgs` and its row of the table."""
+    return field(default=default, metadata={"row": Option(help=words, **columns)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,145 +75,94 @@ class SimulateArgs:
     An empty model or partition, and no number of devices, mean those that suit the data set (data/registry.py).
     """
 
-    method: str = field(
-        default="fesem", metadata=_row("A name (`list`), or package.module:Class.", panel=RUN, fingerprint=True)
+    method: str = _row("fesem", "A name (`list`), or package.module:Class.", panel=RUN, fingerprint=True)
+    data_set: str = _row(
+        "digits", "What the devices hold: a data set by name, or package.module:ENTRY.", panel=RUN, fingerprint=True
     )
-    data_set: str = field(
-        default="digits",
-        metadata=_row(
-            "What the devices hold: a data set by name, or package.module:ENTRY.", panel=RUN, fingerprint=True
-        ),
+    model: str = _row(
+        "", "A model by name, or package.module:factory. Default: what suits the data set.", panel=RUN, fingerprint=True
     )
-    model: str = field(
-        default="",
-        metadata=_row(
-            "A model by name, or package.module:factory. Default: what suits the data set.", panel=RUN, fingerprint=True
-        ),
+    partition: str = _row(
+        "",
+        "How the devices share the data, as dirichlet:alpha=0.1. Default: what suits the data set.",
+        panel=RUN,
+        fingerprint=True,
     )
-    partition: str = field(
-        default="",
-        metadata=_row(
-            "How the devices share the data, as dirichlet:alpha=0.1. Default: what suits the data set.",
-            panel=RUN,
-            fingerprint=True,
-        ),
+    devices: int | None = _row(
+        None, "How many devices. Default: as many as suit the data set.", panel=RUN, low=1, fingerprint=True
     )
-    devices: int | None = field(
-        default=None,
-        metadata=_row("How many devices. Default: as many as suit the data set.", panel=RUN, low=1, fingerprint=True),
+    groups: int | None = _row(None, "How many true groups the partition makes.", panel=RUN, low=1, fingerprint=True)
+    rounds: int = _row(10, "Training rounds.", panel=RUN, key="num-rounds", low=1)
+    seed: int = _row(
+        0, "Cuts the data and draws every random number.", panel=RUN, low=0, high=MAX_SEED, fingerprint=True
     )
-    groups: int | None = field(
-        default=None, metadata=_row("How many true groups the partition makes.", panel=RUN, low=1, fingerprint=True)
+    data_seed: int | None = _row(
+        None,
+        "Cuts the data. Default: the seed of the run.",
+        panel=RUN,
+        low=0,
+        high=MAX_SEED,
+        flag=False,
+        fingerprint=True,
     )
-    rounds: int = field(default=10, metadata=_row("Training rounds.", panel=RUN, key="num-rounds", low=1))
-    seed: int = field(
-        default=0,
-        metadata=_row(
-            "Cuts the data and draws every random number.", panel=RUN, low=0, high=MAX_SEED, fingerprint=True
-        ),
-    )
-    data_seed: int | None = field(
-        default=None,
-        metadata=_row(
-            "Cuts the data. Default: the seed of the run.",
-            panel=RUN,
-            low=0,
-            high=MAX_SEED,
-            flag=False,
-            fingerprint=True,
-        ),
-    )
-    engine: str = field(
-        default="auto",
-        metadata=_row(
-            "auto: the fastest here; lean (CPU), stacked or graphs (GPU); or onnx, litert, pt2, as devices run it.",
-            panel=PLACE,
-        ),
+    engine: str = _row(
+        "auto",
+        "auto: the fastest here; lean (CPU), stacked or graphs (GPU); or onnx, litert, pt2, as devices run it.",
+        panel=PLACE,
     )
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    data: Path | None = field(
-        default=None,
-        metadata=_row("The folder of data sets. Default: the folder that FEDCENTERS_DATA names.", panel=PLACE),
+    data: Path | None = _row(
+        None, "The folder of data sets. Default: the folder that FEDCENTERS_DATA names.", panel=PLACE
     )
-    workers: int = field(default=1, metadata=_row("Processes that share the devices' work.", panel=PLACE, low=1))
-    broker: str = field(
-        default="",
-        metadata=_row(
-            "Play it over MQTT, with real processes: auto, mosquitto, embedded, or a URL like mqtt://host:1883.",
-            panel=PLACE,
-        ),
+    workers: int = _row(1, "Processes that share the devices' work.", panel=PLACE, low=1)
+    broker: str = _row(
+        "",
+        "Play it over MQTT, with real processes: auto, mosquitto, embedded, or a URL like mqtt://host:1883.",
+        panel=PLACE,
     )
-    ray: str = field(
-        default="",
-        metadata=_row("A Ray cluster that does the work, as host:port; or auto.", panel=PLACE, metavar="HOST:PORT"),
+    ray: str = _row("", "A Ray cluster that does the work, as host:port; or auto.", panel=PLACE, metavar="HOST:PORT")
+    profiles: Path | None = _row(
+        None, "A TOML file of kinds of devices; docs/emulate-a-fleet.md has the keys.", panel=DEVICES, fingerprint=True
     )
-    profiles: Path | None = field(
-        default=None,
-        metadata=_row(
-            "A TOML file of kinds of devices; docs/emulate-a-fleet.md has the keys.", panel=DEVICES, fingerprint=True
-        ),
+    codec: str = _row("f32", "How updates travel: f32, f16, or i8 as over MQTT.", panel=DEVICES, fingerprint=True)
+    hostile: str = _row(
+        "",
+        "What a share of the devices does, as sign-flip:0.2.",
+        panel=DEVICES,
+        metavar="ATTACK:SHARE",
+        fingerprint=True,
     )
-    codec: str = field(
-        default="f32",
-        metadata=_row("How updates travel: f32, f16, or i8 as over MQTT.", panel=DEVICES, fingerprint=True),
+    concurrency: int | None = _row(
+        None,
+        "No device is waited for: so many train at once, each from the newest centers. Default: rounds.",
+        panel=DEVICES,
+        low=1,
+        fingerprint=True,
     )
-    hostile: str = field(
-        default="",
-        metadata=_row(
-            "What a share of the devices does, as sign-flip:0.2.",
-            panel=DEVICES,
-            metavar="ATTACK:SHARE",
-            fingerprint=True,
-        ),
+    buffer: int | None = _row(
+        None, "With --concurrency: updates that make new centers. Default: 10.", panel=DEVICES, low=1, fingerprint=True
     )
-    concurrency: int | None = field(
-        default=None,
-        metadata=_row(
-            "No device is waited for: so many train at once, each from the newest centers. Default: rounds.",
-            panel=DEVICES,
-            low=1,
-            fingerprint=True,
-        ),
+    max_staleness: int | None = _row(
+        None,
+        "With --concurrency: versions after which a task is stopped. Default: 20.",
+        panel=DEVICES,
+        low=0,
+        fingerprint=True,
     )
-    buffer: int | None = field(
-        default=None,
-        metadata=_row(
-            "With --concurrency: updates that make new centers. Default: 10.", panel=DEVICES, low=1, fingerprint=True
-        ),
+    evaluate_every: int = _row(1, "Rounds from one test to the next; the last has one.", panel=RESULT, low=1)
+    fraction_evaluate: float = _row(
+        1.0, "Share of the devices in a test; in the last round all.", panel=RESULT, low=0.0, high=1.0
     )
-    max_staleness: int | None = field(
-        default=None,
-        metadata=_row(
-            "With --concurrency: versions after which a task is stopped. Default: 20.",
-            panel=DEVICES,
-            low=0,
-            fingerprint=True,
-        ),
+    checkpoint_every: int | None = _row(
+        None,
+        "Rounds from one checkpoint to the next, for --resume; 0 keeps none. Default: after the first round, then "
+        "as often as takes a twentieth of the time.",
+        low=0,
+        flag=False,
     )
-    evaluate_every: int = field(
-        default=1, metadata=_row("Rounds from one test to the next; the last has one.", panel=RESULT, low=1)
-    )
-    fraction_evaluate: float = field(
-        default=1.0,
-        metadata=_row("Share of the devices in a test; in the last round all.", panel=RESULT, low=0.0, high=1.0),
-    )
-    checkpoint_every: int | None = field(
-        default=None,
-        metadata=_row(
-            "Rounds from one checkpoint to the next, for --resume; 0 keeps none. Default: after the first round, then "
-            "as often as takes a twentieth of the time.",
-            low=0,
-            flag=False,
-        ),
-    )
-    loggers: str = field(
-        default="", metadata=_row("Who is told of each round, as tensorboard,mlflow; see docs/runs.md.", panel=RESULT)
-    )
-    out: Path = field(default=Path("runs"), metadata=_row("The run's own folder is made in here.", panel=RESULT))
-    name: str = field(
-        default="",
-        metadata=_row("The name of the run's folder. Default: made from the method and the seed.", panel=RESULT),
-    )
+    loggers: str = _row("", "Who is told of each round, as tensorboard,mlflow; see docs/runs.md.", panel=RESULT)
+    out: Path = _row(Path("runs"), "The run's own folder is made in here.", panel=RESULT)
+    name: str = _row("", "The name of the run's folder. Default: made from the method and the seed.", panel=RESULT)
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -14,7 +14,7 @@ import numpy as np
 from coordinator.attack_drill.findings import SUMS, Attack, Seen
 from coordinator.attack_drill.loopback_copy import HOSTILE
 from coordinator.attack_drill.played_device import PlayedDevice
-from coordinator.attack_drill.played_round import Outcome, PlayedRound, RoundsCopy
+from coordinator.attack_drill.played_round import Outcome, RoundsCopy
 from coordinator.attack_drill.played_sums import AskedOnce
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import device_stages
@@ -165,21 +165,17 @@ def _no_upload(rounds: RoundsCopy) -> Seen:
 
 
 def _on_a_device(rounds: RoundsCopy, stage: str, again: Callable[[DeviceSums, AskedOnce], object]) -> Seen:
-    """After a round of honest devices, one of them is asked by whoever has the coordinator's messages."""
+    """After a round of honest devices, one of them is asked with the coordinator's messages."""
     with rounds.round() as played:
         for task in played.tasks():
             played.hostile.answer(task)
         played.end()
-        victim = _victim(played)
+        victim = played.honest[0]
     try:
         again(victim.sums.sums, victim.sums.asked[stage])
     except Malformed as refused:
         return Seen(held=True, words=str(refused))
     return Seen(held=False, words="the device answers")
-
-
-def _victim(played: PlayedRound) -> PlayedDevice:
-    return played.honest[0]
 
 
 def _both_kinds(rounds: RoundsCopy) -> Seen:

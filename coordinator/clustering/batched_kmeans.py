@@ -23,9 +23,7 @@ from edge_client.protocol.task import F64, I64
 MAX_LLOYD_SWEEPS = 300  # of Lloyd; it converges in far fewer
 MIN_RELATIVE_GAIN = 1e-12  # of the total scatter; lesser moves are rounding, and may never end
 GIVE_UP_FACTOR = 50  # a run ends when this many times the gain of its moves would not make it the best
-FULL_PRODUCT_MAX_POINTS = (
-    512  # points up to which one product for all runs is cheaper than one per run for moved points
-)
+FULL_PRODUCT_MAX_POINTS = 512  # up to these one product for all runs is cheaper than one per run for moved points
 
 
 @dataclass(frozen=True, kw_only=True)

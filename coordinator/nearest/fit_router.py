@@ -45,19 +45,14 @@ FALSE_BADS = 0.1  # and beyond that for a good fit
 DISTANCE_FLOOR = 0.05  # of the mean distance, added before the logarithm: a loss near zero is no better than this one
 RIDGES = (1e-3, 1e-2, 1e-1)  # ridges per row to choose from
 FOLDS = 5
-MAX_NEWTON_STEPS, MAX_STEP_HALVINGS, CONVERGENCE_TOLERANCE = (
-    100,
-    20,
-    1e-9,
-)  # of the fit: steps, halvings of one, the gain that ends it
+MAX_NEWTON_STEPS, MAX_STEP_HALVINGS = 100, 20  # of the fit, and of one step
+CONVERGENCE_TOLERANCE = 1e-9  # the gain that ends it
 MIN_SPREAD = 1e-6
 LEAST_WEIGHT = 1e-3  # of a way without any other: without a weight the first center would be the nearest of all
 MAX_LOG = 36.0  # of a limit
 LARGEST_LIMIT = 2.0**52  # a float32 below the largest number of a guide, 2^53 - 1
-SPREAD_QUANTILE = (
-    0.95  # the spread is that of a normal distribution with the same upper quantile: what matters is far above
-)
-NORMAL_SPREAD_QUANTILE = 1.6449
+# The spread is that of a normal distribution with the same upper quantile: what matters is far above.
+SPREAD_QUANTILE, NORMAL_SPREAD_QUANTILE = 0.95, 1.6449
 COMBINED_RULES = {
     "labelled": ("loss", "votes", "entropy", "norms", "sketch"),
     "unlabelled": ("entropy", "norms", "sketch"),

@@ -10,8 +10,9 @@ keeps its totals, as it keeps its values.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
-from coordinator.strategies.base import Round, State, Strategy
+from coordinator.strategies.base import Replies, Round, State, Strategy, relay
 from coordinator.strategies.common.label_totals import COUNTS_KEY, check_room, label_counts, with_label_totals
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.updates import pack_by_client
@@ -22,12 +23,17 @@ from edge_client.protocol.task import ClientId, Probe
 SAME_NUMBER = 0.5  # samples by which a sum of soft labels may differ from their number
 
 
+def corrects_labels(strategy: Strategy) -> TypeGuard[LocalSgd]:
+    """Whether devices correct centers to their own label counts."""
+    return isinstance(strategy, LocalSgd) and strategy.label_prior == "device"
+
+
 def check_label_totals(strategy: Strategy, program: Program) -> None:
     """Raise ConfigError, before the first round, where devices would refuse each probe, or no task has room.
 
     A label prior corrects a cross-entropy, and a task has the label totals of all centers.
     """
-    if not isinstance(strategy, LocalSgd) or strategy.label_prior != "device":
+    if not corrects_labels(strategy):
         return
     if program.loss != "cross-entropy" or program.own_loss:
         told = "has a loss of its own" if program.own_loss else f"is trained for {program.loss}"
@@ -40,17 +46,14 @@ def check_label_totals(strategy: Strategy, program: Program) -> None:
 
 def count_labels(strategy: Strategy, before: State, exchanges: Round) -> Round:
     """The exchanges of a round, and one for label counts that are not known; the new state has the centers' totals."""
-    if not isinstance(strategy, LocalSgd) or strategy.label_prior != "device":
+    if not corrects_labels(strategy):
         return (yield from exchanges)
     samples = dict[ClientId, int]()
-    try:
-        exchange = next(exchanges)
-        while True:
-            replies = yield exchange
-            samples |= {c: reply.n for c, reply in replies.items() if reply.update is not None}
-            exchange = exchanges.send(replies)
-    except StopIteration as done:
-        after: State = done.value
+
+    def count(replies: Replies) -> None:
+        samples.update({c: reply.n for c, reply in replies.items() if reply.update is not None})
+
+    after = yield from relay(exchanges, see=count)
     counts = dict(label_counts(before))
     unknown = [c for c, n in sorted(samples.items()) if c not in counts or abs(counts[c].sum() - n) > SAME_NUMBER]
     if unknown:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import TypeGuard, cast
 
 import numpy as np
 
 from coordinator.aggregation.privacy import epsilon_spent
 from coordinator.aggregation.skellam_accounting import SPENT_KEY, epsilon_of
 from coordinator.rounds.round_record import PrivacyRecord
-from coordinator.strategies.base import Round, State, Strategy, late_replies
+from coordinator.strategies.base import Replies, Round, State, Strategy, late_replies, relay
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.server_options import check_applied
 from coordinator.strategies.common.updates import pack_by_client, unpack_by_client
@@ -27,6 +27,11 @@ from edge_client.protocol.task import Schema
 RELEASES_KEY = "private-releases"
 
 
+def is_private(strategy: Strategy) -> TypeGuard[LocalSgd]:
+    """Whether noise hides what a single device contributes."""
+    return isinstance(strategy, LocalSgd) and strategy.server.privacy_noise > 0
+
+
 def check_private(strategy: Strategy) -> None:
     """Raise ConfigError for what can be told before there is a model.
 
@@ -34,8 +39,8 @@ def check_private(strategy: Strategy) -> None:
     """
     if isinstance(strategy, LocalSgd):
         check_applied(strategy, strategy.server)
-        if strategy.server.privacy_noise:
-            epsilon_spent(strategy.server.privacy_noise, 1, strategy.server.privacy_delta)
+    if is_private(strategy):
+        epsilon_spent(strategy.server.privacy_noise, 1, strategy.server.privacy_delta)
 
 
 def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], bytes]) -> Strategy:
@@ -44,34 +49,32 @@ def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], byte
     Raises ConfigError for a model that the noise cannot protect, and what `check_private` raises.
     """
     check_private(strategy)
-    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
+    if not is_private(strategy):
         return strategy
     if schema.size > schema.n_params:
         raise ConfigError(
             "running statistics (batch norm) have no bound that noise could follow",
             hint="use a model with group norm, or set privacy-noise = 0",
         )
-    if strategy.server.secure != "off":  # devices draw the noise
-        return strategy
-    return cast("Strategy", replace(strategy, server=replace(strategy.server, secret=secret())))
+    server = strategy.server
+    if server.secure == "off":  # else devices draw the noise
+        server = replace(server, secret=secret())
+    return cast("Strategy", replace(strategy, server=server))
 
 
 def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round:
     """Run the round; the new state of a private method counts how often each device's updates were used."""
-    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise or strategy.server.secure != "off":
+    if not is_private(strategy) or strategy.server.secure != "off":
         return (yield from exchanges)
     times = Counter({c: int(n) for c, n in unpack_by_client(before.extra, RELEASES_KEY).items()})
-    try:
-        exchange = next(exchanges)
-        while True:
-            replies = yield exchange
-            for some in (replies, late_replies(replies)):
-                times.update(c for c, reply in some.items() if reply.update is not None or reply.grad is not None)
-            exchange = exchanges.send(replies)
-    except StopIteration as done:
-        after: State = done.value
-        counts = pack_by_client(RELEASES_KEY, {c: np.array(n) for c, n in times.items()})
-        return replace(after, extra={**after.extra, **counts})
+
+    def count(replies: Replies) -> None:
+        for some in (replies, late_replies(replies)):
+            times.update(c for c, reply in some.items() if reply.update is not None or reply.grad is not None)
+
+    after = yield from relay(exchanges, see=count)
+    counts = pack_by_client(RELEASES_KEY, {c: np.array(n) for c, n in times.items()})
+    return replace(after, extra={**after.extra, **counts})
 
 
 def privacy_spent(strategy: Strategy, state: State) -> PrivacyRecord | None:
@@ -80,25 +83,20 @@ def privacy_spent(strategy: Strategy, state: State) -> PrivacyRecord | None:
     `given_assignments`: the guarantee covers the centers given the assignment only, because the method groups devices
     by comparing their updates with each other.
     """
-    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
+    if not is_private(strategy):
         return None
     server = strategy.server
     if server.secure != "off":
         spent = state.extra.get(SPENT_KEY, np.zeros((2, 1)))
-        return {
-            "epsilon": round(epsilon_of(spent[0], server.privacy_delta), 4),
-            "delta": server.privacy_delta,
-            "releases": int(spent[1, 0]),
-            "noise": server.privacy_noise,
-            "clip": server.privacy_clip,
-            "given_assignments": len(state.centers) > 1,
-        }
-    most = max((int(n) for n in unpack_by_client(state.extra, RELEASES_KEY).values()), default=0)
+        epsilon, releases = epsilon_of(spent[0], server.privacy_delta), int(spent[1, 0])
+    else:
+        releases = max((int(n) for n in unpack_by_client(state.extra, RELEASES_KEY).values()), default=0)
+        epsilon = epsilon_spent(server.privacy_noise, releases, server.privacy_delta)
     return {
-        "epsilon": round(epsilon_spent(strategy.server.privacy_noise, most, strategy.server.privacy_delta), 4),
-        "delta": strategy.server.privacy_delta,
-        "releases": most,
-        "noise": strategy.server.privacy_noise,
-        "clip": strategy.server.privacy_clip,
-        "given_assignments": strategy.clusters_together,
+        "epsilon": round(epsilon, 4),
+        "delta": server.privacy_delta,
+        "releases": releases,
+        "noise": server.privacy_noise,
+        "clip": server.privacy_clip,
+        "given_assignments": len(state.centers) > 1 if server.secure != "off" else strategy.clusters_together,
     }

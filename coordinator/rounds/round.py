@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from coordinator.rounds.metrics import (
 from coordinator.rounds.privacy_accounting import count_releases
 from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import is_sealed, sealed_round
-from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, Strategy
+from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, Strategy, relay
 from coordinator.strategies.common.assignment import told_assignment
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
@@ -238,23 +238,22 @@ def _plain_array(made_by: str, name: str, value: object) -> Array:
 
 def _checked_exchanges(name: str, schema: Schema, exchanges: Round) -> Round:
     """The exchanges as they are. Raises UsageError for what is no dict of tasks by device, each of this model."""
-    try:
-        exchange = next(exchanges)
-        while True:
-            if not isinstance(exchange, Mapping):
-                raise UsageError(f"{_line(name, exchanges)} yields {type(exchange).__name__}", hint=TASKS_HINT)
-            tasks = exchange.items() if isinstance(exchange, dict) else ()
-            if wrong := [(who, task) for who, task in tasks if not isinstance(task, (Fit, Probe))]:
-                who, task = wrong[0]
-                told = f"{_line(name, exchanges)} yields {type(task).__name__} for {who}"
-                raise UsageError(told, hint=TASKS_HINT)
-            misfits = ((who, v) for who, task in tasks for v in task.vectors if v.shape != (schema.size,))
-            if misfit := next(misfits, None):
-                told = f"{_line(name, exchanges)} gives {misfit[0]} a model of shape {list(misfit[1].shape)}"
-                raise UsageError(told, hint=f"a model is one row of state.centers, of shape [{schema.size}]")
-            exchange = exchanges.send((yield exchange))
-    except StopIteration as done:
-        return cast("State", done.value)
+
+    def checked(exchange: Exchange) -> Exchange:
+        if not isinstance(exchange, Mapping):
+            raise UsageError(f"{_line(name, exchanges)} yields {type(exchange).__name__}", hint=TASKS_HINT)
+        tasks = exchange.items() if isinstance(exchange, dict) else ()
+        if wrong := [(who, task) for who, task in tasks if not isinstance(task, (Fit, Probe))]:
+            who, task = wrong[0]
+            told = f"{_line(name, exchanges)} yields {type(task).__name__} for {who}"
+            raise UsageError(told, hint=TASKS_HINT)
+        misfits = ((who, v) for who, task in tasks for v in task.vectors if v.shape != (schema.size,))
+        if misfit := next(misfits, None):
+            told = f"{_line(name, exchanges)} gives {misfit[0]} a model of shape {list(misfit[1].shape)}"
+            raise UsageError(told, hint=f"a model is one row of state.centers, of shape [{schema.size}]")
+        return exchange
+
+    return relay(exchanges, change=checked)
 
 
 def _line(name: str, exchanges: Round) -> str:

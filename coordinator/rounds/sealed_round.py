@@ -49,7 +49,7 @@ def is_sealed(strategy: Strategy) -> TypeGuard[LocalSgd]:
 
 def check_sealed(strategy: Strategy, schema: Schema, fleet: Fleet) -> None:
     """Raise ConfigError for a model or a fleet that sums cannot protect."""
-    if not isinstance(strategy, LocalSgd) or strategy.server.secure == "off":
+    if not is_sealed(strategy):
         return
     least = strategy.server.least_members
     if schema.size > schema.n_params:
@@ -66,7 +66,7 @@ def check_sealed(strategy: Strategy, schema: Schema, fleet: Fleet) -> None:
 
 def what_is_seen(strategy: Strategy) -> SecureRecord | None:
     """The field `secure` of a round's record; None for a method whose server is sent single updates."""
-    if not isinstance(strategy, LocalSgd) or strategy.server.secure == "off":
+    if not is_sealed(strategy):
         return None
     server, plan = strategy.server, plan_of(strategy, {})
     hidden = server.secure == "updates+membership" or plan.choose in SOFT

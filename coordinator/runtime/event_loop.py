@@ -188,7 +188,7 @@ class EventLoop:
 
     def run_until_closed(self, live: Live) -> None:
         """Take events until the exchange is closed."""
-        self.dispatcher.exchange.begin(live)
+        self.dispatcher.exchange.live = live
         self.status.write("asking")
         self.run_until(lambda: live.closed)
         self.status.notify()

@@ -77,14 +77,8 @@ class Server:
             check_masked(strategy, min_devices=config.fleet.min_devices)
         accept_settings(config, store)
         self.session: EventLoop | None = None
-        self._config, self._store, self._clock, self._dial, self._observe = (
-            config,
-            store,
-            AwakeClock(clock),
-            dial,
-            observe,
-        )
-        self._passing = clock  # it goes on while there is no broker
+        self._config, self._store, self._dial, self._observe = config, store, dial, observe
+        self._clock, self._passing = AwakeClock(clock), clock  # the second goes on while there is no broker
         self._key = open_signing_key(config.signing_key_folder)
         self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch, clock.unix_ms)
         self._controls = Controls()

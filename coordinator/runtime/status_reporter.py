@@ -8,8 +8,7 @@ from typing import Any
 
 from coordinator.runtime.announcer import StateAnnouncer
 from coordinator.runtime.dispatcher import Dispatcher
-from coordinator.runtime.exchange.live_exchange import LiveExchange
-from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
+from coordinator.runtime.exchange.current_exchange import Live
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.status import NO_BROKER, StatusWriter
 from coordinator.storage.store import Store
@@ -76,7 +75,7 @@ class StatusReporter:
         """Say whom an open exchange waits for, when nothing has come for a while; the next time after twice as long."""
         live = self._dispatcher.exchange.live
         # A run without rounds waits for no device.
-        if live is None or isinstance(live, UpdatesAndTest) or not self._has_broker:
+        if live is None or live.count_answers is None or not self._has_broker:
             self._waits_for = (None, 0)
             return
         now = (live.key, live.count_answers)
@@ -88,7 +87,7 @@ class StatusReporter:
             self._tell_at_s = now_s + self._tell_again_s
             self._progress(self._waiting(live))
 
-    def _waiting(self, live: LiveExchange) -> dict[str, Any]:
+    def _waiting(self, live: Live) -> dict[str, Any]:
         """Which devices an exchange waits for; those that are not connected are called so."""
         found, here = live.progress(), self._dispatcher.fleet.devices
         left = sorted(cid for group in ("open", "unasked", "uploading", "waiting") for cid in found[group])

@@ -160,7 +160,7 @@ def newest_rounds(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _devices_per_center(record: Mapping[str, Any]) -> list[int] | None:
-    """Of a round with several centers; None where there is no such round, or nobody's center is known."""
+    """Of a round with several centers; None where there is no such round, or no device's center is known."""
     sizes = center_sizes(record.get("assignment", {}), len(record.get("per_center", ())))
     return sizes if len(sizes) > 1 and any(sizes) else None
 

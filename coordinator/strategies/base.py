@@ -20,10 +20,9 @@ Exchange = Mapping[ClientId, Fit | Probe]
 Replies = Mapping[ClientId, Reply]
 ReplyObserver = Callable[[ClientId, Reply], None]
 Fleet = Mapping[ClientId, int]  # enrolled clients -> number of training samples
-Mixture = tuple[tuple[float, Flat], ...]  # weights and models, whose probabilities a device mixes
-ServedModels = tuple[
-    tuple[float, Flat | OwnModel], ...
-]  # the same, where a model may be one that the device keeps itself
+# Weights and models, whose probabilities a device mixes; the second where a model may be one that it keeps itself.
+Mixture = tuple[tuple[float, Flat], ...]
+ServedModels = tuple[tuple[float, Flat | OwnModel], ...]
 
 
 class ServingOptions(TypedDict):
@@ -231,6 +230,23 @@ class Strategy(Protocol):
 
         None stands for a device that never trained; its models are centers.
         """
+
+
+def relay(
+    exchanges: Round,
+    *,
+    change: Callable[[Exchange], Exchange] = lambda exchange: exchange,
+    see: Callable[[Replies], object] = lambda _: None,
+) -> Round:
+    """The exchanges of a round, each changed before it is asked; `see` is told the replies to each."""
+    try:
+        exchange = next(exchanges)
+        while True:
+            replies = yield change(exchange)
+            see(replies)
+            exchange = exchanges.send(replies)
+    except StopIteration as done:
+        return cast("State", done.value)
 
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edge_client.protocol.task import I64, ClientId
 
 PREFIX = "device-"
-NOBODY = -1  # the center of a device that has none
+NO_CENTER = -1  # the center of a device that has none
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,19 @@ class NumberedFleet(Mapping[ClientId, int]):
 
 
 class NumberedAssignment(Mapping[ClientId, int]):
-    """The center of each device, `centers` [n] int16; NOBODY: it has none, and is not in the mapping."""
+    """The center of each device, `centers` [n] int16; NO_CENTER: it has none, and is not in the mapping."""
 
     def __init__(self, centers: NDArray[np.int16]) -> None:
         self.names, self.centers = DeviceNames(len(centers)), centers
 
     def __getitem__(self, who: ClientId) -> int:
         number = self.names.number(who)
-        if number is None or self.centers[number] == NOBODY:
+        if number is None or self.centers[number] == NO_CENTER:
             raise KeyError(who)
         return int(self.centers[number])
 
     def __iter__(self) -> Iterator[ClientId]:
-        return (self.names[int(number)] for number in np.flatnonzero(self.centers != NOBODY))
+        return (self.names[int(number)] for number in np.flatnonzero(self.centers != NO_CENTER))
 
     def __len__(self) -> int:
         return sum(self.members.values())
@@ -102,7 +102,7 @@ class NumberedAssignment(Mapping[ClientId, int]):
     @cached_property
     def members(self) -> Counter[int]:
         """How many devices each center has."""
-        numbers, counts = np.unique(self.centers[self.centers != NOBODY], return_counts=True)
+        numbers, counts = np.unique(self.centers[self.centers != NO_CENTER], return_counts=True)
         return Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
 
@@ -135,7 +135,9 @@ def reassigned(
     """The assignment `before` with the centers that devices have `chosen` since."""
     if not isinstance(fleet, NumberedFleet):
         return {**before, **chosen}
-    centers = before.centers.copy() if isinstance(before, NumberedAssignment) else np.full(len(fleet), NOBODY, np.int16)
+    centers = (
+        before.centers.copy() if isinstance(before, NumberedAssignment) else np.full(len(fleet), NO_CENTER, np.int16)
+    )
     for who, center in chosen.items():
         centers[fleet.names.number(who)] = center
     return NumberedAssignment(centers)

@@ -167,10 +167,8 @@ def _devices(data: DataSet, cut: PartitionIndices, rng: np.random.Generator) -> 
         firsts, which = _distinct(cut.train)  # devices with the same samples split them in the same way
         dealt = [_dealt(cut.train[i], data.train_share, rng) for i in firsts]
         train, test = ([dealt[k][part] for k in which] for part in (0, 1))
-    mine, held = (
-        _as_devices_see(data, data.train, train, cut),
-        _as_devices_see(data, data.test or data.train, test, cut),
-    )
+    mine = _as_devices_see(data, data.train, train, cut)
+    held = _as_devices_see(data, data.test or data.train, test, cut)
     return [DeviceData(train=fit, test=kept) for fit, kept in zip(mine, held, strict=True)]
 
 

@@ -117,9 +117,8 @@ def run_cells(
             key = (column.data_set, job.seed)
             if key not in loaded:
                 begin(job, f"reading {column.data_set}")
-                loaded = {
-                    key: registry.load_data_set(column.data_set, place.data, seed=job.seed)
-                }  # one at a time: they are big
+                # one at a time: they are big
+                loaded = {key: registry.load_data_set(column.data_set, place.data, seed=job.seed)}
         except (ConfigError, UsageError) as missing:
             reasons[column.name] = missing.message
             continue

@@ -26,13 +26,8 @@ from emulator.parallel.shared_matrix import open_shared_matrix
 from emulator.simulation import checkpoint
 from emulator.simulation.emulated_devices import EmulatedDevices
 
-USER_ERRORS = (
-    UsageError,
-    ConfigError,
-    RuntimeMissing,
-    ProgramRefused,
-    ImportError,
-)  # errors that are sent back unchanged
+# sent back unchanged
+USER_ERRORS = (UsageError, ConfigError, RuntimeMissing, ProgramRefused, ImportError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,10 +58,8 @@ STYLE: Any = {  # matplotlib types every single key
     "svg.hashsalt": "fedcenters",  # the same numbers give the same bytes
 }
 
-DARK_INK, LIGHT_INK = (
-    "#08131f",
-    "#fffffe",
-)  # text on a colour; a page in dark mode has lighter centers and dark ink there
+# text on a colour; a page in dark mode has lighter centers and dark ink there
+DARK_INK, LIGHT_INK = "#08131f", "#fffffe"
 CONSTANT_LIGHT_INK = "#fffffd"  # text on a shade that is the same in dark mode
 THEME = {  # a colour of a figure -> the variable that a page sets for light and dark
     "#111827": "ink",

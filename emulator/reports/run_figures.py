@@ -112,10 +112,8 @@ def _shares_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
     }
     curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
     history = [event["assignment"] for event in run.rounds]
-    title, tall = (
-        f"{display_names.method_label(run.method)} on held-out samples",
-        max(4.0, 0.17 * min(len(run.fleet), 120)),
-    )
+    title = f"{display_names.method_label(run.method)} on held-out samples"
+    tall = max(4.0, 0.17 * min(len(run.fleet), 120))
     return {
         "labels": PanelRow(
             width=11, height=3.8, panels=[lambda axes: plots.draw_labels(axes, labels, groups, run.classes)]

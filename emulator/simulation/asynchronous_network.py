@@ -1,4 +1,4 @@
-"""Devices in virtual time that nobody waits for: drives the state machine of rounds/asynchronous/training.py.
+"""Devices in virtual time that no round waits for: drives the state machine of rounds/asynchronous/training.py.
 
 Devices take virtual seconds by their profiles, as in virtual_network.py, whose devices, channel, checks and counters
 these are. A device that is away gets no task; one that leaves while it works reports when it is back. A task without an
@@ -73,7 +73,7 @@ class AsynchronousNetwork:
                 training = self._hand_out(training)
             next_s = min(self._due_s, self._next_return_s(training))
             if next_s == math.inf:
-                break  # nobody is at work, and nobody may be given a task
+                break  # no device is at work, and none may be given a task
             self.network.now_s = next_s
             if self._due_s == next_s:
                 training = self._happens(training)

@@ -9,32 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from edge_client.data.dataset import Dataset
-from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, Array, ClientId, Flat, Probe
-from edge_client.training.learner import EvaluatesTogether, Evaluation, Learner, TrainedModel, TrainingJob
+from edge_client.training.learner import EvaluatesTogether, Evaluation, Learner
 
 Answered = TypeVar("Answered")
-
-
-class _Delegating:
-    """The learner, but for its evaluations."""
-
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
-
-    @property
-    def program(self) -> Program:
-        return self._learner.program
-
-    @property
-    def fixed_batch(self) -> int | None:
-        return self._learner.fixed_batch
-
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
-        return self._learner.train(jobs, between)
-
-    def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
-        return self._learner.gradient(model, data, batch=batch, seed=seed)
 
 
 class _Asked(Exception):
@@ -45,22 +23,21 @@ class _Asked(Exception):
         self.evaluation = evaluation
 
 
-class _Asking(_Delegating):
-    """Raises `_Asked` at the first evaluation."""
+class _OneEvaluation:
+    """The learner, but for its first evaluation: that has the `answer`, or raises `_Asked` where there is none yet."""
 
-    def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:  # noqa: ARG002
-        raise _Asked((models, data))
-
-
-class _Answering(_Delegating):
-    """Has the answer to the first evaluation; the learner does those that follow."""
-
-    def __init__(self, learner: Learner, answer: tuple[F64, Array]) -> None:
-        super().__init__(learner)
-        self._answers = [answer]
+    def __init__(self, learner: Learner, answer: tuple[F64, Array] | None = None) -> None:
+        self.program, self.fixed_batch = learner.program, learner.fixed_batch
+        self.train, self.gradient = learner.train, learner.gradient
+        self._learner, self._answer, self._first = learner, answer, True
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
-        return self._answers.pop() if self._answers else self._learner.evaluate(models, data, batch=batch)
+        first, self._first = self._first, False
+        if not first:
+            return self._learner.evaluate(models, data, batch=batch)
+        if self._answer is None:
+            raise _Asked((models, data))
+        return self._answer
 
 
 def run_probes(
@@ -76,11 +53,11 @@ def run_probes(
             yield who, run(learner, who)
             continue
         try:
-            yield who, run(_Asking(learner), who)
+            yield who, run(_OneEvaluation(learner), who)
         except _Asked as wanted:
             asked[who] = wanted.evaluation
     for batch in {probes[who].batch for who in asked}:
         some = {who: evaluation for who, evaluation in asked.items() if probes[who].batch == batch}
         answers = learner.evaluate_each(list(some.values()), batch=batch)
         for who, answer in zip(some, answers, strict=True):
-            yield who, run(_Answering(learner, answer), who)
+            yield who, run(_OneEvaluation(learner, answer), who)

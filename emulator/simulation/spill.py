@@ -20,9 +20,7 @@ import numpy as np
 from coordinator.rounds.round_record import RoundRecord
 from edge_client.protocol.task import ClientId, Flat
 
-MAX_MEMORY_BYTES = (
-    256 * 2**20
-)  # bytes of models in memory; digits-mlp has 36 kB, so no demonstration ever writes a file
+MAX_MEMORY_BYTES = 256 * 2**20  # of models in memory; digits-mlp has 36 kB, so no demonstration ever writes a file
 Slot = tuple[ClientId, str]
 
 

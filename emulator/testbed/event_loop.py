@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edge_client.transport.base import Connected, Disconnected, Event, Message, Will
+from edge_client.transport.base import Connected, Disconnected, Event, Will
 from edge_client.transport.mqtt import BACKOFF_RESET_S, PahoSession, longest_wait_s, parse_url
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class ClientEventLoop:
         session = PahoSession(transport.client_id, will=transport.will())
         session.on_up = lambda _: self._up(transport)
         session.on_ack = lambda: self._acknowledged(transport)
-        session.on_message = lambda message: self._came(transport, message)
+        session.on_message = lambda message: self._tell(transport, message)
         session.paho.on_socket_register_write = lambda *_: self._unwritten.add(transport)
         session.paho.on_socket_close = lambda _client, _data, sock: self._closed(transport, session, sock)
         transport.session, transport.open = session, 0
@@ -258,9 +258,6 @@ class ClientEventLoop:
     def _tell(self, transport: LoopTransport, event: Event) -> None:
         transport.events.append(event)
         self.resume_soon(transport)
-
-    def _came(self, transport: LoopTransport, message: Message) -> None:
-        self._tell(transport, message)
 
     def _acknowledged(self, transport: LoopTransport) -> None:
         transport.open -= 1

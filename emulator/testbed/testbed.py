@@ -26,9 +26,7 @@ from emulator.testbed.processes import LOGS_HINT, ChildProcess, ChildProcesses, 
 if TYPE_CHECKING:
     from edge_client.data.dataset import DeviceData
 
-SILENCE_TIMEOUT_S = (
-    300.0  # nothing new from a living coordinator for so long: give up; a small board compiles for minutes
-)
+SILENCE_TIMEOUT_S = 300.0  # nothing new from a coordinator for so long: give up; a small board compiles for minutes
 POLL_S = 0.1
 LEAVE_TIMEOUT_S = 15.0  # for the processes of a finished run
 KEY_FILES = frozenset({CURRENT_KEY_FILE, PUBLIC_KEY_FILE})  # made before the coordinator, whose work is not there
@@ -142,10 +140,8 @@ def run_testbed(
                 finally:
                     with signals.hold():
                         progress.busy("stopping what was started")
-                        wrong = children.stop(
-                            **({"timeout_s": LEAVE_TIMEOUT_S} if finished else {})
-                        )  # before the broker
-                        started.stop()
+                        wrong = children.stop(**({"timeout_s": LEAVE_TIMEOUT_S} if finished else {}))
+                        started.stop()  # after its clients
                         if finished and wrong:
                             _keep_logs(work / "processes", folder / "logs")
                             progress.say(f"warning: {'; '.join(wrong)}. The results are complete; {LOGS_HINT}")

@@ -94,7 +94,7 @@ class WiredCoordinator:
             self.store.exchanges.open(key, {c: a.sha256 for c, a in asked.items()}, self.config.round.deadline_s)
         if self.store.exchanges.closed_with(key) is None:
             live = LiveExchange(key, tasks, asked, wanted, self.context, late=late)
-            self.dispatcher.exchange.begin(live)
+            self.dispatcher.exchange.live = live
             live.begin()
 
     def hear(self, cid: str, kind: str, **fields: Any) -> None:  # noqa: ANN401 - the message's fields

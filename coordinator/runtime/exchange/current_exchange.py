@@ -19,24 +19,17 @@ Live = LiveExchange | UpdatesAndTest
 
 
 class CurrentExchange:
-    """The exchange that is open now, if there is one, and the late updates that the one before still takes."""
+    """`live`: the exchange that is open now, if there is one. The one before may still take late updates."""
 
     def __init__(self, store: Store, sender: CoordinatorSender) -> None:
         self._store, self._sender = store, sender
-        self._live: Live | None = None
+        self.live: Live | None = None
         self._late: LateUpdates | None = None
-
-    @property
-    def live(self) -> Live | None:
-        return self._live
-
-    def begin(self, live: Live) -> None:
-        self._live = live
 
     def end(self) -> None:
         """The open exchange is closed; its late updates, if it keeps them, replace those of the exchange before."""
-        late = None if self._live is None else self._live.late_updates
-        self._live = None
+        late = None if self.live is None else self.live.late_updates
+        self.live = None
         if late is not None:
             if self._late is not None:
                 self._late.close()
@@ -45,42 +38,42 @@ class CurrentExchange:
     @property
     def unsynced_since_s(self) -> float:
         """Since when an update waits for the disk; infinity where none does."""
-        return min((part.unsynced_since_s for part in (self._live, self._late) if part is not None), default=math.inf)
+        return min((part.unsynced_since_s for part in (self.live, self._late) if part is not None), default=math.inf)
 
     def sync(self) -> None:
         """Store the updates that have arrived, all at once, and tell their devices."""
-        for part in (self._live, self._late):
+        for part in (self.live, self._late):
             if part is not None:
                 part.sync()
 
     def on_quiet(self) -> None:
         """No device waits for the coordinator."""
-        if self._live is not None:
-            self._live.on_quiet()
+        if self.live is not None:
+            self.live.on_quiet()
 
     def on_connected(self, cid: ClientId) -> None:
-        if self._live is not None:
-            self._live.resend_task(cid)
+        if self.live is not None:
+            self.live.resend_task(cid)
 
     def on_revoked(self, names: Collection[ClientId]) -> None:
         """These devices are not waited for."""
-        if self._live is not None:
-            self._live.on_revoked(names)
+        if self.live is not None:
+            self.live.on_revoked(names)
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
-        taker = self._late if self._late is not None and self._late.expects(cid) else self._live
+        taker = self._late if self._late is not None and self._late.expects(cid) else self.live
         if taker is not None:
             taker.on_block(cid, label, index, message)
 
     def on_nack(self, nack: Envelope) -> None:
-        if self._live is not None:
-            self._live.on_nack(nack)
+        if self.live is not None:
+            self.live.on_nack(nack)
 
     def on_ready(self, rdy: Envelope) -> None:
         """A device announces an update. Raises Malformed("closed") for an exchange that never asked the device."""
         said = Announcement.from_message(rdy)
-        if self._live is not None and self._live.takes(said):
-            self._live.on_ready(said)
+        if self.live is not None and self.live.takes(said):
+            self.live.on_ready(said)
         elif self._late is None or said.key != self._late.key or not self._late.on_ready(said):
             self._answer_closed(said)
 

@@ -25,6 +25,7 @@ class UpdatesAndTest:
     """
 
     late_updates = None  # an update of a task that was stopped is never used
+    count_answers = None  # of the devices that it waits for: there are none
 
     def __init__(
         self,

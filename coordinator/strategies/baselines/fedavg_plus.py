@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from functools import partial
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Mixture, Round, State
+from coordinator.strategies.base import Exchange, Fleet, Mixture, Round, State, relay
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.common.initial_centers import initial_centers
@@ -41,7 +41,7 @@ class FedAvgPlus(FedAvg):
         centers = []
         for k in range(self.runs):
             one = replace(state, centers=state.centers[k : k + 1])
-            run = yield from _for_center(super().round(one, schema, fleet, rng), k)
+            run = yield from relay(super().round(one, schema, fleet, rng), change=partial(_for_center, k))
             centers.append(run.centers)
         return replace(state, centers=np.concatenate(centers))
 
@@ -58,14 +58,8 @@ class FedAvgPlus(FedAvg):
         return tuple((1.0 / self.runs, center) for center in state.centers)
 
 
-def _for_center(exchanges: Round, k: int) -> Round:
-    exchange = next(exchanges)
-    while True:
-        replies = yield {c: replace(t, center=k) if isinstance(t, Fit) else t for c, t in exchange.items()}
-        try:
-            exchange = exchanges.send(replies)
-        except StopIteration as done:
-            return cast("State", done.value)
+def _for_center(k: int, exchange: Exchange) -> Exchange:
+    return {c: replace(task, center=k) if isinstance(task, Fit) else task for c, task in exchange.items()}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

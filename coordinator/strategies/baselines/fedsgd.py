@@ -49,11 +49,8 @@ class FedSGD(MethodValue):
         return State(centers=model[None].copy(), assignment=all_of_one_center(fleet))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        cohort, seeds, center = (
-            sample_cohort(fleet, self.fraction_train, rng),
-            TaskSeeds.from_rng(rng),
-            state.centers[0],
-        )
+        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        center = state.centers[0]
         replies = yield {c: gradient_probe(center, batch=self.batch_size, seed=seeds.of(c)) for c in cohort}
         found = gradient_updates(replies, schema)
         assignment = all_of_one_center(fleet)

@@ -74,10 +74,8 @@ class PFedMe(FedAvg):
         if not local:
             return state
         rows = list(local.values())
-        moved, ones = (
-            ClientUpdates(tuple(local), Rows(len(rows), schema.size, rows.__getitem__, held=True), n),
-            np.ones(len(rows)),
-        )
+        moved = ClientUpdates(tuple(local), Rows(len(rows), schema.size, rows.__getitem__, held=True), n)
+        ones = np.ones(len(rows))
         centers = self.server.aggregate(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
         return replace(state, centers=centers, assignment=all_of_one_center(fleet))
 

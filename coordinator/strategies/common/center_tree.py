@@ -96,10 +96,8 @@ class TreeOfCenters(LocalSgd):
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """New devices find their leaf; then the cohort trains, the tree may grow, each leaf takes its n-mean."""
         whole = self._needs_whole_fleet(state)
-        cohort, seeds = (
-            sorted(fleet) if whole else self.cohort(fleet, rng),
-            TaskSeeds.from_rng(rng),
-        )
+        cohort = sorted(fleet) if whole else self.cohort(fleet, rng)
+        seeds = TaskSeeds.from_rng(rng)
         state = yield from self._prepare(state, schema, fleet, rng)
         leaf = {**state.assignment, **(yield from self._newcomers(state, schema, cohort, rng))}
         found = {c: leaf[c] for c in cohort if c in leaf}

@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FUSED_SGD = getattr(
-    torch, "_fused_sgd_", None
-)  # private, so tests compare it with `plain_sgd_step` for the pinned torch
+# private, so tests compare it with `plain_sgd_step` for the pinned torch
+FUSED_SGD = getattr(torch, "_fused_sgd_", None)
 
 
 def sgd_step(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, momentum: float, decay: float) -> None:

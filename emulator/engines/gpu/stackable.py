@@ -24,10 +24,8 @@ from export.compiler.program_functions import (
 from export.diagnostics import first_sentence
 
 CLIENTS, BATCH = 2, 3
-STACKING_TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-2,
-}  # of the largest number: rounding; mixed clients are wrong by about 1
+# of the largest number: rounding; mixed clients are wrong by about 1
+STACKING_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-2}
 LEAN_HINT = "choose the engine lean, which runs any module"
 
 

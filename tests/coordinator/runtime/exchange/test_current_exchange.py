@@ -33,7 +33,7 @@ class LateCoordinator(WiredCoordinator):
     def open(self, key: ExchangeKey) -> LiveExchange:
         tasks = self.tasks(key)
         live = LiveExchange(key, tasks, open_exchange(key, tasks, self.context), None, self.context, late=True)
-        self.dispatcher.exchange.begin(live)
+        self.dispatcher.exchange.live = live
         live.begin()
         return live
 

@@ -242,7 +242,7 @@ def test_a_device_that_the_test_may_not_ask_yet_is_asked_when_it_comes_again(coo
     free, tasks = {"d0", "d1"}, coordinator.tasks(KEY)
     prepared = open_exchange(KEY, tasks, coordinator.context)
     live = LiveExchange(KEY, tasks, prepared, None, coordinator.context, may_ask=free.__contains__)
-    coordinator.dispatcher.exchange.begin(live)
+    coordinator.dispatcher.exchange.live = live
     live.begin()
     assert sorted(cid for cid, _ in coordinator.said()) == ["d0", "d1"]
     live.resend_task("d2")

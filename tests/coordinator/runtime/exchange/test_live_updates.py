@@ -51,7 +51,7 @@ class UpdatesRun:
         self.live = UpdatesAndTest(
             "run1", context, is_online=lambda who: who in self.online, newcomers=lambda: self.newcomers
         )
-        made.dispatcher.exchange.begin(self.live)
+        made.dispatcher.exchange.live = self.live
         training = begin_training(State(centers=start[None].astype(np.float64), extra={"start": start}))
         self.live.updates.open_round(ROUND, training, self.rules, {})
         self.live.begin()

@@ -47,7 +47,7 @@ def begun(coordinator: WiredCoordinator, concurrency: int) -> tuple[UpdatesAndTe
     start = context.prepared.initial
     training = begin_training(State(centers=start[None].astype(np.float64), extra={"start": start}))
     live = UpdatesAndTest("run1", context, is_online=lambda _: True, newcomers=lambda: False)
-    coordinator.dispatcher.exchange.begin(live)
+    coordinator.dispatcher.exchange.live = live
     live.updates.open_round(2, training, rules, {})
     live.begin()
     return live, sorted(cid for cid, _ in coordinator.said())
