@@ -15,7 +15,7 @@ PEER_PYTHON ?= python3.11
 # without .pyc files each of the several hundred processes of a test run compiles what it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures hostile asynchronous codecs adapters models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check audit bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures hostile asynchronous codecs adapters models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -48,6 +48,10 @@ check: $(STAMP)  ## lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# --strict: without it a package that the service does not know is passed over, and the exit status is 0
+audit: $(STAMP)  ## known vulnerabilities of the pinned packages; asks pypi.org, and fails where a package cannot be looked up
+	$(UV) tool run pip-audit@2.10.1 --strict --requirement constraints.txt --no-deps --disable-pip --progress-spinner off
 
 bench: bench-steps bench-peers ## all figures of BENCHMARKS.md; about a quarter of an hour
 	$(BIN)/python -m tests.benches

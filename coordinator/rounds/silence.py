@@ -5,37 +5,65 @@ without an answer the other devices' answers close an exchange. What the device 
 is waited for again after 4, 8, 16, ... misses, so that a device that came back, and is slower than the others, has a
 whole deadline now and then: in n exchanges silence costs about log2(n) deadlines. An answer, a refusal too, ends the
 row.
+
+A device that answers now and then would hold up all other exchanges. So each that waited for it in vain is made good by
+ANSWERS_FOR_ONE answers, and while more than WAITED_MISSES are not, an exchange does not wait for it either. That is so
+for a tenth of the devices at most, those that held up most: in a fleet whose devices are often away all would be left
+out else, and exchanges would end at the quorum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from coordinator.rounds.exchange_rules import OpenExchange
 from edge_client.protocol.task import ClientId
 
 WAITED_MISSES = 3
+ANSWERS_FOR_ONE = 4  # so a device holds up one exchange in five at most
+HELD_PART = 10  # one of so many devices may be left out for what it held up
+_MOST_DEBT = WAITED_MISSES * ANSWERS_FOR_ONE
 
 
-def is_waited_for(misses: int) -> bool:
-    """Whether an exchange waits for a device that did not answer in its last `misses` exchanges."""
-    return misses < WAITED_MISSES or misses & (misses - 1) == 0  # the powers of two
+class Misses(NamedTuple):
+    """What a device missed: exchanges in a `row`, and the answers that it owes for those that waited in vain."""
+
+    row: int = 0
+    owed: int = 0
 
 
-def silent_devices(misses: Mapping[ClientId, int], asked: Collection[ClientId]) -> frozenset[ClientId]:
+NO_MISSES = Misses()
+
+
+def is_waited_for(row: int) -> bool:
+    """Whether an exchange waits for a device that did not answer in its last `row` exchanges."""
+    return row < WAITED_MISSES or row & (row - 1) == 0  # the powers of two
+
+
+def silent_devices(misses: Mapping[ClientId, Misses], asked: Collection[ClientId]) -> frozenset[ClientId]:
     """The devices of an exchange that it does not wait for."""
-    return frozenset(cid for cid in asked if not is_waited_for(misses.get(cid, 0)))
+    known = {cid: misses[cid] for cid in asked if cid in misses}
+    silent = {cid for cid, missed in known.items() if not is_waited_for(missed.row)}
+    owing = [cid for cid, missed in known.items() if missed.owed >= _MOST_DEBT and missed.row < WAITED_MISSES]
+    worst = sorted(owing, key=lambda cid: (-known[cid].owed, cid))
+    return frozenset(silent.union(worst[: max(1, len(asked) // HELD_PART)]))
 
 
 def count_misses(
-    misses: Mapping[ClientId, int], closed: OpenExchange, told: Collection[ClientId]
-) -> dict[ClientId, int]:
+    misses: Mapping[ClientId, Misses], closed: OpenExchange, told: Collection[ClientId]
+) -> dict[ClientId, Misses]:
     """The misses after an exchange, without zeros; only devices that were `told` their task can miss it.
 
     An exchange that had enough answers for its goal tells nothing of the others.
     """
     heard = closed.accepted.keys() | closed.refused.keys()
-    left = {cid: count for cid, count in misses.items() if cid not in heard}
-    if len(closed.accepted) >= closed.goal:
-        return left
-    return left | {cid: left.get(cid, 0) + 1 for cid in closed.asked.intersection(told) - heard}
+    found = dict(misses)
+    for cid in heard & misses.keys():
+        found[cid] = Misses(0, max(0, misses[cid].owed - 1))
+    if len(closed.accepted) < closed.goal:
+        for cid in closed.asked.intersection(told) - heard:
+            row, owed = misses.get(cid, NO_MISSES)
+            more = 0 if cid in closed.silent else ANSWERS_FOR_ONE
+            found[cid] = Misses(row + 1, min(owed + more, _MOST_DEBT + ANSWERS_FOR_ONE - 1))
+    return {cid: missed for cid, missed in found.items() if missed != NO_MISSES}

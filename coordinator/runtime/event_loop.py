@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -29,6 +29,8 @@ PACKET_ROOM_BYTES = 512  # of a packet, beside the block: its header and topic
 MAX_WAIT_S = 1.0  # the longest wait of the event loop
 MAX_UNSYNCED_S = 0.1  # an update waits so long for others, while messages come without a pause
 MANY_CUTS, SHORT_S = 10, 60.0  # with the pauses before each new connection they take about five minutes
+MOST_CUTS = 10 * MANY_CUTS  # while parts arrive, which a device may ask for again and again: in all about an hour
+MOST_NAMES = 5  # of devices in a message
 MAX_LATE_S = 10.0  # a wait that ends later than that was interrupted; a busy machine is less late
 
 
@@ -47,31 +49,58 @@ def lost_broker(reason: str, block: int) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExchangePlace:
+    """How far the open exchange is: what has been answered, how many parts of models and answers have arrived.
+
+    `waits_for` names the devices that have not answered.
+    """
+
+    answers: object
+    parts: object
+    waits_for: Sequence[str] = ()
+
+
 class ShortConnections:
     """Connections that the broker cut soon, one after another, while no part of a model or of an answer arrived.
 
-    No deadline runs while there is no broker, so nothing else would end a run whose broker cuts it at each block.
+    No deadline runs while there is no broker, so nothing else would end a run whose broker cuts it at each block. A
+    device can let parts arrive without an end: so MOST_CUTS without an answer are too many, whatever arrived.
     """
 
     def __init__(self) -> None:
         self._began_s = -math.inf
-        self._row: tuple[object, int] = (None, 0)  # where the exchange is, and how many were cut there
+        self._parts: tuple[object, int] = (None, 0)  # where the exchange is, and how many were cut there
+        self._answers: tuple[object, int] = (None, 0)
 
     def begin(self, now_s: float) -> None:
         self._began_s = now_s
 
-    def cut(self, now_s: float, place: object, reason: str) -> None:
-        """One was cut; `place` is None without an exchange. Raises NetworkError after MANY_CUTS."""
-        soon = place is not None and now_s < self._began_s + SHORT_S
-        count = (self._row[1] if place == self._row[0] else 0) + 1 if soon else 0
-        self._row = (place, count)
-        if count >= MANY_CUTS:
-            raise NetworkError(
-                f"the broker has cut the connection {count} times, each within {SHORT_S:.0f} s, and no part of a "
-                f"model or of an answer arrived meanwhile ({reason})",
-                hint="look into the broker's log: does it take no message as large as a `block`, or does another "
-                "client have this one's name? Then start again, which continues",
-            )
+    def cut(self, now_s: float, place: ExchangePlace | None, reason: str) -> None:
+        """One was cut; `place` is None without an exchange. Raises NetworkError after MANY_CUTS or MOST_CUTS."""
+        if place is None or now_s >= self._began_s + SHORT_S:
+            self._parts = self._answers = (None, 0)
+            return
+        self._parts = _one_more(self._parts, (place.answers, place.parts))
+        self._answers = _one_more(self._answers, place.answers)
+        if self._parts[1] < MANY_CUTS and self._answers[1] < MOST_CUTS:
+            return
+        count, what = self._parts[1], "part of a model or of an answer"
+        if count < MANY_CUTS:
+            names = ", ".join(place.waits_for[:MOST_NAMES])
+            more = len(place.waits_for) - MOST_NAMES
+            left = names + (f" and {more} more" if more > 0 else "")
+            count, what = self._answers[1], f"answer of {left or 'a device'}"
+        raise NetworkError(
+            f"the broker has cut the connection {count} times, each within {SHORT_S:.0f} s, and no {what} arrived "
+            f"meanwhile ({reason})",
+            hint="look into the broker's log: does it take no message as large as a `block`, or does another "
+            "client have this one's name? Then start again, which continues",
+        )
+
+
+def _one_more(row: tuple[object, int], place: object) -> tuple[object, int]:
+    return place, (row[1] if place == row[0] else 0) + 1
 
 
 class ServerStopped(Exception):
@@ -217,14 +246,17 @@ class EventLoop:
             self.status.tell_broker(here=False)
         return event is not None
 
-    def _place(self) -> object:
+    def _place(self) -> ExchangePlace | None:
         """How far the open exchange is; None without one."""
         if (live := self.dispatcher.exchange.live) is None:
             return None
         found = live.progress()
         updates = found.get("updates", {})
-        counted = updates.get("counted"), updates.get("test")  # of a run without rounds
-        return live.key, found["answered"], counted, self.dispatcher.blocks_up, self.downloads.arrived
+        return ExchangePlace(
+            answers=(live.key, found["answered"], updates.get("counted"), updates.get("test")),  # without rounds
+            parts=(self.dispatcher.blocks_up, self.downloads.arrived),
+            waits_for=sorted({*found["uploading"], *found["waiting"], *found["open"]}),
+        )
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""

@@ -19,6 +19,7 @@ from coordinator.identity.revoked_list import RevokedList
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.privacy_accounting import check_private
+from coordinator.rounds.silence import Misses
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -262,7 +263,7 @@ class Server:
             devices=devices,
             without_rounds=self._without_rounds(session, program, devices),
         )
-        misses: dict[ClientId, int] = {}
+        misses: dict[ClientId, Misses] = {}
 
         def ask(key: ExchangeKey, tasks: NetworkExchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
             context = self._open(key, session, program, devices, misses)
@@ -279,7 +280,7 @@ class Server:
         session: EventLoop,
         program: ProgramOnDemand,
         devices: TrainingFleet,
-        misses: dict[ClientId, int],
+        misses: dict[ClientId, Misses],
     ) -> ExchangeContext:
         """Announce where the training is, wait while it is paused; -> the parts that an exchange uses."""
         session.status.announcer.set("train", **training_state(key, self._config, self._store.states.run_names()))

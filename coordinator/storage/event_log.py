@@ -24,10 +24,23 @@ LINES_AT_ONCE = 32  # a round of ten thousand devices has a line of a megabyte
 TAIL_BYTES = 1 << 16
 
 
+# A fact of each run without rounds: the number of an event, and the updates that counted up to it. Events are few
+# beyond it, so that `status` reads no long history; ?1 is the run's name.
+COUNTED_UPDATES = """
+select coalesce(json_extract(value, '$[1]'), 0) + coalesce((
+    select sum(json_extract(line, '$.asynchronous.counted')) from events where json_extract(line, '$.event') = 'round'
+    and json_extract(line, '$.run') = ?1 and id > coalesce(json_extract(value, '$[0]'), 0)), 0)
+from (select (select value from meta where key = 'updates ' || ?1) as value)"""
+
+
 def insert_events(database: Database, events: Iterable[Mapping[str, Any]]) -> None:
     """Insert events, within a transaction of the caller."""
-    lines = [(json.dumps(event, allow_nan=False, separators=(",", ":")),) for event in events]
+    new = list(events)
+    lines = [(json.dumps(event, allow_nan=False, separators=(",", ":")),) for event in new]
     database.insert("insert into events (line) values (?)", lines)
+    for run in sorted({event["run"] for event in new if event["event"] == "round" and "asynchronous" in event}):
+        (total,), (last,) = database.rows(COUNTED_UPDATES, (run,))[0], database.rows("select max(id) from events")[0]
+        database.put_meta(f"updates {run}", json.dumps([last, total]))
 
 
 class EventStore:

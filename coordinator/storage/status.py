@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.round_record import SCORES, center_sizes, reached_in_words, upgraded_record, versions_in_words
+from coordinator.storage.event_log import COUNTED_UPDATES
 from coordinator.storage.run_reader import NoRunYet, open_database
 from edge_client import __version__
 from edge_client.errors import HINT, ConfigError
@@ -38,9 +39,6 @@ _SCORED_ROUNDS = """
 select line from events where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?
 and (coalesce(json_extract(line, '$.accuracy.micro'), json_extract(line, '$.loss.micro'),
 json_extract(line, '$.metrics')) is not null) = true order by id desc"""
-_UPDATES = """
-select sum(json_extract(line, '$.asynchronous.counted')) from events
-where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?"""
 _SERVED = """
 select count(distinct json_extract(line, '$.device')) from events where json_extract(line, '$.event') = 'served'"""
 _ERROR = """
@@ -148,7 +146,7 @@ def _newest_rounds(db: Any, name: str) -> _NewestRounds:  # noqa: ANN401 - as `_
     last = upgraded_record(json.loads(next(db.execute(_LAST_ROUND, (name,)), ("{}",))[0]))
     scored = (upgraded_record(json.loads(line)) for (line,) in db.execute(_SCORED_ROUNDS, (name,)))
     tested = next(filter(reached_in_words, scored), last)
-    updates = db.execute(_UPDATES, (name,)).fetchone()[0] if last.get("asynchronous") else None
+    updates = db.execute(COUNTED_UPDATES, (name,)).fetchone()[0] if last.get("asynchronous") else None
     return _NewestRounds(last=last, tested=tested, updates=updates)
 
 

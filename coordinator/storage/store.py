@@ -18,7 +18,7 @@ from coordinator.storage.late_update_store import LateUpdateStore
 from coordinator.storage.prekey_store import PrekeyStore
 from coordinator.storage.round_state_store import StateStore
 from edge_client.protocol.task import ClientId
-from edge_client.transport.blobs import BlobFolder
+from edge_client.transport.blobs import PARTIAL, BlobFolder
 
 
 class Store:
@@ -41,11 +41,14 @@ class Store:
         self.database.close()
 
     def drop_stale_partials(self) -> None:
-        """Forget unfinished uploads of devices that no open exchange asks."""
+        """Forget unfinished uploads of devices that no open exchange asks, and their folders where nothing is left."""
         asked = self.exchanges.open_devices()
         for folder in (self.folder / "updates").glob("*"):
             if folder.name not in asked:
                 self.updates(folder.name).drop_partials()
+                if [each.name for each in folder.iterdir()] == [PARTIAL]:
+                    (folder / PARTIAL).rmdir()
+                    folder.rmdir()
 
     def updates(self, cid: ClientId) -> BlobFolder:
         """The blobs that one device sent, in a folder of its own: a device cannot refer to another device's blob."""

@@ -18,7 +18,7 @@ from edge_client.protocol import sum_codec, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS, NACK_CODES
 from edge_client.protocol.secure import device_stages
-from edge_client.protocol.summed_task import SummedFit, SummedProbe
+from edge_client.protocol.summed_task import SOFT, SummedFit, SummedProbe
 from edge_client.protocol.task import Schema
 from edge_client.runtime.engine_selection import select_engine
 from edge_client.runtime.session import ClientLoop, Session
@@ -187,8 +187,16 @@ def check_secure(message: Mapping[str, Any], least: str) -> None:
     """Raise Malformed for a task that would tell more of this device than `secure` of its client.toml allows."""
     if least != "off" and message["job"] != "sum":
         raise Malformed("bad_task", "this run is without `secure`, which this device's client.toml demands")
-    if least == "updates+membership" and message.get("stage") == "tell":
+    work, told = message.get("work", {}).get("sum", {}), message.get("stage") == "tell"
+    choose = work.get("choose")
+    if told and choose in SOFT:  # in both modes weights are hidden; no coordinator asks for them
+        raise Malformed("bad_task", "weights in several centers are never told in the clear")
+    if least != "updates+membership":
+        return
+    if told:
         raise Malformed("bad_task", f"this run asks for the choice of a center; client.toml demands secure = {least}")
+    if choose in ("loss", "nearest") and work["part"] == "add" and work["share"] != 1:
+        raise Malformed("bad_task", f"known weights would tell the center; client.toml demands secure = {least}")
 
 
 def may_announce(result: StoredResult, least: str) -> bool:

@@ -25,6 +25,7 @@ from edge_client.protocol.topics import check_sha256
 CHUNK_BYTES = 1 << 20
 OWN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # flags of POSIX, of Windows
 QUARANTINE = "quarantine"  # the folder of damaged blobs
+PARTIAL = "partial"
 ForEach = Callable[[Callable[[Any], None], Sequence[Any]], Iterable[None]]
 MOST_KEPT = 1_000  # blobs, where the least recently used make room
 MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
@@ -110,7 +111,7 @@ class BlobFolder:
     def __init__(self, path: Path, budget_bytes: int | None = None, *, evict: bool = False) -> None:
         self._path, self._budget, self._evict = path, budget_bytes, evict
         self._pinned: frozenset[str] = frozenset()
-        (path / "partial").mkdir(parents=True, exist_ok=True)
+        (path / PARTIAL).mkdir(parents=True, exist_ok=True)
 
     def has(self, sha256: str) -> bool:
         return self._file(sha256).is_file()
@@ -164,7 +165,7 @@ class BlobFolder:
         if file.is_file():
             return None
         self._make_room(len(data))
-        beside = self._path / "partial" / f"{file.name}.whole"
+        beside = self._path / PARTIAL / f"{file.name}.whole"
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | OWN_FILE, 0o666)
         staged = StagedBlob(beside, file, len(data), descriptor)
         try:
@@ -208,7 +209,7 @@ class BlobFolder:
 
     def drop_partials(self, *, but: Manifest | None = None) -> None:
         """Forget all transfers that are not finished, except that of `but`."""
-        for file in (self._path / "partial").iterdir():
+        for file in (self._path / PARTIAL).iterdir():
             if but is None or file != self._partial_file(but):
                 file.unlink(missing_ok=True)
 
@@ -226,7 +227,7 @@ class BlobFolder:
         return self._path / check_sha256(sha256)  # the check keeps every path inside the folder
 
     def _partial_file(self, manifest: Manifest) -> Path:
-        return self._path / "partial" / f"{manifest.sha256}.{manifest.block}"
+        return self._path / PARTIAL / f"{manifest.sha256}.{manifest.block}"
 
     def _blobs(self) -> list[Path]:
         return [file for file in self._path.iterdir() if len(file.name) == 64]  # noqa: PLR2004 - a sha256 in hex

@@ -117,3 +117,27 @@ def test_a_retained_request_is_not_answered(broker: Guarded, store: Store) -> No
     coordinator.take(mallory.mark(TOPICS.request(MALLORY)))
     assert mallory.until(coordinator.client.mark(TOPICS.down(MALLORY))) == []
     mallory.publish(TOPICS.state(MALLORY), b"", retain=True)
+
+
+def test_a_device_that_comes_back_as_its_old_presence_is_deleted_is_here_though_the_broker_forgets_it(
+    broker: Guarded, store: Store
+) -> None:
+    """No deletion can be tied to what it deletes, so the broker may lose a newer `on`. This coordinator has heard it,
+    since it subscribed before; to the next one, and to its next connection, the device announces itself again
+    (PROTOCOL.md 11; tests/edge_client/runtime/test_client_repeats.py).
+    """
+    honest = broker.client(HONEST)
+    lost = messages.write_message("st", ident="m-1", t_ms=0, s="lost", bd=1)
+    honest.publish(TOPICS.state(HONEST), lost, retain=True)
+    honest.transport.drain(0, 20.0)
+    coordinator = Coordinator(store, broker.client(COORDINATOR_CLIENT_ID))
+    old = coordinator.client.until(coordinator.client.mark(TOPICS.request("subscribed")))
+    assert lost in [message.payload for message in old]
+    honest.publish(TOPICS.state(HONEST), PRESENCE, retain=True)
+    honest.transport.drain(0, 20.0)
+    for message in old:
+        coordinator.dispatcher.dispatch(message)  # deletes, after the broker has the new one
+    coordinator.take(honest.mark(TOPICS.request(HONEST)))
+    coordinator.take(coordinator.client.mark(TOPICS.request("done")))
+    assert TOPICS.state(HONEST) not in _kept(broker)
+    assert coordinator.dispatcher.fleet.online() == [HONEST]

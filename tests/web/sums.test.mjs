@@ -238,16 +238,17 @@ test("a phone trains once in a round, whatever the number of its tasks, and tell
   await leave();
 });
 
-test("of weights a phone counts itself at the open centers where it weighs 1/K or more, and keeps all of them", async () => {
-  const { world, store, cohort, leave, relay } = await begun();
+test("of weights a phone counts itself at the open centers where it weighs 1/K or more, keeps all of them, and tells none in the clear", async () => {
+  const { world, store, cohort, leave, relay } = await begun({ words: 2 });
   const add = await cohort.task("add", relay);
   const far = await world.blob(encodeVector(new Float32Array(SIZE).fill(30), program.schema, { codec: "f32", kind: "model" }), "model", true);
   const container = await world.evaluation();
   const sum = { ...add.work.sum, part: "choose", choose: "shares", sigma: 0.01, centers: [far, cohort.start], open: [0] };
-  const tell = { ...add, stage: "tell", message: undefined, exchange: 9, container, step: add.container, work: { ...add.work, sum } };
-  const words = [...new Uint32Array((await answered(world, tell)).buffer)];
+  const count = { ...add, container, step: add.container, work: { ...add.work, sum } };
+  await cohort.ask(await answered(world, count), store);
   const { weights } = await store.get("choice");
-  assert.deepEqual(words, [Number(2 * weights[0] >= 0.999), 0]);
+  assert.deepEqual([...(await cohort.sum())], [Number(2 * weights[0] >= 0.999), 0]);
+  assert.equal(await refusal(world, { ...count, stage: "tell", message: undefined, exchange: 9 }), "bad_task");
   assert.ok(weights[0] >= 0.01 && weights[1] >= 0.01 && weights[0] + weights[1] >= 1, `${weights}`);
   await leave();
 });

@@ -16,6 +16,7 @@ import numpy as np
 from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds.sample_weights import max_samples
+from coordinator.rounds.silence import Misses
 from coordinator.rounds.update_validation import (
     ZERO_BASE,
     Asked,
@@ -45,7 +46,7 @@ SIZE_SLACK_BYTES = 1 << 20  # of what a task allows; a reply needs less. It stay
 class ExchangeContext:
     """The parts that an exchange uses. `members` is the enrolled fleet: (training samples, engine) per device.
 
-    `misses` counts the exchanges in a row that a device has not answered (silence.py), since this process began.
+    `misses` counts the exchanges that a device has not answered (silence.py), since this process began.
     `revoked` tells the devices that are turned away.
     """
 
@@ -56,7 +57,7 @@ class ExchangeContext:
     downloads: BlockServer
     prepared: CompiledProgram
     members: Mapping[ClientId, tuple[int, str]]
-    misses: dict[ClientId, int]
+    misses: dict[ClientId, Misses]
     revoked: Callable[[], frozenset[ClientId]] = frozenset
 
 

@@ -3,9 +3,10 @@
 
 import { Malformed } from "../protocol/errors.js";
 import * as stages from "../protocol/secure/device_stages.js";
+import { SOFT } from "../protocol/summed_task.js";
 
 const KEPT = Uint8Array.of(0); // the answer to a fit of which nothing is told
-const CHOICE = "choose"; // the part that may be told in the clear
+const CHOICE = "choose"; // the part that may be told in the clear, of one center; weights in several are not
 
 const masked = (data, progress) => ({ what: "masked", data, n: 1, metrics: {}, progress });
 
@@ -27,7 +28,7 @@ export async function answerWork({ message: { stage, work }, key }, sums, order,
     const { state, out } = await stages.mask(sums, order, key, scale, words);
     return masked(out, { ...kept, sums: state });
   }
-  if (stage === "tell" && work.sum?.part === CHOICE) return masked(new Uint8Array(words.buffer), { ...kept, sums });
+  if (stage === "tell" && work.sum?.part === CHOICE && !SOFT.includes(work.sum.choose)) return masked(new Uint8Array(words.buffer), { ...kept, sums });
   if (stage === "keep") return masked(KEPT, { ...kept, sums });
   throw new Malformed("bad_task", `stage ${stage} tells nothing of this work`);
 }

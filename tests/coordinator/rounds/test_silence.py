@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rounds.exchange_rules import OpenExchange
-from coordinator.rounds.silence import WAITED_MISSES, count_misses, is_waited_for, silent_devices
+from coordinator.rounds.silence import (
+    ANSWERS_FOR_ONE,
+    WAITED_MISSES,
+    Misses,
+    count_misses,
+    is_waited_for,
+    silent_devices,
+)
 from tests.support.virtual_federation import Federation
 
 SHA = "a" * 64
@@ -67,17 +74,58 @@ def test_silence_costs_few_deadlines(number: int) -> None:
     assert len(waited) <= WAITED_MISSES + max(0, (number - 1).bit_length() - 2)
 
 
-@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 40)), st.sets(st.sampled_from("abcd")))
-def test_an_answer_ends_a_row_of_misses_and_silence_lengthens_it(misses: dict[str, int], heard: set[str]) -> None:
+MISSES = st.builds(Misses, st.integers(0, 40), st.integers(0, 15))
+PATTERNS = ("MMA", "MA", "MMMA", "MMMMA", "MMMMAA", "MAAAA", "MMMMMMMMA")  # missed and answered, again and again
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), MISSES), st.sets(st.sampled_from("abcd")))
+def test_an_answer_ends_a_row_of_misses_and_silence_lengthens_it(misses: dict[str, Misses], heard: set[str]) -> None:
     after = count_misses(misses, answered(opened("abcd"), "".join(heard)), told="abc")
     for cid in "abcdef":
-        missed = misses.get(cid, 0) + (cid in "abc" and cid not in heard)
-        assert after.get(cid, 0) == (0 if cid in heard else missed)
+        missed = misses.get(cid, Misses()).row + (cid in "abc" and cid not in heard)
+        assert after.get(cid, Misses()).row == (0 if cid in heard else missed)
     assert silent_devices({}, "abcd") == frozenset()
 
 
 def test_a_device_that_others_were_faster_than_is_not_called_silent() -> None:
-    assert count_misses({"d": 2}, answered(opened("abcd", goal=3), "abc"), told="abcd") == {"d": 2}
+    missed = {"d": Misses(2, 8)}
+    assert count_misses(missed, answered(opened("abcd", goal=3), "abc"), told="abcd") == missed
+
+
+def held_up(pattern: str, exchanges: int) -> int:
+    """How many exchanges wait in vain for d, which misses and answers them by this pattern; the others answer."""
+    misses, held = dict[str, Misses](), 0
+    for number in range(exchanges):
+        silent = "".join(silent_devices(misses, "abcd"))
+        missed = pattern[number % len(pattern)] == "M"
+        held += missed and "d" not in silent
+        misses = count_misses(misses, answered(opened("abcd", silent), "abc" if missed else "abcd"), told="abcd")
+    return held
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_device_that_answers_now_and_then_holds_up_one_exchange_in_five_at_most(pattern: str) -> None:
+    """An answer ended each row, so that two of three exchanges waited for it, for ever; so did each evaluation."""
+    assert held_up(pattern, 500) <= WAITED_MISSES + 500 / (1 + ANSWERS_FOR_ONE)
+
+
+def test_a_device_that_is_back_and_slower_than_the_others_is_waited_for_again() -> None:
+    """It answers whenever it is waited for, and is too late otherwise."""
+    misses = {"d": Misses(1_023, 15)}
+    waited = list[bool]()
+    for _ in range(60):
+        silent = "".join(silent_devices(misses, "abcd"))
+        waited.append("d" not in silent)
+        misses = count_misses(misses, answered(opened("abcd", silent), "abcd" if waited[-1] else "abc"), told="abcd")
+    assert all(waited[30:])
+
+
+def test_of_a_fleet_whose_devices_are_often_away_a_tenth_is_left_out_at_most() -> None:
+    """Else all would be, and exchanges would end at the quorum."""
+    fleet = [f"d{i:02d}" for i in range(30)]
+    misses = {cid: Misses(0, 12 + (cid == "d07")) for cid in fleet}
+    assert silent_devices(misses, fleet) == {"d00", "d01", "d07"}
+    assert silent_devices(misses | {"d29": Misses(3, 12)}, fleet) == {"d00", "d01", "d07", "d29"}
 
 
 @pytest.mark.parametrize("silent", [0, 1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.local_broker import MOSQUITTO_CONF, free_port
-from coordinator.runtime.event_loop import MANY_CUTS, SHORT_S, lost_broker
+from coordinator.runtime.event_loop import MANY_CUTS, MOST_CUTS, SHORT_S, lost_broker
 from coordinator.storage.status import STATUS_FILE, read_status, status_lines
 from edge_client.errors import NetworkError
 from edge_client.protocol.blocks import HEADER
@@ -123,6 +123,28 @@ def test_a_link_that_breaks_each_minute_ends_no_run_while_blocks_of_an_answer_co
     fed.world.run(lambda: session.sender.link > MANY_CUTS + 1)
     fed.world.end()
     assert not fed.happened("error")
+
+
+@pytest.mark.parametrize("part", ["block of an answer", "block of a model"])
+def test_a_device_that_lets_parts_arrive_for_ever_keeps_no_run_from_its_end(tmp_path: Path, part: str) -> None:
+    """One block of an upload that is never announced, or the same block of a model again: each was progress."""
+    fed = waiting(tmp_path)
+    assert fed.server is not None
+    assert fed.server.session is not None
+    spy, session, mark = Spy(fed.world.broker), fed.server.session, 0
+    cut_after(fed, 0.1)
+    for number in range(MOST_CUTS - 1):
+        fed.world.run(lambda: session.sender.link > number + 1 and spy.said("task", cid="d00") != [])  # noqa: B023 - used at once
+        if part == "block of an answer":
+            spy.publish(TOPICS.upload(0, "d00", "0" * 16, 0), b"of no upload")
+        else:
+            start = spy.said("task", cid="d00")[-1]["start"]
+            spy.say("d00", "get", sha256=start["sha256"], block=start["block"], at=[[0, 1]], mark=mark)
+            fed.world.run(lambda: len(marks(spy)) > number)  # noqa: B023
+            mark = marks(spy)[-1]
+        cut_after(fed, 0.1)
+    with pytest.raises(NetworkError, match=f"cut the connection {MOST_CUTS} times.* and no answer of d00 arrived"):
+        fed.finish()
 
 
 def marks(spy: Spy) -> list[int]:

@@ -12,6 +12,7 @@ from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
+from edge_client.protocol.blocks import manifest_of
 
 KEY = ExchangeKey("run1", 1, 0)
 REPLY = StoredReply("a", "ab" * 32, 10, 40, "delta", "cd" * 32, 0.5)
@@ -129,6 +130,19 @@ def test_what_one_device_sent_is_not_there_for_another(store: Store) -> None:
     assert store.updates("a").has(sha256)
     assert not store.updates("b").has(sha256)
     assert not store.blobs.has(sha256)
+
+
+def test_a_folder_in_which_no_update_is_left_does_not_outlast_a_start(store: Store, reopen: Reopen) -> None:
+    """Each device that was ever asked left one for ever; one with an update, or a damaged blob, stays."""
+    sha256 = store.updates("kept").put(b"update")
+    store.updates("pruned").drop(store.updates("pruned").put(b"an old update"))
+    store.updates("silent").partial(manifest_of(b"a part", "delta", inline=False)).close()
+    (store.folder / "updates" / "damaged" / "quarantine").mkdir(parents=True)
+    again = reopen()
+    again.drop_stale_partials()
+    assert sorted(folder.name for folder in (again.folder / "updates").iterdir()) == ["damaged", "kept"]
+    assert again.updates("kept").read(sha256) == b"update"
+    again.updates("pruned").put(b"a new update")  # the device is back
 
 
 def test_the_fleet_is_enrolled_once_and_sorted(store: Store, reopen: Reopen) -> None:

@@ -15,6 +15,7 @@ from edge_client.errors import DeviceRefused, Malformed
 from edge_client.protocol import signing
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.secure.parameters import SECURE_MODES
+from edge_client.protocol.summed_task import SOFT
 from edge_client.protocol.task import OWN_MODEL, Fit, Probe
 from edge_client.runtime import client as client_module
 from edge_client.runtime.active_task import check_secure, may_announce
@@ -138,7 +139,7 @@ def test_a_device_that_demands_secure_answers_nothing_for_itself_alone(tmp_path:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_device_that_demands_hidden_membership_takes_part_in_sums_and_tells_no_choice(name: str) -> None:
-    fields = sum_tasks.job(name)
+    fields = changed(sum_tasks.job(name), share=1.0)
     check_secure(fields, "off")
     check_secure(fields, "updates")
     if name != "tell":
@@ -146,6 +147,34 @@ def test_a_device_that_demands_hidden_membership_takes_part_in_sums_and_tells_no
         return
     with pytest.raises(Malformed, match=r"client\.toml demands secure = updates\+membership"):
         check_secure(fields, "updates+membership")
+
+
+def changed(fields: dict[str, Any], **choice: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The job fields of a stage, with another choice of a center where it has one."""
+    added = fields.get("work", {}).get("sum", {})
+    if "choose" not in added:
+        return fields
+    return fields | {"work": fields["work"] | {"sum": added | choice}}
+
+
+@pytest.mark.parametrize("least", SECURE_MODES)
+@pytest.mark.parametrize("choose", sorted(SOFT))
+def test_weights_in_several_centers_are_told_in_sums_alone(choose: str, least: str) -> None:
+    """A coordinator hides them in both modes; one that asked was told each center of more than an equal part."""
+    check_secure(changed(sum_tasks.job("add"), choose=choose), least)
+    with pytest.raises(Malformed, match="weights in several centers are never told in the clear"):
+        check_secure(changed(sum_tasks.job("tell"), choose=choose), least)
+
+
+@pytest.mark.parametrize("choose", ["loss", "nearest"])
+def test_a_device_that_hides_its_center_takes_no_weight_by_which_the_sum_would_name_it(choose: str) -> None:
+    """A coordinator that gives device i the weight 2^-i reads from the sum of a center's weights who is in it."""
+    fields = changed(sum_tasks.job("add"), choose=choose, share=0.25)
+    check_secure(fields, "updates")
+    with pytest.raises(Malformed, match=r"client\.toml demands secure = updates\+membership"):
+        check_secure(fields, "updates+membership")
+    check_secure(changed(fields, choose="posterior"), "updates+membership")  # hides its weights by itself
+    check_secure(changed(fields, part="choose"), "updates+membership")  # counts without weights
 
 
 def test_a_result_of_before_the_owner_demanded_secure_is_not_delivered(stage: DeviceStage) -> None:

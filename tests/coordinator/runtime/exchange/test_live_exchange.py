@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.rounds.silence import Misses
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.exchange.exchange_driver import open_exchange
 from coordinator.runtime.exchange.live_exchange import HEARTBEAT_S, LiveExchange
@@ -205,7 +206,7 @@ def test_a_refusal_after_an_accepted_update_is_not_shown(coordinator: WiredCoord
 def test_a_closing_stops_those_who_have_not_answered_and_counts_their_silence(
     coordinator: WiredCoordinator, clock: VirtualClock
 ) -> None:
-    coordinator.context.misses.update({"d0": 2, "d3": 1, "gone": 4})
+    coordinator.context.misses.update({"d0": Misses(2, 8), "d3": Misses(1, 4), "gone": Misses(4, 15)})
     live, tasks = asked(coordinator)
     coordinator.announce("d0", 0, KEY)
     refuse(coordinator, "d1", tasks["d1"]["id"], "no_data")
@@ -214,7 +215,12 @@ def test_a_closing_stops_those_who_have_not_answered_and_counts_their_silence(
     live.tick()
     stops = [(cid, m["k"], m["why"], m["exchange"]) for cid, m in coordinator.said()]
     assert stops == [(cid, "stop", "the exchange is closed", 0) for cid in ("d2", "d3")]
-    assert coordinator.context.misses == {"d2": 1, "d3": 2, "gone": 4}
+    assert coordinator.context.misses == {
+        "d0": Misses(0, 7),
+        "d2": Misses(1, 4),
+        "d3": Misses(2, 8),
+        "gone": Misses(4, 15),
+    }
     assert live.late_updates is None
     assert live.wakes_at_s == clock.time_s + HEARTBEAT_S
     assert math.isinf(live.unsynced_since_s)

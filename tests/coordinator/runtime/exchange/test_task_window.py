@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.rounds.silence import Misses
 from coordinator.runtime.exchange.task_window import LONGEST_S, PLACE_S, TaskWindow, line_of
 from coordinator.storage.exchange_store import ExchangeKey
 from tests.support.virtual_federation import TOPICS, Federation, Outcome, Spy
@@ -175,5 +176,5 @@ def test_a_device_whose_turn_never_came_has_not_missed_the_exchange(tmp_path: Pa
     clock.time_s += coordinator.config.round.deadline_s
     live.tick()
     assert live.closed
-    assert coordinator.context.misses == {told: 1}
+    assert coordinator.context.misses == {told: Misses(1, 4)}
     coordinator.store.close()
