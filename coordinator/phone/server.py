@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import uvicorn
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from coordinator.config import read_config
+from coordinator.config import CoordinatorConfig, read_config
 from coordinator.identity import join_links
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
@@ -27,8 +30,7 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
         raise UsageError(f"--listen is {listen!r}", hint="use HOST:PORT, as 127.0.0.1:8090")
     if (certificate is None) != (key is None):
         raise UsageError("https needs a certificate and its key", hint="give --certificate and --key together")
-    app = create_gated_app(routes.phone_routes(read_config(path)))
-    settings = uvicorn_config(app, certificate=certificate, key=key)
+    settings = uvicorn_config(phone_app(read_config(path)), certificate=certificate, key=key)
     try:
         settings.load()
     except OSError as wrong:
@@ -42,6 +44,12 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     sys.stdout.write(f"{link}\n")
     sys.stdout.flush()
     uvicorn.Server(settings).run(sockets=[opened])
+
+
+def phone_app(config: CoordinatorConfig, *, third: Path | None = None) -> ASGIApp:
+    """The page; also for a person who types the address without a path."""
+    front = Route("/", lambda _: RedirectResponse(routes.RELATIVE_PATH))
+    return create_gated_app([front, *routes.phone_routes(config, third=third)])
 
 
 def connection_slots(host: str) -> ConnectionSlots:

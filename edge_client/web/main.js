@@ -13,6 +13,7 @@ import { openCenter, rankClasses } from "./nearest.js";
 const MODEL_POLL_MS = 2_000;
 const MAX_THREADS = 4;
 const VENDORED = new URL(document.querySelector("meta[name=third-party]").content, document.baseURI).href;
+const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11]; // a module with one vector
 const view = new View(document);
 
 async function main() {
@@ -21,6 +22,9 @@ async function main() {
   }
   if (!(await canVerify())) {
     throw new Error("this browser cannot check Ed25519 signatures; Chrome 137, Firefox 129, Safari 17 and newer can");
+  }
+  if (!globalThis.WebAssembly?.validate(new Uint8Array(SIMD))) {
+    throw new Error("this browser lends no WebAssembly with SIMD, which training needs. A strict protection, as an iPhone's Lockdown Mode, may have switched it off for this page; else take a newer browser");
   }
   const kept = await Store.open(PAGE_STORE);
   const { join, confirmed, offline } = await findJoin("join.json", kept);

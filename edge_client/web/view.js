@@ -43,7 +43,10 @@ export class View {
     this.role = { participates: false, paused: true };
     this.guard = (action) => action();
     this.drawable = () => true;
-    for (const tab of page.querySelectorAll("[data-tab]")) tab.addEventListener("click", () => this.showTab(tab.dataset.tab));
+    for (const tab of page.querySelectorAll("[data-tab]")) {
+      tab.addEventListener("click", () => this.showTab(tab.dataset.tab));
+      tab.addEventListener("keydown", (event) => this.moveTab(tab, event));
+    }
   }
 
   part(id) {
@@ -93,6 +96,7 @@ export class View {
   showIdentity(federation, id) {
     this.named = true;
     this.part("where").textContent = `federation ${federation}`;
+    this.part("waiting").textContent = "Waiting for the coordinator, which prepares the model…";
     this.part("name").textContent = id;
   }
 
@@ -223,8 +227,22 @@ export class View {
     this.part("range").hidden = !words;
   }
 
+  /** Arrow keys go from tab to tab, and round the end; the Tab key goes to the chosen one and then on. */
+  moveTab(tab, event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const shown = [...this.page.querySelectorAll("[data-tab]")].filter(({ hidden }) => !hidden);
+    const next = shown.at((shown.indexOf(tab) + step) % shown.length);
+    this.showTab(next.dataset.tab);
+    next.focus();
+  }
+
   showTab(name) {
-    for (const tab of this.page.querySelectorAll("[data-tab]")) tab.setAttribute("aria-selected", String(tab.dataset.tab === name));
+    for (const tab of this.page.querySelectorAll("[data-tab]")) {
+      tab.setAttribute("aria-selected", String(tab.dataset.tab === name));
+      tab.tabIndex = tab.dataset.tab === name ? 0 : -1;
+    }
     for (const panel of this.page.querySelectorAll("[data-panel]")) panel.hidden = panel.dataset.panel !== name;
     this.part("labels").hidden = name === "table" || !this.part("labels").querySelector("input");
   }
@@ -272,7 +290,7 @@ export class View {
   }
 
   showAwake(on) {
-    this.part("awake").textContent = on ? "The screen stays on while this phone works." : "";
+    this.part("awake").textContent = on ? "The screen stays on meanwhile." : "";
   }
 
   showSearching(on) {

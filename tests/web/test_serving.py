@@ -346,3 +346,10 @@ def test_a_proxy_on_this_machine_may_open_all_the_connections_of_the_phones_behi
     assert sum(behind_a_proxy.take("127.0.0.1") for _ in range(1000)) == server.MAX_CONNECTIONS
     for_all = server.connection_slots("192.0.2.9")
     assert sum(for_all.take("192.0.2.1") for _ in range(1000)) == server.MAX_CONNECTIONS_PER_ADDRESS
+
+
+def test_an_address_without_a_path_opens_the_page(tmp_path: Path, third: Path) -> None:
+    web = TestClient(server.phone_app(config(tmp_path), third=third), base_url="http://127.0.0.1")
+    opened = web.get("/")
+    assert (opened.status_code, opened.url.path) == (200, "/phone/")
+    assert "fedcenters on this phone" in opened.text

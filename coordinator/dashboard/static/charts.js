@@ -66,7 +66,10 @@ function endNames(frame, drawn, right) { // at the right end of each line, moved
   if (ends.length > 10) return;
   ends.forEach((end, i) => { if (i && end.y < ends[i - 1].y + 12) end.y = ends[i - 1].y + 12; });
   const over = ends.length ? Math.max(0, ends.at(-1).y - (frame.height - BOTTOM)) : 0;
-  for (const { one, y } of ends) frame.root.append(svg("text", { x: frame.width - right + 8, y: y + 4 - over, class: "end", css: { fill: one.colour } }, one.short ?? one.name));
+  for (const { one, y } of ends) { // in the ink of all text, which has contrast; the dot has the line's colour
+    const [x, words] = [frame.width - right + 5, one.short ?? one.name];
+    if (words) frame.root.append(svg("circle", { cx: x, cy: y - over, r: 3, fill: one.colour }), svg("text", { x: x + 6, y: y + 4 - over, class: "end" }, words));
+  }
 }
 
 // stacks: [{name, colour, values: [[round, y], ...]}], stacked on each other
@@ -147,6 +150,12 @@ function addReadout(node, frame, rounds, label, unit, words) {
   if (cursors.get(node) != null && rounds.includes(cursors.get(node))) look(cursors.get(node));
 }
 
+// Black or white, whichever has the greater contrast (WCAG 2.2), which is at least 4.5.
+function inkOn(colour) {
+  const [red, green, blue] = colour.map((value) => (value <= 10 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
+}
+
 // a matrix values[k][k]; the colours span its minimum to 1
 export function heat(node, values, label) {
   const k = values.length, size = 44, margin = 30;
@@ -164,7 +173,7 @@ export function heat(node, values, label) {
       const colour = from.map((a, at) => Math.round(a + (to[at] - a) * share));
       root.append(svg("rect", { x: margin + j * size + 1, y: margin + i * size + 1, width: size - 2, height: size - 2, rx: 4, fill: `rgb(${colour})` },
         svg("title", {}, `centers ${i} and ${j}: ${values[i][j].toFixed(4)}`)));
-      if (k <= 10) root.append(svg("text", { class: "cell-words", "data-value": values[i][j], x: margin + j * size + size / 2, y: margin + i * size + size / 2, css: { fill: share > 0.5 ? "var(--heat-ink-high)" : "var(--heat-ink)" } }, values[i][j].toFixed(3)));
+      if (k <= 10) root.append(svg("text", { class: "cell-words", "data-value": values[i][j], x: margin + j * size + size / 2, y: margin + i * size + size / 2, css: { fill: inkOn(colour) } }, values[i][j].toFixed(3)));
     }
   }
   node.replaceChildren(root);

@@ -19,7 +19,7 @@ export async function showFiles() {
   const rank = ({ path }) => (path.startsWith("centers/") ? 0 : path.startsWith("program/") ? 2 : 1); // the centers first
   const rows = files.toSorted((a, b) => rank(a) - rank(b)).map(({ path, size }) => el("tr", {}, el("td", { title: path }, short(path)), el("td", { class: "number" }, bytes(size)),
     el("td", { class: "number" }, el("button", { type: "button", class: "small", "aria-label": `Download ${path}`, onclick: () => download(path) }, "Download"))));
-  const table = el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "File"), el("th", { scope: "col", class: "number" }, "Size"), el("th", { scope: "col" }, ""))), el("tbody", {}, ...rows));
+  const table = el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "File"), el("th", { scope: "col", class: "number" }, "Size"), el("th", { scope: "col", class: "number" }, "Download"))), el("tbody", {}, ...rows));
   byId("export").replaceChildren(
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "h-export" }, table),
     el("p", { class: "note" }, "The bundle in the run's folder: every center as files that run without us, each checked against torch. Serve it with fedcenters-export serve."));

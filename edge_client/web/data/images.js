@@ -4,43 +4,78 @@ import { fromInk, fromPixels } from "./samples.js";
 
 const SIDE = 256; // of the pad's raster, whatever its size on the screen
 const PEN = 20;
+const STEP = 8; // of an arrow key
+const KEYS = { ArrowLeft: [-STEP, 0], ArrowRight: [STEP, 0], ArrowUp: [0, -STEP], ArrowDown: [0, STEP] };
 
 /** Input shapes that can be drawn or photographed: [1 or 3, height, width]. */
 export function isPicture(input) {
   return input.length === 3 && [1, 3].includes(input[0]);
 }
 
-/** A square to draw on with finger, pen or mouse. */
+/** A square to draw on with finger, pen, mouse or keys; `<i>` beside the canvas shows where the keys' pen is. */
 export class Pad {
   constructor(canvas, changed = () => {}) {
     canvas.width = SIDE;
     canvas.height = SIDE;
     this.canvas = canvas;
+    this.mark = canvas.parentElement.querySelector("i");
     this.changed = changed;
     this.held = false; // while what was drawn is stored: a stroke would belong to no drawing
     this.pen = canvas.getContext("2d", { willReadFrequently: true });
     this.clear();
+    this.place(SIDE / 2, SIDE / 2);
+    canvas.addEventListener("keydown", (event) => this.onKey(event));
+    canvas.addEventListener("blur", () => this.down && this.lift());
     const place = (event) => {
       const box = canvas.getBoundingClientRect();
       return [((event.clientX - box.left) / box.width) * SIDE, ((event.clientY - box.top) / box.height) * SIDE];
     };
     canvas.addEventListener("pointerdown", (event) => {
-      if (this.held) return;
+      if (this.held || (this.last && !event.isPrimary)) return; // a second finger, or the palm
+      this.finger = event.pointerId;
       canvas.setPointerCapture(event.pointerId);
       this.line(place(event), place(event));
       this.last = place(event);
     });
     canvas.addEventListener("pointermove", (event) => {
-      if (!this.last) return;
+      if (!this.last || event.pointerId !== this.finger) return;
       this.line(this.last, place(event));
       this.last = place(event);
     });
     for (const end of ["pointerup", "pointercancel"]) {
-      canvas.addEventListener(end, () => {
+      canvas.addEventListener(end, (event) => {
+        if (event.pointerId !== this.finger) return;
         if (this.last) this.changed();
         this.last = null;
       });
     }
+  }
+
+  /** The arrow keys move the pen, space sets it down or lifts it. */
+  onKey(event) {
+    const step = KEYS[event.key];
+    if (this.held || (!step && event.key !== " ")) return;
+    event.preventDefault(); // the page does not scroll
+    if (step) {
+      const from = this.at;
+      this.place(...from.map((value, i) => Math.min(SIDE, Math.max(0, value + step[i]))));
+      if (this.down) this.line(from, this.at);
+    } else if (this.down) {
+      this.lift();
+    } else {
+      this.down = this.mark.classList.toggle("down", true);
+      this.line(this.at, this.at);
+    }
+  }
+
+  place(x, y) {
+    this.at = [x, y];
+    Object.assign(this.mark.style, { left: `${(100 * x) / SIDE}%`, top: `${(100 * y) / SIDE}%` });
+  }
+
+  lift() {
+    this.down = this.mark.classList.toggle("down", false);
+    this.changed();
   }
 
   /** A stroke, in the raster's own coordinates. */
@@ -61,6 +96,7 @@ export class Pad {
     this.pen.fillRect(0, 0, SIDE, SIDE);
     this.canvas.dataset.blank = ""; // the page says "draw here" on a blank pad
     this.last = null;
+    this.down = this.mark.classList.toggle("down", false);
   }
 
   /** Store what was drawn by `store(cleared)`, which calls `cleared` when it is stored; a drawing that is not stored stays. */
