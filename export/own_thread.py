@@ -1,4 +1,4 @@
-"""A function of torch replaced for one thread: another one, which trains meanwhile, has torch's own."""
+"""What belongs to one thread of those that use torch: functions that it replaces, and random numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 Function = Callable[..., Any]
 
+ONE_AT_A_TIME = threading.RLock()  # over what is the whole process's in torch: its switches and its random numbers
 _CHANGES = threading.Lock()  # over what is below
 
 
@@ -59,3 +60,17 @@ def replaced_here(owner: object, name: str, replacement: Function) -> Iterator[N
             replaced.users -= 1
             if not replaced.users:
                 _REPLACED.pop(key).patch.__exit__(None, None, None)
+
+
+@contextmanager
+def own_random(seed: int | None = None) -> Iterator[None]:
+    """Torch's random numbers as if no other thread of ours drew some: they begin at `seed`, and then go on as before.
+
+    torch has one generator for all threads. Of two that set it at once, each would draw from the other's seed.
+    """
+    import torch
+
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield

@@ -24,6 +24,7 @@ from edge_client.protocol.samples.input_parts import Parts, row_size
 from export.compiler.losses.choose_loss import loss_of_output
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.signatures.packed_inputs import pack_module
+from export.own_thread import own_random
 from export.plugins import find_by_name
 
 T = TypeVar("T")
@@ -135,8 +136,7 @@ def build_model(name: str, *, seed: int) -> Model:
         entry = _call(name, entry)
     if not isinstance(entry, ModelEntry):
         raise ConfigError(f"model {name!r} is {type(entry).__name__}", hint=ENTRY_HINT)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_random(seed):
         module = _call(name, entry.make)
     if entry.parts:
         module = pack_module(module, entry.parts)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.rounds.metrics import last_rounds
 from coordinator.strategies.base import Strategy
@@ -23,6 +23,8 @@ from export.plugins import nearest_name_hint
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Unpack
+
+    from coordinator.strategies.common.method_value import MethodValue
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -168,7 +170,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[Strategy] | Mapping[str, Strategy],
+    methods: Sequence[Strategy | MethodValue] | Mapping[str, Strategy | MethodValue],
     *,
     fleet: Fleet,
     seeds: int | Iterable[int] = 3,
@@ -195,7 +197,7 @@ def compare(
             f"a comparison has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], {"fleet", "seeds", *valid})
         )
     named = list(methods.items()) if isinstance(methods, Mapping) else [(repr(method), method) for method in methods]
-    for _, method in named:
+    for _, method in named:  # mypy takes a list of several kinds for one of what they extend
         check_method(method)
     if not named or len({name for name, _ in named}) < len(named):
         told = f"methods {', '.join(name for name, _ in named) or '(none)'}"
@@ -208,7 +210,7 @@ def compare(
     if twice := [seed for seed in dict.fromkeys(chosen) if chosen.count(seed) > 1]:
         raise UsageError(f"seed {twice[0]} is given twice", hint="give each once: the same seed is the same run")
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
-    plan = [(seed, name, method) for seed in chosen for name, method in named]
+    plan = [(seed, name, cast("Strategy", method)) for seed in chosen for name, method in named]
     took: list[tuple[str, float]] = []
     for n, (seed, name, method) in enumerate(plan, 1):
         left = left_in_words(took, [name for _, name, _ in plan[n - 1 :]])

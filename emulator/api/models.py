@@ -27,6 +27,7 @@ from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import load_vector, make_source, schema_of, vector_of
 from export.compiler.program_functions import vocabulary_size
 from export.compiler.signatures.packed_inputs import pack_module
+from export.own_thread import own_random
 
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
@@ -174,8 +175,7 @@ def try_loss(model: Model, split: FleetData) -> list[float]:
     y = torch.from_numpy(np.array(next(iter(split.devices.values())).train.y[:TRIED]))
     shape, rng, found = (len(y), *model.output), np.random.default_rng(0), list[float]()
     for drawn in (rng.uniform(0.05, 0.95, shape), rng.normal(0, 3, shape)):
-        with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with suppress(Exception), torch.no_grad(), own_random(0):
             found += model.own_loss(torch.from_numpy(drawn).float(), y).double().flatten().tolist()
     return found
 
@@ -200,8 +200,7 @@ def make_module(make: object, seed: int) -> nn.Module:
         return make
     if not callable(make):
         raise UsageError(f"model is {type(make).__name__}", hint="give a torch module, or a function that makes one")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_random(seed):
         made = make()
     if not isinstance(made, nn.Module):
         raise UsageError(f"the model's function gives {type(made).__name__}", hint="return a torch.nn.Module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401
     given = as_array(y)
     if not source.program.has_classes:
         return given.astype(np.float32).reshape(len(given), *source.program.truth)
+    if given.ndim == 2 and given.shape[1] == 1 and not source.program.truth:  # noqa: PLR2004 - a column, as fc.fleet takes
+        given = given[:, 0]
     known = list(source.data.classes)
     if given.dtype.kind in "iu":
         named = given[given != IGNORED]
@@ -78,9 +81,14 @@ def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401
 def _center(source: RunCenters, x: Array, center: int | None) -> Flat:
     source.check_trained()
     chosen = _chosen(choose(source, x)) if center is None else center
-    if not 0 <= chosen < source.centers:
-        raise UsageError(f"there is no center {chosen}", hint=f"there are {source.centers}, from 0 on")
-    return source.models([chosen])[0]
+    return source.models([check_center(chosen, source.centers)])[0]
+
+
+def check_center(center: object, count: int) -> int:
+    """The number of one of `count` centers. Raises UsageError for another value."""
+    if isinstance(center, (bool, np.bool_)) or not isinstance(center, Integral) or not 0 <= int(center) < count:
+        raise UsageError(f"there is no center {center!r}", hint=f"there are {count}, from 0 on")
+    return int(center)
 
 
 def _chosen(found: Selection) -> int:
@@ -141,7 +149,10 @@ def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401
     given = _of_frame(x, source.data.columns) if is_frame(x) else read_inputs(x, program.parts)[0]
     if source.data.pixels and given.dtype == np.uint8:
         given = to_unit_range(given)
-    samples = np.ascontiguousarray(given, dtype=np.float32)
+    if given.dtype.kind not in "biufO":
+        raise UsageError(f"samples are {given.dtype}", hint="give numbers")
+    with np.errstate(over="ignore"):  # what float32 does not hold is infinite, and told below
+        samples = np.ascontiguousarray(given, dtype=np.float32)
     if samples.shape[1:] != program.input or not len(samples):
         raise UsageError(f"samples of shape {samples.shape}", hint=f"give [n, {', '.join(map(str, program.input))}]")
     if not np.isfinite(samples).all():

@@ -22,7 +22,7 @@ from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.api.checks import in_words_of_python
 from emulator.api.history import Table, frame, series
-from emulator.api.nearest import choose, predict_samples
+from emulator.api.nearest import check_center, choose, predict_samples
 from emulator.api.progress import show_work
 from emulator.config import resolved_table
 from emulator.data import registry
@@ -41,6 +41,7 @@ from export.output_paths import check_output_folder, writing_to
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
     from torch import Tensor, nn
 
     from coordinator.models.registry import Model
@@ -173,12 +174,10 @@ class Result:
         """A copy of the module with a center's values, in evaluation mode. Raises UsageError for no such center."""
         from emulator.api.models import module_of
 
-        count = len(self.run.state.centers)
-        if not 0 <= center < count:
-            raise UsageError(f"there is no center {center}", hint=f"there are {count}, from 0 on")
-        return module_of(self.model.module, self.run.schema, self.run.state.centers[center])
+        chosen = check_center(center, len(self.run.state.centers))
+        return module_of(self.model.module, self.run.schema, self.run.state.centers[chosen])
 
-    def nearest(self, x: Array | Mapping[str, Array], y: Array | None = None) -> Selection:
+    def nearest(self, x: ArrayLike | Mapping[str, ArrayLike], y: ArrayLike | None = None) -> Selection:
         """The center for a device that never trained, from its samples [n, ...], with labels [n] or without.
 
         `center` of the answer is None where none is taken; `fit` is "well", "badly" or "none", or None where it is not
@@ -195,7 +194,9 @@ class Result:
         """The rule of `nearest`, taught by the run's devices; None for a method whose centers are not of devices."""
         return self._source.router
 
-    def predict(self, x: Array | Mapping[str, Array], *, device: object = None, center: int | None = None) -> Array:
+    def predict(
+        self, x: ArrayLike | Mapping[str, ArrayLike], *, device: object = None, center: int | None = None
+    ) -> Array:
         """Predicted classes [n] for samples [n, ...], or targets [n, ...] of a model without classes.
 
         Classes are the values of `classes`, where the run has some. Of a data frame the run's `columns` are taken by

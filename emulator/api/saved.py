@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -76,6 +76,10 @@ def load(
         if is_coordinators_folder(place):
             told = f"{place} is a coordinator's folder, which has no device's samples and no traced model"
             hint = "`save` the result of `home.run(...)`, and load that; `fedcenters-export bundle` reads this one"
+            raise ConfigError(told, hint=hint)
+        if (kept := read_checkpoint(place)) is not None:
+            told = f"{place} has a run that was interrupted after round {kept[1].round}"
+            hint = f'go on: fc.simulate(..., out="{place.parent}", name="{place.name}", resume=True)'
             raise ConfigError(told, hint=hint)
         raise ConfigError(f"{place} has no simulated run", hint="give the folder that `save` wrote")
     table = read_table(place / "config.toml")
@@ -154,17 +158,9 @@ def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
     """Names, groups, classes and columns from fleet.json; the samples when they are needed."""
     told = _fleet_facts(place)
 
-    def read() -> Mapping[ClientId, DeviceData]:
-        hint = f'give the run\'s own: fc.load("{place}", fleet=...)'
-        if not registry.is_named(run.args.data_set):
-            raise SamplesMissing(f"{place} does not hold the samples of {run.args.data_set!r}", hint=hint)
-        made = load_fleet(run).split
-        _check_fleet(made, kept, place)
-        return made.devices
-
     groups = {who: facts["group"] for who, facts in told["devices"].items() if facts["group"] is not None}
-    kept = FleetData(
-        devices=KeptDevices(sorted(told["devices"]), read),
+    return FleetData(
+        devices=KeptDevices(sorted(told["devices"]), partial(_read_samples, place, run)),
         groups=groups,
         classes=tuple(told.get("classes", ())),
         columns=tuple(told.get("columns", ())),
@@ -172,7 +168,16 @@ def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
         called={who: facts["called"] for who, facts in told["devices"].items() if "called" in facts},
         kept=told["devices"],
     )
-    return kept
+
+
+def _read_samples(place: Path, run: ResolvedRun) -> Mapping[ClientId, DeviceData]:
+    """A function by name, so that a loaded result can be pickled."""
+    hint = f'give the run\'s own: fc.load("{place}", fleet=...)'
+    if not registry.is_named(run.args.data_set):
+        raise SamplesMissing(f"{place} does not hold the samples of {run.args.data_set!r}", hint=hint)
+    made = load_fleet(run).split
+    _check_fleet(made, _kept_split(place, run), place)
+    return made.devices
 
 
 def _fleet_facts(place: Path) -> dict[str, Any]:

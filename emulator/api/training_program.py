@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from edge_client.data.dataset import Dataset, describe_misfit
 from edge_client.engines.base import ENGINES, Engine, open_engine, run_step
@@ -25,6 +26,7 @@ from edge_client.protocol.samples.input_parts import pack_arrays
 from edge_client.protocol.task import F64, Array, Tensors
 from edge_client.training.learner import EngineLearner
 from edge_client.training.noise import step_noise
+from emulator.api.data.reading import as_array
 from export.compiler.program_folder import PREFIXES, container_files, read_folder, read_weights, write_folder
 
 if TYPE_CHECKING:
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
 
 LOSS_WORDS = {**{name: name for name in LOSSES}, "mse": "squared-error"}
 EVALUATED_AT_ONCE = 256  # samples
-Samples = Array | Mapping[str, Array]  # [n, ...], or an array by the name of each of forward's parameters
+Samples = ArrayLike | Mapping[str, ArrayLike]  # [n, ...], or an array by the name of each of forward's parameters
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingState:
     """A model between two steps.
 
@@ -52,7 +54,7 @@ class TrainingState:
     steps: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingProgram:
     """A module's training step as files for stock runtimes; `fc.compile` makes it, `TrainingProgram.open` reads it.
 
@@ -110,7 +112,7 @@ class TrainingProgram:
         self,
         state: TrainingState,
         x: Samples,
-        y: Array,
+        y: ArrayLike,
         *,
         lr: float = 0.01,
         momentum: float = 0.0,
@@ -144,7 +146,7 @@ class TrainingProgram:
             steps=state.steps + 1,
         )
 
-    def evaluate(self, weights: Tensors, x: Samples, y: Array) -> tuple[F64, Array]:
+    def evaluate(self, weights: Tensors, x: Samples, y: ArrayLike) -> tuple[F64, Array]:
         """-> the loss of each sample [n], float64, and the outputs [n, ...], in inference mode."""
         learner = EngineLearner(self._engine, self.manifest)
         vector = self.manifest.schema.join(self._complete(weights))
@@ -153,7 +155,7 @@ class TrainingProgram:
 
     def predict(self, weights: Tensors, x: Samples) -> Array:
         """The module's outputs [n, ...]: logits of a classifier, in inference mode."""
-        count = len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+        count = len(as_array(next(iter(x.values())) if isinstance(x, Mapping) else x))
         return self.evaluate(weights, x, no_targets(self.manifest, count))[1]
 
     def _complete(self, weights: Tensors) -> dict[str, Array]:
@@ -162,11 +164,11 @@ class TrainingProgram:
         if wrong := [name for name, shape in shapes.items() if name not in weights or np.shape(weights[name]) != shape]:
             hint = "give arrays under the names and with the shapes of program.weights"
             raise UsageError(f"no weights of the right shape for {', '.join(wrong)}", hint=hint)
-        return {name: np.asarray(weights[name]) for name in shapes}
+        return {name: as_array(weights[name]) for name in shapes}
 
-    def _samples(self, x: Samples, y: Array) -> Dataset:
+    def _samples(self, x: Samples, y: ArrayLike) -> Dataset:
         try:
-            data = Dataset(self._rows(x), np.asarray(y))
+            data = Dataset(self._rows(x), as_array(y))
         except ValueError as wrong:
             raise UsageError(str(wrong), hint="give x [n, ...] and y [n] as arrays, several inputs as a dict") from None
         if misfit := describe_misfit(self.manifest, data):
@@ -175,7 +177,9 @@ class TrainingProgram:
 
     def _rows(self, x: Samples) -> Array:
         """One array; several by name are packed."""
-        return pack_arrays(dict(x), self.manifest.parts) if isinstance(x, Mapping) else np.asarray(x)
+        if not isinstance(x, Mapping):
+            return as_array(x)
+        return pack_arrays({name: as_array(values) for name, values in x.items()}, self.manifest.parts)
 
     @cached_property
     def _engine(self) -> Engine:

@@ -81,6 +81,9 @@ class Fleet(Mapping[ClientId, DeviceData]):
     given: Mapping[Any, ClientId] = field(default_factory=dict)
     _cuts: dict[int, FleetData] = field(default_factory=dict, init=False)
 
+    __eq__ = object.__eq__  # a fleet is itself alone: a mapping would compare samples, whose equality is an array
+    __hash__ = object.__hash__
+
     def cut(self, seed: int = 0) -> FleetData:
         """The samples of every device in a run with this seed; the last cut is kept. Raises UsageError, ConfigError."""
         seed = seed if self.seed is None else self.seed
@@ -104,11 +107,11 @@ class Fleet(Mapping[ClientId, DeviceData]):
         """The devices that do not train, for `Result.nearest`; also by what the user called them."""
         return _Called(self.cut().new_devices, self.given)
 
-    def only(self, devices: Iterable[object] | str | int) -> Fleet:
+    def only(self, devices: Iterable[object] | object) -> Fleet:
         """The fleet of these devices; the others become its `new_devices`. Raises UsageError for an unknown one."""
         return self._with({self.name(who) for who in _listed(devices)})
 
-    def without(self, devices: Iterable[object] | str | int) -> Fleet:
+    def without(self, devices: Iterable[object] | object) -> Fleet:
         """The fleet without these devices, which become its `new_devices`. Raises UsageError for an unknown one."""
         left = {self.name(who) for who in _listed(devices)}
         return self._with({who for who in self if who not in left})
@@ -208,9 +211,9 @@ class _Called(Mapping[ClientId, DeviceData]):
         return repr(dict(self._devices))
 
 
-def _listed(devices: Iterable[object] | str | int) -> list[object]:
-    """A list of devices, also where one is given."""
-    return [devices] if isinstance(devices, (str, int)) else list(devices)
+def _listed(devices: Iterable[object] | object) -> list[object]:
+    """A list of devices, also where one is given, as a number of numpy."""
+    return [devices] if isinstance(devices, str) or not isinstance(devices, Iterable) else list(devices)
 
 
 def named_fleet(

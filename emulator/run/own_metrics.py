@@ -44,8 +44,8 @@ def measure_own(
             continue
         outputs = _outputs(serving_probe(strategy, state, who, batch=batch), test, who, devices)
         n[who] = len(test)
-        for name, metric in metrics.items():
-            if math.isfinite(value := _number(name, metric(test.y, outputs))):
+        for name, metric in metrics.items():  # each with arrays of its own, into which it may write
+            if math.isfinite(value := _number(name, metric(test.y.copy(), outputs.copy()))):
                 found[name][who] = value
     return {name: _averages(values, n) for name, values in found.items()}
 

@@ -8,7 +8,6 @@ module, in which no branch is left.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -31,9 +30,9 @@ from export.compiler.own_functions.own_gradients import calls_as_operators, with
 from export.compiler.program_functions import TraceSource, example_inputs, private_copy, with_complex_attributes
 from export.diagnostics import quiet_warnings
 from export.float64_mode import as_in, without_autocast
+from export.own_thread import ONE_AT_A_TIME, own_random
 
 MAX_BATCH = 65_536
-_ONE_AT_A_TIME = threading.RLock()  # what is replaced in torch while a model is compiled is the whole process's
 
 
 class ForwardPasses:
@@ -83,7 +82,7 @@ def _export(source: TraceSource, *, training: bool, batch: int, dynamic: bool) -
             tracing_context(),
             calls_as_operators(),
             no_gradients(),
-            torch.random.fork_rng(devices=[]),
+            own_random(),
             as_in(source.dtype),
         ):
             exported = torch.export.export(
@@ -108,7 +107,7 @@ def uncompiled() -> Iterator[None]:
     and float32 as the dtype of what names none; the search and the dtype are those of all threads meanwhile. One thread
     at a time, as in `tracing_context`.
     """
-    with _ONE_AT_A_TIME, ExitStack() as stack:
+    with ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
         if torch.is_autocast_enabled("cpu"):
@@ -132,7 +131,7 @@ def tracing_context() -> Iterator[None]:
     Distributions do not check the values of their arguments, which they do by default. einsum multiplies from left to
     right, for a search of a better order takes the batch size for a plain number. One thread at a time.
     """
-    with _ONE_AT_A_TIME, ExitStack() as stack:
+    with ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(transforms_left())
         stack.enter_context(quiet_warnings())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))

@@ -24,6 +24,7 @@ from export.compiler.random_ops import COVERED_OPERATORS, TWICE
 from export.diagnostics import first_sentence
 from export.dispatch_mode import PlainDispatchMode
 from export.float64_mode import as_in
+from export.own_thread import own_random
 
 TORCH, COMPILER = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 EXPORT = str(Path(__file__).parents[1])
@@ -160,7 +161,7 @@ def _watch_loss(
 ) -> Mapping[str, Mapping[str, None]]:
     """Which operators the user's own loss calls, and at which lines."""
     watch, (*_, x, y) = _Watch(counts), example_inputs(source, "evaluate", 2)
-    with as_in(source.dtype), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with as_in(source.dtype), own_random(), torch.no_grad():
         out = source.module.eval()(x)
         watch.stack.append(f"loss {loss_name(loss)}")
         with watch:
@@ -192,7 +193,7 @@ def _watch_pass(source: TraceSource, batch: int, counts: Counts = every_call) ->
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
     try:
-        with as_in(source.dtype), torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
+        with as_in(source.dtype), own_random(), torch.no_grad(), watch:
             call_module(source.module.train(), state, x)
     finally:
         for handle in handles:

@@ -69,6 +69,7 @@ from export.compiler.signatures.lasting_state import (
 from export.compiler.signatures.packed_inputs import Example, read_example
 from export.containers.write_onnx import OPSET
 from export.float64_mode import as_in
+from export.own_thread import own_random
 
 ENGINES = ("onnx", "litert", "pt2")
 HALVES = (torch.float16, torch.bfloat16)
@@ -239,7 +240,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
         else:
             source = replace(source, target=found, loss=loss_of_output(loss, name, found))
             if source.loss != "squared-error":
-                with torch.random.fork_rng(devices=[]), torch.no_grad():
+                with own_random(), torch.no_grad():
                     warn_of_probabilities(name, source.module(samples), 1 + class_axis(source.loss, found))
         _check_constants(source)
         _check_repeats(source)
@@ -262,7 +263,7 @@ def _warn_of_halves(module: nn.Module, name: str, dtype: str) -> None:
 def _check_own_loss(source: TraceSource) -> None:
     if source.own_loss is not None:
         *_, x, y = example_inputs(source, "evaluate", 3)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_random(), torch.no_grad():
             check_own_loss(source.own_loss, source.module.eval()(x), y, labels=source.has_labels)
 
 
@@ -288,7 +289,7 @@ def _check_repeats(source: TraceSource) -> None:
 
     def forward() -> Tensor:
         state = {name: value.clone() for name, value in tensors_of(source.module).items()}
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_random(), torch.no_grad():
             torch.default_generator.manual_seed(0)  # that of the CPU alone
             return call_module(mine, state, x)[0]
 

@@ -32,6 +32,7 @@ from export.compiler.losses.sample_losses import POSITION_LOSSES, LossFunction, 
 from export.compiler.random_ops import NoiseReader
 from export.compiler.sgd_step import SgdStep
 from export.compiler.signatures.packed_inputs import example_rows
+from export.own_thread import own_random
 
 FlatTensors = tuple[Tensor, ...]
 Graph = Callable[..., FlatTensors]
@@ -175,7 +176,7 @@ def changed_places(source: TraceSource) -> tuple[set[str], set[str]]:
     """The places of `tensor_places` to which a training pass gives another tensor, and those into whose it writes."""
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     versions = {name: value._version for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with own_random(), torch.no_grad():
         _, held = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
     places = tensor_places(source.module).items()
     replaced = {place for place, name in places if held[place] is not state[name]}

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from edge_client.errors import FedcentersError, ProgramRefused, UsageError
 from export.compiler.operator_watch import line_of
 from export.compiler.program import CompilerOutput, compile_program
 from export.compiler.signatures.packed_inputs import Example
+from export.own_thread import own_random
 from export.plugins import describe_error, import_path
 
 Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
@@ -39,8 +39,7 @@ def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded:
         raise UsageError(f"{path} cannot be called", hint="name a class, or a function that returns a torch module")
     args, kwargs = ((), dict(arguments)) if isinstance(arguments, Mapping) else (tuple(arguments), {})
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with own_random(seed):
             made = made(*args, **kwargs)
     except Exception as wrong:
         raise UsageError(

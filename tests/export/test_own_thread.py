@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
+from emulator.api.models import make_module
 from export.compiler.forward_overrides import ForwardOverrides
 from export.one_value_norm import batch_norm_of_one_value
-from export.own_thread import replaced_here
+from export.own_thread import ONE_AT_A_TIME, replaced_here
 
 
 class Trainer:
@@ -106,3 +107,34 @@ def test_attention_is_recorded_while_another_thread_has_replaced_what_it_calls()
             out, _ = attention(x, x, x)
         other.submit(held.close).result(60)
     assert torch.allclose(out, attention(x, x, x)[0], atol=1e-6)
+
+
+def test_a_seed_draws_the_same_first_weights_whatever_other_threads_draw() -> None:
+    """torch has one generator: a run's first weights were drawn from the seed of a run in another thread."""
+    told, drawn = Event(), Event()
+
+    def other() -> nn.Module:
+        told.set()
+        drawn.wait()
+        return nn.Linear(4, 4)
+
+    def second() -> None:
+        if ONE_AT_A_TIME.acquire(blocking=False):
+            ONE_AT_A_TIME.release()
+        else:
+            told.set()  # it waits until the first has drawn
+        make_module(other, 1)
+
+    def first() -> nn.Module:
+        thread.start()
+        told.wait()
+        made = nn.Linear(4, 4)
+        drawn.set()
+        return made
+
+    alone = make_module(lambda: nn.Linear(4, 4), 0).state_dict()
+    before, thread = torch.get_rng_state(), Thread(target=second)
+    beside = make_module(first, 0).state_dict()
+    thread.join()
+    assert all(torch.equal(alone[name], value) for name, value in beside.items())
+    assert torch.equal(torch.get_rng_state(), before)

@@ -37,7 +37,9 @@ class FedSGD(MethodValue):
         check_range("batch-size", self.batch_size, low=1, high=65_536)
         check_range("fraction-train", self.fraction_train, low=1e-9, high=1.0)
 
-    serving: ClassVar[ServingOptions] = {"buffers": "sent"}  # a model that has buffers is refused
+    @property
+    def serving(self) -> ServingOptions:
+        return {"buffers": "sent"}  # a model that has buffers is refused
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """The common model is the only center. Raises ConfigError for a model with buffers."""

@@ -64,7 +64,7 @@ def _check_range(name: str, values: Array) -> None:
 def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | bool]]:
     """-> classes int64 or targets [n, ...] float32 of each part, and the values of classes that were no numbers."""
     kinds = {y.dtype.kind for y in parts}
-    if kinds & set("cV"):
+    if kinds & set("cVMm"):  # also dates, each of which would be a class
         raise ConfigError(f"y is {parts[0].dtype}", hint="give whole numbers or texts for classes, floats for targets")
     if kinds <= {"f"}:
         return [_targets(y) for y in parts], ()

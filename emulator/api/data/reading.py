@@ -83,7 +83,7 @@ def as_array(value: Any) -> Array:
     if hasattr(value, "toarray") or getattr(value, "is_sparse", False):
         raise ConfigError("a sparse matrix", hint="make it dense: x.toarray(), or x.to_dense() of a tensor")
     if hasattr(value, "detach"):
-        held = value.detach().cpu()
+        held = value.detach().cpu().resolve_neg()
         return np.asarray((held.float() if str(held.dtype) == "torch.bfloat16" else held).numpy())
     if hasattr(value, "getbands"):
         return channels_first(np.asarray(value))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,9 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
             raise UsageError("each device has samples of its own that test", hint="leave out test")
     else:
         columns = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by)
+    test = float(test) if isinstance(test, Real) and not isinstance(test, (bool, Integral)) else test
     held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
-    if not (test is None or isinstance(test, (int, float, str))):
+    if not (test is None or isinstance(test, (Real, str))):
         held = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
     elif not (isinstance(test, float) and 0 < test < 1):
         raise UsageError(f"test is {test!r}", hint="give the share of each device's samples that only test, as 0.2")

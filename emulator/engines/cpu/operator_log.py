@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from export.dispatch_mode import PlainDispatchMode
+from export.own_thread import own_random
 
 aten = torch.ops.aten
 SHAPE = "shape"  # of a node's meta: that of its tensor
@@ -37,7 +38,7 @@ def log_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.G
     had not run. Raises DependsOnValuesError, and what the function raises.
     """
     log = _OperatorLog()
-    with torch.random.fork_rng(devices=()):
+    with own_random():
         copies = [log.placeholder(tensor.detach().clone()) for tensor in given]
         with _NoReaders(), log:
             results = function(*copies)

@@ -15,6 +15,7 @@ from export.compiler.losses.choose_loss import NO_GRADIENT, NO_GRADIENT_HINT
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import TraceSource, example_inputs
 from export.diagnostics import first_sentence
+from export.own_thread import own_random
 
 log = logging.getLogger(__name__)
 TRIED, MOST_TRIED = 8, 64  # samples; one of each class, as far as so many go
@@ -51,7 +52,7 @@ def check_own_loss(source: TraceSource) -> None:
     name = loss_name(loss)
     out, y = _tried(source)
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with own_random(), torch.enable_grad():
             alone = losses_alone(loss, out.requires_grad_(), y)
             whole = loss(out, y).mean()
     except Exception as wrong:
@@ -83,7 +84,7 @@ def check_own_loss(source: TraceSource) -> None:
 def _tried(source: TraceSource) -> tuple[Tensor, Tensor]:
     """The model's outputs of drawn samples, and labels that take each class in turn, or drawn targets."""
     *_, x, y = example_inputs(source, "evaluate", TRIED)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with own_random(), torch.no_grad():
         out = source.module.eval()(x)
     if not source.has_labels:
         return out, y

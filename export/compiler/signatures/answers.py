@@ -10,6 +10,7 @@ from edge_client.protocol.samples.input_parts import Parts
 from export.compiler.signatures.choose_output import refuse_several_outputs
 from export.compiler.signatures.packed_inputs import BEYOND, Example, lone_sample_hint
 from export.diagnostics import first_sentence
+from export.own_thread import own_random
 
 COMPANY = (
     "give each sample an output of its own: a loss that compares samples (contrast, triplets) takes those that belong "
@@ -61,7 +62,7 @@ def check_zeros(name: str, network: nn.Module, samples: Tensor, parts: Parts) ->
 def _fault(network: nn.Module, samples: Tensor) -> Exception | None:
     """What the module raises for these samples; ArithmeticError for an answer that is not finite."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_random(), torch.no_grad():
             out = network(samples)
     except Exception as wrong:  # noqa: BLE001 - whatever the model raises
         return wrong
@@ -85,7 +86,7 @@ def check_answers(  # noqa: PLR0913 - what is checked, and what a refusal may na
     `example`: what the user gave to tell the shape of a sample. Returns the shape of one output.
     """
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_random(), torch.no_grad():
             out, others = (
                 network(samples[:2]),
                 network(samples),
@@ -116,7 +117,7 @@ def check_answers(  # noqa: PLR0913 - what is checked, and what a refusal may na
         )
     _check_finite(name, out)
     if not _alike(out[1], others[1], out, limit):
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_random(), torch.no_grad():
             torch.default_generator.manual_seed(1)  # that of the CPU alone
             if not _alike(network(samples[:2]), out, out, limit):
                 raise ProgramRefused(
@@ -153,7 +154,7 @@ def _check_finite(name: str, out: Tensor) -> None:
 def _check_one_answer(name: str, network: nn.Module, sample: Tensor, expected: Tensor, *, limit: float) -> None:
     """Check that inference on one sample alone gives what it gives among others: a trace knows no batch of one."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_random(), torch.no_grad():
             found = network(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
         raise ProgramRefused(

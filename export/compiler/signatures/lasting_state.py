@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from edge_client.errors import ProgramRefused
 from edge_client.printable import first_of
-from export.own_thread import replaced_here
+from export.own_thread import own_random, replaced_here
 
 PASSES = 4  # a number that still moves after the second one counts the passes; a cache is filled by then
 NAMED = 3  # of many layers
@@ -69,7 +69,7 @@ def hooks_on_gradients(module: nn.Module, x: Tensor) -> str:
         calls.append(hook)
         return SimpleNamespace(remove=lambda: None)
 
-    with torch.random.fork_rng(devices=[]), replaced_here(Tensor, "register_hook", noted):
+    with own_random(), replaced_here(Tensor, "register_hook", noted):
         module.train()(x)
     layers = [place for place, layer in module.named_modules() if layer._backward_hooks or layer._backward_pre_hooks]  # noqa: SLF001 - no public name
     told = [f"layer {first_of(layers, NAMED)}"] if layers else []

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.samples.input_parts import InputPart, Parts, describe_arrays, row_size
 from edge_client.protocol.task import Array
+from export.own_thread import own_random
 
 Example = Tensor | Array | Sequence[Any] | Mapping[str, Any]  # a batch, a sample's shape, or several batches
 
@@ -111,7 +112,7 @@ def lone_sample_hint(network: nn.Module, parts: Parts, example: Example, dtype: 
     else:
         return ""
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_random(), torch.no_grad():
             network(*args, **named)
     except Exception:  # noqa: BLE001 - whatever the model raises
         return ""
@@ -132,7 +133,7 @@ def _runs_beyond(module: nn.Module, parts: Parts) -> bool:
     """Whether drawn samples hold numbers beyond a table of the module."""
     mine, draw = copy.deepcopy(module).eval(), torch.Generator().manual_seed(0)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_random(), torch.no_grad():
             mine(example_rows(parts, DRAWN, draw, torch.get_default_dtype()))
     except Exception as wrong:  # noqa: BLE001 - whatever the model raises
         return any(told in str(wrong) for told in BEYOND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,21 @@ def test_the_seconds_of_a_run_that_went_on_are_those_of_all_its_rounds(tmp_path:
     again = fc.simulate(fc.FedAvg(local_steps=2), rounds=2, resume=True, **asked)
     assert again.seconds >= 300
     assert again.seconds >= sum(fc.load(folder).run.real_seconds)
+
+
+def test_the_folder_of_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    """`fc.load` said that it has no run, and to give the folder that `save` wrote."""
+
+    def interrupt(_: fc.Result) -> None:
+        raise KeyboardInterrupt
+
+    place: dict[str, Any] = {"out": tmp_path, "name": "cut", "progress": False}
+    method = fc.FedAvg(local_steps=STEPS)
+    with pytest.raises(KeyboardInterrupt):
+        fc.simulate(method, fleet=hand_written(0), rounds=2, on_round=interrupt, workers=1, **place)
+    shutil.rmtree(tmp_path / "cut" / "centers")  # an interruption within a round leaves a checkpoint alone
+    (tmp_path / "cut" / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="interrupted after round 1") as told:
+        fc.load(tmp_path / "cut")
+    assert f'out="{tmp_path}", name="cut", resume=True' in told.value.hint
+    assert len(fc.simulate(method, fleet=hand_written(0), rounds=2, resume=True, **place).history) == 2

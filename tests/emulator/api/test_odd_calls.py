@@ -1,4 +1,4 @@
-"""Slips of those who write Python: each is told by what is wrong, and does nothing else."""
+"""Slips of those who write Python: each is told by what is wrong, and does nothing else. Odd calls that work, too."""
 
 from __future__ import annotations
 
@@ -140,3 +140,121 @@ def test_the_warning_of_a_doubtful_center_points_at_the_users_line() -> None:
     with pytest.warns(UserWarning, match="tell the centers apart badly") as told:
         result.predict(x[:40])
     assert told[0].filename == __file__
+
+
+def test_a_fleet_is_equal_to_itself_alone() -> None:
+    """`==` of two fleets compared their samples, and ended in numpy's error of a truth value."""
+    other = fc.fleet((RNG.normal(size=(60, 3)), np.arange(60) % 3), by=np.repeat([1, 2, 3], 20))
+    assert other != FLEET
+    assert [other, FLEET].index(FLEET) == 1
+    assert {FLEET: 1, other: 2}[other] == 2
+
+
+def test_a_program_and_its_state_are_equal_to_themselves_alone() -> None:
+    """As with fleets: `==` ended in numpy's error of a truth value."""
+    program = fc.compile(nn.Linear(3, 2), (3,), progress=False)
+    assert program != fc.TrainingProgram(manifest=program.manifest, files=program.files, weights={**program.weights})
+    assert program.start() != program.start()
+    assert len({program, program.start()}) == 2
+
+
+@pytest.mark.parametrize("left", [np.int64(2), np.array([2]), 2], ids=["int64", "array", "int"])
+def test_a_device_is_left_out_by_the_number_that_a_column_gives(left: object) -> None:
+    """`for who in frame["subject"].unique(): fleet.without(who)` ended in "int64 is not iterable"."""
+    assert list(FLEET.without(left)) == ["device-1", "device-3"]
+    assert list(FLEET.only(left)) == ["device-2"]
+
+
+def test_a_device_that_is_called_by_a_fraction_is_left_out_by_it() -> None:
+    fleet = fc.fleet((RNG.normal(size=(60, 3)), np.arange(60) % 3), by=np.repeat([0.5, 1.5, 2.5], 20))
+    assert list(fleet.without(1.5)) == [fleet.name(0.5), fleet.name(2.5)]
+
+
+def test_the_share_that_tests_may_be_a_number_of_numpy() -> None:
+    """A float32 was taken for test data: "nothing says whose the test samples are"."""
+    data: dict[str, Any] = {"data": (RNG.normal(size=(60, 3)), np.arange(60) % 3), "by": np.repeat([1, 2, 3], 20)}
+    assert len(fc.fleet(**data, test=np.float32(0.5))["device-1"].train) == 10
+    with pytest.raises(UsageError, match="test is"):
+        fc.fleet(**data, test=np.int64(1))
+
+
+@pytest.mark.parametrize("y", [pd.date_range("2026", periods=60), pd.to_timedelta(np.arange(60), unit="D")])
+def test_dates_are_no_labels(y: Any) -> None:  # noqa: ANN401 - a column of pandas
+    """Each date became a class, without a word."""
+    with pytest.raises(ConfigError, match=r"y is (datetime|timedelta)64"):
+        fc.fleet((RNG.normal(size=(60, 3)), y), by=np.repeat([1, 2, 3], 20))
+
+
+def test_a_metric_may_write_into_what_it_is_given() -> None:
+    """A softmax in place changed the outputs of the next metric, and a write into y the labels of later rounds."""
+
+    def spoils(y: np.ndarray, outputs: np.ndarray) -> float:
+        y[:], outputs[:] = 0, 0.0
+        return 0.0
+
+    def share(y: np.ndarray, outputs: np.ndarray) -> float:
+        return float((outputs.argmax(1) == y).mean())
+
+    plain = run(rounds=2, metrics={"share": share})
+    both = run(rounds=2, metrics={"spoils": spoils, "share": share})
+    assert both.history["share"].tolist() == plain.history["share"].tolist() == plain.history["accuracy"].tolist()
+    assert both.history["accuracy"].tolist() == plain.history["accuracy"].tolist()
+
+
+@pytest.mark.parametrize("center", [-1, 1, 0.0, "0", True, None])
+def test_what_is_no_number_of_a_center_is_refused(center: Any) -> None:  # noqa: ANN401 - wrong on purpose
+    """0.0, "0" and True ended in errors of numpy; None asks `predict` for the nearest."""
+    result = run()
+    with pytest.raises(UsageError, match="there is no center"):
+        result.module(center)
+    if center is not None:
+        with pytest.raises(UsageError, match="there is no center"):
+            result.predict(np.zeros((2, 3)), center=center)
+
+
+@pytest.mark.parametrize(
+    ("x", "told"),
+    [
+        (np.ones((2, 3)) + 1j, "samples are complex128"),
+        (np.full((2, 3), "1"), "samples are <U1"),
+        (np.full((2, 3), 1e300), "not finite"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_samples_that_are_no_numbers_of_float32_are_refused_in_words(x: Any, told: str) -> None:  # noqa: ANN401
+    """Imaginary parts were dropped, and texts read as numbers; `fc.fleet` refuses both."""
+    with pytest.raises(UsageError, match=told):
+        run().predict(x, device=1)
+
+
+def test_labels_may_be_a_column_for_the_nearest_center_as_they_may_for_a_fleet() -> None:
+    """It ended in an error of torch."""
+    x, y = RNG.normal(size=(20, 3)), np.arange(20) % 3
+    assert run().nearest(x, y[:, None]).center == run().nearest(x, y).center
+
+
+def test_tensors_with_a_gradient_are_samples() -> None:
+    """A program of `fc.compile` ended in an error of torch, where a fleet and `predict` take them."""
+    x = torch.eye(3).requires_grad_()
+    module = nn.Linear(3, 2)
+    program = fc.compile(module, (3,), progress=False)
+    weights: Any = dict(module.named_parameters())
+    np.testing.assert_allclose(program.predict(weights, x), module(x).detach(), atol=1e-6)
+    assert program.step(program.start(), x, torch.tensor([0, 1, 1])).steps == 1
+    turned = torch.complex(x, x).conj().imag.detach()  # its numbers are negated when they are read
+    np.testing.assert_array_equal(program.predict(weights, turned), program.predict(weights, -torch.eye(3)))
+
+
+def test_a_loaded_result_goes_to_another_process(tmp_path: Path) -> None:
+    """Of a data set with a name; it ended in "Can't pickle local object"."""
+    made = fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1, progress=False)
+    loaded = fc.load(made.save(tmp_path / "mine"))
+    again = pickle.loads(pickle.dumps(loaded))  # noqa: S301 - our own
+    assert again.history["accuracy"].tolist() == loaded.history["accuracy"].tolist()
+
+
+def test_methods_of_several_kinds_are_compared_from_a_list() -> None:
+    """mypy takes the list for one of what they extend, which was no method to it; it checks this file."""
+    methods = [fc.FedAvg(local_steps=1), fc.FedSGD()]
+    found = fc.compare(methods, fleet=FLEET, rounds=1, seeds=[0], progress=False)
+    assert list(found.results) == ["FedAvg(local_steps=1)", "FedSGD()"]
