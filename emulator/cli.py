@@ -220,6 +220,12 @@ def fleet(  # noqa: PLR0913 - a command line
     state: Annotated[
         Path | None, typer.Option(help="Where devices keep their state; else in memory, and removed.")
     ] = None,
+    identities: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of devices with certificates, as keys/devices of `fedcenters-coordinator provision`."
+        ),
+    ] = None,
     until_done: Annotated[
         bool, typer.Option("--until-done", help="Leave when the coordinator's runs are done.")
     ] = False,
@@ -236,7 +242,14 @@ def fleet(  # noqa: PLR0913 - a command line
     from emulator.testbed.large_fleet import FleetArgs, run_fleet
 
     asked = FleetArgs(
-        config=config, devices=devices, data_set=data_set, samples=samples, seed=seed, state=state, data=data
+        config=config,
+        devices=devices,
+        data_set=data_set,
+        samples=samples,
+        seed=seed,
+        state=state,
+        data=data,
+        identities=identities,
     )
     found = run_fleet(asked, workers=workers, until_done=until_done, say=progress.say)
     text = "{devices} devices: {connected} connected, {computed} computed, {acknowledged} acknowledged; {memory_mb} MB"

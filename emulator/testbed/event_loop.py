@@ -8,6 +8,7 @@ limited by the number of open files, of which a device needs two. The protocol i
 
 from __future__ import annotations
 
+import datetime as dt
 import heapq
 import itertools
 import selectors
@@ -18,7 +19,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edge_client.transport.base import Connected, Disconnected, Event, Will
-from edge_client.transport.mqtt import BACKOFF_RESET_S, PahoSession, longest_wait_s, parse_url
+from edge_client.transport.mqtt import (
+    BACKOFF_RESET_S,
+    SYSTEM_CREDENTIALS,
+    PahoSession,
+    longest_wait_s,
+    parse_url,
+)
+from edge_client.transport.tls import Credentials, client_context, explain_failure
 
 if TYPE_CHECKING:
     from edge_client.runtime.session import ClientLoop
@@ -38,8 +46,10 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class LoopTransport:
     """See `Transport`. Never waits: `receive` gives what is there, `drain` says whether it is done."""
 
-    def __init__(self, loop: ClientEventLoop, client_id: str, will: Callable[[], Will]) -> None:
-        self.client_id, self.will = client_id, will
+    def __init__(
+        self, loop: ClientEventLoop, client_id: str, will: Callable[[], Will], credentials: Credentials
+    ) -> None:
+        self.client_id, self.will, self.credentials = client_id, will, credentials
         self.events: deque[Event] = deque()
         self.session: PahoSession | None = None  # from the TCP handshake on
         self.up_s: float | None = None  # since when the broker knows us
@@ -98,9 +108,10 @@ class ClientEventLoop:
     now_s: Callable[[], float] = time.monotonic
     members: dict[LoopTransport, _LoopMember] = field(default_factory=dict)
     connected: int = 0
+    reason: str = ""  # why the last connection failed; none did since the last one that was accepted
 
     def __post_init__(self) -> None:
-        self._host, self._port, _ = parse_url(self.url)
+        self._host, self._port, self._tls = parse_url(self.url)
         self._selector = selectors.DefaultSelector()
         self._ready: deque[_LoopMember] = deque()
         self._due: list[tuple[float, int, _LoopMember]] = []
@@ -110,8 +121,10 @@ class ClientEventLoop:
         self._order = itertools.count()
         self._misc_s = 0.0
 
-    def transport(self, client_id: str, will: Callable[[], Will]) -> LoopTransport:
-        return LoopTransport(self, client_id, will)
+    def transport(
+        self, client_id: str, will: Callable[[], Will], credentials: Credentials = SYSTEM_CREDENTIALS
+    ) -> LoopTransport:
+        return LoopTransport(self, client_id, will, credentials)
 
     def add(self, life: ClientLoop, transport: LoopTransport) -> None:
         member = self.members[transport] = _LoopMember(life, transport)
@@ -180,9 +193,12 @@ class ClientEventLoop:
         transport.session, transport.open = session, 0
         self._greeting[transport] = now_s + CONNACK_TIMEOUT_S
         try:
+            if self._tls:
+                context = client_context(transport.credentials, dt.datetime.now(dt.timezone.utc))
+                session.paho.tls_set_context(context)
             session.connect(self._host, self._port, CONNECT_TIMEOUT_S)
         except OSError as wrong:
-            session.reason = str(wrong)
+            session.reason = explain_failure(wrong, transport.credentials.ca)[0]
             self._gone(transport, session)
             return
         self._selector.register(session.paho.socket(), READ, transport)  # type: ignore[arg-type]  # it is connected
@@ -192,7 +208,7 @@ class ClientEventLoop:
             transport.session.paho.on_log = None  # formats a line for each packet
         self._greeting.pop(transport, None)
         transport.up_s = self.now_s()
-        self.connected += 1
+        self.connected, self.reason = self.connected + 1, ""
         self._tell(transport, Connected())
 
     def _closed(self, transport: LoopTransport, session: PahoSession, sock: Any) -> None:  # noqa: ANN401 - plain or TLS
@@ -212,6 +228,7 @@ class ClientEventLoop:
             self.connected -= 1
             self._tell(transport, Disconnected(session.reason))
         if not transport.closing:
+            self.reason = session.reason
             stable = up_s is not None and now_s - up_s > BACKOFF_RESET_S
             transport.failures = 0 if stable else transport.failures + 1
             self.dial(transport, self.jitter(0.0, longest_wait_s(transport.failures)))

@@ -2,11 +2,13 @@
 
 The clients run the code of `fedcenters-edge join` in one thread (event_loop.py). Clients with equal signed containers
 share one open engine. Each has a draw of a data set's training samples, a folder for its state, and an id. The
-coordinator's configuration has the broker and the public key.
+coordinator's configuration has the broker and the public key. Where the broker asks for certificates, the devices are
+those of `identities`, the folder that `provision` fills.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,18 +29,19 @@ from coordinator.config import CoordinatorConfig, read_config
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import broker_url
 from coordinator.storage.status import read_status
-from edge_client.config import ClientConfig
+from edge_client.config import ClientConfig, load_config
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.base import Engine, open_engine
 from edge_client.engines.golden_run import run_golden
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import Program
 from edge_client.protocol.topics import Topics
 from edge_client.run_cli import run_cli
 from edge_client.runtime.client import Client
 from edge_client.transport.clock import SystemClock
-from edge_client.transport.mqtt import check_encrypted
+from edge_client.transport.mqtt import check_encrypted, parse_url
+from edge_client.transport.tls import Credentials, check_subject
 from emulator.data import registry
 from emulator.testbed.event_loop import ClientEventLoop, LoopTransport
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
@@ -50,6 +53,7 @@ COUNT_INTERVAL_S = 1.0
 REPORT_INTERVAL_S = 5.0
 DISCONNECT_TIMEOUT_S = 10.0
 CHILD_POLL_S = 0.2
+ALWAYS_READY: Mapping[str, Any] = {"min_battery_percent": 0, "quiet_hours": ""}
 COUNT_NAMES = ("connected", "computed", "acknowledged")
 
 
@@ -64,6 +68,7 @@ class FleetArgs:
     samples: int = 40  # training samples of each device; a quarter as many to test on
     seed: int = 0
     state: Path | None = None  # where devices keep theirs; None: in memory, and removed at the end
+    identities: Path | None = None  # a folder with a folder for each device: client.toml, certificate and key
     data: Path | None = None
 
 
@@ -81,20 +86,14 @@ class ClientProcess:
 
     def _made(self, url: str) -> list[Client]:
         args, config = self._args, self._config
-        key, engines = open_signing_key(config.signing_key_folder).public, SharedEngines()
-        draw = _drawn(args)
+        identities = _identities(args, config)
+        engine = "onnx" if "onnx" in config.model.engines else config.model.engines[0]
+        engines, draw = SharedEngines(), _drawn(args)
         clients = []
         for index in range(args.first, args.first + args.devices):
-            cid = f"device-{index:05d}"
-            settings = ClientConfig(
-                federation=config.federation,
-                device_id=cid,
-                broker=url,
-                data=self._folder,
-                state=self._folder / cid,
-                signing_keys=(key,),
-                engine="onnx" if "onnx" in config.model.engines else config.model.engines[0],
-                min_battery_percent=0,
+            who = identities(index)
+            settings = replace(
+                who, broker=url, data=self._folder, state=self._folder / who.device_id, engine=engine, **ALWAYS_READY
             )
             clients.append(self._client(settings, draw(index), engines, np.random.default_rng([args.seed, index])))
         return clients
@@ -103,9 +102,11 @@ class ClientProcess:
         self, settings: ClientConfig, local: DeviceData, engines: SharedEngines, rng: np.random.Generator
     ) -> Client:
         made: list[LoopTransport] = []
+        credentials = Credentials(ca=settings.ca, certificate=settings.certificate, key=settings.key)
+        name = Topics(settings.federation).client_id(settings.device_id)
 
         def dial(will: Callable[[], Any]) -> LoopTransport:
-            made.append(self.loop.transport(Topics(settings.federation).client_id(settings.device_id), will))
+            made.append(self.loop.transport(name, will, credentials))
             return made[-1]
 
         client = Client(
@@ -162,6 +163,41 @@ class SharedEngines:
         return self._off[id(engine)]
 
 
+def _identities(args: FleetArgs, config: CoordinatorConfig) -> Callable[[int], ClientConfig]:
+    """-> name, keys and certificate of the device with this number. Raises UsageError where the broker wants others."""
+    url = broker_url(config.broker)
+    if args.identities is None:
+        if parse_url(url)[2]:
+            raise UsageError(
+                f"the broker at {url} asks each device for a certificate",
+                hint="add --identities keys/devices, the folder that `fedcenters-coordinator provision` filled",
+            )
+        key = open_signing_key(config.signing_key_folder).public
+        return lambda index: ClientConfig(
+            federation=config.federation,
+            device_id=f"device-{index:05d}",
+            broker=url,
+            data=Path(),
+            state=Path(),
+            signing_keys=(key,),
+        )
+    files = sorted(args.identities.glob("*/client.toml"))
+    if len(files) < args.first + args.devices:
+        raise UsageError(
+            f"{args.identities} has {len(files)} folders with a client.toml; "
+            f"{args.first + args.devices} devices are wanted",
+            hint="name the folder keys/devices, or make more devices with `fedcenters-coordinator provision`",
+        )
+
+    def read(index: int) -> ClientConfig:
+        found = load_config(files[index], {})
+        if found.certificate is not None:
+            check_subject(found.certificate, name=found.device_id, federation=config.federation)
+        return found
+
+    return read
+
+
 def _drawn(args: FleetArgs) -> Callable[[int], DeviceData]:
     """-> the samples of the device with this number: drawn by the seed and the number, with replacement."""
     whole = registry.load_data_set(args.data_set, args.data, seed=args.seed)
@@ -194,12 +230,13 @@ def _allow_files(needed: int) -> None:
 def run_fleet(args: FleetArgs, *, workers: int, until_done: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """Run the fleet in child processes until a signal, or until the coordinator is done; -> the counts in total."""
     config, began_s = read_config(args.config), time.monotonic()
+    _identities(args, config)  # what is wrong with them is told before a process starts
     ram = RAM_DISK if RAM_DISK.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="fedcenters-fleet-", dir=ram) as scratch, DeferredSignals() as signals:
         logs = Path(scratch) / "logs"
         logs.mkdir()
         state = args.state or Path(scratch) / "state"
-        with ChildProcesses(logs, signals) as children:
+        with _without_logs(), ChildProcesses(logs, signals) as children:
             shares = np.array_split(np.arange(args.devices), workers)
             said = []
             for number, share in enumerate(part for part in shares if len(part)):
@@ -214,8 +251,17 @@ def run_fleet(args: FleetArgs, *, workers: int, until_done: bool, say: Callable[
             _watch(children, said, lambda: until_done and _done(config), say)
             children.wait_for_exit(children.running, timeout_s=2 * DISCONNECT_TIMEOUT_S)
         counts = [_last(path) for path in said]
-    total = {name: sum(count.get(name, 0) for count in counts) for name in counts[0]}
+    total = {name: sum(count.get(name, 0) for count in counts) for name in counts[0] if name != "reason"}
     return {**total, "processes": len(said), "seconds": round(time.monotonic() - began_s, 1)}
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """An error of a child names a folder of logs, which goes with this command; its last words are in the message."""
+    try:
+        yield
+    except FedcentersError as wrong:
+        raise type(wrong)(wrong.message, hint="all devices of this command have left; start it again") from wrong
 
 
 def _watch(
@@ -227,6 +273,8 @@ def _watch(
         time.sleep(CHILD_POLL_S)
         counts = [_last(path) for path in said]
         words = ", ".join(f"{sum(c.get(name, 0) for c in counts)} {name}" for name in COUNT_NAMES)
+        if reason := next((c["reason"] for c in counts if c.get("reason")), ""):
+            words += f"; the last connection failed: {reason}"
         if words != before and time.monotonic() >= told_s + REPORT_INTERVAL_S:
             before, told_s = words, time.monotonic()
             say(words)
@@ -240,8 +288,8 @@ def _done(config: CoordinatorConfig) -> bool:
     return bool(found["done"])
 
 
-def _last(path: Path) -> dict[str, int]:
-    """The newest counts of a process; empty before its first report."""
+def _last(path: Path) -> dict[str, Any]:
+    """The newest counts of a process, and why its last connection failed; empty before its first report."""
     whole = path.read_bytes().rpartition(b"\n")[0] if path.is_file() else b""
     return dict(json.loads(whole.rpartition(b"\n")[2])) if whole else {}
 
@@ -249,7 +297,7 @@ def _last(path: Path) -> dict[str, int]:
 def main(arguments: Sequence[str]) -> int:
     """One process of the fleet: `python -m emulator.testbed.large_fleet ARGS`, the arguments as one JSON object."""
     raw = json.loads(arguments[0])
-    paths = {name: raw[name] and Path(raw[name]) for name in ("config", "state", "data")}
+    paths = {name: raw[name] and Path(raw[name]) for name in ("config", "state", "data", "identities")}
     threading.Thread(target=stop_with_parent, args=(os.getppid(),), name="parent", daemon=True).start()
     args = FleetArgs(**raw | paths)
     return run_cli(lambda: _live(args, Path(raw["state"])))
@@ -261,7 +309,8 @@ def _live(args: FleetArgs, state: Path) -> int:
         signal.signal(number, lambda *_: over.set())
     mine = ClientProcess(args, state)
     try:
-        mine.run(over.is_set, lambda counts: print(json.dumps(counts), flush=True))  # noqa: T201 - data for the parent
+        tell = lambda counts: print(json.dumps({**counts, "reason": mine.loop.reason}), flush=True)  # noqa: E731, T201 - data for the parent
+        mine.run(over.is_set, tell)
     finally:
         mine.close()
     return 0

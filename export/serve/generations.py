@@ -79,7 +79,8 @@ class GenerationManager:
         """Make a fetched generation the candidate, or the stable one where there is none. Raises OSError."""
         self.generations[generation.name] = generation  # its signature may be another one
         if generation.name in self.rollout.withdrawn:
-            log.warning("the bundle in %s is not served: %.16s was withdrawn", self._bundle, generation.name)
+            stays = f"; {self.rollout.stable:.16} stays" if self.rollout.stable else ""
+            log.warning("the bundle in %s is not served: %.16s was withdrawn%s", self._bundle, generation.name, stays)
         self.store_rollout(self.rollout.offer(generation.name, self.plan))
 
     def store_rollout(self, rollout: Rollout) -> None:

@@ -113,6 +113,15 @@ def test_the_container_runs_the_coordinator_without_root_and_can_be_stopped() ->
     assert last["VOLUME"] == last["WORKDIR"] == "/var/lib/fedcenters"
 
 
+def test_the_pages_command_builds_the_container_with_torch_from_another_index() -> None:
+    page = (FOLDER.parent / "run-as-a-service.md").read_text(encoding="utf-8")
+    (name,) = re.findall(r"podman build .*--build-arg (\w+)=", page)
+    build = stages()[0]
+    (installs,) = [place for place, (word, rest) in enumerate(build) if word == "RUN" and "pip install" in rest]
+    assert build.index(("ARG", f"{name}=")) < installs
+    assert name == "PIP_EXTRA_INDEX_URL"  # pip reads it
+
+
 def test_the_container_copies_our_packages_and_nothing_that_is_secret() -> None:
     copied = [rest.split()[:-1] for stage in stages() for word, rest in stage if word == "COPY"]
     names = {name for names in copied for name in names if not name.startswith(("--from", "/"))}

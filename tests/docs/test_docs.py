@@ -76,6 +76,7 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     "docs/quick-start.md": {r"python3 -m venv .*|\. .*|pip install .*": INSTALLS, r"fedcenters-emulator demo": DEMO},
     "docs/run-as-a-service.md": {
         r"podman .*": CONTAINER,
+        r".* fleet .* --identities .*": "tests/emulator/testbed/test_large_fleet.py starts such a fleet",
         r"nohup .*": "test_service.py starts `serve` with logs of its own",
         r"(/usr/bin/python3|/opt/\S+) .*|(cp|mkdir|chmod|ln) .*|systemctl .*": "needs root and systemd; test_deploy.py",
         r"chown .*": CHOWN,

@@ -18,19 +18,21 @@ from coordinator.config import read_config
 from coordinator.local_broker import Broker
 from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.transport.base import Message, Will
 from edge_client.transport.mqtt import MqttTransport
 from emulator.testbed import large_fleet
 from emulator.testbed.event_loop import ClientEventLoop
-from emulator.testbed.large_fleet import ClientProcess, FleetArgs, SharedEngines
+from emulator.testbed.large_fleet import ClientProcess, FleetArgs, SharedEngines, run_fleet
 from tests.support import softmax_program
+from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_federation
 from tests.support.virtual_federation import WideEngine, seed_program
 
 PATIENCE_S = 90.0
+CERTIFICATE = {"certificate": "crt", "key": "key"}  # setting: the end of the coordinator's file
 
 
-def written(folder: Path, broker: str, devices: int) -> Path:
+def written(folder: Path, broker: str, devices: int, **more: str) -> Path:
     """A coordinator's configuration for softmax regression, whose program needs no runtime and no compiler."""
     settings = {"method": "fedavg", "num-rounds": 1, "local-steps": 2, "batch-size": 8}
     table = {
@@ -44,6 +46,7 @@ def written(folder: Path, broker: str, devices: int) -> Path:
         "block": 4096,
         "model": {"name": "softmax", "batch-size": 8, "engines": ["onnx"]},
         "runs": [settings],
+        **more,
     }
     path = folder / "coordinator.toml"
     path.write_text(tomli_w.dumps(table))
@@ -85,6 +88,60 @@ def test_a_fleet_in_one_thread_finishes_a_training_with_uploads_in_blocks(tmp_pa
     assert (counts["devices"], counts["acknowledged"]) == (20, 20)
     assert sorted(json.loads(_last_round(config))["per_device"]) == [f"device-{i:05d}" for i in range(20)]
     assert (tmp_path / "state" / "device-00019" / "state.json").is_file()
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("softmax_devices")
+def test_a_fleet_with_the_certificates_of_provision_trains_over_tls(tmp_path: Path) -> None:
+    names = ("pump-1", "pump-2", "pump-3")
+    with guarded_broker(tmp_path, *names) as broker:
+        keys = broker.work.folder
+        mine = {name: str(keys / "coordinator" / f"coordinator.{end}") for name, end in CERTIFICATE.items()}
+        mine |= {"ca": str(keys / "coordinator" / "ca.crt"), "signing-folder": str(keys / "coordinator")}
+        config = written(tmp_path, broker.url, 3, federation=FEDERATION, **mine)
+        args = FleetArgs(config=config, devices=3, identities=keys / "devices")
+        fleet = ClientProcess(args, tmp_path / "state")
+        with coordinator(config) as process:
+            fleet.run(lambda: process.poll() is not None, lambda _: None)
+            assert process.returncode == 0
+        fleet.close()
+    assert sorted(json.loads(_last_round(config))["per_device"]) == list(names)
+
+
+def test_a_fleet_without_certificates_is_refused_where_the_broker_wants_them(tmp_path: Path) -> None:
+    config = written(tmp_path, "mqtts://127.0.0.1:8883", 1)
+    with pytest.raises(UsageError, match=r"asks each device for a certificate[\s\S]*--identities keys/devices"):
+        run_fleet(FleetArgs(config=config, devices=1), workers=1, until_done=True, say=lambda _: None)
+
+
+def test_more_devices_than_identities_are_refused(tmp_path: Path) -> None:
+    config = written(tmp_path, "mqtts://127.0.0.1:8883", 2)
+    provision_federation(tmp_path / "keys", "pump-1")
+    args = FleetArgs(config=config, devices=2, identities=tmp_path / "keys" / "devices")
+    with pytest.raises(UsageError, match=r"has 1 folders with a client.toml; 2 devices are wanted"):
+        run_fleet(args, workers=1, until_done=True, say=lambda _: None)
+
+
+def test_a_fleet_that_reaches_no_broker_says_why(tmp_path: Path, free_port: int) -> None:
+    class ToldError(Exception):
+        pass
+
+    def say(words: str) -> None:
+        if "0 acknowledged; the last connection failed: " in words and words.endswith("Connection refused"):
+            raise ToldError
+
+    config = written(tmp_path, f"mqtt://127.0.0.1:{free_port}", 1)
+    with pytest.raises(ToldError):
+        run_fleet(FleetArgs(config=config, devices=1), workers=1, until_done=False, say=say)
+
+
+def test_a_process_of_the_fleet_that_fails_is_told_by_its_words_and_not_by_logs_that_are_removed(
+    tmp_path: Path,
+) -> None:
+    config = written(tmp_path, "embedded", 1)
+    with pytest.raises(FedcentersError, match="unknown data set 'none'") as told:
+        run_fleet(FleetArgs(config=config, devices=1, data_set="none"), workers=1, until_done=False, say=lambda _: None)
+    assert told.value.hint == "all devices of this command have left; start it again"
 
 
 @pytest.mark.usefixtures("softmax_devices")

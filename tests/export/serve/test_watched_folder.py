@@ -224,5 +224,5 @@ def test_a_withdrawn_bundle_is_told_when_it_is_withdrawn_and_when_it_comes_again
         manager.accept(again)
     assert [record.getMessage() for record in caplog.records] == [
         f"stable {stable:.16}, candidate none; {candidate:.16} was withdrawn, since its devices report less accuracy",
-        f"the bundle in {tmp_path / 'b'} is not served: {candidate:.16} was withdrawn",
+        f"the bundle in {tmp_path / 'b'} is not served: {candidate:.16} was withdrawn; {stable:.16} stays",
     ]
