@@ -2,6 +2,7 @@
 
 Both train 10 steps of 32 samples on the same devices' samples and evaluate every device after every round; ours with
 two workers, Flower with two actors. What a person waits for counts: starting, training, writing the result, ending.
+Each of our runs has a folder of its own: where the same run is there already, the command loads torch to compare models.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def measured(case: Case, repeats: int, folder: Path) -> list[BenchFigure]:
     _, split = make_fleet(case.simulated(folder))
     write_devices(case, split, folder)
     contestants: dict[str, Callable[[], CommandUsage]] = {
-        "ours": lambda: run_watched(ours(case, folder), environment(), cwd=folder, scratch=folder),
+        "ours": lambda: run_watched(
+            ours(case, folder, Path(tempfile.mkdtemp(dir=folder))), environment(), cwd=folder, scratch=folder
+        ),
         "flower": lambda: run_watched(flower(case, folder), environment(), cwd=ROOT, scratch=folder),
     }
     seen: dict[str, list[CommandUsage]] = {name: [] for name in contestants}
@@ -100,11 +103,11 @@ def measured(case: Case, repeats: int, folder: Path) -> list[BenchFigure]:
     return figures_of(case.name, seen)
 
 
-def ours(case: Case, folder: Path) -> list[str]:
-    """Our command."""
+def ours(case: Case, folder: Path, out: Path) -> list[str]:
+    """Our command, which reads the images from `folder`."""
     settings = {"local-steps": STEPS, "batch-size": BATCH, "learning-rate": LR, "momentum": MOMENTUM}
     asked = {"method": "fedavg", "data-set": case.data_set, "model": case.model, "partition": "iid"}
-    asked |= {"devices": str(DEVICES), "rounds": str(ROUNDS), "workers": "2", "data": str(folder), "out": str(folder)}
+    asked |= {"devices": str(DEVICES), "rounds": str(ROUNDS), "workers": "2", "data": str(folder), "out": str(out)}
     options = [text for name, value in asked.items() for text in (f"--{name}", value)]
     options += [text for name, setting in settings.items() for text in ("-c", f"{name}={setting}")]
     return [str(Path(sys.executable).parent / "fedcenters-emulator"), "simulate", *options, "--json"]
