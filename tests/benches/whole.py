@@ -2,7 +2,7 @@
 
 Both train 10 steps of 32 samples on the same devices' samples and evaluate every device after every round; ours with
 two workers, Flower with two actors. What a person waits for counts: starting, training, writing the result, ending.
-Each of our runs has a folder of its own: where the same run is there already, the command loads torch to compare models.
+Each of our runs has a folder of its own: where the same run is there already, the command loads torch to compare them.
 """
 
 from __future__ import annotations
