@@ -6,10 +6,13 @@ is waited for again after 4, 8, 16, ... misses, so that a device that came back,
 whole deadline now and then: in n exchanges silence costs about log2(n) deadlines. An answer, a refusal too, ends the
 row.
 
-A device that answers now and then would hold up all other exchanges. So each that waited for it in vain is made good by
-ANSWERS_FOR_ONE answers, and while more than WAITED_MISSES are not, an exchange does not wait for it either. That is so
-for a tenth of the devices at most, those that held up most: in a fleet whose devices are often away all would be left
-out else, and exchanges would end at the quorum.
+A device that answers now and then would hold up all other exchanges. So each that waited for it in vain costs it
+ANSWERS_FOR_ONE answers, and while it owes those of WAITED_MISSES exchanges or more, an exchange does not wait for it
+either. That is so for one device in ten, and at least one: those that owe most. Without that limit a fleet whose
+devices are often away would have all of them left out, and exchanges would end at the quorum.
+
+A device holds up fewer than one exchange in four: a wait in vain costs it as many answers, or, where it owes so much
+already, came after as many misses in a row.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from coordinator.rounds.exchange_rules import OpenExchange
 from edge_client.protocol.task import ClientId
 
 WAITED_MISSES = 3
-ANSWERS_FOR_ONE = 4  # so a device holds up one exchange in five at most
-HELD_PART = 10  # one of so many devices may be left out for what it held up
-_MOST_DEBT = WAITED_MISSES * ANSWERS_FOR_ONE
+ANSWERS_FOR_ONE = 4
+HELD_PART = 10  # one of so many devices may be left out for the answers that it owes
+_FROM_DEBT = WAITED_MISSES * ANSWERS_FOR_ONE  # a device that owes so much is not waited for
+_MOST_DEBT = _FROM_DEBT + ANSWERS_FOR_ONE - 1  # a device that was away for long, and is slow, may make up for it
 
 
 class Misses(NamedTuple):
@@ -41,13 +45,16 @@ def is_waited_for(row: int) -> bool:
     return row < WAITED_MISSES or row & (row - 1) == 0  # the powers of two
 
 
-def silent_devices(misses: Mapping[ClientId, Misses], asked: Collection[ClientId]) -> frozenset[ClientId]:
-    """The devices of an exchange that it does not wait for."""
+def silent_devices(
+    misses: Mapping[ClientId, Misses], asked: Collection[ClientId], spare: int | None = None
+) -> frozenset[ClientId]:
+    """The devices of an exchange that it does not wait for; at most `spare` of them for the answers that they owe."""
     known = {cid: misses[cid] for cid in asked if cid in misses}
     silent = {cid for cid, missed in known.items() if not is_waited_for(missed.row)}
-    owing = [cid for cid, missed in known.items() if missed.owed >= _MOST_DEBT and missed.row < WAITED_MISSES]
+    owing = [cid for cid, missed in known.items() if missed.owed >= _FROM_DEBT and missed.row < WAITED_MISSES]
     worst = sorted(owing, key=lambda cid: (-known[cid].owed, cid))
-    return frozenset(silent.union(worst[: max(1, len(asked) // HELD_PART)]))
+    most = max(1, len(asked) // HELD_PART)
+    return frozenset(silent.union(worst[: most if spare is None else min(most, spare)]))
 
 
 def count_misses(
@@ -65,5 +72,5 @@ def count_misses(
         for cid in closed.asked.intersection(told) - heard:
             row, owed = misses.get(cid, NO_MISSES)
             more = 0 if cid in closed.silent else ANSWERS_FOR_ONE
-            found[cid] = Misses(row + 1, min(owed + more, _MOST_DEBT + ANSWERS_FOR_ONE - 1))
+            found[cid] = Misses(row + 1, min(owed + more, _MOST_DEBT))
     return {cid: missed for cid, missed in found.items() if missed != NO_MISSES}

@@ -41,11 +41,15 @@ _ROUNDING = 1e-6  # tolerance of a sum of shares
 
 @dataclass(frozen=True, kw_only=True)
 class AskedStage(SumStage):
-    """A stage of a masked sum, and how its answer is read; a quorum is asked of the first stage only."""
+    """A stage of a masked sum, and how its answer is read; a quorum is asked of the first stage only.
+
+    `spare`: how many devices each sum may lose in this stage and still be made; None: as many as any exchange.
+    """
 
     decode: Callable[[bytes], Reply]  # raises Malformed
     max_bytes: int
     needs_quorum: bool = False
+    spare: int | None = None
 
 
 Asked = Task | AskedStage

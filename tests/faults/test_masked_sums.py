@@ -95,6 +95,7 @@ def check_exact(ledger: Ledger) -> None:
         ("fesem", "updates+membership", 1 + 4 + 2),
         ("fesem from k-means", "updates+membership", 12 + 4 + 2),  # in the first round: six steps of two sums
         ("fedem", "updates", 1 + 4 + 2),  # a device has a part in every center, and counts itself at one
+        ("fedsoft", "updates+membership", 1 + 4 + 2),  # as in fedem
         ("ditto", "updates", 2 + 2 + 2),  # and the second fits, of which nothing is told
     ],
 )
@@ -102,9 +103,12 @@ def check_exact(ledger: Ledger) -> None:
 def test_the_coordinator_is_given_exactly_the_sum_of_the_words_of_the_devices(
     tmp_path: Path, ledger: Ledger, method: str, mode: str, sums: int
 ) -> None:
+    """The devices insist on the same mode in their client.toml, and refuse none of the run's tasks."""
     fed = Federation.of(tmp_path, devices=2 * LEAST_COHORT, runs=(run_of(method, secure=mode),))
+    fed.insist = mode
     fed.start()
     fed.complete()
+    assert not any(record.get("refused") for record in fed.rounds())
     assert len(ledger.sums) == sums
     assert all(found.sums for found in ledger.sums.values() if found.members)
     check_exact(ledger)

@@ -173,6 +173,7 @@ class Federation:
     ballast: int = 0
     buffered: bool = False
     members: int = 1
+    insist: str = "off"  # `secure` of the devices' client.toml
     server: Server | None = None
     store: DoomedStore | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -243,6 +244,7 @@ class Federation:
             state=folder / "state",
             signing_keys=(key,),
             min_battery_percent=0,
+            secure=self.insist,
         )
 
         def life(me: Participant) -> None:

@@ -56,7 +56,7 @@ class LiveExchange:
         gone = (prepared.keys() & context.revoked()) - accepted.keys()
         goal = min(len(prepared) if wanted is None else wanted, len(prepared) - len(gone))
         self._quorum = _quorum(tasks, context)  # a share of the goal
-        silent = silent_devices(context.misses, prepared)
+        silent = silent_devices(context.misses, prepared, _spare(tasks))
         self._window = TaskWindow(context.config.transfer.task_window)
         self._order = line_of(key, prepared, silent)
         self._rules = OpenExchange(
@@ -302,6 +302,12 @@ def _quorum(tasks: NetworkExchange, context: ExchangeContext) -> float:
     """A sum that has begun fails by its own threshold."""
     waits = all(task.needs_quorum for task in tasks.values() if isinstance(task, AskedStage))
     return context.config.round.quorum if waits else 0.0
+
+
+def _spare(tasks: NetworkExchange) -> int | None:
+    """How many devices the sums of this exchange may lose, the smallest of them; None where none is lost so."""
+    known = (task.spare for task in tasks.values() if isinstance(task, AskedStage) and task.spare is not None)
+    return min(known, default=None)
 
 
 def _key_of(message: Mapping[str, Any]) -> ExchangeKey:

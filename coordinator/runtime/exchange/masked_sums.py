@@ -126,7 +126,7 @@ class MaskedSums:
     ) -> dict[int, Done]:
         """Ask a stage, and end it for each group with the answers of its devices; a sum that fails is gone."""
         tasks = {
-            cid: _asked(stage, state, cid, message, exchange)
+            cid: _asked(stage, state, cid, message, exchange, spare=len(messages) - state.least_members)
             for state, messages in running.values()
             for cid, message in messages.items()
         }
@@ -151,7 +151,8 @@ class MaskedSums:
         for cid in sorted(exchange):
             groups.setdefault(exchange.groups.get(cid, 0), []).append(cid)
         wanted = {cid for cids in groups.values() if len(cids) >= least for cid in cids}
-        taken = self._prekeys(first, wanted) if wanted else {}
+        spare = min((len(cids) - least for cids in groups.values() if len(cids) >= least), default=0)
+        taken = self._prekeys(first, wanted, spare) if wanted else {}
         begun = {}
         for group, cids in sorted(groups.items()):
             devices = {cid: taken[cid] for cid in cids if cid in taken}
@@ -165,14 +166,17 @@ class MaskedSums:
             begun[group] = open_sum(form, devices, least_members=least)
         return begun
 
-    def _prekeys(self, first: ExchangeKey, cids: Collection[ClientId]) -> Mapping[ClientId, PublicPrekey]:
-        """One prekey of each device that has any, taken for this sum; devices without an unused one are asked."""
+    def _prekeys(self, first: ExchangeKey, cids: Collection[ClientId], spare: int) -> Mapping[ClientId, PublicPrekey]:
+        """One prekey of each device that has any, taken for this sum; devices without an unused one are asked.
+
+        Each sum may lose `spare` devices.
+        """
         prekeys, roster = self.store.prekeys, _at(first, 1)
         if taken := prekeys.taken(roster):
             return taken
         offered = {}
         if lacking := sorted(prekeys.lacking(cids)):
-            answered = self.ask(first, {cid: _offer(prekeys.newest(cid)) for cid in lacking})
+            answered = self.ask(first, {cid: _offer(prekeys.newest(cid), spare) for cid in lacking})
             offered = {cid: PrekeyBatch.from_bytes(self._answer(first, cid)) for cid in sorted(answered)}
         return prekeys.take(roster, cids, offered)
 
@@ -215,8 +219,13 @@ class MaskedSums:
         return sums
 
 
-def _asked(stage: str, state: SecureSum, cid: ClientId, message: bytes, exchange: SumByCenter) -> AskedStage:
-    """What a device is asked in a stage of its sum, and how its answer is checked when it arrives."""
+def _asked(
+    stage: str, state: SecureSum, cid: ClientId, message: bytes, exchange: SumByCenter, *, spare: int
+) -> AskedStage:
+    """What a device is asked in a stage of its sum, and how its answer is checked when it arrives.
+
+    `spare` devices may be lost; in the last stage others, too, since not all shares are needed.
+    """
     form, size = state.form, MAX_SUM_MESSAGE_BYTES
 
     def decode(data: bytes) -> Reply:
@@ -233,11 +242,12 @@ def _asked(stage: str, state: SecureSum, cid: ClientId, message: bytes, exchange
     if stage == "add":
         work, size = exchange[cid], UPLOAD_HEADER.size + packed_size(form.words, form.bits)
     return AskedStage(
-        stage=stage, message=message, work=work, decode=decode, max_bytes=size, needs_quorum=stage == "shares"
-    )
+        stage=stage, message=message, work=work, decode=decode, max_bytes=size, needs_quorum=stage == "shares",
+        spare=None if stage == "show" else spare,
+    )  # fmt: skip
 
 
-def _offer(newest: int) -> AskedStage:
+def _offer(newest: int, spare: int) -> AskedStage:
     def decode(data: bytes) -> Reply:
         batch = PrekeyBatch.from_bytes(data)
         if not batch.keys or batch.keys[0].number <= newest:
@@ -247,7 +257,7 @@ def _offer(newest: int) -> AskedStage:
             check_public(key.mask)
         return Reply(n=1)
 
-    return AskedStage(stage="prekeys", after=newest, decode=decode, max_bytes=MAX_SUM_MESSAGE_BYTES)
+    return AskedStage(stage="prekeys", after=newest, decode=decode, max_bytes=MAX_SUM_MESSAGE_BYTES, spare=spare)
 
 
 def _keep(task: Fit | Probe) -> AskedStage:

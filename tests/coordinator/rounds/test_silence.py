@@ -76,6 +76,7 @@ def test_silence_costs_few_deadlines(number: int) -> None:
 
 MISSES = st.builds(Misses, st.integers(0, 40), st.integers(0, 15))
 PATTERNS = ("MMA", "MA", "MMMA", "MMMMA", "MMMMAA", "MAAAA", "MMMMMMMMA")  # missed and answered, again and again
+NUMBER = 200  # of exchanges
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), MISSES), st.sets(st.sampled_from("abcd")))
@@ -104,9 +105,16 @@ def held_up(pattern: str, exchanges: int) -> int:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_device_that_answers_now_and_then_holds_up_one_exchange_in_five_at_most(pattern: str) -> None:
+def test_a_device_that_answers_by_a_short_pattern_holds_up_one_exchange_in_five_at_most(pattern: str) -> None:
     """An answer ended each row, so that two of three exchanges waited for it, for ever; so did each evaluation."""
     assert held_up(pattern, 500) <= WAITED_MISSES + 500 / (1 + ANSWERS_FOR_ONE)
+
+
+@pytest.mark.parametrize("missed", range(1, 18))
+def test_no_long_pattern_of_misses_and_answers_holds_up_one_exchange_in_four(missed: int) -> None:
+    """The worst misses nine and then answers twelve: 5 of 21 wait for it."""
+    worst = max(held_up("M" * missed + "A" * answers, NUMBER) for answers in range(1, 14))
+    assert worst <= WAITED_MISSES + 1 + NUMBER / 4
 
 
 def test_a_device_that_is_back_and_slower_than_the_others_is_waited_for_again() -> None:
@@ -126,6 +134,12 @@ def test_of_a_fleet_whose_devices_are_often_away_a_tenth_is_left_out_at_most() -
     misses = {cid: Misses(0, 12 + (cid == "d07")) for cid in fleet}
     assert silent_devices(misses, fleet) == {"d00", "d01", "d07"}
     assert silent_devices(misses | {"d29": Misses(3, 12)}, fleet) == {"d00", "d01", "d07", "d29"}
+
+
+def test_a_sum_leaves_out_no_more_devices_for_what_they_owe_than_it_may_lose() -> None:
+    misses = {cid: Misses(0, 12) for cid in "abc"} | {"d": Misses(3, 12)}
+    assert silent_devices(misses, "abcd", 0) == {"d"}  # it does not answer
+    assert silent_devices(misses, "abcd", 1) == silent_devices(misses, "abcd", 9) == {"a", "d"}
 
 
 @pytest.mark.parametrize("silent", [0, 1])

@@ -173,7 +173,7 @@ def test_a_device_that_hides_its_center_takes_no_weight_by_which_the_sum_would_n
     check_secure(fields, "updates")
     with pytest.raises(Malformed, match=r"client\.toml demands secure = updates\+membership"):
         check_secure(fields, "updates+membership")
-    check_secure(changed(fields, choose="posterior"), "updates+membership")  # hides its weights by itself
+    check_secure(changed(fields, choose="posterior"), "updates+membership")  # its weights in the centers are not known
     check_secure(changed(fields, part="choose"), "updates+membership")  # counts without weights
 
 

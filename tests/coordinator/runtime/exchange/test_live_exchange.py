@@ -146,6 +146,24 @@ def test_a_sum_that_has_begun_has_no_quorum_of_its_own(
     assert live.progress()["quorum"] == least
 
 
+@pytest.mark.parametrize(("spares", "waits"), [((0, 3), True), ((1, 3), False), ((None, None), False)])
+def test_a_sum_that_may_lose_no_device_waits_for_one_that_owes_answers(
+    coordinator: WiredCoordinator, spares: tuple[int | None, int | None], *, waits: bool
+) -> None:
+    """It closed when the others had answered, and failed."""
+    coordinator.context.misses["d3"] = Misses(0, 15)
+    stages = {
+        cid: AskedStage(stage="shares", message=b"m", work=None, decode=lambda _: Reply(n=1), max_bytes=9, spare=spare)
+        for cid, spare in zip(DEVICES, 2 * spares, strict=True)
+    }
+    coordinator.dispatcher.exchange.live = live = LiveExchange(
+        KEY, stages, open_exchange(KEY, stages, coordinator.context), None, coordinator.context
+    )
+    for cid in ("d0", "d1", "d2"):
+        offer(coordinator, cid, manifest_of(b"m", "masked", inline=True))
+    assert live.closed is not waits
+
+
 def test_an_update_of_another_kind_or_size_than_asked_is_answered_with_its_code(coordinator: WiredCoordinator) -> None:
     asked(coordinator)
     right, _ = coordinator.update(KEY, "d0", 0)

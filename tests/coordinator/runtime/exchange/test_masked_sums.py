@@ -121,6 +121,7 @@ def test_each_stage_asks_for_no_more_bytes_than_its_answer_has_and_the_first_for
         "show": False,
     }
     assert [name for name, stage in cohort.stages.items() if stage.work is not None] == ["add"]
+    assert [stage.spare for stage in cohort.stages.values()] == [1, 1, 1, None]  # of six devices five must remain
     for name in ("shares", "add", "show"):
         with pytest.raises(Malformed):
             cohort.stages[name].decode(b"{}")
