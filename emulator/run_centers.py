@@ -58,9 +58,12 @@ class RunCenters:
 
     @cached_property
     def opened(self) -> Learner:
+        import torch
+
         from emulator.engines.cpu.cpu_engine import cpu_recipe
 
-        return cpu_recipe(self.get_model()).open()
+        with torch.inference_mode(mode=False):  # tensors of a caller's inference mode cannot be examined
+            return cpu_recipe(self.get_model()).open()
 
     @property
     def program(self) -> Program:

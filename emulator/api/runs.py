@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings, summed_members
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from export.compiler.losses.sample_losses import LossFunction
 
 OnRound = Callable[[Result], object]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class RunOptions(TypedDict, total=False):
@@ -85,8 +86,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         method: a method of this package or your own, as `fc.FeSEM(3)`.
         fleet: the devices and their samples, from `fc.fleets` or `fc.fleet`.
         model: a torch module, which is copied and not changed; a function that makes one, whose weights `seed` then
-            draws; or the name of one of ours. Default: what suits the fleet; for your own samples a perceptron with 64
-            hidden units.
+            draws, and which waits for no other thread that simulates; or the name of one of ours. Default: what suits
+            the fleet; for your own samples a perceptron with 64 hidden units.
         rounds: training rounds.
         seed: draws every random number, and cuts a fleet that has no seed of its own.
         loss: a function of outputs [batch, ...] and labels [batch] or targets, as `torch.nn.CrossEntropyLoss()`.
@@ -238,6 +239,14 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     if loss is not None or not isinstance(wanted, str):
         from emulator.api.models import own_model
 
-        prepared = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(args.method))
+        make = _outside_inference_mode(own_model)
+        prepared = make(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(args.method))
     whole: dict[str, Any] = {"resume": given["resume"], "keep": given["out"] is not None}
-    return play(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)
+    return _outside_inference_mode(play)(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)
+
+
+def _outside_inference_mode(function: Function) -> Function:
+    """Tensors that are made in torch's inference mode, as of a caller, cannot be trained. Also for generators."""
+    import torch
+
+    return torch.inference_mode(mode=False)(function) if torch.is_inference_mode_enabled() else function
