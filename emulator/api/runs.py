@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings, summed_members
@@ -20,6 +20,7 @@ from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.folder import NothingToResume
 from emulator.run.own_metrics import Metric
 from emulator.run.resolve import resolve_run
+from export.own_thread import outside_inference_mode
 from export.plugins import nearest_name_hint
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from export.compiler.losses.sample_losses import LossFunction
 
 OnRound = Callable[[Result], object]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class RunOptions(TypedDict, total=False):
@@ -239,14 +239,7 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     if loss is not None or not isinstance(wanted, str):
         from emulator.api.models import own_model
 
-        make = _outside_inference_mode(own_model)
+        make = outside_inference_mode(own_model)
         prepared = make(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(args.method))
     whole: dict[str, Any] = {"resume": given["resume"], "keep": given["out"] is not None}
-    return _outside_inference_mode(play)(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)
-
-
-def _outside_inference_mode(function: Function) -> Function:
-    """Tensors that are made in torch's inference mode, as of a caller, cannot be trained. Also for generators."""
-    import torch
-
-    return torch.inference_mode(mode=False)(function) if torch.is_inference_mode_enabled() else function
+    return outside_inference_mode(play)(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)
