@@ -24,6 +24,7 @@ from edge_client.protocol.task import ClientId, Flat, OwnModel
 from edge_client.training.learner import Learner
 from emulator.data.fleet_split import FleetData
 from emulator.router_training import FinishedTraining, fit_router
+from export.own_thread import outside_inference_mode
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
@@ -60,7 +61,7 @@ class RunCenters:
     def opened(self) -> Learner:
         from emulator.engines.cpu.cpu_engine import cpu_recipe
 
-        return cpu_recipe(self.get_model()).open()
+        return outside_inference_mode(lambda: cpu_recipe(self.get_model()).open())()
 
     @property
     def program(self) -> Program:

@@ -1,14 +1,15 @@
-"""What belongs to one thread of those that use torch: functions that it replaces, and random numbers."""
+"""What belongs to one thread of those that use torch: functions that it replaces, random numbers, inference mode."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 Function = Callable[..., Any]
+Kind = TypeVar("Kind", bound=Function)
 
 ONE_AT_A_TIME = threading.RLock()  # over what is the whole process's in torch: its switches and its random numbers
 _CHANGES = threading.Lock()  # over what is below
@@ -74,3 +75,10 @@ def own_random(seed: int | None = None) -> Iterator[None]:
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def outside_inference_mode(function: Kind) -> Kind:
+    """The function, or generator function, for a caller in torch's inference mode, whose tensors cannot be trained."""
+    import torch
+
+    return torch.inference_mode(mode=False)(function) if torch.is_inference_mode_enabled() else function

@@ -197,7 +197,7 @@ def compare(
             f"a comparison has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], {"fleet", "seeds", *valid})
         )
     named = list(methods.items()) if isinstance(methods, Mapping) else [(repr(method), method) for method in methods]
-    for _, method in named:  # mypy takes a list of several kinds for one of what they extend
+    for _, method in named:
         check_method(method)
     if not named or len({name for name, _ in named}) < len(named):
         told = f"methods {', '.join(name for name, _ in named) or '(none)'}"
@@ -210,6 +210,7 @@ def compare(
     if twice := [seed for seed in dict.fromkeys(chosen) if chosen.count(seed) > 1]:
         raise UsageError(f"seed {twice[0]} is given twice", hint="give each once: the same seed is the same run")
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
+    # mypy takes a list of several kinds of methods for one of what they extend
     plan = [(seed, name, cast("Strategy", method)) for seed in chosen for name, method in named]
     took: list[tuple[str, float]] = []
     for n, (seed, name, method) in enumerate(plan, 1):

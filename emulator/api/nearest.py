@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from edge_client.nearest.features import has_batch_norm
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array, Flat, OwnModel
 from edge_client.training.fit_probe import label_counts as labels_of
-from emulator.api.data.reading import as_array, frame_inputs, read_inputs
+from emulator.api.data.reading import as_array, as_numbers, frame_inputs, read_inputs
 from emulator.api.data.unread import is_frame
 from emulator.data.loaders.samples import to_unit_range
 from emulator.run_centers import RunCenters
@@ -57,7 +57,7 @@ def _class_values(source: RunCenters) -> Array:
 
 def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401
     """Numbers of classes for the user's own values, or for numbers; targets as they are. Raises UsageError."""
-    given = as_array(y)
+    given = as_numbers(as_array(y))
     if not source.program.has_classes:
         return given.astype(np.float32).reshape(len(given), *source.program.truth)
     if given.ndim == 2 and given.shape[1] == 1 and not source.program.truth:  # noqa: PLR2004 - a column, as fc.fleet takes
@@ -86,9 +86,13 @@ def _center(source: RunCenters, x: Array, center: int | None) -> Flat:
 
 def check_center(center: object, count: int) -> int:
     """The number of one of `count` centers. Raises UsageError for another value."""
-    if isinstance(center, (bool, np.bool_)) or not isinstance(center, Integral) or not 0 <= int(center) < count:
+    try:
+        found = -1 if isinstance(center, (bool, np.bool_)) else operator.index(center)  # type: ignore[arg-type]
+    except TypeError:  # 0-d arrays and tensors of whole numbers are numbers, others are none
+        found = -1
+    if not 0 <= found < count:
         raise UsageError(f"there is no center {center!r}", hint=f"there are {count}, from 0 on")
-    return int(center)
+    return found
 
 
 def _chosen(found: Selection) -> int:
@@ -146,10 +150,10 @@ def _inputs(source: RunCenters, x: Any) -> Dataset:  # noqa: ANN401
 
 def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401
     program = source.program
-    given = _of_frame(x, source.data.columns) if is_frame(x) else read_inputs(x, program.parts)[0]
+    given = as_numbers(_of_frame(x, source.data.columns) if is_frame(x) else read_inputs(x, program.parts)[0])
     if source.data.pixels and given.dtype == np.uint8:
         given = to_unit_range(given)
-    if given.dtype.kind not in "biufO":
+    if given.dtype.kind not in "biuf":
         raise UsageError(f"samples are {given.dtype}", hint="give numbers")
     with np.errstate(over="ignore"):  # what float32 does not hold is infinite, and told below
         samples = np.ascontiguousarray(given, dtype=np.float32)

@@ -20,6 +20,7 @@ from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.folder import NothingToResume
 from emulator.run.own_metrics import Metric
 from emulator.run.resolve import resolve_run
+from export.own_thread import outside_inference_mode
 from export.plugins import nearest_name_hint
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         method: a method of this package or your own, as `fc.FeSEM(3)`.
         fleet: the devices and their samples, from `fc.fleets` or `fc.fleet`.
         model: a torch module, which is copied and not changed; a function that makes one, whose weights `seed` then
-            draws; or the name of one of ours. Default: what suits the fleet; for your own samples a perceptron with 64
-            hidden units.
+            draws, and which waits for no other thread that simulates; or the name of one of ours. Default: what suits
+            the fleet; for your own samples a perceptron with 64 hidden units.
         rounds: training rounds.
         seed: draws every random number, and cuts a fleet that has no seed of its own.
         loss: a function of outputs [batch, ...] and labels [batch] or targets, as `torch.nn.CrossEntropyLoss()`.
@@ -238,6 +239,7 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     if loss is not None or not isinstance(wanted, str):
         from emulator.api.models import own_model
 
-        prepared = own_model(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(args.method))
+        make = outside_inference_mode(own_model)
+        prepared = make(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(args.method))
     whole: dict[str, Any] = {"resume": given["resume"], "keep": given["out"] is not None}
-    return play(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)
+    return outside_inference_mode(play)(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)

@@ -157,7 +157,6 @@ class KeptDevices(Mapping[ClientId, DeviceData]):
 def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
     """Names, groups, classes and columns from fleet.json; the samples when they are needed."""
     told = _fleet_facts(place)
-
     groups = {who: facts["group"] for who, facts in told["devices"].items() if facts["group"] is not None}
     return FleetData(
         devices=KeptDevices(sorted(told["devices"]), partial(_read_samples, place, run)),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -134,7 +134,7 @@ class TrainingProgram:
         mine = self._complete(state.weights)
         feeds = {f"{PREFIXES[t.role]}/{t.name}": mine[t.name] for t in m.schema.tensors}
         groups = {"velocity": state.velocity, "anchor": zero if anchor is None else anchor, "linear": zero}
-        feeds |= {f"{group}/{name}": values[name] for group, values in groups.items() for name in zero}
+        feeds |= {f"{group}/{name}": as_array(values[name]) for group, values in groups.items() for name in zero}
         feeds |= {name: np.asarray(value, m.dtype) for name, value in (("lr", lr), ("momentum", momentum), ("mu", mu))}
         feeds |= {"x": data.x.astype(m.dtype), "y": port_targets(m, data.y)}
         feeds |= {"q": np.full(len(data), 1 / len(data), m.dtype)} | step_noise(m, seed, state.steps, len(data))
@@ -155,8 +155,8 @@ class TrainingProgram:
 
     def predict(self, weights: Tensors, x: Samples) -> Array:
         """The module's outputs [n, ...]: logits of a classifier, in inference mode."""
-        count = len(as_array(next(iter(x.values())) if isinstance(x, Mapping) else x))
-        return self.evaluate(weights, x, no_targets(self.manifest, count))[1]
+        rows = cast("Sized", next(iter(x.values())) if isinstance(x, Mapping) else x)
+        return self.evaluate(weights, x, no_targets(self.manifest, len(rows)))[1]
 
     def _complete(self, weights: Tensors) -> dict[str, Array]:
         """The weights in the schema's order. Raises UsageError when one is missing or has another shape."""

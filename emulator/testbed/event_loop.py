@@ -190,6 +190,15 @@ class ClientEventLoop:
         session.on_message = lambda message: self._tell(transport, message)
         session.paho.on_socket_register_write = lambda *_: self._unwritten.add(transport)
         session.paho.on_socket_close = lambda _client, _data, sock: self._closed(transport, session, sock)
+        heard: Any = session.paho.on_disconnect
+
+        def ended(*told: Any) -> None:  # noqa: ANN401 - paho's arguments
+            """Paho calls this after it closed a socket that broke: only now the session knows why."""
+            heard(*told)
+            if not transport.closing:
+                self.reason = explain_failure(session.reason)[0]
+
+        session.paho.on_disconnect = ended
         transport.session, transport.open = session, 0
         self._greeting[transport] = now_s + CONNACK_TIMEOUT_S
         try:
@@ -268,6 +277,7 @@ class ClientEventLoop:
                 transport.session.paho.loop_misc()
         for transport in [t for t, until_s in self._greeting.items() if until_s <= now_s]:
             if transport.session is not None:
+                transport.session.reason = f"no answer within {CONNACK_TIMEOUT_S:g} s"
                 transport.session.paho.disconnect()
 
     # -- lives

@@ -308,8 +308,11 @@ def _live(args: FleetArgs, state: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     mine = ClientProcess(args, state)
+
+    def tell(counts: Mapping[str, int]) -> None:
+        print(json.dumps({**counts, "reason": mine.loop.reason}), flush=True)  # noqa: T201 - data for the parent
+
     try:
-        tell = lambda counts: print(json.dumps({**counts, "reason": mine.loop.reason}), flush=True)  # noqa: E731, T201 - data for the parent
         mine.run(over.is_set, tell)
     finally:
         mine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Sequence
 
@@ -110,6 +111,8 @@ def _texts(flat: Sequence[Array]) -> tuple[list[Array], Sequence[str]]:
     if missing := sum(is_missing(v) for y in flat for v in y):
         raise ConfigError(f"y holds NaN, None or NA in {missing} samples", hint="drop the samples without a label")
     check_no_bytes("y", flat)
+    if any(isinstance(v, (dt.date, dt.timedelta)) for y in flat for v in y):  # as with a time zone
+        raise ConfigError("y holds dates or durations", hint="give the class of each sample, or floats for targets")
     texts = [np.array([str(v) for v in y]) for y in flat]
     names = np.unique(np.concatenate(texts))
     return [np.searchsorted(names, y).astype(np.int64) for y in texts], tuple(names.tolist())

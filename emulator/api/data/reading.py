@@ -66,7 +66,7 @@ def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) 
         found = replace(found, by=as_array(by))
         if found.by is not None and found.by.ndim != 1:
             raise ConfigError(f"by is {found.by.dtype} {list(found.by.shape)}", hint="give one value for each sample")
-    found = replace(found, y=_as_numbers(found.y))
+    found = replace(found, y=as_numbers(found.y))
     if not (found.x.ndim and found.y.ndim):
         raise ConfigError("x or y is a single value, no array", hint="write fc.fleet((x, y), ...): two arrays")
     lengths = {"x": len(found.x), "y": len(found.y), **({} if found.by is None else {"by": len(found.by)})}
@@ -83,7 +83,7 @@ def as_array(value: Any) -> Array:
     if hasattr(value, "toarray") or getattr(value, "is_sparse", False):
         raise ConfigError("a sparse matrix", hint="make it dense: x.toarray(), or x.to_dense() of a tensor")
     if hasattr(value, "detach"):
-        held = value.detach().cpu().resolve_neg()
+        held = value.detach().cpu().resolve_conj().resolve_neg()
         return np.asarray((held.float() if str(held.dtype) == "torch.bfloat16" else held).numpy())
     if hasattr(value, "getbands"):
         return channels_first(np.asarray(value))
@@ -114,8 +114,8 @@ def _labels(value: Any) -> Array:
     return np.asarray(value, dtype=object) if found.dtype.kind in "US" and isinstance(value, (list, tuple)) else found
 
 
-def _as_numbers(y: Array) -> Array:
-    """Labels that are all numbers in a column of objects, as an array of numbers; others as they are."""
+def as_numbers(y: Array) -> Array:
+    """What are all numbers in an array of objects, as an array of numbers; other arrays as they are."""
     if y.dtype != object or not all(isinstance(value, Number) for value in y.flat):
         return y
     found = np.array(y.tolist())

@@ -91,6 +91,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     OPTIONS["devices"].check(devices)
     if seed is not None:
         OPTIONS["seed"].check(seed)
+    test = float(test) if isinstance(test, Real) and not isinstance(test, (bool, Integral)) else test
     parts: GivenParts | None = None
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         check_devices(data)
@@ -104,7 +105,6 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
             raise UsageError("each device has samples of its own that test", hint="leave out test")
     else:
         columns = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by)
-    test = float(test) if isinstance(test, Real) and not isinstance(test, (bool, Integral)) else test
     held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
     if not (test is None or isinstance(test, (Real, str))):
         held = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -176,12 +177,23 @@ def test_the_share_that_tests_may_be_a_number_of_numpy() -> None:
     assert len(fc.fleet(**data, test=np.float32(0.5))["device-1"].train) == 10
     with pytest.raises(UsageError, match="test is"):
         fc.fleet(**data, test=np.int64(1))
+    with pytest.raises(UsageError, match="each device has samples of its own that test"):
+        fc.fleet(dict(FLEET), test=np.float32(0.5))
 
 
-@pytest.mark.parametrize("y", [pd.date_range("2026", periods=60), pd.to_timedelta(np.arange(60), unit="D")])
+@pytest.mark.parametrize(
+    "y",
+    [
+        pd.date_range("2026", periods=60),
+        pd.date_range("2026", periods=60, tz="UTC"),
+        pd.to_timedelta(np.arange(60), unit="D"),
+        [dt.date(2026, 1, 1 + day % 3) for day in range(60)],
+    ],
+    ids=["dates", "time zone", "durations", "of Python"],
+)
 def test_dates_are_no_labels(y: Any) -> None:  # noqa: ANN401 - a column of pandas
     """Each date became a class, without a word."""
-    with pytest.raises(ConfigError, match=r"y is (datetime|timedelta)64"):
+    with pytest.raises(ConfigError, match=r"y is (datetime|timedelta)64|y holds dates"):
         fc.fleet((RNG.normal(size=(60, 3)), y), by=np.repeat([1, 2, 3], 20))
 
 
@@ -201,6 +213,15 @@ def test_a_metric_may_write_into_what_it_is_given() -> None:
     assert both.history["accuracy"].tolist() == plain.history["accuracy"].tolist()
 
 
+@pytest.mark.parametrize(
+    "center", [0, np.int64(0), np.array(0), torch.tensor(0)], ids=["int", "int64", "array", "tensor"]
+)
+def test_the_number_of_a_center_may_be_one_of_numpy_or_torch(center: Any) -> None:  # noqa: ANN401
+    result, x = run(), np.eye(3)
+    assert result.predict(x, center=center).tolist() == result.predict(x, center=0).tolist()
+    assert result.module(center).state_dict().keys() == result.module(0).state_dict().keys()
+
+
 @pytest.mark.parametrize("center", [-1, 1, 0.0, "0", True, None])
 def test_what_is_no_number_of_a_center_is_refused(center: Any) -> None:  # noqa: ANN401 - wrong on purpose
     """0.0, "0" and True ended in errors of numpy; None asks `predict` for the nearest."""
@@ -216,7 +237,9 @@ def test_what_is_no_number_of_a_center_is_refused(center: Any) -> None:  # noqa:
     ("x", "told"),
     [
         (np.ones((2, 3)) + 1j, "samples are complex128"),
+        (torch.ones(2, 3, dtype=torch.complex64).conj(), "samples are complex64"),
         (np.full((2, 3), "1"), "samples are <U1"),
+        (np.full((2, 3), "1", dtype=object), "samples are object"),
         (np.full((2, 3), 1e300), "not finite"),
     ],
 )
@@ -233,6 +256,13 @@ def test_labels_may_be_a_column_for_the_nearest_center_as_they_may_for_a_fleet()
     assert run().nearest(x, y[:, None]).center == run().nearest(x, y).center
 
 
+def test_numbers_in_an_array_of_objects_are_numbers() -> None:
+    """As `to_numpy()` of a data frame with a column of True and False gives them; labels of a fleet may be such."""
+    result, x, y = run(), np.eye(3), np.arange(3)
+    assert result.predict(x.astype(object), center=0).tolist() == result.predict(x, center=0).tolist()
+    assert result.nearest(x, y.astype(object)).center == result.nearest(x, y).center
+
+
 def test_tensors_with_a_gradient_are_samples() -> None:
     """A program of `fc.compile` ended in an error of torch, where a fleet and `predict` take them."""
     x = torch.eye(3).requires_grad_()
@@ -240,7 +270,7 @@ def test_tensors_with_a_gradient_are_samples() -> None:
     program = fc.compile(module, (3,), progress=False)
     weights: Any = dict(module.named_parameters())
     np.testing.assert_allclose(program.predict(weights, x), module(x).detach(), atol=1e-6)
-    assert program.step(program.start(), x, torch.tensor([0, 1, 1])).steps == 1
+    assert program.step(program.start(), x, torch.tensor([0, 1, 1]), anchor=weights, mu=0.1).steps == 1
     turned = torch.complex(x, x).conj().imag.detach()  # its numbers are negated when they are read
     np.testing.assert_array_equal(program.predict(weights, turned), program.predict(weights, -torch.eye(3)))
 
@@ -258,3 +288,28 @@ def test_methods_of_several_kinds_are_compared_from_a_list() -> None:
     methods = [fc.FedAvg(local_steps=1), fc.FedSGD()]
     found = fc.compare(methods, fleet=FLEET, rounds=1, seeds=[0], progress=False)
     assert list(found.results) == ["FedAvg(local_steps=1)", "FedSGD()"]
+
+
+@pytest.mark.parametrize(
+    "model", [None, lambda: nn.Linear(3, 3), nn.Linear(3, 3)], ids=["default", "function", "module"]
+)
+@pytest.mark.parametrize("around", [torch.inference_mode, torch.no_grad])
+def test_a_run_within_torchs_inference_mode_is_the_run_without(model: Any, around: Callable[[], Any]) -> None:  # noqa: ANN401
+    """It ended in "Inference tensors do not track version counter"."""
+    plain = run(model=model, metrics={"mean": lambda _, outputs: float(outputs.mean())})
+    with around():
+        within = run(model=model, metrics={"mean": lambda _, outputs: float(outputs.mean())})
+        assert within.predict(np.eye(3), device=1).tolist() == plain.predict(np.eye(3), device=1).tolist()
+    assert within.history["mean"].tolist() == plain.history["mean"].tolist()
+
+
+def test_a_device_with_a_name_that_is_not_ascii_is_found_by_it(tmp_path: Path) -> None:
+    one = (RNG.normal(size=(20, 3)), np.arange(20) % 3)
+    fleet = fc.fleet({"日本": one, "東京": one, "José": one})
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, rounds=1, progress=False)
+    loaded = fc.load(result.save(tmp_path / "mine"))
+    for who in ("日本", "東京", "José"):
+        assert fleet[who] is fleet[fleet.name(who)]
+        assert list(fleet.only(who)) == [fleet.name(who)]
+        assert who in fleet
+        assert result.predict(one[0], device=who).tolist() == loaded.predict(one[0], device=who).tolist()

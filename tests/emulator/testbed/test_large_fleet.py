@@ -20,12 +20,13 @@ from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.transport.base import Message, Will
-from edge_client.transport.mqtt import MqttTransport
-from emulator.testbed import large_fleet
+from edge_client.transport.mqtt import SYSTEM_CREDENTIALS, MqttTransport
+from edge_client.transport.tls import Credentials
+from emulator.testbed import event_loop, large_fleet
 from emulator.testbed.event_loop import ClientEventLoop
 from emulator.testbed.large_fleet import ClientProcess, FleetArgs, SharedEngines, run_fleet
 from tests.support import softmax_program
-from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_federation
+from tests.support.guarded_broker import FEDERATION, guarded_broker, provision_federation, try_connect
 from tests.support.virtual_federation import WideEngine, seed_program
 
 PATIENCE_S = 90.0
@@ -135,6 +136,35 @@ def test_a_fleet_that_reaches_no_broker_says_why(tmp_path: Path, free_port: int)
         run_fleet(FleetArgs(config=config, devices=1), workers=1, until_done=False, say=say)
 
 
+@pytest.mark.broker
+def test_a_fleet_whose_certificate_is_revoked_is_told_so_in_words(tmp_path: Path) -> None:
+    with guarded_broker(tmp_path, "pump-1") as broker:
+        broker.work.revoke("pump-1")
+        broker.reload()
+        while try_connect(broker.url, broker.credentials("pump-1")) == "":  # until the broker has taken the signal
+            pass
+        said = _why_it_failed(_dialing(broker.url, broker.credentials("pump-1")))
+    assert said.startswith("the broker says that our certificate was revoked")
+
+
+def test_a_broker_that_says_nothing_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told as "Normal disconnection", since the device ends such a connection."""
+    monkeypatch.setattr(event_loop, "CONNACK_TIMEOUT_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert _why_it_failed(_dialing(_url(listener))) == "no answer within 0 s"
+
+
+def test_a_broker_that_hangs_up_is_told_so() -> None:
+    """It was told as "no answer"."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        loop = _dialing(_url(listener))
+        loop.run_once()
+        link, _ = listener.accept()
+        assert link.recv(1_000)  # bytes that are not read would reset the connection
+        link.close()
+        assert _why_it_failed(loop) == "the connection was closed"
+
+
 def test_a_process_of_the_fleet_that_fails_is_told_by_its_words_and_not_by_logs_that_are_removed(
     tmp_path: Path,
 ) -> None:
@@ -184,7 +214,7 @@ def test_a_broken_link_is_reported_once_and_mended_and_goodbye_is_said_at_the_en
     assert fleet.loop.errors() == []
 
 
-def test_without_a_broker_the_loop_tries_again_for_days_and_nobody_dies(free_port: int) -> None:
+def test_without_a_broker_the_loop_tries_again_for_days_and_no_device_dies(free_port: int) -> None:
     waits: list[float] = []
 
     def jitter(low: float, high: float) -> float:
@@ -235,3 +265,21 @@ def _messages(spy: MqttTransport) -> list[Message]:
     while (event := spy.receive(1.0)) is not None:
         found += [event] if isinstance(event, Message) else []
     return found
+
+
+def _url(listener: socket.socket) -> str:
+    return f"mqtt://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _dialing(url: str, credentials: Credentials = SYSTEM_CREDENTIALS) -> ClientEventLoop:
+    """A loop whose one device connects when it runs."""
+    loop = ClientEventLoop(url, jitter=lambda *_: 0.0)
+    transport = loop.transport("demo.pump-1", lambda: Will("t", b""), credentials)
+    transport.connect()
+    return loop
+
+
+def _why_it_failed(loop: ClientEventLoop) -> str:
+    while not loop.reason:
+        loop.run_once()
+    return loop.reason
