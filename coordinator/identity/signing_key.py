@@ -8,6 +8,7 @@ certificate_authority.py.
 
 from __future__ import annotations
 
+import errno
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +50,20 @@ class SigningKey:
 def open_signing_key(folder: Path) -> SigningKey:
     """The key in `folder`, created there if there is none. Raises ConfigError for a file that others can read.
 
-    Raises it too where only its public part is left, which devices pin.
+    Raises it too where only its public part is left, which devices pin, and where none can be made: a folder that was
+    to be mounted is missing.
     """
     if not (folder / CURRENT_KEY_FILE).exists():
         if (folder / PUBLIC_KEY_FILE).exists():
             raise lost_key(folder)
-        _create(folder / CURRENT_KEY_FILE)
+        try:
+            _create(folder / CURRENT_KEY_FILE)
+        except OSError as wrong:
+            if wrong.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            told = f"there is no {folder / CURRENT_KEY_FILE}, and none can be made there: {wrong.strerror}"
+            hint = "mount the folder of the keys there (a container: one more -v), or correct `signing-folder`"
+            raise ConfigError(told, hint=hint) from wrong
     key = _read(folder / CURRENT_KEY_FILE)
     _write_if_changed(folder / PUBLIC_KEY_FILE, key.public.hex() + "\n")
     return key

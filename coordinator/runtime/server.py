@@ -234,11 +234,13 @@ class Server:
         def enough() -> bool:
             nonlocal told
             here = devices.count_ready()
+            if here >= fleet.min_devices:
+                return True
             if here != told:
                 told = here
                 session.status.announcer.set("gather", "now", here=here, needed=fleet.min_devices)
                 self._progress({"event": "waiting", "here": here, "needed": fleet.min_devices})
-            return here >= fleet.min_devices
+            return False
 
         until_s = self._clock.now_s() + fleet.start_timeout_s
         if session.run_until(lambda: enough() or devices.is_asked_for(), until_s):

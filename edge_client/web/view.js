@@ -1,6 +1,6 @@
 // The view: shows the client's events and the samples in the page's elements.
 
-import { thumbnail } from "./data/images.js";
+import { isShortcut, thumbnail } from "./data/images.js";
 import { labelsInWords, nameOfClass } from "./data/samples.js";
 import { sizeOf } from "./protocol/tensors.js";
 
@@ -230,7 +230,7 @@ export class View {
   /** Arrow keys go from tab to tab, and round the end; the Tab key goes to the chosen one and then on. */
   moveTab(tab, event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step) return;
+    if (!step || isShortcut(event)) return;
     event.preventDefault();
     const shown = [...this.page.querySelectorAll("[data-tab]")].filter(({ hidden }) => !hidden);
     const next = shown.at((shown.indexOf(tab) + step) % shown.length);

@@ -107,6 +107,16 @@ def test_serve_says_what_is_wrong_with_the_folder_and_what_to_do(
     assert "Traceback" not in done.stderr
 
 
+def test_a_folder_of_keys_that_was_not_mounted_is_told_as_that(config: Path) -> None:
+    """On a container's read-only root: exit code 70 and "that disk is read-only: name a folder of another one"."""
+    config.write_text(f'signing-folder = "etc/keys"\n{CONFIG}')
+    (config.parent / "etc").mkdir()
+    done = with_a_disk(config.parent, "mount -t tmpfs -o ro none etc", "serve coordinator.toml")
+    assert done.returncode == 3, done.stderr
+    assert f"there is no {config.parent / 'etc/keys/signing.key'}, and none can be made there" in done.stderr
+    assert "correct `signing-folder`" in done.stderr
+
+
 def with_a_disk(folder: Path, mount: str, command: str) -> subprocess.CompletedProcess[str]:
     """The coordinator's command in `folder`, after `mount`, in a mount namespace of its own."""
     inside = ["unshare", "--user", "--map-root-user", "--mount"]

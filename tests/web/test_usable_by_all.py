@@ -22,6 +22,8 @@ ON_ITS_SIDE = (640, 360)
 GROUND = "node => getComputedStyle(node).backgroundColor"
 INK = """canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
   .reduce((sum, value, i) => sum + (i % 4 === 0 && value > 127 ? 1 : 0), 0)"""
+IS_LEFT = """(node, held) =>
+  node.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", cancelable: true, ...held }))"""
 FOCUSABLE = {"type": "booleanOrUndefined", "value": True}
 TARGETS = """() => [...document.querySelectorAll("button, a[href], label, canvas[tabindex], input[type=number]")]
   .filter((node) => node.checkVisibility()).map((node) => [node.outerHTML.slice(0, 80), node.getBoundingClientRect()])
@@ -84,6 +86,25 @@ def test_what_can_be_done_with_a_finger_can_be_done_with_keys(opened: Visit) -> 
     page.keyboard.press("Enter")
     text(page, "count", "^1 in 1 class")
     assert without_focus_ring(page) == []
+
+
+def test_space_that_is_held_down_sets_the_pen_down_once(opened: Visit) -> None:
+    page = opened.page
+    pad = page.locator("#pad")
+    pad.focus()
+    page.keyboard.down("Space")
+    page.keyboard.down("Space")  # as the system repeats it
+    for _ in range(20):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.up("Space")
+    assert pad.evaluate(INK) > 2000
+
+
+def test_an_arrow_key_with_another_key_is_the_browsers(opened: Visit) -> None:
+    """Alt and an arrow key go back in the history."""
+    for node in (opened.page.locator("#pad"), opened.page.locator("#tab-draw")):
+        assert [node.evaluate(IS_LEFT, {key: True}) for key in ("altKey", "ctrlKey", "metaKey")] == [True] * 3
+        assert not node.evaluate(IS_LEFT, {})
 
 
 def test_samples_that_go_on_beyond_the_edge_can_be_reached_with_keys(opened: Visit, tmp_path: Path) -> None:
@@ -172,6 +193,14 @@ def test_the_chosen_class_is_seen_where_the_system_sets_the_colours(opened: Visi
     assert chosen != other
     assert chosen != page.locator("body").evaluate(GROUND)
     assert page.locator("#tab-draw").evaluate(GROUND) != page.locator("#tab-table").evaluate(GROUND)
+
+
+def test_the_pen_of_the_keys_is_seen_on_the_black_field_where_the_system_sets_the_colours(opened: Visit) -> None:
+    page = opened.page
+    page.emulate_media(forced_colors="active", color_scheme="light")
+    page.locator("#pad").focus()
+    page.keyboard.press("ArrowUp")
+    assert page.locator("#pad ~ i").evaluate("node => getComputedStyle(node).borderTopColor") != "rgb(0, 0, 0)"
 
 
 def test_the_chosen_class_is_seen_in_a_browser_without_light_dark(opened: Visit) -> None:

@@ -7,6 +7,11 @@ const PEN = 20;
 const STEP = 8; // of an arrow key
 const KEYS = { ArrowLeft: [-STEP, 0], ArrowRight: [STEP, 0], ArrowUp: [0, -STEP], ArrowDown: [0, STEP] };
 
+/** Whether a key is the browser's or the system's, as Alt and an arrow key, which go back in the history. */
+export function isShortcut({ altKey, ctrlKey, metaKey }) {
+  return altKey || ctrlKey || metaKey;
+}
+
 /** Input shapes that can be drawn or photographed: [1 or 3, height, width]. */
 export function isPicture(input) {
   return input.length === 3 && [1, 3].includes(input[0]);
@@ -54,8 +59,9 @@ export class Pad {
   /** The arrow keys move the pen, space sets it down or lifts it. */
   onKey(event) {
     const step = KEYS[event.key];
-    if (this.held || (!step && event.key !== " ")) return;
+    if (this.held || isShortcut(event) || (!step && event.key !== " ")) return;
     event.preventDefault(); // the page does not scroll
+    if (!step && event.repeat) return; // space is held down
     if (step) {
       const from = this.at;
       this.place(...from.map((value, i) => Math.min(SIDE, Math.max(0, value + step[i]))));

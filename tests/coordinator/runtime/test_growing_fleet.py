@@ -65,6 +65,15 @@ def test_the_coordinator_waits_for_its_devices_without_an_end_and_says_how_many_
     assert devices_of(fed, "fesem") == [["d00", "d01", "d02"]] * 2
 
 
+def test_a_coordinator_waits_for_no_device_once_enough_are_here(tmp_path: Path) -> None:
+    """`waiting: 300 of 250 devices` was its last line before the training."""
+    fed = Federation.of(tmp_path, devices=3)
+    fed.play()
+    waited = [(event["here"], event["needed"]) for event in fed.progress if event["event"] == "waiting"]
+    assert waited
+    assert [(here, needed) for here, needed in waited if here >= needed] == []
+
+
 def test_a_device_without_samples_asks_for_the_program_too(tmp_path: Path) -> None:
     """A phone's page learns from the program what its user can add."""
     asked, presence = list[list[str]](), FleetPresence(limit=9)
