@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 ROUNDS = 5
 ROOM = 24_000_000  # bytes for the page, its files and what it keeps
+KEPT = "navigator.serviceWorker.ready.then(() => true)"  # a worker that fills the disk later leaves its room to others
 FULL = "^this phone has no room left for this page: nothing was added"
 STUCK = "^This phone has no room left for this page: it takes no more samples and cannot train"
 FILL = """async () => {
@@ -68,6 +69,7 @@ def on_a_small_disk(visit: Open, config: Path) -> Iterator[tuple[Visit, Page, st
         allow_room(opened.page, url, ROOM)
         opened.page.goto(url)
         opened.page.wait_for_selector("#entry:not([hidden])")
+        opened.page.evaluate(KEPT)
         yield opened, opened.page, url
         opened.page.goto("about:blank")
     opened.errors.clear()  # a broker that is not there
