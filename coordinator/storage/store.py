@@ -17,6 +17,7 @@ from coordinator.storage.key_value_store import KeyValueStore
 from coordinator.storage.late_update_store import LateUpdateStore
 from coordinator.storage.prekey_store import PrekeyStore
 from coordinator.storage.round_state_store import StateStore
+from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import PARTIAL, BlobFolder
 
@@ -35,6 +36,7 @@ class Store:
         self.late_updates = LateUpdateStore(self.database)
         self.prekeys = PrekeyStore(self.database)
         self.events = EventStore(self.database)
+        self.uploading: dict[ClientId, list[Manifest]] = {}  # the open uploads of each device, of all exchanges
 
     def close(self) -> None:
         """Close the database and release the folder. Idempotent."""

@@ -207,10 +207,11 @@ class BlobFolder:
             raise Malformed("no_space", f"blob of {manifest.size} bytes does not fit on the disk")
         return PartialBlob(self, manifest, self._partial_file(manifest))
 
-    def drop_partials(self, *, but: Manifest | None = None) -> None:
-        """Forget all transfers that are not finished, except that of `but`."""
+    def drop_partials(self, *, but: Collection[Manifest] = ()) -> None:
+        """Forget all transfers that are not finished, except those of `but`."""
+        kept = [self._partial_file(manifest) for manifest in but]
         for file in (self._path / PARTIAL).iterdir():
-            if but is None or file != self._partial_file(but):
+            if file not in kept:
                 file.unlink(missing_ok=True)
 
     def staged(self, file: Path, manifest: Manifest, descriptor: int) -> StagedBlob:

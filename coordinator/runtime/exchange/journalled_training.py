@@ -46,11 +46,20 @@ class JournalledTraining:
         self.prepared: dict[ClientId, PreparedTask] = {}
         self.counts, self.refused, self.closed = RoundCounts(), dict[ClientId, str](), True
 
-    def open_round(self, number: int, training: Training, rules: Rules, rounds: Mapping[ClientId, int]) -> None:
+    def open_round(
+        self,
+        number: int,
+        training: Training,
+        rules: Rules,
+        rounds: Mapping[ClientId, int],
+        context: ExchangeContext,
+    ) -> None:
         """Round `number` begins, or goes on after its journal; `rounds` says when each device at work got its task.
 
-        Raises ReplayDiverged where the journal has other tasks.
+        The program of `context` has the engines of the devices that were let in. Raises ReplayDiverged where the
+        journal has other tasks.
         """
+        self._context = context
         self.round, self.training, self.rules, self._place = number, training, rules, 0
         self.counts, self.refused, self.closed = RoundCounts(), {}, False
         keys = {who: ExchangeKey(self._run, rounds[who], handed.number) for who, handed in training.at_work.items()}

@@ -70,9 +70,17 @@ class LiveUpdates:
         self._credits = UploadCredits.of(self._receiver.uploads, context.config)
         self._events: deque[Callable[[], None]] = deque()
 
-    def open_round(self, number: int, training: Training, rules: Rules, rounds: Mapping[ClientId, int]) -> None:
+    def open_round(
+        self,
+        number: int,
+        training: Training,
+        rules: Rules,
+        rounds: Mapping[ClientId, int],
+        context: ExchangeContext,
+    ) -> None:
         """As `JournalledTraining.open_round`; a task of this process keeps its time, another has a whole deadline."""
-        self.journalled.open_round(number, training, rules, rounds)
+        self._context = context
+        self.journalled.open_round(number, training, rules, rounds, context)
         tasks, sent = self.journalled.tasks, self._sent
         self._sent = {
             who: sent[who] if who in sent and sent[who].key == key else self._begun(key) for who, key in tasks.items()

@@ -205,16 +205,20 @@ class UploadReceiver:
 
     def _step(self, cid: ClientId, step: Callable[[], StagedBlob | None]) -> bool:
         """One step of an upload; a complete blob is validated."""
+        whole: StagedBlob | None = None
         try:
             whole = step()
+            data = b"" if whole is None else whole.read()
         except Malformed as wrong:
             self._refuse(cid, wrong)
             return False
         except OSError as full:
+            if whole is not None:
+                whole.discard()
             self.retry(cid, full.strerror)
             return False
         if whole is not None:
-            self._receive(cid, whole.read(), whole)
+            self._receive(cid, data, whole)
         return True
 
     def _receive(self, cid: ClientId, data: bytes, blob: StagedBlob | None = None) -> None:

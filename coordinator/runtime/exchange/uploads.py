@@ -2,7 +2,8 @@
 
 The bitmap drops a duplicate block before its checksum is computed. A block without an open upload is counted and
 dropped. The partial blob of a device's last announcement stays on disk until the exchange closes, so that a device that
-reconnects sends only the missing blocks. Each device has a blob folder of its own.
+reconnects sends only the missing blocks. Each device has a blob folder of its own, in which two exchanges may have an
+upload of it: a late one, or that of its task during a test. Neither deletes what the other fills.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class OpenUploads:
         if known is None or known.partial.manifest != manifest:
             self.end(cid)
             folder = self.store.updates(cid)
-            folder.drop_partials(but=manifest)
+            folder.drop_partials(but=[manifest, *self.store.uploading.get(cid, ())])
             self._open[cid] = known = BlockUpload(folder.partial(manifest))
+            self.store.uploading.setdefault(cid, []).append(manifest)
         return known.partial.bitmap
 
     def sizes(self) -> dict[ClientId, int]:
@@ -59,9 +61,8 @@ class OpenUploads:
 
     def end(self, cid: ClientId) -> None:
         """Close the upload of `cid`; its blocks stay on disk."""
-        upload = self._open.pop(cid, None)
-        if upload is not None:
-            upload.partial.close()
+        if cid in self._open:
+            self._take_out(cid).close()
 
     def end_all(self) -> None:
         """Close every upload; the blocks stay on disk."""
@@ -69,10 +70,10 @@ class OpenUploads:
             self.end(cid)
 
     def abandon(self, cids: Iterable[ClientId]) -> None:
-        """Close every upload, and delete the blocks of these devices."""
+        """Close every upload, and delete the blocks of these devices, but for uploads of another exchange."""
         self.end_all()
         for cid in cids:
-            self.store.updates(cid).drop_partials()
+            self.store.updates(cid).drop_partials(but=self.store.uploading.get(cid, ()))
 
     def expects(self, cid: ClientId, said_label: str | None) -> bool:
         """Whether a block with this label from `cid` belongs to an open upload; otherwise it is counted as dropped."""
@@ -101,14 +102,21 @@ class OpenUploads:
 
     def finish(self, cid: ClientId) -> StagedBlob:
         """Close a complete upload; -> the blob, not durable yet. Raises Malformed("bad_hash") as `take`."""
-        with closing(self._open.pop(cid).partial) as partial:
+        with closing(self._take_out(cid)) as partial:
             return partial.stage()
+
+    def _take_out(self, cid: ClientId) -> PartialBlob:
+        """The file of an upload that is open no more."""
+        partial, all_open = self._open.pop(cid).partial, self.store.uploading[cid]
+        all_open.remove(partial.manifest)
+        if not all_open:
+            del self.store.uploading[cid]
+        return partial
 
     def _count_bad(self, cid: ClientId, upload: BlockUpload) -> None:
         upload.bad += 1
         if upload.bad >= MAX_BAD_BLOCKS:
-            del self._open[cid]
-            upload.partial.abandon()
+            self._take_out(cid).abandon()
             raise Malformed("bad_hash", f"{upload.bad} unreadable blocks")
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.artifacts import signed_program
 from coordinator.artifacts.finished_run import make_strategy
-from coordinator.config_sections import RunConfig
+from coordinator.config_sections import ModelConfig, RunConfig
 from coordinator.identity.revoked_list import REVOKED_FILE
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import Broker
@@ -31,6 +34,7 @@ from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Task, Tensors
 from edge_client.runtime.client import Client
 from edge_client.training.learner import EngineLearner
@@ -259,6 +263,32 @@ def test_a_device_that_comes_late_trains_in_a_later_round(tmp_path: Path) -> Non
     fed.finish()
     fed.world.end()
     assert "a04" in {who for _, step in journal(fed) if step.what == TAKE for who in step.devices}
+
+
+def compile_other_engines(
+    _config: object, store: Store, engines: Collection[str], before: str, _progress: object
+) -> str:
+    """As the compiler: the program with these engines too, whose containers have the bytes of the first one's."""
+    kept = json.loads(before)
+    known = Program.from_json(json.loads(store.blobs.read(kept["program"])))
+    same = dict.fromkeys(engines, known.containers["onnx"])
+    more = replace(known, containers={**known.containers, **same}, batch={**known.batch, **dict.fromkeys(engines, 8)})
+    return signed_program.put_program(store, more, (), state_codec.decode_array(store.blobs.read(kept["initial"])))
+
+
+def test_a_device_with_another_engine_that_comes_late_gets_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run went on with the program of its first round, which has no such engine, and ended with a KeyError."""
+    monkeypatch.setattr(signed_program, "_compile", compile_other_engines)
+    model = ModelConfig(name="softmax", batch_size=8, engines=("onnx", "litert"))
+    fed = federation(tmp_path, model=model, deadline_s=50.0, devices=2, buffer=2, evaluate_every=9)
+    spy = Spy(fed.world.broker)
+    fed.start(2)
+    fed.world.run(lambda: fed.happened("round"))
+    fed.start_mute_device("a04", engine="litert")
+    fed.complete()
+    assert "fit" in {task["job"] for task in spy.said("task", cid="a04")}
 
 
 def test_the_status_tells_of_updates(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def again(run: UpdatesRun, rules: Rules | None = None) -> JournalledTraining:
     made = JournalledTraining("run1", run.coordinator.context)
     start = run.coordinator.context.prepared.initial
     training = begin_training(State(centers=start[None].astype(np.float64), extra={"start": start}))
-    made.open_round(ROUND, training, rules or run.rules, {})
+    made.open_round(ROUND, training, rules or run.rules, {}, run.coordinator.context)
     return made
 
 

@@ -38,26 +38,27 @@ def _exchange(spy: Spy, cid: str) -> int:
     return max((task["exchange"] for task in spy.said("task", cid=cid)), default=-1)
 
 
-def late_answer(spy: Spy, ballast: int = BALLAST, *, value: float = 0.01) -> bytes:
-    """What d03 would answer to the first task."""
-    task = spy.said("task", cid="d03")[0]
+def late_answer(spy: Spy, ballast: int = BALLAST, *, value: float = 0.01, number: int = 0) -> bytes:
+    """What d03 would answer to the first task, or to another one."""
+    task = spy.said("task", cid="d03")[number]
     schema = program(ballast=ballast).schema
     vector, codec = np.full(schema.size, value), task["reply"]["codec"]
     return codecs.encode_vector(vector, schema, codec=codec, kind="delta", base=task["start"]["sha256"])
 
 
-def announce(spy: Spy, ballast: int = BALLAST, *, inline: bool = False, value: float = 0.01) -> bytes:
-    """The late answer of d03 to the first task; -> its bytes."""
-    task, data = spy.said("task", cid="d03")[0], late_answer(spy, ballast, value=value)
+def announce(spy: Spy, ballast: int = BALLAST, *, inline: bool = False, value: float = 0.01, number: int = 0) -> bytes:
+    """The late answer of d03 to the first task, or to another one; -> its bytes."""
+    task, data = spy.said("task", cid="d03")[number], late_answer(spy, ballast, value=value, number=number)
     key = {name: task[name] for name in ("run", "round", "exchange")}
     update = manifest_of(data, "delta", block=BLOCK, inline=inline)
     spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
     return data
 
 
-def upload(spy: Spy, data: bytes) -> None:
+def upload(spy: Spy, data: bytes, part: slice = slice(None)) -> None:
+    """The blocks of an announced answer, or some of them."""
     manifest = manifest_of(data, "delta", block=BLOCK)
-    for index in range(manifest.total):
+    for index in range(manifest.total)[part]:
         start, stop = blocks.body_range(manifest, index)
         message = blocks.pack_block(data[start:stop], index, manifest.total)
         spy.publish(TOPICS.upload(0, "d03", manifest.sha256[:16], index), message)
@@ -132,6 +133,37 @@ def test_a_late_update_whose_blocks_are_all_here_since_before_a_crash_is_taken_w
     fed.finish()
     fed.world.end()
     assert shown(fed, 2) == ["d03"]
+
+
+def test_a_late_upload_goes_on_while_other_exchanges_end(tmp_path: Path) -> None:
+    """The end of a test deleted the blocks that had come, and the last one ended the coordinator."""
+    fed = federation(tmp_path)
+    spy = begun(fed)
+    data = announce(spy)
+    said(fed, spy, "go")
+    upload(spy, data, slice(-1))
+    fed.world.run(lambda: any(task["round"] == 2 for task in spy.said("task")))
+    upload(spy, data, slice(-1, None))
+    assert [ack["status"] for ack in said(fed, spy, "ack")] == ["ok"]
+    assert len(spy.said("go", cid="d03")) == 1
+    fed.complete()
+
+
+def test_an_upload_under_way_at_the_end_of_its_exchange_goes_on_when_that_of_a_round_before_is_given_up(
+    tmp_path: Path,
+) -> None:
+    fed = federation(tmp_path)
+    spy = begun(fed)
+    fed.world.run(lambda: [task["exchange"] for task in spy.said("task", cid="d03")] == [0, 1, 0])
+    soon_s = fed.world.clock.time_s + fed.config.round.deadline_s - CREDIT_IDLE_S / 2
+    fed.world.run(lambda: fed.world.clock.time_s >= soon_s)
+    data = announce(spy, number=2)
+    said(fed, spy, "go")
+    upload(spy, data, slice(-1))
+    fed.world.run(lambda: fed.live is not None and fed.live.key[1:] == (2, 1))
+    upload(spy, data, slice(-1, None))
+    assert [ack["status"] for ack in said(fed, spy, "ack")] == ["ok"]
+    fed.complete()
 
 
 def test_a_late_update_that_comes_inline_while_its_blocks_are_expected_is_kept_once(tmp_path: Path) -> None:

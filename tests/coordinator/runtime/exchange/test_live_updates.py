@@ -53,12 +53,13 @@ class UpdatesRun:
         )
         made.dispatcher.exchange.live = self.live
         training = begin_training(State(centers=start[None].astype(np.float64), extra={"start": start}))
-        self.live.updates.open_round(ROUND, training, self.rules, {})
+        self.live.updates.open_round(ROUND, training, self.rules, {}, context)
         self.live.begin()
 
     def next_round(self) -> None:
         state = self.live.updates.journalled
-        self.live.updates.open_round(state.round + 1, state.training, self.rules, state.rounds)
+        context = self.coordinator.context
+        self.live.updates.open_round(state.round + 1, state.training, self.rules, state.rounds, context)
         self.live.begin()
 
     def said(self) -> list[tuple[str, dict[str, Any]]]:

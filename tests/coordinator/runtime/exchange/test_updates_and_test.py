@@ -21,6 +21,7 @@ from coordinator.strategies.registry import make_method
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import ClientId, Probe, Reply
+from tests.support.virtual_federation import BALLAST
 from tests.support.virtual_time import VirtualClock
 from tests.support.wired_coordinator import DEVICES, SAMPLES, WiredCoordinator
 
@@ -48,7 +49,7 @@ def begun(coordinator: WiredCoordinator, concurrency: int) -> tuple[UpdatesAndTe
     training = begin_training(State(centers=start[None].astype(np.float64), extra={"start": start}))
     live = UpdatesAndTest("run1", context, is_online=lambda _: True, newcomers=lambda: False)
     coordinator.dispatcher.exchange.live = live
-    live.updates.open_round(2, training, rules, {})
+    live.updates.open_round(2, training, rules, {}, context)
     live.begin()
     return live, sorted(cid for cid, _ in coordinator.said())
 
@@ -107,11 +108,11 @@ def test_a_device_that_comes_again_is_sent_the_task_that_it_has(coordinator: Wir
     assert heard(coordinator) == {"task": [at_work]}
 
 
-def answer(coordinator: WiredCoordinator, cid: ClientId) -> None:
+def answer(coordinator: WiredCoordinator, cid: ClientId, *, inline: bool = True) -> None:
     """The labels of a device's training samples, for the test."""
     data = codecs.encode_stats(Reply(n=SAMPLES, labels=np.full(4, 10.0)), coordinator.context.prepared.program.schema)
     about = {**TEST._asdict(), "attempt": 0, "n": SAMPLES, "seconds": 1.0}
-    coordinator.hear(cid, "rdy", **about, what="stats", update=manifest_of(data, "stats", inline=True))
+    coordinator.hear(cid, "rdy", **about, what="stats", update=manifest_of(data, "stats", inline=inline))
 
 
 def test_a_device_that_has_done_the_test_or_refuses_it_gets_a_task_and_the_others_wait_for_theirs(
@@ -133,6 +134,23 @@ def test_a_device_that_has_done_the_test_or_refuses_it_gets_a_task_and_the_other
     coordinator.hear(first, "nack", re=task["id"], code="no_data")
     assert heard(coordinator) == {"task": [second]}
     assert coordinator.store.exchanges.refusals(TEST.run, TEST.round) == dict.fromkeys((first, second), "no_data")
+
+
+def test_an_answer_to_the_test_by_a_device_at_work_leaves_what_has_come_of_its_update(tmp_path: Path) -> None:
+    """A hostile device could end the coordinator so."""
+    coordinator = WiredCoordinator(tmp_path, VirtualClock(), BALLAST, len(DEVICES))
+    with closing(coordinator.store):
+        live, (at_work,) = begun(coordinator, 1)
+        begin_test(coordinator, live)
+        key = ExchangeKey("run1", 2, 0)
+        update, _ = coordinator.update(key, at_work, 0)
+        coordinator.announce(at_work, 0, key)
+        coordinator.send(key, at_work, 0, list(range(update.total - 1)))
+        answer(coordinator, at_work, inline=False)
+        coordinator.said()
+        coordinator.send(key, at_work, 0, [update.total - 1])
+        assert heard(coordinator)["ack"] == [at_work]
+        assert coordinator.store.exchanges.replies(key)[at_work].sha256 == update.sha256
 
 
 def test_time_wakes_it_for_the_updates_or_the_test_whichever_is_first(coordinator: WiredCoordinator) -> None:

@@ -164,6 +164,17 @@ def test_on_a_full_disk_a_device_comes_again_in_half_a_minute_at_whichever_step_
     assert said(coordinator)[-1]["status"] == "ok"
 
 
+def test_an_upload_whose_file_is_gone_begins_again(coordinator: WiredCoordinator) -> None:
+    manifest, _ = coordinator.update(KEY, "d0", 0)
+    offer(coordinator, "d0", manifest)
+    coordinator.send(KEY, "d0", 0, list(range(manifest.total - 1)))
+    coordinator.store.updates("d0").drop_partials()
+    coordinator.send(KEY, "d0", 0, [manifest.total - 1])
+    offer(coordinator, "d0", manifest)
+    coordinator.send(KEY, "d0", 0, list(range(manifest.total)))
+    assert [m.get("status", m["k"]) for m in said(coordinator)] == ["go", "retry", "go", "ok"]
+
+
 @inline
 def test_updates_wait_for_the_disk_since_the_first_of_them_and_together_until_they_are_many(
     coordinator: WiredCoordinator, monkeypatch: pytest.MonkeyPatch
