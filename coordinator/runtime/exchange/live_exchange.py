@@ -245,7 +245,9 @@ class LiveExchange:
         for cid, (record, _) in valid.items():
             if cid in accepted:
                 self._answer(cid, "ok")
-            elif not self._late or record.what != "delta":
+                continue
+            self._receiver.drop(cid)
+            if not self._late or record.what != "delta":
                 self._answer(cid, "late")
 
     def _answer(self, cid: ClientId, status: str) -> None:

@@ -263,6 +263,7 @@ class LiveUpdates:
         """Take as many updates as the round still wants at most; -> False where the disk has no room."""
         for gone in self._arrived.keys() - self._sent.keys():  # its task was stopped meanwhile
             del self._arrived[gone]
+            self._receiver.drop(gone)
             self._receiver.ack(gone, "late")
         batch = dict(list(self._arrived.items())[: self.journalled.wanted])
         if not batch:

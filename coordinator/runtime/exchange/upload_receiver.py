@@ -102,6 +102,7 @@ class UploadReceiver:
         self.uploads = OpenUploads(context.store)
         self._announced: dict[ClientId, Announcement] = {}
         self._valid: dict[ClientId, _Valid] = {}  # in the order of arrival
+        self._new: dict[ClientId, str] = {}  # the hash of each device's last valid update that was not on disk before
         self._valid_since_s, self._clock = 0.0, context.clock
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
@@ -196,6 +197,11 @@ class UploadReceiver:
         for each in valid.values():
             self._accept(each)
 
+    def drop(self, cid: ClientId) -> None:
+        """Delete the accepted update of a device: it does not count, and nothing else would ever name it."""
+        if sha256 := self._new.pop(cid, ""):
+            self._store.updates(cid).drop(sha256)
+
     def forget_unsynced(self) -> None:
         """Drop the updates that wait for `sync`: the exchange has closed, and their devices were told nothing."""
         for each in self._valid.values():
@@ -232,8 +238,10 @@ class UploadReceiver:
                 blob.discard()
             self._refuse(cid, wrong)
             return
+        folder = self._store.updates(cid)
+        self._new[cid] = "" if folder.has(said.update.sha256) else said.update.sha256
         try:
-            blob = blob or self._store.updates(cid).stage(data)
+            blob = blob or folder.stage(data)
         except OSError as full:
             self.retry(cid, full.strerror)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,15 +105,30 @@ def test_what_has_arrived_counts_when_the_deadline_passes(coordinator: WiredCoor
     assert coordinator.store.exchanges.closed_with(KEY) == ["d0", "d1"]
 
 
-def test_those_behind_the_update_that_closes_the_exchange_are_late(tmp_path: Path) -> None:
-    made = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES))
+@pytest.mark.parametrize("ballast", [0, BALLAST], ids=["inline", "blocks"])
+def test_those_behind_the_update_that_closes_the_exchange_are_late_and_not_kept(tmp_path: Path, ballast: int) -> None:
+    made = WiredCoordinator(tmp_path, VirtualClock(), ballast, len(DEVICES))
     made.ask(KEY, 2)
+    made.said()
     deliver(made, "d0", "d1", "d2")
     made.dispatcher.exchange.sync()
     assert made.store.exchanges.closed_with(KEY) == ["d0", "d1"]
     assert sorted(made.store.exchanges.replies(KEY)) == ["d0", "d1"]
     assert acks(made) == {"d0": "ok", "d1": "ok", "d2": "late"}
+    assert {path.parent.name for path in made.store.folder.glob("updates/*/*") if path.is_file()} == {"d0", "d1"}
     made.store.close()
+
+
+def test_an_update_that_is_late_and_the_same_as_an_earlier_one_is_kept_for_that_one(tmp_path: Path) -> None:
+    made = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES))
+    with closing(made.store):
+        manifest, data = made.update(KEY, "d1", 0)
+        made.store.updates("d1").put(data)
+        made.ask(KEY, 1)
+        deliver(made, "d0", "d1")
+        made.dispatcher.exchange.sync()
+        assert acks(made)["d1"] == "late"
+        assert made.store.updates("d1").has(manifest.sha256)
 
 
 def test_those_behind_it_try_again_too_where_the_disk_has_no_room_for_what_counts(

@@ -236,6 +236,7 @@ def test_a_task_whose_center_went_on_is_stopped_and_its_update_is_late(begun: Be
     assert (state.counts.stale, state.refused["d3"], state.closed) == (1, STALE, True)
     run.next_round()
     assert ("d3", "ack", "late") in run.told()
+    assert [path for path in run.coordinator.store.folder.glob("updates/d3/*") if path.is_file()] == []
 
 
 def test_where_a_newcomer_waits_and_no_device_is_at_work_or_free_the_round_ends_with_what_it_has(begun: Begun) -> None:
