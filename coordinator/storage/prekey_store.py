@@ -62,10 +62,14 @@ class PrekeyStore:
         return self.taken(key)
 
     def forget(self, key: ExchangeKey, cid: ClientId) -> None:
-        """The device does not know the prekey that this sum took, and so none that it offered before: it lost them."""
+        """The device does not know the prekey that this sum took, and so none that it offered before: it lost them.
+
+        In a replay those stay that it offered for a later sum of the round.
+        """
+        later = "select 1 from prekeys where cid = ?4 and run = ?1 and round = ?2 and exchange > ?3"
+        query = "update prekeys set run = ?1, round = ?2, exchange = -1 where cid = ?4 and run is null"
         with self._database.transaction():
-            query = "update prekeys set run = ?, round = ?, exchange = -1 where cid = ? and run is null"
-            self._database.execute(query, (*key[:2], cid))
+            self._database.execute(f"{query} and not exists ({later})", (*key, cid))
 
 
 def _prekey(number: int, keys: bytes) -> PublicPrekey:

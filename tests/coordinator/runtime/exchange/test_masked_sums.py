@@ -152,6 +152,19 @@ def test_a_device_that_does_not_know_its_prekey_is_asked_for_others_the_next_tim
     assert (cohort.asked[0][1] == "shares") != asked_again
 
 
+def test_a_replay_keeps_the_prekeys_that_a_device_offered_for_a_later_sum_of_the_round(store: Store) -> None:
+    """It forgot them as those that the device had lost before, and later sums of the round asked other things."""
+    every, cohort, lost = cids(6), Cohort(store, words_of, lost={"dev-002": "bad_task"}), FIRST
+    second, third = (FIRST._replace(exchange=FIRST.exchange + 4 * n) for n in (1, 2))
+    summed(cohort, every, first=lost)
+    cohort.lost, cohort.silent = {}, {}
+    summed(cohort, every, first=second)
+    again = Cohort(store, words_of, devices=cohort.devices)
+    for first in (lost, second, third):
+        summed(again, every, first=first)
+    assert [asked for asked in again.asked if asked[1] == "prekeys"] == []
+
+
 def test_groups_are_summed_apart_and_one_that_is_too_small_is_not_even_asked(store: Store) -> None:
     every, cohort = cids(COUNT), Cohort(store, words_of)
     groups = {cid: 2 if i < 6 else 1 if i < 8 else 7 for i, cid in enumerate(every)}  # 6, 2 and 4 devices
