@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -28,6 +29,9 @@ from export.bundle.bundle_contents import BundleNames, BundleSource, LabelledSam
 from export.bundle.model_cards import center_facts
 
 log = logging.getLogger(__name__)
+_ROUNDS = """
+    select line from events where json_extract(line, '$.event') = 'round' and json_extract(line, '$.run') = ?
+    order by id desc"""
 _LAST_TEST = """
     select cid, sha256, n from replies join runs on replies.run = runs.run
     where name = :name and what = 'stats' and (round, exchange) = (
@@ -121,14 +125,13 @@ def last_round(run: Path, name: str) -> RoundRecord:
 
     A run that goes on with more rounds has the centers and scores of its former end until it ends again.
     """
-    with open_database(run) as db:
-        events = [
-            upgraded_record(json.loads(line)) for (line,) in db.execute("select line from events order by id desc")
-        ]
-    rounds = [event for event in events if event["event"] == "round" and event["run"] == name]
-    if not rounds:
-        raise ConfigError(f"{run} has no round of {name!r}", hint="let the run finish first")
-    return cast("RoundRecord", next((event for event in rounds if event["round"] == event["of"]), rounds[0]))
+    with open_database(run) as db:  # one line at a time: that of a large fleet has a megabyte
+        rounds = (upgraded_record(json.loads(line)) for (line,) in db.execute(_ROUNDS, (name,)))
+        newest = next(rounds, None)
+        if newest is None:
+            raise ConfigError(f"{run} has no round of {name!r}", hint="let the run finish first")
+        ended = next((event for event in chain([newest], rounds) if event["round"] == event["of"]), newest)
+    return cast("RoundRecord", ended)
 
 
 def _labels(run: Path, name: str, rounds: int, program: Program) -> dict[ClientId, list[int]]:

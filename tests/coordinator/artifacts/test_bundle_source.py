@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tracemalloc
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,22 @@ def test_the_card_of_a_run_that_goes_on_is_of_the_end_that_its_centers_are_of(ru
     with closing(sqlite3.connect(run / "store" / "coordinator.sqlite")) as db, db:
         db.execute("insert into events (line) values (?)", (json.dumps(later),))
     assert bundle_source.bundle_source(run, method="", engines=(), data=None).cards == before
+
+
+def test_of_a_long_run_one_record_is_in_memory(run: Path) -> None:
+    """All were, at its end: of 10,000 devices and 1,000 rounds a gigabyte of text, and what it becomes in Python."""
+    told = bundle_source.last_round(run, "fesem")
+    size = 100_000
+    long = json.dumps({**told, "round": 1, "refused": {"d00": "x" * size}})
+    with closing(sqlite3.connect(run / "store" / "coordinator.sqlite")) as db, db:
+        db.executemany("insert into events (line) values (?)", [(long,)] * 100 + [(json.dumps(told),)])
+    tracemalloc.start()
+    try:
+        assert bundle_source.last_round(run, "fesem") == told
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 10 * size
 
 
 def test_where_choices_are_hidden_a_card_has_the_number_of_devices_that_was_summed_and_none_is_guessed(
