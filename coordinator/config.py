@@ -28,6 +28,7 @@ from coordinator.config_sections import (
     WebConfig,
     check_some_of,
 )
+from coordinator.strategies.common.setting_checks import check_kind
 from coordinator.strategies.registry import METHODS, setting_types
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.topics import check_federation
@@ -89,6 +90,11 @@ _PATH_KEYS = frozenset(
 )
 
 
+_TEXT_KEYS = _PATH_KEYS | {
+    "federation", "broker", "codec", "below-quorum", "bundle-run", "web-broker", "loggers", "dashboard"
+}  # fmt: skip
+_WORDS = {str: 'a text, as {key} = "..."', int: "a whole number", list: "a list", dict: "a table"}
+
 _SECTIONS: Mapping[str, type[Any]] = {
     "fleet": FleetConfig,
     "round": RoundConfig,
@@ -131,8 +137,9 @@ class CoordinatorConfig:
             check_federation(self.federation)
         except Malformed as wrong:
             raise ConfigError(wrong.words, hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
-        if not isinstance(self.teach_newcomers, bool):
-            raise ConfigError(f"teach-newcomers is {self.teach_newcomers!r}", hint="true or false")
+        for key, value in (("teach-newcomers", self.teach_newcomers), ("exit-when-done", self.exit_when_done)):
+            check_kind(key, value, "bool")
+        check_kind("seed", self.seed, "int")
         if not isinstance(self.keep_rounds, int) or self.keep_rounds < 0 or self.keep_rounds == 1:
             hint = "2 or more, so that a damaged state can be played again; 0 keeps all"
             raise ConfigError(f"keep-rounds is {self.keep_rounds!r}", hint=hint)
@@ -209,16 +216,20 @@ def read_config(path: Path, *, environ: Mapping[str, str] = os.environ, **overri
 
 
 def overrides_from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """FEDCENTERS_DEADLINE_S=5 -> {"deadline-s": 5}. A value that is no TOML is text. Lists stay in the file."""
+    """FEDCENTERS_DEADLINE_S=5 -> {"deadline-s": 5}. A value that is no TOML is text. Lists stay in the file.
+
+    So is FEDCENTERS_DASHBOARD=8080, because the key is of texts.
+    """
     out: dict[str, Any] = {}
     for key in _KEYS:
         text = environ.get(f"FEDCENTERS_{key.replace('-', '_').upper()}")
         if text is None:
             continue
         try:
-            out[key] = parse_toml(f"v = {text}")["v"]
+            value = parse_toml(f"v = {text}")["v"]
         except ValueError:
-            out[key] = text
+            value = text
+        out[key] = text if key in _TEXT_KEYS and not isinstance(value, str) else value
     return out
 
 
@@ -231,8 +242,10 @@ def config_from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfi
             raise ConfigError(
                 f"{needed!r} is missing", hint="federation, broker, folder, [model] and [[runs]] are needed"
             )
+    for key in sorted(_TEXT_KEYS & table.keys()):
+        _typed(key, table[key], str)
     for key in _PATH_KEYS & table.keys():
-        if not _typed(key, table[key], str):
+        if not table[key]:
             raise ConfigError(f"{key} is empty", hint="write a path, or leave it out")
         table[key] = base / table[key]
     for key in ("formats", "class-names"):
@@ -306,7 +319,7 @@ def top_level_hint(key: str) -> str:
 
 def _typed(key: str, value: Any, kind: type) -> Any:  # noqa: ANN401 - TOML values
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{key} is {value!r}", hint=f"{key} must be a {kind.__name__}")
+        raise ConfigError(f"{key} is {value!r}", hint=f"{key} must be {_WORDS[kind].format(key=key)}")
     return value
 
 

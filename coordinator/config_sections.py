@@ -15,6 +15,7 @@ from coordinator.rounds.asynchronous.options import Asynchronous
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, MAX_UPDATE_RMS
+from coordinator.strategies.common.setting_checks import check_kind
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import BLOCK_BYTES_STEP, MAX_BLOCK_BYTES
 
@@ -106,6 +107,9 @@ class RoundConfig:
         check_some_of("below-quorum", (self.below_quorum,), BELOW_QUORUM)
         _count("evaluate-every", self.evaluate_every)
         _positive("fraction-evaluate", self.fraction_evaluate)
+        for key in ("concurrency", "buffer", "max_staleness"):
+            if (value := getattr(self, key)) is not None:
+                check_kind(key.replace("_", "-"), value, "int")
         _ = self.evaluation  # an EvaluationPlan checks its own limits
         _ = self.asynchronous  # as do the options of runs without rounds
         self._check_without_rounds()

@@ -74,6 +74,10 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"deadline_s": "soon"}, "deadline-s must be a positive number"),
         ({"deadline_s": 0}, "deadline-s must be a positive number"),
         ({"min_devices": 1.5}, "min-devices must be a whole number"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"concurrency": 1.5}, "concurrency is 1.5"),
+        ({"exit_when_done": "False"}, "exit-when-done is 'False'"),
+        ({"dashboard": 8080}, 'dashboard must be a text, as dashboard = "..."'),
         ({"reference": ""}, "reference is empty"),
         ({"folder": ""}, "folder is empty"),
         ({"formats": ["tflight"]}, "formats is 'tflight'"),
@@ -112,6 +116,19 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_file(tmp_path: Pat
     assert read_config(path, environ=environ).broker == "mqtt://env:1"
     assert read_config(path, environ=environ, broker="mqtt://flag:1").broker == "mqtt://flag:1"
     assert read_config(path, environ=environ).seed == 7
+
+
+@pytest.mark.parametrize("key", _KEYS)
+def test_a_table_in_place_of_a_value_is_refused(tmp_path: Path, key: str) -> None:
+    """`broker`, `dashboard`, `loggers` and `web-broker` took any value, and `serve` ended in a traceback."""
+    with pytest.raises(ConfigError):
+        config_from_table(MINIMAL | {key: {"a": 1}}, base=tmp_path)
+
+
+def test_a_variable_for_a_text_is_a_text_though_it_looks_like_a_number(tmp_path: Path) -> None:
+    environ = {"FEDCENTERS_DASHBOARD": "8080", "FEDCENTERS_FOLDER": "2026", "FEDCENTERS_BROKER": '"embedded"'}
+    found = config_from_table(MINIMAL | overrides_from_environment(environ), base=tmp_path)
+    assert (found.dashboard.address, found.folder, found.broker) == ("8080", tmp_path / "2026", "embedded")
 
 
 def test_every_field_of_every_section_is_set_by_one_key_of_the_file() -> None:
