@@ -78,8 +78,8 @@ class CatalogServer:
             return
         news = self._news.setdefault(served.cid, TokenBucket(NEWS_PER_S, NEWS_BURST))
         if news.allow(self._sender.clock.now_s()):
-            self._reported[served.cid] = report
-            self._event_log.write("served", device=served.cid, **report)
+            if self._event_log.note("served", device=served.cid, **report):
+                self._reported[served.cid] = report
         elif news.first_refusal():
             raise Malformed("rate", "at most one new report an hour is logged, after the first six")
 

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.catalog_server import CatalogServer
@@ -114,10 +115,10 @@ class Dispatcher:
         self.fleet.revoke(names)
         for cid in concerned:
             self._sender.delete_retained(self._sender.topics.state(cid))
-            if cid not in told:
-                self._event_log.write("revoked", device=cid)
-        if new := set(concerned) - told:
-            self._facts.put(REVOKED_FACT, json.dumps(sorted(told | new)))
+        new = {cid for cid in concerned if cid not in told and self._event_log.note("revoked", device=cid)}
+        if new:
+            with suppress(OSError):  # on a full disk the next start logs them again
+                self._facts.put(REVOKED_FACT, json.dumps(sorted(told | new)))
         self.exchange.on_revoked(names)
 
     def _dispatch(self, message: Message) -> None:
@@ -187,7 +188,7 @@ class Dispatcher:
             self._on_change(cid, before)
         elif not rejected and self.fleet.rejected:  # the first one says it for all
             why = f"max-devices is {self.fleet.limit}, and none of them has been away for a day"
-            self._event_log.write("left-out", device=cid, why=why)
+            self._event_log.note("left-out", device=cid, why=why)
         while self.fleet.gone:
             self._sender.delete_retained(self._sender.topics.state(self.fleet.gone.pop()))
 
@@ -205,10 +206,10 @@ class Dispatcher:
         trains = device.n > 0  # a device without samples only asks for a center
         if cid in self._trainers or (known and not trains):
             return
-        if trains:
-            self._trainers.add(cid)
         when = {"takes_part": self._newcomers()} if trains and self._newcomers() != "now" else {}
-        self._event_log.write("offers" if known else "joined", device=cid, engine=device.engine, n=device.n, **when)
+        kind = "offers" if known else "joined"
+        if self._event_log.note(kind, device=cid, engine=device.engine, n=device.n, **when) and trains:
+            self._trainers.add(cid)
 
     def _on_request(self, cid: ClientId, route: Route, payload: bytes) -> None:
         """Decode a request only if its sender's rate allows an answer."""

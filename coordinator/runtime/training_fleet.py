@@ -51,7 +51,7 @@ class TrainingFleet:
             if device.is_online and device.n > 0 and device.engine not in self.engines and cid not in self._named:
                 self._named.add(cid)
                 why = f"the program is not for {device.engine}; it is for {', '.join(self.engines)}"
-                self._event_log.write("left-out", device=cid, why=why)
+                self._event_log.note("left-out", device=cid, why=why)
         return self._presence.ready(self.engines)
 
     def count_ready(self) -> int:

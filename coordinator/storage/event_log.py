@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -110,20 +111,37 @@ class EventLog:
         self._store.put(record)
         self.append_stored(record)
 
+    def note(self, event: str, **fields: Any) -> bool:  # noqa: ANN401 - JSON values
+        """As `write`, of what a device did; -> False where the disk has no room. The training waits for room then."""
+        record = {"event": event, "unix_ms": self.unix_ms(), **fields}
+        try:
+            self._store.put(record)
+        except OSError as full:
+            log.warning("no room for the event %s of %s: %s", event, fields.get("device"), full.strerror)
+            return False
+        with suppress(OSError):  # a later event brings its line
+            self.catch_up()
+        self._watch(record)
+        return True
+
     def append_stored(self, record: Mapping[str, Any]) -> None:
         """Copy an event that another transaction stored, and pass it on."""
         self.catch_up()
         self._watch(record)
 
     def catch_up(self) -> None:
-        """Append the stored events that the file lacks."""
+        """Append the stored events that the file lacks. On a full disk the file is left as it was: OSError."""
         first = next(stored := self._store.numbered(after=self._last), None)
         if first is None:
             return
-        last = self._last
-        with self._path.open("a", encoding="utf-8") as file:
-            for last, line in chain([first], stored):  # noqa: B007 - counts once the file is closed
-                file.write(line + "\n")
+        last, size = self._last, self._path.stat().st_size if self._path.exists() else 0
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                for last, line in chain([first], stored):  # noqa: B007 - counts once the file is closed
+                    file.write(line + "\n")
+        except OSError:
+            os.truncate(self._path, size)
+            raise
         self._last = last
 
 

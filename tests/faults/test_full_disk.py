@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.config_sections import RunConfig
+from coordinator.identity.revoked_list import REVOKED_FILE
 from edge_client.errors import FedcentersError
 from edge_client.transport import blobs
 from tests.faults import full_disk
@@ -124,6 +125,28 @@ def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_th
     database.full = False
     fed.complete()
     assert fed.outcome() == undisturbed.outcome()
+
+
+def test_what_devices_do_while_there_is_no_room_ends_no_training_that_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device that came, or one that was revoked, is an event, for which there was no room either."""
+    fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES, quorum=0.5)
+    spy = Spy(fed.world.broker)
+    process = fed.start(2)
+    fed.start_mute_device("d02")
+    fed.world.run(lambda: len(spy.said("task")) == DEVICES)
+    assert fed.store is not None
+    database = FullDatabase(fed.store.database._connection)
+    monkeypatch.setattr(fed.store.database, "_connection", database)
+    fed.start_mute_device("d09")
+    (fed.config.folder / REVOKED_FILE).write_text("d02\n")
+    fed.world.run(lambda: process.ended or len(spy.said("ack")) >= 4)
+    assert not process.ended
+    database.full = False
+    fed.complete()
+    assert [text for text in caplog.messages if text.startswith("no room for the event joined of d09: ")]
+    assert sorted(fed.rounds()[-1]["per_device"]) == ["d00", "d01"]
 
 
 @pytest.mark.parametrize(("part", "write"), [("exchanges", "close"), ("states", "put")])

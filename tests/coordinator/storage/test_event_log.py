@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -49,6 +50,30 @@ def test_lines_that_a_crash_kept_out_are_added_and_half_a_line_is_made_whole(tmp
     path.write_text('{"event":"a"}\n{"eve')
     EventLog(path, store.events, lambda _: None, lambda: NOW_MS)
     assert [line["event"] for line in lines(path)] == ["a", "b", "c"]
+
+
+def test_a_line_that_does_not_fit_leaves_the_file_as_it_was_and_comes_with_a_later_one(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Mapping[str, Any]] = []
+    event_log, path = EventLog(tmp_path / "m.jsonl", store.events, told.append, lambda: NOW_MS), tmp_path / "m.jsonl"
+    event_log.write("start")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    put = store.events.put
+
+    def put_on_a_disk_that_is_full_then(event: Mapping[str, Any]) -> None:
+        put(event)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, hard))
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(store.events, "put", put_on_a_disk_that_is_full_then)
+            assert event_log.note("joined", device="d0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [line["event"] for line in lines(path)] == ["start"]
+    event_log.write("done")
+    assert [line["event"] for line in lines(path)] == ["start", "joined", "done"] == [one["event"] for one in told]
 
 
 def test_an_event_that_was_stored_with_something_else_is_shown_once(tmp_path: Path, store: Store) -> None:
