@@ -54,6 +54,9 @@ def same_question(stored: Mapping[ClientId, str], asked: Mapping[ClientId, str])
     return stored.keys() == asked.keys() and all(known in ("", asked[cid]) for cid, known in stored.items())
 
 
+_REPLY = ", ".join(StoredReply._fields)  # the columns, which have these names
+
+
 class ExchangeStore:
     """The exchanges of all runs."""
 
@@ -80,6 +83,30 @@ class ExchangeStore:
         """The hash of each device's task, "" for a task of an older schema; empty for an unknown exchange."""
         query = "select cid, sha256 from tasks where run = ? and round = ? and exchange = ?"
         return dict(self._database.rows(query, key))
+
+    def asks(self, key: ExchangeKey, cid: ClientId) -> bool:
+        """Whether the exchange has a task for this device; no other device's row is read, as in the next ones."""
+        query = "select 1 from tasks where run = ? and round = ? and exchange = ? and cid = ?"
+        return bool(self._database.rows(query, (*key, cid)))
+
+    def reply_of(self, key: ExchangeKey, cid: ClientId) -> StoredReply | None:
+        """The stored reply of one device."""
+        query = f"select {_REPLY} from replies where run = ? and round = ? and exchange = ? and cid = ?"  # noqa: S608
+        return next((StoredReply(*row) for row in self._database.rows(query, (*key, cid))), None)
+
+    def is_refused(self, run: str, number: int, cid: ClientId) -> bool:
+        """Whether `refusals` has this device."""
+        query = (
+            "select 1 from exchanges e cross join refusals f using (run, round, exchange)"
+            " left join closings c on (c.run, c.round, c.exchange, c.cid) = (f.run, f.round, f.exchange, f.cid)"
+            " where e.run = ? and e.round = ? and f.cid = ? and c.cid is null limit 1"
+        )
+        return bool(self._database.rows(query, (run, number, cid)))
+
+    def is_closed(self, key: ExchangeKey) -> bool:
+        """False while it is open, and for an unknown one."""
+        query = "select closed from exchanges where run = ? and round = ? and exchange = ?"
+        return any(closed for (closed,) in self._database.rows(query, key))
 
     def open_devices(self) -> set[ClientId]:
         """The devices that exchanges ask which are not closed."""
@@ -115,10 +142,7 @@ class ExchangeStore:
 
     def replies(self, key: ExchangeKey) -> dict[ClientId, StoredReply]:
         """The stored replies of one exchange, sorted by device."""
-        query = (
-            "select cid, sha256, size, n, what, base, seconds from replies"
-            " where run = ? and round = ? and exchange = ? order by cid"
-        )
+        query = f"select {_REPLY} from replies where run = ? and round = ? and exchange = ? order by cid"  # noqa: S608
         return {row[0]: StoredReply(*row) for row in self._database.rows(query, key)}
 
     def put_refusal(self, key: ExchangeKey, cid: ClientId, reason: str) -> None:
@@ -174,9 +198,7 @@ class ExchangeStore:
 
     def closed_with(self, key: ExchangeKey) -> list[ClientId] | None:
         """The devices that the exchange closed with, sorted; None while it is open or unknown."""
-        query = "select closed from exchanges where run = ? and round = ? and exchange = ?"
-        rows = self._database.rows(query, key)
-        if not rows or not rows[0][0]:
+        if not self.is_closed(key):
             return None
         query = "select cid from closings where run = ? and round = ? and exchange = ? order by cid"
         return [cid for (cid,) in self._database.rows(query, key)]

@@ -83,15 +83,15 @@ class CurrentExchange:
         Raises Malformed: "closed" for an unknown exchange, "busy" for one that was open when the last process ended.
         """
         exchanges = self._store.exchanges
-        stored = exchanges.replies(said.key).get(said.cid)
+        stored = exchanges.reply_of(said.key, said.cid)
         sha256 = self._store.late_updates.find(said.key, said.cid) if stored is None else stored.sha256
         if sha256 is not None:
             status = "dup" if sha256 == said.update.sha256 else "superseded"
-        elif said.cid in exchanges.task_hashes(said.key):
-            if exchanges.closed_with(said.key) is None:
+        elif exchanges.asks(said.key, said.cid):
+            if not exchanges.is_closed(said.key):
                 raise Malformed("busy", "this exchange has not begun again yet")
             status = "late"
-            if said.cid not in exchanges.refusals(said.key.run, said.key.round):
+            if not exchanges.is_refused(said.key.run, said.key.round, said.cid):
                 exchanges.put_refusal(said.key, said.cid, "late")
         else:
             raise Malformed("closed", "no such exchange")

@@ -136,7 +136,7 @@ class MaskedSums:
         if stage == "shares":
             self._forget_lost(key, tasks.keys() - set(answered))
         for group, (state, _) in running.items():
-            answers = {cid: self._answer(key, cid, stage) for cid in answered if cid in state.devices}
+            answers = self._answers(key, [cid for cid in answered if cid in state.devices], stage)
             try:
                 done[group] = end(state, answers)
             except SumFailed as failed:
@@ -177,7 +177,7 @@ class MaskedSums:
         offered = {}
         if lacking := sorted(prekeys.lacking(cids)):
             answered = self.ask(first, {cid: _offer(prekeys.newest(cid), spare) for cid in lacking})
-            offered = {cid: PrekeyBatch.from_bytes(self._answer(first, cid)) for cid in sorted(answered)}
+            offered = {c: PrekeyBatch.from_bytes(data) for c, data in self._answers(first, sorted(answered)).items()}
         return prekeys.take(roster, cids, offered)
 
     def _forget_lost(self, key: ExchangeKey, silent: Collection[ClientId]) -> None:
@@ -187,11 +187,12 @@ class MaskedSums:
             if refused.get(cid, "").startswith("bad_task"):
                 self.store.prekeys.forget(key, cid)
 
-    def _answer(self, key: ExchangeKey, cid: ClientId, stage: str = "") -> bytes:
-        """The stored answer of a device; a masked vector is read when it is added, one at a time."""
+    def _answers(self, key: ExchangeKey, cids: Collection[ClientId], stage: str = "") -> dict[ClientId, bytes]:
+        """The stored answers of these devices; a masked vector is read when it is added, one at a time."""
         if stage == "add":
-            return b""
-        return self.store.updates(cid).read(self.store.exchanges.replies(key)[cid].sha256)
+            return dict.fromkeys(cids, b"")
+        stored = self.store.exchanges.replies(key)
+        return {cid: self.store.updates(cid).read(stored[cid].sha256) for cid in cids}
 
     def _unmasked(
         self,

@@ -16,6 +16,7 @@ import pytest
 from coordinator.storage.event_log import insert_events
 from coordinator.storage.status import STATUS_FILE, read_status, status_lines
 from coordinator.storage.store import Store
+from tests.support.counted_connection import CountedConnection
 from tests.support.virtual_federation import Federation
 
 NO_SCORE = {"micro": None, "macro": None}
@@ -54,35 +55,21 @@ def test_what_status_opens_does_not_grow_with_the_rounds(tmp_path: Path) -> None
     assert any(line.startswith("the disk of the run folder has ") for line in status_lines(found))
 
 
-class _CountedConnection(sqlite3.Connection):
-    """Counts the steps of SQLite's machine: one or more for each row that it looks at, also for those not given."""
-
-    steps = 0
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 - as sqlite3's own
-        super().__init__(*arguments, **keywords)
-        self.set_progress_handler(self._step, 1)
-
-    def _step(self) -> int:
-        type(self).steps += 1
-        return 0
-
-
 @pytest.mark.parametrize("changes", [{}, {"accuracy": NO_SCORE, "loss": NO_SCORE}], ids=["scores", "no scores"])
 def test_what_status_reads_of_the_database_does_not_grow_with_the_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """Also where no device holds samples back to test on."""
     fed = Federation.of(tmp_path).play()
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=_CountedConnection))
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=CountedConnection))
     before = read_status(fed.config.folder)
-    once = _CountedConnection.steps
+    once = CountedConnection.steps
     round_event = next(event for event in reversed(fed.events) if event["event"] == "round")
     with closing(Store(fed.config.folder / "store")) as store, store.database.transaction():
         insert_events(store.database, [round_event | changes] * 1000)
-    _CountedConnection.steps = 0
+    CountedConnection.steps = 0
     assert read_status(fed.config.folder) == before | {"silent_s": ANY, "free_bytes": ANY}
-    assert _CountedConnection.steps < 1.5 * once
+    assert CountedConnection.steps < 1.5 * once
 
 
 def test_the_updates_of_a_run_without_rounds_are_counted_once_and_not_by_each_status(
@@ -91,9 +78,9 @@ def test_the_updates_of_a_run_without_rounds_are_counted_once_and_not_by_each_st
     """All records of a long history were read each time: 1.9 s for 100,000."""
     fed = Federation.of(tmp_path, rounds=3, concurrency=2).play()
     folder = fed.config.folder
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=_CountedConnection))
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=CountedConnection))
     (first,) = read_status(folder)["runs"]
-    once, _CountedConnection.steps = _CountedConnection.steps, 0
+    once, CountedConnection.steps = CountedConnection.steps, 0
     assert first["updates"] == sum(e["asynchronous"]["counted"] for e in fed.rounds() if "asynchronous" in e)
     event = fed.rounds()[-1]
     with closing(Store(folder / "store")) as store, store.database.transaction():
@@ -103,6 +90,6 @@ def test_the_updates_of_a_run_without_rounds_are_counted_once_and_not_by_each_st
     with closing(Store(folder / "store")) as store, store.database.transaction():
         insert_events(store.database, [event] * 500)
     total += 500 * event["asynchronous"]["counted"]
-    _CountedConnection.steps = 0
+    CountedConnection.steps = 0
     assert read_status(folder)["runs"][0]["updates"] == total
-    assert _CountedConnection.steps < 1.5 * once
+    assert CountedConnection.steps < 1.5 * once

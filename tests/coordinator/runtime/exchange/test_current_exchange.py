@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,35 @@ import pytest
 
 from coordinator.runtime.exchange.exchange_driver import open_exchange, replies_of, run_exchange
 from coordinator.runtime.exchange.live_exchange import LiveExchange
-from coordinator.storage.exchange_store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.protocol.blocks import Manifest, manifest_of
+from tests.support.counted_connection import CountedConnection
 from tests.support.virtual_federation import BALLAST
 from tests.support.virtual_time import VirtualClock
 from tests.support.wired_coordinator import DEVICES, SAMPLES, WiredCoordinator
 
 FIRST, SECOND = ExchangeKey("run1", 1, 0), ExchangeKey("run1", 1, 1)
+
+
+def test_what_an_announcement_costs_that_no_exchange_takes_does_not_grow_with_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read all tasks, replies and refusals of its exchange: 0.13 s with 10,000 devices, 20 times a second."""
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=CountedConnection))
+    made, steps = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES)), list[int]()
+    with closing(made.store):
+        for key, more in ((FIRST, 0), (SECOND, 1_000)):
+            others = [f"e{number}" for number in range(more)]
+            made.store.exchanges.open(key, dict.fromkeys([*DEVICES, *others], ""), 60.0)
+            made.store.exchanges.put_replies(
+                key, [StoredReply(cid, "ab" * 32, 1, 1, "delta", "zero", 1.0) for cid in others]
+            )
+            made.store.exchanges.close(key, others)
+            CountedConnection.steps = 0
+            made.announce("d0", 0, key)
+            steps.append(CountedConnection.steps)
+        assert [message["status"] for _, message in made.said() if message["k"] == "ack"] == ["late", "late"]
+    assert steps[1] < 2 * steps[0]
 
 
 class LateCoordinator(WiredCoordinator):
