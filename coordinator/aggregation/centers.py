@@ -98,6 +98,7 @@ def _means(rows: Rows, by: Weights) -> Moved:
             for into, row in zip(held, read, strict=True):
                 into[:] = row[block]
             sums[:, block] += _products(shares[:, some], held)
+        read.clear()  # before the next ones are read
     for block, _ in blocks:
         yield block, sums[:, block]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeGuard
 
-from coordinator.strategies.base import Replies, Round, State, Strategy, relay
+from coordinator.strategies.base import Replies, Round, State, Strategy, relay, vector_samples
 from coordinator.strategies.common.label_totals import COUNTS_KEY, check_room, label_counts, with_label_totals
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.updates import pack_by_client
@@ -51,7 +51,7 @@ def count_labels(strategy: Strategy, before: State, exchanges: Round) -> Round:
     samples = dict[ClientId, int]()
 
     def count(replies: Replies) -> None:
-        samples.update({c: reply.n for c, reply in replies.items() if reply.update is not None})
+        samples.update(vector_samples(replies, "update"))
 
     after = yield from relay(exchanges, see=count)
     counts = dict(label_counts(before))

@@ -17,7 +17,7 @@ import numpy as np
 from coordinator.aggregation.privacy import epsilon_spent
 from coordinator.aggregation.skellam_accounting import SPENT_KEY, epsilon_of
 from coordinator.rounds.round_record import PrivacyRecord
-from coordinator.strategies.base import Replies, Round, State, Strategy, late_replies, relay
+from coordinator.strategies.base import Replies, Round, State, Strategy, late_replies, relay, vector_samples
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.server_options import check_applied
 from coordinator.strategies.common.updates import pack_by_client, unpack_by_client
@@ -70,7 +70,7 @@ def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round
 
     def count(replies: Replies) -> None:
         for some in (replies, late_replies(replies)):
-            times.update(c for c, reply in some.items() if reply.update is not None or reply.grad is not None)
+            times.update(vector_samples(some, "update").keys() | vector_samples(some, "grad").keys())
 
     after = yield from relay(exchanges, see=count)
     counts = pack_by_client(RELEASES_KEY, {c: np.array(n) for c, n in times.items()})

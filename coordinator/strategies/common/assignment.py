@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Replies, State, Strategy
+from coordinator.strategies.base import Fleet, Replies, State, Strategy, some_replies
 from coordinator.strategies.numbered_fleet import all_of_one_center, members_of_centers
 from edge_client.protocol.task import F64, MAX_MODELS, ClientId, OwnModel
 
@@ -65,8 +65,8 @@ def newcomers(cohort: Collection[ClientId], state: State) -> list[ClientId]:
 
 
 def centers_of_newcomers(new: Collection[ClientId], replies: Replies) -> dict[ClientId, int]:
-    """The center of least loss of each newcomer that told its losses."""
-    return {c: int(losses.argmin()) for c, losses in told_losses(replies).items() if c in new}
+    """The center of least loss of each newcomer that told its losses; the others' updates are not read."""
+    return {c: int(losses.argmin()) for c, losses in told_losses(some_replies(replies, new)).items()}
 
 
 def serving_center(assignment: Mapping[ClientId, int], who: ClientId | None) -> int:
