@@ -34,6 +34,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.base import Engine, open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.errors import ConfigError, FedcentersError, UsageError
+from edge_client.printable import counted
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import Program
 from edge_client.protocol.topics import Topics
@@ -184,7 +185,7 @@ def _identities(args: FleetArgs, config: CoordinatorConfig) -> Callable[[int], C
     files = sorted(args.identities.glob("*/client.toml"))
     if len(files) < args.first + args.devices:
         raise UsageError(
-            f"{args.identities} has {len(files)} folders with a client.toml; "
+            f"{args.identities} has {counted(len(files), 'folder')} with a client.toml; "
             f"{args.first + args.devices} devices are wanted",
             hint="name the folder keys/devices, or make more devices with `fedcenters-coordinator provision`",
         )

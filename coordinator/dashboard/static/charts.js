@@ -141,7 +141,7 @@ function addReadout(node, frame, rounds, label, unit, words) {
   node.onpointerleave = node.onblur = () => look(null);
   node.onkeydown = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step) return;
+    if (!step || event.altKey || event.ctrlKey || event.metaKey) return; // the browser's own: a page back
     event.preventDefault();
     const now = cursors.get(node) ?? null;
     const index = now === null ? rounds.length - 1 : Math.min(rounds.length - 1, Math.max(0, rounds.indexOf(now) + step));

@@ -65,7 +65,7 @@ export function header() {
   const words = isOver() ? "finished" : holdPhase(!state.alive ? "not connected" : ["paused", "no broker"].includes(phase) ? phase : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
   setText("phase", words);
   pill.className = `pill ${isOver() ? "done" : !state.alive || phase === "stopped" || phase === "no broker" ? "gone" : paused ? "paused" : "live"}`;
-  const waits = phase === "waiting for devices" && !state.runs.length && state.facts.needs;
+  const waits = phase === "waiting for devices" && !state.runs.length && countReady() < state.facts.needs && state.facts.needs;
   setText("doing", waits ? `${countReady()} of ${waits} devices` : exchange ? `${exchange.run}, ${exchange.updates ? "without rounds" : `round ${exchange.round}`}` : isDone() ? "all runs are done" : phase === "paused" ? reached() : "");
 }
 

@@ -365,6 +365,11 @@ def test_while_devices_are_missing_the_header_counts_those_that_came_with_sample
         page = visit(site.link).page
         expect(page.locator("#phase")).to_have_text("waiting for devices")
         expect(page.locator("#doing")).to_have_text("1 of 3 devices")
+        for number in (2, 3, 4, 5):
+            site.hub.event(joined(number))
+        more = {f"d{number}": "on" for number in range(6)}
+        site.hub.status(seen(phase="waiting for devices", presence=more))  # not `5 of 3 devices`
+        expect(page.locator("#doing")).to_have_text("")
 
 
 def test_whatever_has_the_focus_shows_it(site: DashboardSite, visit: Open) -> None:

@@ -76,6 +76,8 @@ def test_the_arrow_keys_read_a_chart_and_its_name_says_the_newest_values(site: D
     chart.focus()
     pressed(page, "ArrowLeft", "ArrowLeft")
     expect(chart.locator("output")).to_contain_text("round 1: center 0 50.0 %")
+    pressed(page, "Control+ArrowRight")  # the browser's, as Alt is, which goes to another page
+    assert chart.locator("output").inner_text().startswith("round 1: ")
     expect(page.locator("#loss path")).to_have_count(3)
 
 

@@ -119,7 +119,7 @@ def test_more_devices_than_identities_are_refused(tmp_path: Path) -> None:
     config = written(tmp_path, "mqtts://127.0.0.1:8883", 2)
     provision_federation(tmp_path / "keys", "pump-1")
     args = FleetArgs(config=config, devices=2, identities=tmp_path / "keys" / "devices")
-    with pytest.raises(UsageError, match=r"has 1 folders with a client.toml; 2 devices are wanted"):
+    with pytest.raises(UsageError, match=r"has 1 folder with a client.toml; 2 devices are wanted"):
         run_fleet(args, workers=1, until_done=True, say=lambda _: None)
 
 
