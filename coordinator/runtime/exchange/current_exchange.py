@@ -61,7 +61,7 @@ class CurrentExchange:
             self.live.on_revoked(names)
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
-        taker = self._late if self._late is not None and self._late.expects(cid) else self.live
+        taker = self._late if self._late is not None and self._late.expects(cid, label) else self.live
         if taker is not None:
             taker.on_block(cid, label, index, message)
 

@@ -65,9 +65,9 @@ class LateUpdates:
             self._receiver.begin(cid)
         return True
 
-    def expects(self, cid: ClientId) -> bool:
-        """Whether an upload of this device is open here."""
-        return cid in self._receiver.uploads.sizes()
+    def expects(self, cid: ClientId, label: str | None) -> bool:
+        """Whether a block with this label belongs to an upload that is open here."""
+        return self._receiver.uploads.expects(cid, label)
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """Take a block of an open upload; any other block is dropped."""

@@ -1,9 +1,9 @@
 """Uploads that arrive in blocks: one open upload per device, checked block by block, then by the hash of the blob.
 
-The bitmap drops a duplicate block before its checksum is computed. A block without an open upload is counted and
-dropped. The partial blob of a device's last announcement stays on disk until the exchange closes, so that a device that
-reconnects sends only the missing blocks. Each device has a blob folder of its own, in which two exchanges may have an
-upload of it: a late one, or that of its task during a test. Neither deletes what the other fills.
+The bitmap drops a duplicate block before its checksum is computed. A block without an open upload is dropped. The
+partial blob of a device's last announcement stays on disk until the exchange closes, so that a device that reconnects
+sends only the missing blocks. Each device has a blob folder of its own, in which two exchanges may have an upload of
+it: a late one, or that of its task during a test. Neither deletes what the other fills.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ class BlockUpload:
 
 @dataclass
 class OpenUploads:
-    """The open uploads of one exchange. `dropped` counts blocks without an open upload."""
+    """The open uploads of one exchange."""
 
     store: Store
-    dropped: int = 0
     _open: dict[ClientId, BlockUpload] = field(default_factory=dict)
 
     def begin(self, cid: ClientId, manifest: Manifest) -> Bitmap:
@@ -76,12 +75,9 @@ class OpenUploads:
             self.store.updates(cid).drop_partials(but=self.store.uploading.get(cid, ()))
 
     def expects(self, cid: ClientId, said_label: str | None) -> bool:
-        """Whether a block with this label from `cid` belongs to an open upload; otherwise it is counted as dropped."""
+        """Whether a block with this label from `cid` belongs to an open upload."""
         upload = self._open.get(cid)
-        if upload is not None and routing_label(upload.partial.manifest.sha256) == said_label:
-            return True
-        self.dropped += 1
-        return False
+        return upload is not None and routing_label(upload.partial.manifest.sha256) == said_label
 
     def take(self, cid: ClientId, index: int, message: bytes) -> StagedBlob | None:
         """Write one expected block; -> the blob, not durable yet, once it is complete and its hash is right.

@@ -166,6 +166,18 @@ def test_an_upload_under_way_at_the_end_of_its_exchange_goes_on_when_that_of_a_r
     fed.complete()
 
 
+def test_blocks_of_a_device_whose_late_upload_stands_still_reach_the_open_exchange(tmp_path: Path) -> None:
+    fed = federation(tmp_path)
+    spy = begun(fed)
+    upload(spy, announce(spy), slice(1))
+    fed.world.run(lambda: [task["exchange"] for task in spy.said("task", cid="d03")] == [0, 1, 0])
+    data = announce(spy, number=2)
+    fed.world.run(lambda: len(spy.said("go", cid="d03")) == 2, limit_s=10)
+    upload(spy, data)
+    assert [ack["status"] for ack in said(fed, spy, "ack")] == ["ok"]
+    fed.complete()
+
+
 def test_a_late_update_that_comes_inline_while_its_blocks_are_expected_is_kept_once(tmp_path: Path) -> None:
     fed = federation(tmp_path, ballast=0)
     spy = begun(fed)
