@@ -206,6 +206,7 @@ class Server:
             config.model.engines,
             self._event_log,
             program.ensure,
+            runs=[run.name for run in config.runs],
             max_samples_ratio=config.fleet.max_samples_ratio,
         )
         self._gather(session, devices)
@@ -285,7 +286,8 @@ class Server:
         misses: dict[ClientId, Misses],
     ) -> ExchangeContext:
         """Announce where the training is, wait while it is paused; -> the parts that an exchange uses."""
-        session.status.announcer.set("train", **training_state(key, self._config, self._store.states.run_names()))
+        names = self._store.states.run_names()
+        session.status.announcer.set("train", **training_state(key, self._config, names))
         session.wait_while_paused()
         return ExchangeContext(
             config=self._config,
@@ -294,7 +296,7 @@ class Server:
             sender=session.sender,
             downloads=session.downloads,
             prepared=program.ensure(()),
-            members=devices.members,
+            members=devices.members_of(names[key.run], key.round),
             misses=misses,
             revoked=lambda: session.dispatcher.fleet.revoked,
         )

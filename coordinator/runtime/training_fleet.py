@@ -2,12 +2,12 @@
 
 The fleet grows only before a round whose tasks are not stored. So a replay asks the devices that were asked before, and
 a restarted coordinator continues with the same fleet. So does the training program, which is compiled for the engines
-that the devices ask for.
+that the devices ask for. A replay of an earlier round, whose state was damaged, has the fleet of that round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO, weighed_fleet
 from coordinator.runtime.presence import DevicePresence, FleetPresence
@@ -20,10 +20,11 @@ from edge_client.protocol.task import ClientId
 class TrainingFleet:
     """`members`: (announced training samples, engine) of each enrolled device.
 
-    `engines` are those that the program may be compiled for, and `compile_for` makes it have some of them.
+    `engines` are those that the program may be compiled for, and `compile_for` makes it have some of them. `runs` has
+    the names of the runs, in their order.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - who comes, who is told, what is compiled
         self,
         store: Store,
         presence: FleetPresence,
@@ -31,19 +32,26 @@ class TrainingFleet:
         event_log: EventLog,
         compile_for: Callable[[Collection[str]], object],
         *,
+        runs: Sequence[str] = (),
         max_samples_ratio: float = MAX_SAMPLES_RATIO,
     ) -> None:
         self.members = dict(store.states.enrolled())
+        self._since, self._place = store.states.let_in(), {name: place for place, name in enumerate(runs)}
         self.engines, self._compile_for = engines, compile_for
         self._max_samples_ratio = max_samples_ratio
         self._store, self._presence, self._event_log = store, presence, event_log
         self._named: set[ClientId] = set()  # devices of which `left-out` was logged
         self._others = 0  # devices with another engine, when they were last looked at
 
-    @property
-    def fleet(self) -> Fleet:
-        """The training samples that count of each member, sorted by device (sample_weights.py)."""
-        return weighed_fleet({cid: n for cid, (n, _) in sorted(self.members.items())}, self._max_samples_ratio)
+    def members_of(self, run: str, number: int) -> dict[ClientId, tuple[int, str]]:
+        """The members that round `number` of `run` has, sorted by device: not those that joined later."""
+        now = (self._place.get(run, 0), number)
+        later = {cid for cid, (name, begun) in self._since.items() if (self._place.get(name, 0), begun) > now}
+        return {cid: facts for cid, facts in sorted(self.members.items()) if cid not in later}
+
+    def fleet_of(self, run: str, number: int) -> Fleet:
+        """The training samples that count of each of them (sample_weights.py)."""
+        return weighed_fleet({cid: n for cid, (n, _) in self.members_of(run, number).items()}, self._max_samples_ratio)
 
     def ready(self) -> dict[ClientId, DevicePresence]:
         """The devices that can train now, members or not. A device that cannot is logged once, with the reason."""
@@ -101,9 +109,10 @@ class TrainingFleet:
                 for cid, device in new.items()
             ]
             self._enrol(new, events)
+            self._since |= dict.fromkeys(new, (run, number))
             for event in events:
                 self._event_log.append_stored(event)
-        return self.fleet
+        return self.fleet_of(run, number)
 
     def _enrol(self, devices: Mapping[ClientId, DevicePresence], events: list[dict[str, object]]) -> None:
         rows = {cid: (device.n, device.engine) for cid, device in devices.items()}

@@ -127,7 +127,7 @@ class RunTrainer:
         exchange, run_id, number, fleet = -1, place.run, place.number, place.fleet
         asking, wanted = with_over_selection(strategy, self.config.round.over_select, len(fleet))
         keeps = uses_late(strategy)
-        late = self._late(run_id, number) if keeps else {}
+        late = self._late(run_id, number, fleet) if keeps else {}
         masked = MaskedSums(
             ask=lambda key, tasks: ask(key, tasks, None, False),  # noqa: FBT003 - as Ask says
             store=self.store,
@@ -195,7 +195,7 @@ class RunTrainer:
         begun = self.store.exchanges.exists(ExchangeKey(run_id, number, 0)) or self.store.journal.steps(run_id, number)
         if takes_newcomers(strategy) and not begun:
             return self.devices.let_in(run.name, number)
-        return self.devices.fleet
+        return self.devices.fleet_of(run.name, number)
 
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
         """Ask each device how every center does on its samples, with losses of held-out ones.
@@ -213,10 +213,9 @@ class RunTrainer:
         replies = ask(key, dict.fromkeys(sorted(state.assignment), asked), None, False)  # noqa: FBT003 - as Ask says
         return replace(outcome, measurements=replies)
 
-    def _late(self, run_id: str, number: int) -> Replies:
+    def _late(self, run_id: str, number: int, fleet: Fleet) -> Replies:
         """The late updates of earlier rounds; the newest one of each device."""
         newest = {stored.cid: stored for stored in self.store.late_updates.assign(run_id, number)}
-        fleet = self.devices.fleet
         n = {cid: min(stored.n, fleet[cid]) for cid, stored in newest.items()}
 
         def read(cid: ClientId) -> Reply:

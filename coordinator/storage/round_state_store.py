@@ -35,6 +35,12 @@ class StateStore:
         rows = self._database.rows("select cid, n, engine from devices order by cid")
         return {cid: (n, engine) for cid, n, engine in rows}
 
+    def let_in(self) -> dict[ClientId, tuple[str, int]]:
+        """(run's name, round) that each device began with which joined later, as its event says."""
+        fields = ", ".join(f"json_extract(line, '$.{name}')" for name in ("device", "run", "round"))
+        query = f"select {fields} from events where json_extract(line, '$.event') = 'let-in'"  # noqa: S608 - our text
+        return {cid: (run, number) for cid, run, number in self._database.rows(query) if number is not None}
+
     def run_id(self, name: str, make: Callable[[], str]) -> str:
         """Return the protocol's id of the run `name`; the first call makes and stores it."""
         rows = self._database.rows("select run from runs where name = ?", (name,))

@@ -105,6 +105,27 @@ def test_a_device_that_joins_during_a_round_takes_part_from_the_next_one(method:
     assert spy.said("nack") == []
 
 
+def test_rounds_from_before_a_device_joined_are_played_again_without_it_where_their_states_are_damaged(
+    tmp_path: Path,
+) -> None:
+    """They were asked of it, too, so that the coordinator could not go on: `asks other things than before`."""
+    calm, rough = (Federation.of(tmp_path / name, runs=(run_of("fesem", clusters=2),)) for name in ("calm", "rough"))
+    for fed in (calm, rough):
+        fed.start_coordinator()
+        fed.start_devices(4)
+        fed.world.run(lambda: fed.happened("round"))  # noqa: B023 - used at once
+        start_late(fed)
+        fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) == 3)  # noqa: B023
+        if fed is rough:
+            fed.world.kill("coordinator.0")
+            with closing(Store(fed.config.folder / "store")) as store:
+                for (blob,) in store.database.rows("select blob from states where round > 0"):
+                    store.blobs.path(blob).write_bytes(b"rot")
+            fed.start_coordinator()
+        fed.complete()
+    assert rough.final_states() == calm.final_states()
+
+
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("writes", [1, 3, 6, 9, 14])
 def test_a_killed_coordinator_replays_a_fleet_that_has_grown_bit_for_bit(
