@@ -65,6 +65,9 @@ class FleetConfig:
     def __post_init__(self) -> None:
         _count("min-devices", self.min_devices)
         _count("max-devices", self.max_devices)
+        if self.min_devices > self.max_devices:
+            told = f"min-devices is {self.min_devices}, and max-devices {self.max_devices}: so many are never here"
+            raise ConfigError(told, hint=f"set max-devices to {self.min_devices} or more")
         if self.start_timeout_s != math.inf:
             _positive("start-timeout-s", self.start_timeout_s)
         _positive("max-samples-ratio", self.max_samples_ratio)

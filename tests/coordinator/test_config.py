@@ -75,6 +75,7 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"deadline_s": 0}, "deadline-s must be a positive number"),
         ({"min_devices": 1.5}, "min-devices must be a whole number"),
         ({"seed": 1.5}, "seed is 1.5"),
+        ({"min_devices": 20_000}, "set max-devices to 20000 or more"),
         ({"concurrency": 1.5}, "concurrency is 1.5"),
         ({"exit_when_done": "False"}, "exit-when-done is 'False'"),
         ({"dashboard": 8080}, 'dashboard must be a text, as dashboard = "..."'),

@@ -237,8 +237,9 @@ def test_a_broker_keeps_no_presence_of_a_device_that_left_before_the_coordinator
 
 
 def test_a_broker_keeps_no_presence_of_a_device_that_made_room_for_another(tmp_path: Path) -> None:
-    fed = Federation.of(tmp_path, devices=9, max_devices=2)
-    fed.start(2)
+    fed = Federation.of(tmp_path, devices=2, max_devices=2)
+    fed.start(1)
+    fed.start_mute_device("d01", n=0)  # so that no training begins
     fed.world.run(lambda: sum(e["event"] == "joined" for e in fed.events) == 2)
     fed.world.kill("d00")
     fed.world.clock.time_s += 25 * 3_600.0
