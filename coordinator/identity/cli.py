@@ -177,10 +177,10 @@ def _listed(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # Windows' editors write a mark before the first line
     except (OSError, UnicodeDecodeError) as wrong:
         raise ConfigError(f"cannot read {path}: {wrong}", hint="one device id a line") from wrong
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
 
 
 def _sign(work: Provisioner, release: Path | None) -> None:

@@ -344,7 +344,7 @@ def test_what_cannot_be_provisioned_is_named(tmp_path: Path, arguments: tuple[st
 
 
 def test_a_list_names_the_devices(tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("# the pumps\npump-1\n\n pump-2 \n")
+    (tmp_path / "names.txt").write_text("\ufeff# the pumps\npump-1\n\n pump-2 \n  # the rest\n", encoding="utf-8")
     result = invoke(str(tmp_path / "k"), "--federation", "demo", "--host", "h", "--list", str(tmp_path / "names.txt"))
     assert result.exit_code == 0
     assert sorted(path.name for path in (tmp_path / "k" / "devices").iterdir()) == ["pump-1", "pump-2"]
