@@ -46,7 +46,7 @@ class Store:
         """Forget unfinished uploads of devices that no open exchange asks, and their folders where nothing is left."""
         asked = self.exchanges.open_devices()
         for folder in (self.folder / "updates").glob("*"):
-            if folder.name not in asked:
+            if folder.is_dir() and folder.name not in asked:
                 self.updates(folder.name).drop_partials()
                 if [each.name for each in folder.iterdir()] == [PARTIAL]:
                     (folder / PARTIAL).rmdir()

@@ -138,9 +138,10 @@ def test_a_folder_in_which_no_update_is_left_does_not_outlast_a_start(store: Sto
     store.updates("pruned").drop(store.updates("pruned").put(b"an old update"))
     store.updates("silent").partial(manifest_of(b"a part", "delta", inline=False)).close()
     (store.folder / "updates" / "damaged" / "quarantine").mkdir(parents=True)
+    (store.folder / "updates" / ".DS_Store").write_bytes(b"a file browser's")
     again = reopen()
     again.drop_stale_partials()
-    assert sorted(folder.name for folder in (again.folder / "updates").iterdir()) == ["damaged", "kept"]
+    assert sorted(folder.name for folder in (again.folder / "updates").iterdir()) == [".DS_Store", "damaged", "kept"]
     assert again.updates("kept").read(sha256) == b"update"
     again.updates("pruned").put(b"a new update")  # the device is back
 
