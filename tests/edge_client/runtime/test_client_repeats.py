@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_a_device_that_lost_power_after_training_announces_its_result_when_it_is
     first, second = stage.said("rdy")
     assert first["update"] == second["update"]
     assert stage.opened == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")])
+def test_an_update_that_the_disk_lost_is_trained_again_when_the_task_comes_again(
+    stage: DeviceStage, damage: Callable[[Path], object]
+) -> None:
+    stage.play_turns(lambda: stage.ask(stage.fit()))
+    damage(stage.folder / "state" / "kept" / stage.last("rdy")["update"]["sha256"])
+    stage.play_turns(stage.go, lambda: stage.ask(stage.fit()), stage.go)
+    assert len(stage.opened) == 2
+    assert stage.uploaded()
 
 
 def test_a_lost_link_costs_one_announcement_and_only_the_missing_blocks(stage: DeviceStage) -> None:

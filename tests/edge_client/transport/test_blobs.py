@@ -178,6 +178,19 @@ def test_a_folder_that_evicts_keeps_a_thousand_blobs_however_small(
     assert all(keeps.has(hashlib.sha256(bytes([age])).hexdigest()) for age in range(5))
 
 
+def test_transfers_that_were_given_up_make_room_too(tmp_path: Path) -> None:
+    folder = BlobFolder(tmp_path, 3 * len(DATA), evict=True)
+    for age in range(5):
+        given_up = folder.partial(named(bytes([age]) * len(DATA)))
+        given_up.write_block(0, bytes([age]) * BLOCK)
+        given_up.close()
+        os.utime(given_up._file, (age, age))
+    partial = folder.partial(named())
+    fill(partial, range(5))
+    assert partial.finish().is_file()
+    assert list((tmp_path / "partial").iterdir()) == [given_up._file]
+
+
 def test_a_blob_above_the_budget_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     folder = BlobFolder(tmp_path, 1_000, evict=True)
     with pytest.raises(Malformed, match=r"^no_space: "):
