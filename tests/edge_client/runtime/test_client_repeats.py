@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_client.protocol.blocks import Manifest
-from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script
+from edge_client.protocol.task import Array, Probe, Tensors
+from tests.support.scripted_coordinator import DEVICE, FEDERATION, BallastEngine, DeviceStage, Script
 
 
 @pytest.fixture
@@ -199,6 +200,23 @@ def test_stop_drops_a_task_in_the_middle_of_its_training(stage: DeviceStage) -> 
     assert len(steps) == 3
     assert stage.said("rdy") == stage.said("nack") == []
     assert device.state.result is None
+
+
+def test_stop_drops_a_task_in_the_middle_of_an_evaluation(stage: DeviceStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate, batches = BallastEngine.evaluate, list[int]()
+
+    def stop_at_the_third(engine: BallastEngine, feeds: Tensors) -> dict[str, Array]:
+        batches.append(1)
+        stage.clock.time_s += 1
+        if len(batches) == 3:
+            stage.tell("stop", run="r1", round=1, exchange=0)
+        return evaluate(engine, feeds)
+
+    monkeypatch.setattr(BallastEngine, "evaluate", stop_at_the_third)
+    task = Probe(models=[stage.model(0), stage.model(1)], want=frozenset({"loss"}), batch=2, seed=0)
+    stage.play_turns(lambda: stage.ask(task), 200)
+    assert len(batches) == 3
+    assert stage.said("rdy") == stage.said("nack") == []
 
 
 def test_a_device_that_is_told_to_leave_does_not_finish_its_training(stage: DeviceStage) -> None:
