@@ -273,8 +273,9 @@ export class Client {
     const key = keyOf(message);
     const until = this.now() + message.left_ms;
     const { result } = this.state;
-    if (result && sameKey(result.key, key)) this.uploader.announce();
-    else if (result && isBefore(key, result.key) && message.epoch <= (result.epoch ?? 0)) return; // of a later epoch: restored from a backup
+    const restored = message.epoch > (result?.epoch ?? 0); // from a backup, where it asks for what is over
+    if (result && sameKey(result.key, key) && !(restored && this.state.isTaken)) this.uploader.announce();
+    else if (result && isBefore(key, result.key) && !restored) return;
     else if (this.task !== null && sameKey(this.task.key, key)) {
       const { id, epoch } = message; // its content stays, as that is what was checked; maybe there is more time
       Object.assign(this.task, { message: { ...this.task.message, id, epoch }, until });

@@ -128,6 +128,16 @@ export class State {
     return Boolean(this.result?.residual) && this.result.status === null;
   }
 
+  /** Whether the coordinator has stored the result's update, of which no bytes are left here then. */
+  get isTaken() {
+    return TAKEN.includes(this.result?.status);
+  }
+
+  /** Never announce the last result again. */
+  async forgetResult() {
+    await this.save(() => ({ result: null }), {}, [UPDATE]);
+  }
+
   /**
    * The coordinator has answered: commit the residual if it took the update, else keep the one of before. An update that
    * was refused may be announced again, to a later try of its exchange, and be taken then. `sent`: bytes that went out for it.
