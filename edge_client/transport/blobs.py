@@ -278,7 +278,10 @@ class PartialBlob:
     def finish(self) -> Path:
         """The whole blob, its hash checked and durable. On Malformed("bad_hash") everything received is dropped."""
         staged = self.stage()
-        publish_blobs([staged])
+        try:
+            publish_blobs([staged])
+        finally:
+            staged.close()
         return staged.path
 
     def stage(self) -> StagedBlob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -110,6 +111,24 @@ def test_good_blocks_with_a_wrong_whole_are_dropped(folder: BlobFolder) -> None:
     again = folder.partial(named())
     assert again.bitmap.count == 0
     again.close()
+
+
+def test_a_disk_that_cannot_finish_a_transfer_costs_no_descriptor(
+    folder: BlobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    opened: set[int] = set()
+    for _ in range(2):
+        partial = folder.partial(named())
+        fill(partial, range(5))
+        opened.add(partial._open())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", broken)
+            with pytest.raises(OSError, match="Input/output"):
+                partial.finish()
+    assert len(opened) == 1  # the number is free again
 
 
 def test_a_block_of_a_wrong_length_is_refused(folder: BlobFolder) -> None:
