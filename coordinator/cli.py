@@ -22,8 +22,7 @@ except ImportError as missing:  # a device's installation has no typer
 from coordinator.identity import cli as provision_cli
 from edge_client.errors import BeyondLimits
 from edge_client.printable import counted, first_of
-from edge_client.run_cli import handle_errors
-from export.command_line import GroupedCommand, make_app
+from export.command_line import GroupedCommand, handle_errors, make_app
 from export.silence import write_stderr
 
 app = make_app(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -11,7 +10,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
 
 from edge_client.console_script import interrupts_raise
 from edge_client.errors import (
@@ -28,7 +26,6 @@ from edge_client.printable import open_closed_streams, printable, put_on_stderr
 
 log = logging.getLogger(__name__)
 REPEATED_AFTER_S = 0.05  # seconds in which Python leaves the destructor
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int:  # noqa: PLR0911 - one per way to end
@@ -119,18 +116,6 @@ def _quiet_destructors() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
-
-
-def handle_errors(command: Command) -> Command:
-    """A decorator: `run_cli` around a command of a command line library, which keeps the command's parameters."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - the command's own
-        code = run_cli(lambda: command(*args, **kwargs), interrupted="interrupted")
-        if code != EXIT_OK:
-            raise SystemExit(code)
-
-    return wrapped  # type: ignore[return-value]  # same parameters, read through functools.wraps
 
 
 def report_missing_extra(missing: ImportError) -> int:

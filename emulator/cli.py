@@ -19,12 +19,11 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(report_missing_extra(missing)) from None
 
 from edge_client.errors import ConfigError, UsageError
-from edge_client.run_cli import handle_errors
 from emulator.command_options import FLAGS, with_run_options
 from emulator.console import ConsoleProgress
 from emulator.experiments.cli import experiment
 from emulator.options import RUN
-from export.command_line import GroupedCommand, make_app
+from export.command_line import GroupedCommand, handle_errors, make_app
 from export.output_paths import DRAWINGS, check_output_file, check_output_folder
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import typer
 
 from edge_client.errors import BeyondLimits, UsageError
 from edge_client.printable import first_of
-from edge_client.run_cli import handle_errors
-from export.command_line import GroupedCommand, difference_in_words
+from export.command_line import GroupedCommand, difference_in_words, handle_errors
 from export.output_paths import check_output_folder
 from export.silence import show_progress, write_stderr
 

@@ -19,9 +19,8 @@ except ImportError as missing:  # a device's installation has no typer
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import Origin
-from edge_client.run_cli import handle_errors
 from export import bundle_cli
-from export.command_line import GroupedCommand, make_app
+from export.command_line import GroupedCommand, handle_errors, make_app
 from export.output_paths import check_output_folder
 from export.silence import show_progress
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from edge_client import __version__
+from edge_client.errors import EXIT_OK
+from edge_client.run_cli import run_cli
 from export import plugins
 from export.silence import show_warnings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class GroupedCommand(TyperCommand):
@@ -32,6 +38,18 @@ class GroupedCommand(TyperCommand):
 def difference_in_words(difference: float) -> str:
     """A largest difference in a table: "equal" where no value differs."""
     return "equal" if difference == 0 else f"{difference:.1e}"
+
+
+def handle_errors(command: Command) -> Command:
+    """A decorator: `run_cli` around a command of a command line library, which keeps the command's parameters."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - the command's own
+        code = run_cli(lambda: command(*args, **kwargs), interrupted="interrupted")
+        if code != EXIT_OK:
+            raise SystemExit(code)
+
+    return wrapped  # type: ignore[return-value]  # same parameters, read through functools.wraps
 
 
 def make_app(name: str, words: str) -> typer.Typer:

@@ -18,7 +18,7 @@ import typer
 
 from edge_client.errors import ConfigError
 from edge_client.printable import first_of, printable_line
-from edge_client.run_cli import handle_errors
+from export.command_line import handle_errors
 
 if TYPE_CHECKING:
     from coordinator.identity.provisioning import Provisioner

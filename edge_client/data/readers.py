@@ -88,7 +88,8 @@ def list_files(folder: Path, split: str) -> list[DataFile]:
     for path in sorted(pieces.rglob("*")) if pieces.is_dir() else ():
         reader = _reader(path, pieces, schema) if path.is_file() and not _is_hidden(path, pieces) else None
         if reader is not None:
-            found.append(_part(folder, path, reader))
+            with suppress(FileNotFoundError):  # it was removed just now
+                found.append(_part(folder, path, reader))
     return sorted(found, key=lambda part: (part.changed_ns, part.name))
 
 

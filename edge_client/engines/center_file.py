@@ -13,6 +13,7 @@ from edge_client.errors import ProgramRefused, RuntimeMissing, raise_for_memory
 from edge_client.protocol.task import Array
 
 FILE_FORMATS = ("onnx", "tflite")
+MAX_BATCH = 64  # samples at once: what a model computes on the way of one may be a hundred times as large as it
 FORMAT_BY_ENGINE = {"onnx": "onnx", "litert": "tflite", "pt2": "onnx"}  # what a device with this engine can run
 
 
@@ -31,7 +32,9 @@ def run_file(file_format: str, data: bytes, x: Array, *, threads: int = 1) -> Ar
 
 def _run_onnx(data: bytes, x: Array, threads: int) -> Array:
     opened = session(data, threads=threads)
-    return np.asarray(opened.run(None, {opened.get_inputs()[0].name: x})[0])
+    name = opened.get_inputs()[0].name
+    parts = (x[at : at + MAX_BATCH] for at in range(0, len(x), MAX_BATCH))
+    return np.concatenate([np.asarray(opened.run(None, {name: part})[0]) for part in parts])
 
 
 def _run_tflite(data: bytes, x: Array, threads: int) -> Array:

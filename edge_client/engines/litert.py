@@ -6,9 +6,7 @@ XNNPACK delegate is left on: without it a step of a convolutional net takes seve
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -20,6 +18,7 @@ from edge_client.engines import litert_compiled
 from edge_client.engines.base import Engine, FlatPorts, Rule, ports_by_role
 from edge_client.engines.silence import silence_stderr
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
+from edge_client.malloc import trim_heap
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
@@ -76,7 +75,7 @@ class LitertEngine:
         """The interpreter for one function. KeyError for a function that has no file here."""
         if self._held[0] != name:
             path, self._held = self._files[name], ("", None)  # the other's memory is free before this one takes any
-            _trim()
+            trim_heap()  # glibc would keep blocks of an interpreter's size for later
             self._held = (name, _opened(path, name, self._functions[name], self._threads))
         return self._held[1]
 
@@ -210,9 +209,3 @@ def _in_order(made: Any) -> dict[str, bool]:  # noqa: ANN401 - the runtimes have
 def _allocate(made: Any) -> None:  # noqa: ANN401 - the runtimes have no types
     with silence_stderr():
         made.allocate_tensors()
-
-
-def _trim() -> None:
-    """Freed memory goes back to the system: glibc would keep blocks of an interpreter's size for later."""
-    with suppress(OSError, AttributeError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)

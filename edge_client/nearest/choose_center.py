@@ -360,9 +360,9 @@ def _walk_tree(source: CenterSource, data: Dataset, *, labels: bool) -> _Ranking
 
 
 def _spread(values: Array, centers: Sequence[int], count: int) -> Array:
-    """Distances of some centers -> [count], infinite for the others."""
+    """Distances of some centers -> [count], infinite for the others, and for one that gives no numbers."""
     out = np.full(count, np.inf)
-    out[list(centers)] = values
+    out[list(centers)] = np.where(np.isnan(values), np.inf, values)
     return out
 
 

@@ -49,6 +49,10 @@ class ActiveTask:
     dropped: bool = False
     _next_poll_s: float = 0.0
 
+    def ask_again(self, message: Mapping[str, Any], until_s: float) -> None:
+        """The same task came under another id, maybe with more time; its content stays, as that is what was checked."""
+        self.message, self.until_s = {**self.message, "id": message["id"], "epoch": message["epoch"]}, until_s
+
     def execute(self) -> Generator[float, Event | None, tuple[TaskResult, float]]:
         """Fetch in the order of trust (the signed program, its containers, the vectors), then run.
 

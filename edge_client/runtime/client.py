@@ -259,7 +259,7 @@ class Client:
         elif self.state.is_over(key, message["epoch"]):
             log.info("ignored %s, which came after %s", key, None if done is None else done.key)
         elif active is not None and active.key == key:
-            active.message, active.until_s = message, until_s  # the same task under another id, maybe with more time
+            active.ask_again(message, until_s)
             if self.state.owes_answer:  # the coordinator's connection is new; it may have missed the announcement
                 self._uploader.announce()
         else:

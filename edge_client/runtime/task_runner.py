@@ -139,18 +139,18 @@ class TaskRunner:
         posterior: PosteriorReader,
         between: Callable[[], None],
     ) -> TaskResult:
-        """Carry out a `task` message whose blobs are here; `between` is called before each training step.
+        """Carry out a `task` message whose blobs are here; `between` is called before each batch.
 
         Raises Malformed with the code of the nack.
         """
-        learner, schema = self._learner(message)
+        learner, schema = self._learner(message, between)
         task = task_codec.read_task(message, lambda manifest: self.vector(manifest, schema))
         if isinstance(task, Probe):
             outcome = self._probe(learner, task, own)
         else:
             kept, shares = own(task.slot, schema), posterior()
             data = self.local.train
-            result = fit_probe.run_fit(learner, task, data, own=kept, posterior=shares, between=between)
+            result = fit_probe.run_fit(learner, task, data, own=kept, posterior=shares)
             if task.upload:
                 outcome = _update_result(result, task, message, schema, len(data), residual)
             else:
@@ -161,14 +161,14 @@ class TaskRunner:
             )
         return outcome
 
-    def _learner(self, message: Mapping[str, Any]) -> tuple[Learner, Schema]:
+    def _learner(self, message: Mapping[str, Any], between: Callable[[], None]) -> tuple[Learner, Schema]:
         program = self.program(Manifest.from_json(message["program"]))
         if program.schema.sha256 != message["schema"]:
             raise Malformed(
                 "bad_schema", f"the program's schema is {program.schema.sha256}, the task's {message['schema']}"
             )
         functions = list(task_codec.container_functions(message).values())
-        return EngineLearner(self.engine(program, functions), program), program.schema
+        return EngineLearner(self.engine(program, functions), program, between), program.schema
 
     def add_words(
         self, message: Mapping[str, Any], memory: Callable[[str], SummedMemory], between: Callable[[], None]
@@ -177,15 +177,15 @@ class TaskRunner:
 
         A fit of which nothing is told has no words.
         """
-        learner, schema = self._learner(message)
+        learner, schema = self._learner(message, between)
         work = sum_codec.read_work(message, lambda manifest: self.vector(manifest, schema))
         slot = work.slot if isinstance(work, Fit) else "main"
         mine = memory(slot)
         if isinstance(work, SummedFit | SummedProbe):
-            return work, add_words(learner, work, self.local, mine, between)
+            return work, add_words(learner, work, self.local, mine)
         if isinstance(work, Probe):
             raise Malformed("bad_task", "a probe leaves nothing on the device")
-        result = fit_probe.run_fit(learner, work, self.local.train, own=mine.own(slot), between=between)
+        result = fit_probe.run_fit(learner, work, self.local.train, own=mine.own(slot))
         return work, SummedAnswer(words=np.zeros(0, np.uint32), own=(slot, result.vector.astype(np.float32)))
 
     def _probe(self, learner: Learner, task: Probe, own: OwnModelReader) -> TaskResult:

@@ -114,6 +114,13 @@ class Uploader:
         except Malformed as wrong:
             log.warning("a credit with a bad bitmap: %s", wrong.message)
             return
+        try:
+            self._state.pending_result.verified(result.update.sha256)
+        except (Malformed, OSError) as wrong:  # a damaged disk: its task may come again
+            log.warning("lost the update of %s: %s", result.key, wrong)
+            self._state.forget_result()
+            self.cancel()
+            return
         self._upload = GrantedUpload(result.update, message["shard"], message["window"], owed)
 
     def on_ack(self, message: Mapping[str, Any]) -> None:

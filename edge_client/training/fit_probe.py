@@ -73,14 +73,10 @@ def run_fit(
     *,
     own: Flat | None = None,
     posterior: Array | None = None,
-    between: Callable[[], None] = lambda: None,
 ) -> FitResult:
-    """Run the task's SGD steps on `data`; `own` and `posterior` as for `make_job`.
-
-    `between` is called before each step; what it raises ends the training.
-    """
+    """Run the task's SGD steps on `data`; `own` and `posterior` as for `make_job`."""
     mine = make_job(learner.program, task, data, own=own, posterior=posterior, fixed_batch=learner.fixed_batch)
-    (trained,) = learner.train([mine], between)
+    (trained,) = learner.train([mine])
     return fit_result(task, trained)
 
 

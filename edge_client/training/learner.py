@@ -56,8 +56,8 @@ class Learner(Protocol):
         """The only batch size it takes; None: any from 1."""
         ...
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = ...) -> Iterator[TrainedModel]:
-        """The jobs' updates in their order. `between` is called before steps; what it raises ends the training."""
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
+        """The jobs' updates in their order."""
         ...
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
@@ -82,22 +82,22 @@ class EvaluatesTogether(Learner, Protocol):
 
 
 class EngineLearner:
-    """See `Learner`; over one runtime's engine."""
+    """See `Learner`; over one runtime's engine. `between` is called before each batch; what it raises ends the work."""
 
-    def __init__(self, engine: Engine, program: Program) -> None:
-        self.engine, self.program = engine, program
+    def __init__(self, engine: Engine, program: Program, between: Callable[[], None] = lambda: None) -> None:
+        self.engine, self.program, self._between = engine, program, between
 
     @property
     def fixed_batch(self) -> int | None:
         return self.engine.fixed_batch
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
         program = self.program
         for job in jobs:
             update = self.engine.update(_kept(program, job.task, job.start), rule_of(job.task))
             losses = []
             for k, index in enumerate(job.batches):
-                between()
+                self._between()
                 drawn = step_noise(program, job.task.seed, k, len(index))
                 losses.append(update.step(_batch(program, job.data, index, job.weights[index] / len(index)) | drawn))
             yield TrainedModel(vector=_flat(program.schema, update.read()), losses=np.array(losses))
@@ -113,6 +113,7 @@ class EngineLearner:
             padded = np.resize(index, width) if self.fixed_batch else index
             samples = _samples(program, data, padded)
             for m, model in enumerate(feeds):
+                self._between()
                 result = self.engine.evaluate(model | samples)
                 losses[m, index] = result["loss"][: len(index)]
                 logits[m].append(result["logits"][: len(index)])
@@ -128,6 +129,7 @@ class EngineLearner:
         used = sum(float(q.sum()) for _, q in parts)
         total = np.zeros(program.schema.n_params)
         for k, (index, q) in enumerate(parts):
+            self._between()
             drawn = step_noise(program, seed, k, len(index))
             result = run_step(self.engine, kept | _batch(program, data, index, q / used) | drawn)
             total += np.concatenate([np.ravel(result[name]) for name in names])

@@ -53,15 +53,14 @@ def add_words(
     task: SummedFit | SummedProbe,
     local: DeviceData,
     memory: SummedMemory,
-    between: Callable[[], None],
 ) -> SummedAnswer:
-    """Carry one task out. `between` is called before each training step. Raises Malformed."""
+    """Carry one task out. Raises Malformed."""
     if isinstance(task, SummedProbe):
         own: Callable[[str], Flat | None] = lambda slot: memory.choice if slot == CHOICE_SLOT else memory.own(slot)  # noqa: E731
         return SummedAnswer(words=_words(evaluation_words(learner, task, local, own=own, drawn=secret_stream()).words))
     mine, kept = memory.trained, None
     if mine is None:
-        mine, kept = _train(learner, task, local, memory, between)
+        mine, kept = _train(learner, task, local, memory)
     choice = memory.choice
     if task.stage in ("choose", "add") and task.choose != "given":
         if task.points is not None and task.stage == "choose":
@@ -78,7 +77,7 @@ def _words(words: Array | None) -> Words:
 
 
 def _train(
-    learner: Learner, task: SummedFit, local: DeviceData, memory: SummedMemory, between: Callable[[], None]
+    learner: Learner, task: SummedFit, local: DeviceData, memory: SummedMemory
 ) -> tuple[TrainedChoice, tuple[str, Flat] | None]:
     """The trained models with the choice, and the model that the device keeps as its own."""
     shares: list[F64] = []
@@ -87,9 +86,9 @@ def _train(
         now = replace(fit, upload=True)
         for again in range(task.repeats):
             posterior = shares[0] if shares else None
-            vector = run_fit(
-                learner, now, local.train, own=memory.own(now.slot), posterior=posterior, between=between
-            ).vector.astype(np.float32)
+            vector = run_fit(learner, now, local.train, own=memory.own(now.slot), posterior=posterior).vector.astype(
+                np.float32
+            )
             if again + 1 < task.repeats or task.move < 1:
                 now, moved = next_fit(now, vector, task.move)
                 kept, vector = vector, moved

@@ -190,9 +190,9 @@ class BlobFolder:
         return f"; it is kept in {kept}"
 
     def keep_only(self, wanted: Collection[str]) -> None:
-        """Forget every whole blob but these."""
-        for file in self._blobs():
-            if file.name not in wanted:
+        """Forget every whole blob but these, and what a power cut left of a write."""
+        for file in self._path.iterdir():
+            if file.is_file() and file.name not in wanted:
                 file.unlink(missing_ok=True)
 
     def pin(self, wanted: Collection[str]) -> None:
@@ -205,6 +205,8 @@ class BlobFolder:
             raise Malformed("no_space", f"blob of {manifest.size} bytes, the folder holds at most {self._budget}")
         if manifest.size > MAX_DISK_SHARE * shutil.disk_usage(self._path).free:
             raise Malformed("no_space", f"blob of {manifest.size} bytes does not fit on the disk")
+        if self._evict:
+            self._make_room(manifest.size, but=self._partial_file(manifest))
         return PartialBlob(self, manifest, self._partial_file(manifest))
 
     def drop_partials(self, *, but: Collection[Manifest] = ()) -> None:
@@ -218,7 +220,7 @@ class BlobFolder:
         """A checked file of `manifest.size` bytes that will be moved in (for `PartialBlob`)."""
         staged = StagedBlob(file, self._file(manifest.sha256), manifest.size, descriptor)
         try:
-            self._make_room(manifest.size)
+            self._make_room(manifest.size, but=file)
         except Malformed:
             staged.close()
             raise
@@ -233,10 +235,13 @@ class BlobFolder:
     def _blobs(self) -> list[Path]:
         return [file for file in self._path.iterdir() if len(file.name) == 64]  # noqa: PLR2004 - a sha256 in hex
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int, *, but: Path | None = None) -> None:
         if self._budget is None:
             return
-        stats = sorted((file.stat().st_mtime_ns, file.stat().st_size, file) for file in self._blobs())
+        files = self._blobs()
+        if self._evict:  # transfers that were given up go like blobs; `but` is the one under way
+            files += [file for file in (self._path / PARTIAL).iterdir() if file != but]
+        stats = sorted((file.stat().st_mtime_ns, file.stat().st_size, file) for file in files)
         total, kept = sum(length for _, length, _ in stats) + size, len(stats) + 1
         for _, length, file in stats if self._evict else ():
             if total <= self._budget and kept <= MOST_KEPT:
@@ -274,7 +279,10 @@ class PartialBlob:
     def finish(self) -> Path:
         """The whole blob, its hash checked and durable. On Malformed("bad_hash") everything received is dropped."""
         staged = self.stage()
-        publish_blobs([staged])
+        try:
+            publish_blobs([staged])
+        finally:
+            staged.close()
         return staged.path
 
     def stage(self) -> StagedBlob:

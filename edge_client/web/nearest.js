@@ -8,6 +8,8 @@ import { chooseCenter, readCatalog } from "./protocol/nearest/catalog.js";
 import { encodeStats } from "./protocol/codecs.js";
 import { Malformed } from "./protocol/errors.js";
 import { MAX_MODELS } from "./protocol/message_schemas.js";
+import { sizeOf } from "./protocol/tensors.js";
+import { yieldToPage } from "./runtime/inbox.js";
 import { argmax, softmax } from "./training/fit_probe.js";
 import { ENGINE } from "./runtime/task_runner.js";
 
@@ -24,6 +26,10 @@ export async function findCenter(client) {
     if (client.task !== null) throw new Malformed("unavailable", "there is something to train first; ask again after it");
     if (client.now() > until) throw new Malformed("unreachable", "the coordinator did not send its centers in time");
   };
+  const between = async () => {
+    await yieldToPage();
+    check();
+  };
   if (client.pointer === null) throw new Malformed("unavailable", "no centers yet: the coordinator publishes them when training is done");
   const { taskRunner, blobs } = client;
   const manifest = client.pointer.catalog;
@@ -36,14 +42,14 @@ export async function findCenter(client) {
   const losses = [];
   await client.fetch(catalog.centers.map(({ model }) => model), check);
   for (const { model } of catalog.centers) {
-    const found = await learner.evaluate([await taskRunner.vector(model, program.schema)], train, learner.fixedBatch ?? BATCH);
+    const found = await learner.evaluate([await taskRunner.vector(model, program.schema)], train, learner.fixedBatch ?? BATCH, between);
     losses.push(found.losses[0].reduce((a, b) => a + b, 0) / train.n);
   }
   const answer = await askNearest(client, losses, program, train.n, check);
   const center = answer.center === null ? null : chooseCenter(losses, catalog.abstain);
   const tried = { losses, catalog: manifest.sha256, names: catalog.classes ?? [] };
   if (center === null) return storeHome(client, { ...tried, center, fit: "none" });
-  const home = await fetchCenter(client, catalog.centers[center], program, test.n ? test : train, check);
+  const home = await fetchCenter(client, catalog.centers[center], program, test.n ? test : train, { check, between });
   return storeHome(client, { ...tried, center, fit: answer.fit, heldOut: test.n > 0, ...home });
 }
 
@@ -81,7 +87,7 @@ async function openCatalog(client, catalog, check) {
 
 /** The coordinator's answer to the losses, the least ones where there are many. */
 async function askNearest(client, losses, program, n, check) {
-  const order = losses.map((_, k) => k).sort((a, b) => losses[a] - losses[b]).slice(0, MAX_MODELS).sort((a, b) => a - b);
+  const order = losses.map((_, k) => k).filter((k) => Number.isFinite(losses[k])).sort((a, b) => losses[a] - losses[b]).slice(0, MAX_MODELS).sort((a, b) => a - b);
   const told = order.map((k) => losses[k]);
   const stats = await manifestOf(encodeStats({ loss: told }, program.schema), "stats", { inline: true });
   const centers = told.length < losses.length ? order : undefined;
@@ -98,14 +104,20 @@ async function askNearest(client, losses, program, n, check) {
   return client.answer;
 }
 
-async function fetchCenter(client, { id, files }, program, data, check) {
+async function fetchCenter(client, { id, files }, program, data, { check, between }) {
   const manifest = files[FORMAT];
   if (!manifest) throw new Malformed("bad_field", `center ${id} has no ${FORMAT} file`);
   await client.fetch([manifest], check);
   const session = await client.ort.InferenceSession.create(await client.blobs.read(manifest.sha256), { executionProviders: ["wasm"] });
-  const logits = await runCenterFile(client.ort, session, data.x, [data.n, ...program.input]);
+  const width = sizeOf(program.input);
+  const logits = [];
+  for (let at = 0; at < data.n; at += BATCH) { // of all samples at once a phone has no memory
+    await between();
+    const x = data.x.subarray(at * width, (at + BATCH) * width);
+    for (const value of await runCenterFile(client.ort, session, x, [x.length / width, ...program.input])) logits.push(value);
+  }
   await session.release();
-  const metrics = program.loss === "cross-entropy" ? scoreLogits(logits, data, program.classes) : {};
+  const metrics = program.loss === "cross-entropy" ? scoreLogits(Float32Array.from(logits), data, program.classes) : {};
   client.sender.send("served", { center: id, sha256: manifest.sha256, n: data.n, metrics });
   return { sha256: manifest.sha256, n: data.n, ...metrics, input: program.input, classes: program.classes };
 }

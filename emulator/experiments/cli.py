@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from edge_client.errors import UsageError
-from edge_client.run_cli import handle_errors
 from emulator.console import ConsoleProgress
+from export.command_line import handle_errors
 
 
 @handle_errors

@@ -93,8 +93,8 @@ class LazyLearner:
     def _learner(self) -> Learner:
         return open_recipe(self._recipe)
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
-        return self._learner.train(jobs, between)
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
+        return self._learner.train(jobs)
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
         return self._learner.evaluate(models, data, batch=batch)

@@ -231,8 +231,8 @@ MAX_POOL_OPTIONS = ("dilation", "ceil_mode", "return_indices")  # in this order 
 def _pool3d(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A pool of three axes by the one of two axes: first height and width, then depth; ties go the same way."""
 
-    def pooled(x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401
-        each = [_three(value) for value in (kernel, kernel if stride in {None, ()} else stride, padding)]
+    def pooled(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401
+        each = [_three(value) for value in (kernel_size, kernel_size if stride in {None, ()} else stride, padding)]
         averages = pool is F.avg_pool2d
         names = ("ceil_mode", "count_include_pad", "divisor_override") if averages else MAX_POOL_OPTIONS
         told = dict(zip(names, rest, strict=False)) | named
@@ -288,6 +288,8 @@ def _distances(x: Tensor, other: Tensor, p: float = 2.0, compute_mode: object = 
 
 def _cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The formula of torch's documentation; torch's own writes into the norms."""
+    if x.dim() != other.dim() or x.shape[dim] != other.shape[dim]:  # else the norms of fewer vectors are enough
+        x, other = torch.broadcast_tensors(x, other)  # type: ignore[no-untyped-call]
     norms: list[Tensor] = [torch.linalg.vector_norm(part, 2, dim).clamp_min(eps) for part in (x, other)]
     return (x * other).sum(dim) / (norms[0] * norms[1])
 

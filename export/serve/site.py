@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_client.durable_files import sync_files, sync_folder
 from edge_client.errors import ConfigError, FedcentersError, Malformed
 from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE, Bundle, file_entries, read_bundle
 
@@ -86,7 +87,9 @@ class SiteFolder:
             if not self._has(name, part / SIGNATURE_FILE):
                 self.remove(name)
                 self._folder(name).parent.mkdir(exist_ok=True)
+                sync_files(part)  # the index will name it
                 part.rename(self._folder(name))
+                sync_folder(self._folder(name).parent)
         except FileNotFoundError as vanished:
             raise ConfigError(f"{bundle} cannot be copied: {vanished}", hint="is it just being replaced?") from None
         finally:
@@ -166,3 +169,4 @@ def replace_file(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+    sync_folder(path.parent)

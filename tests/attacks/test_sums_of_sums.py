@@ -235,7 +235,7 @@ def test_the_seed_of_a_task_does_not_tell_in_which_sum_its_device_is() -> None:
         mine = TrainedChoice(models=model[None], weights=np.eye(2)[seed % 2], order=np.array([seed % 2, 1 - seed % 2]))
         memory = summed_work.SummedMemory(trained=mine, choice=None, own=lambda _: None)
         learner, local = EngineLearner(SoftmaxEngine(), program()), grouped_fleet(1, 1)["d00"]
-        found = summed_work.add_words(learner, summed_fit(seed, centers), local, memory, lambda: None)
+        found = summed_work.add_words(learner, summed_fit(seed, centers), local, memory)
         total = total + found.words
     sums = summed_fit(0, centers).scale.signed(total).reshape(2, -1)[:, :size]
     for seed in range(12):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_client.protocol.program import Program
@@ -37,12 +37,12 @@ class WaitingLearner(EngineLearner):
         super().__init__(engine, program)
         self.port = port
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
         if jobs:
             with socket.create_connection(("127.0.0.1", self.port)) as gate:
                 gate.sendall(f"{os.getpid()}\n".encode())
                 gate.recv(1)
-        yield from super().train(jobs, between)
+        yield from super().train(jobs)
 
 
 @dataclass(frozen=True, kw_only=True)

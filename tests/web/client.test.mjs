@@ -5,6 +5,7 @@ import { test } from "node:test";
 
 import { totalOf } from "../../edge_client/web/protocol/blocks.js";
 import { decodeVector } from "../../edge_client/web/protocol/codecs.js";
+import { sha256 } from "../../edge_client/web/protocol/bytes.js";
 import { canonicalJson } from "../../edge_client/web/protocol/json.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 import { CID, N, ort, phone, program, SECRET_SAMPLE, TOPICS, World } from "../support/phone_world.mjs";
@@ -296,6 +297,36 @@ test("a round that is over is played again only where a later epoch asks, as aft
   const rdy = await world.heard((m) => m.k === "rdy", from);
   assert.equal(rdy.round, 2);
   assert.equal(world.said.some((m) => m.k === "nack"), false);
+  await leave();
+});
+
+test("an update that was taken is computed again where a coordinator that was restored from a backup asks for it", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { client, leave } = await phone(world, store);
+  const task = await world.task({ reply: { codec: "f32", base: "start", max_size: 1 << 20 } });
+  world.say("task", task);
+  const first = await world.heard((m) => m.k === "rdy");
+  const data = await world.fetched(first);
+  world.take(first);
+  while (client.state.result.status === null) await new Promise(setImmediate);
+  const from = world.said.length;
+  world.say("task", { ...task, epoch: client.state.result.epoch + 1 });
+  assert.deepEqual(await world.fetched(await world.heard((m) => m.k === "rdy", from)), data);
+  await leave();
+});
+
+test("an update that the browser lost is computed again when its task comes again", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { client, leave } = await phone(world, store);
+  const task = await world.task();
+  world.say("task", task);
+  const first = await world.heard((m) => m.k === "rdy");
+  await store.write({}, ["update"]);
+  world.say("go", { re: first.id, sha256: first.update.sha256, shard: 0, window: 4, have: undefined });
+  while (client.state.result !== null) await new Promise(setImmediate);
+  const from = world.said.length;
+  world.say("task", task);
+  assert.equal(await sha256(await world.fetched(await world.heard((m) => m.k === "rdy", from))), first.update.sha256);
   await leave();
 });
 

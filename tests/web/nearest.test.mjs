@@ -5,8 +5,8 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { Malformed } from "../../edge_client/web/protocol/errors.js";
-import { openCenter } from "../../edge_client/web/nearest.js";
-import { readCatalog } from "../../edge_client/web/protocol/nearest/catalog.js";
+import { findCenter, openCenter } from "../../edge_client/web/nearest.js";
+import { chooseCenter, readCatalog } from "../../edge_client/web/protocol/nearest/catalog.js";
 
 const HOME = { center: 1, losses: [2, 0.5], sha256: "ab", input: [4] };
 const store = { get: async () => HOME };
@@ -26,4 +26,75 @@ test("a catalog's names of classes are read, and those beyond the limits are ref
   const read = (classes) => readCatalog(new TextEncoder().encode(JSON.stringify({ ...JSON.parse(spelled), classes })));
   assert.deepEqual((await read(["walking", "\u8d70"])).classes, ["walking", "\u8d70"]);
   for (const wrong of [["n".repeat(65)], new Array(1025).fill("n"), [1]]) await assert.rejects(read(wrong), /catalog\.classes/);
+});
+
+test("a center that gives no number is no nearest one, and stands in the way of no other", () => {
+  assert.equal(chooseCenter([NaN, 0.5, 1], 2), 1);
+  assert.equal(chooseCenter([3, NaN], 2), null);
+});
+
+const N = 70;
+
+/** A page's client beside a signed catalog; `evaluated` is awaited before each batch. */
+function visitor(changes, evaluated = () => {}) {
+  const catalog = JSON.parse(readFileSync(new URL("../golden/vectors.json", import.meta.url))).spelled.catalog;
+  const program = { loss: "cross-entropy", classes: 2, input: [2], schema: { sha256: "0".repeat(64), nParams: 1, tensors: [] } };
+  const learner = {
+    fixedBatch: null,
+    evaluate: async (_models, { n }, _batch, between) => {
+      evaluated();
+      await between();
+      return { losses: [new Float64Array(n).fill(0.1)] };
+    },
+  };
+  const data = { n: N, x: new Float32Array(2 * N), labels: new Int32Array(N) };
+  const client = {
+    now: () => 0, stopping: false, task: null, pointer: { catalog: { sha256: "1".repeat(64) } }, sent: [], kept: [], sizes: [],
+    blobs: { read: async () => new TextEncoder().encode(catalog) },
+    fetch: async () => {},
+    local: async () => ({ train: data, test: { n: 0 } }),
+    taskRunner: {
+      checkSignature: async () => {}, program: async () => program, checkContainer: () => {}, frozen: () => [],
+      learner: async () => learner, vector: async () => new Float32Array(1),
+    },
+    sender: { send: (kind, fields) => client.sent.push({ kind, ...fields }) },
+    inbox: { next: async () => undefined },
+    handle: async () => {
+      client.answer = { center: 0, fit: "well" };
+    },
+    store: { write: async (put) => client.kept.push(put) },
+    ort: {
+      Tensor: class {
+        constructor(_type, values, dims) {
+          Object.assign(this, { values, dims });
+        }
+      },
+      InferenceSession: {
+        create: async () => ({
+          inputNames: ["x"], outputNames: ["logits"], release: async () => {},
+          run: async ({ x }) => {
+            client.sizes.push(x.dims[0]);
+            return { logits: { data: Float32Array.from({ length: 2 * x.dims[0] }, (_, i) => Number(i % 2 === 0)) } };
+          },
+        }),
+      },
+    },
+    ...changes,
+  };
+  return client;
+}
+
+test("a center's file runs on a few samples at a time", async () => {
+  const client = visitor();
+  const found = await findCenter(client);
+  assert.equal(found.center, 0);
+  assert.equal(found.accuracy, 1);
+  assert.deepEqual(client.sizes, [32, 32, 6]);
+});
+
+test("a page that is closed ends a search that compares centers", async () => {
+  const client = visitor({}, () => {
+    client.stopping = true;
+  });
+  await assert.rejects(findCenter(client), /the page was closed/);
 });

@@ -273,10 +273,12 @@ export class Client {
     const key = keyOf(message);
     const until = this.now() + message.left_ms;
     const { result } = this.state;
-    if (result && sameKey(result.key, key)) this.uploader.announce();
-    else if (result && isBefore(key, result.key) && message.epoch <= (result.epoch ?? 0)) return; // of a later epoch: restored from a backup
+    const restored = message.epoch > (result?.epoch ?? 0); // from a backup, where it asks for what is over
+    if (result && sameKey(result.key, key) && !(restored && this.state.isTaken)) this.uploader.announce();
+    else if (result && isBefore(key, result.key) && !restored) return;
     else if (this.task !== null && sameKey(this.task.key, key)) {
-      Object.assign(this.task, { message, until }); // maybe with more time
+      const { id, epoch } = message; // its content stays, as that is what was checked; maybe there is more time
+      Object.assign(this.task, { message: { ...this.task.message, id, epoch }, until });
       if (this.state.owesAnswer) this.uploader.announce(); // the coordinator's connection is new; it may have missed that
     } else {
       this.task = new ActiveTask(this, key, message, until);

@@ -1,6 +1,6 @@
 // A device's stored state: the last result until it is acknowledged, own models, a probe's responsibilities, the residual of
 // compression, the keys of masked sums and what was trained for them. Values that belong together are written in one transaction,
-// before the result is announced; what could not be written has not happened. Only the two numbers of `note` count without it.
+// before the result is announced; what could not be written has not happened. Only what `note` saves counts without it.
 
 import { sha256 } from "../protocol/bytes.js";
 import { readState, writeState } from "../protocol/secure/device_state.js";
@@ -126,6 +126,16 @@ export class State {
   /** Whether the residual of the next update depends on an answer that has not come. */
   get owesAnswer() {
     return Boolean(this.result?.residual) && this.result.status === null;
+  }
+
+  /** Whether the coordinator has stored the result's update, of which no bytes are left here then. */
+  get isTaken() {
+    return TAKEN.includes(this.result?.status);
+  }
+
+  /** Never announce the last result again, whether there is room to note that or not. */
+  async forgetResult() {
+    await this.note(() => ({ result: null }));
   }
 
   /**

@@ -115,10 +115,16 @@ export class Uploader {
     await this.transport.drained(upload.window - 1);
     if (this.upload !== upload) return;
     const index = upload.owed.shift();
-    const data = index === undefined ? undefined : await this.state.readUpdate();
-    if (data === undefined) {
+    if (index === undefined) {
       this.upload = null;
       this.announceIn(REPEAT_MS);
+      return;
+    }
+    const data = await this.state.readUpdate();
+    if (data === undefined) { // the browser lost it: its task may come again
+      await this.state.forgetResult();
+      this.cancel();
+      this.tell({ what: "rest", owes: false });
       return;
     }
     const [start, stop] = bodyRange(upload.manifest, index);

@@ -8,7 +8,7 @@ are those of the devices' own runtimes up to rounding (tests/emulator/engines/),
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -90,14 +90,14 @@ class CpuLearner:
         self._inference = Inference(source, channels_last=turned)
         self._steps: dict[tuple[int, torch.dtype], Step] = {}
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
         for job in jobs:
             with _told_index(self.program):
-                trained = self._trained(job, between)
+                trained = self._trained(job)
             yield trained
 
     @torch.no_grad()
-    def _trained(self, job: TrainingJob, between: Callable[[], None]) -> TrainedModel:
+    def _trained(self, job: TrainingJob) -> TrainedModel:
         model, task = self._model, job.task
         model.load(job.start)
         self._velocity.zero_()
@@ -105,7 +105,6 @@ class CpuLearner:
         w = model.weights[: self.program.schema.n_params]
         batches = self._samples.tensors_of(job.data).batches(job.batches, job.weights)
         for k, (x, y, q) in enumerate(batches):
-            between()
             if force is None:
                 model.gradient.zero_()
             else:

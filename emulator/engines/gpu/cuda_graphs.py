@@ -80,12 +80,12 @@ class GraphLearner(ProbeMixin):
         super().__init__(objective, stacks_batches=False, stacks_models=False)
         self._lanes = [_Lane(objective, self.resident, record) for _ in range(lanes)]
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
         """A lane per job; when the longest of a group is done, the next group follows."""
 
         def together(first: int, last: int) -> list[TrainedModel]:
             with use_exact_kernels(self.objective.device):
-                return self._together(jobs[first:last], between)
+                return self._together(jobs[first:last])
 
         for done in run_in_parts(len(jobs), len(self._lanes), together, what="clients", halved=self._halved):
             yield from done
@@ -95,7 +95,7 @@ class GraphLearner(ProbeMixin):
         del self._lanes[size:]
         self.resident.clear()
 
-    def _together(self, jobs: Sequence[TrainingJob], between: Callable[[], None]) -> list[TrainedModel]:
+    def _together(self, jobs: Sequence[TrainingJob]) -> list[TrainedModel]:
         self.objective.training()
         busy = list(zip(self._lanes, jobs, strict=False))
         for lane, job in busy:
@@ -103,7 +103,6 @@ class GraphLearner(ProbeMixin):
         for k in range(max(len(job.batches) for job in jobs)):
             for lane, job in busy:
                 if k < len(job.batches):
-                    between()
                     lane.step(k)
         return [lane.read() for lane, _ in busy]
 

@@ -8,7 +8,7 @@ a loop over clients is faster (cpu_engine.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -71,19 +71,19 @@ class StackedLearner(ProbeMixin):
         self._chunk = chunk
         self._activations: dict[int, int] = {}  # batch size -> bytes of one client's pass
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
         """In the jobs' order, whatever the order of the work; a result waits for all results before it."""
         for _, alike in groupby(jobs, key=lambda job: job.task.optimiser):  # a stack has one optimiser
-            yield from self._train(list(alike), between)
+            yield from self._train(list(alike))
 
-    def _train(self, jobs: Sequence[TrainingJob], between: Callable[[], None]) -> Iterator[TrainedModel]:
+    def _train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
         order, done, following = order_jobs(jobs), dict[int, TrainedModel](), 0
 
         def stacked(first: int, last: int) -> dict[int, TrainedModel]:
             part = order[first:last]
             stack = _Stack(self.objective, self.resident, [jobs[i] for i in part])
             with use_exact_kernels(self.objective.device):
-                return dict(zip(part, stack.run(between), strict=True))
+                return dict(zip(part, stack.run(), strict=True))
 
         size = self._chunk or self._planned(jobs)
         for found in run_in_parts(len(order), size, stacked, what="clients", halved=self._halved):
@@ -154,10 +154,9 @@ class _Stack:
         self.q = tensor(self.plan.q)
         self.losses = torch.zeros(len(jobs), len(self.plan.steps), dtype=objective.dtype, device=objective.device)
 
-    def run(self, between: Callable[[], None]) -> list[TrainedModel]:
+    def run(self) -> list[TrainedModel]:
         self.objective.training()
         for k, step in enumerate(self.plan.steps):
-            between()
             g = self._gradients(k, step.active, step.buckets)
             active = slice(0, step.active)
             pull = None if self.pull is None else self.pull[active]

@@ -77,7 +77,7 @@ def select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) ->
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The places of two axes whose numbers differ by `offset`, as the last axis."""
     wide, on = _on_diagonal(x, offset, dim1, dim2)
-    return torch.where(on, wide, torch.zeros_like(wide)).sum(-1)
+    return torch.where(on, wide, torch.zeros_like(wide)).sum(-1).to(x.dtype)  # of booleans, too
 
 
 def diagonal_backward(grad: Tensor, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Tensor:

@@ -192,7 +192,7 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
 
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The first position of the smallest value."""
-    return argmax(-x, dim, keepdim)
+    return argmax(-(x if x.dtype.is_floating_point else x.to(torch.int64)), dim, keepdim)  # bytes have no sign
 
 
 def max_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:

@@ -141,14 +141,14 @@ def trunc(x: Tensor) -> Tensor:
 def fmod(x: Tensor, by: Tensor | float) -> Tensor:
     """The remainder with the sign of x; whole numbers are divided in floats, exact up to 2^24."""
     if not x.dtype.is_floating_point:
-        return fmod(x.to(torch.float32), by).to(x.dtype)
+        return fmod(x.to(torch.float32), by).to(torch.result_type(x, by))
     return x - trunc(x / by) * by
 
 
 def remainder(x: Tensor, by: Tensor | float) -> Tensor:
     """The remainder with the sign of the divisor; see `fmod`."""
     if not x.dtype.is_floating_point:
-        return remainder(x.to(torch.float32), by).to(x.dtype)
+        return remainder(x.to(torch.float32), by).to(torch.result_type(x, by))
     return x - torch.floor(x / by) * by
 
 

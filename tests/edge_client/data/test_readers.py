@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_client.data import readers
 from edge_client.data.dataset import DataFolder, load_folder
 from edge_client.data.readers import read_inputs_without_labels
 from edge_client.errors import ConfigError, RuntimeMissing
@@ -259,6 +260,22 @@ def test_new_samples_are_seen_and_a_damaged_file_changes_nothing(tmp_path: Path)
     assert samples.reload_if_changed() is None
     (tmp_path / "train" / "c.npz").unlink()
     assert samples.reload_if_changed() is not None
+
+
+def test_a_file_that_is_removed_while_its_folder_is_listed_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at, name in enumerate(("a", "b")):
+        write(tmp_path / "train" / f"{name}.npz", at=at, x=np.zeros((2, 3)), y=np.zeros(2, np.int64))
+    look = readers._part
+
+    def too_late(folder: Path, path: Path, read: Any) -> readers.DataFile:  # noqa: ANN401 - as the function has it
+        if path.name == "a.npz":
+            path.unlink(missing_ok=True)
+        return look(folder, path, read)
+
+    monkeypatch.setattr(readers, "_part", too_late)
+    assert len(load_folder(tmp_path).train) == 2
 
 
 def test_samples_that_were_all_removed_are_trained_on_no_more(tmp_path: Path) -> None:

@@ -149,6 +149,19 @@ def test_distances_of_huge_samples_are_told_in_few_digits(shelf: CenterShelf) ->
     assert any(re.search(r"mean loss \d\.\d\de\+\d\d at center", line) for line in found.reasons)
 
 
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_center_that_gives_no_numbers_does_not_stand_in_the_way_of_others(
+    shelf: CenterShelf, *, labels: bool
+) -> None:
+    largest = np.finfo(np.float64).max
+    vectors = [largest * np.sign(v) if k == 3 else v for k, v in enumerate(shelf.vectors)]
+    for by in ("auto", "loss") if labels else ("auto", "entropy"):
+        with np.errstate(all="ignore"):
+            found, _ = chosen(replace(shelf, vectors=vectors), data_of(0, seed=9), labels=labels, by=by)
+        assert 3 not in found.ranking
+        assert by == "entropy" or found.best == 0
+
+
 def test_votes_are_mixture_weights(shelf: CenterShelf) -> None:
     data = data_of(0, seed=9)
     losses, _ = shelf.learner(training=False).evaluate(shelf.vectors, data, batch=N)

@@ -13,8 +13,9 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DataFolder
 from edge_client.errors import DeviceRefused, Malformed
 from edge_client.protocol import signing
-from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.secure.parameters import SECURE_MODES
+from edge_client.protocol.sum_codec import SumStage, stage_fields
 from edge_client.protocol.summed_task import SOFT
 from edge_client.protocol.task import OWN_MODEL, Fit, Probe
 from edge_client.runtime import client as client_module
@@ -234,3 +235,23 @@ def test_garbage_on_its_topics_does_not_end_a_device(stage: DeviceStage, payload
 
     stage.play(script())
     assert [m["s"] for m in stage.said("st")] == ["on", "on", "off"]
+
+
+def test_a_task_under_way_is_not_replaced_by_one_that_tells_more_under_the_same_name(tmp_path: Path) -> None:
+    stage = DeviceStage(tmp_path, secure="updates")
+    stage.serve = False
+    asked = {"program": stage.manifest, "container": stage.containers["step"], "schema": stage.schema.sha256}
+    asked |= {"run": "r1", "round": 1, "exchange": 0, "left_ms": 600_000}
+    asked["reply"] = {"codec": "f32", "base": "zero", "max_size": 1 << 20}
+    keep = stage_fields(SumStage(stage="keep", work=stage.fit(upload=False)), stage.put, nothing)
+
+    def serve_the_last() -> None:
+        stage.ask(stage.fit())
+        stage.serve = True
+
+    stage.play_turns(lambda: stage.tell("task", **asked, **keep), serve_the_last, 60)
+    assert [m["what"] for m in stage.said("rdy")] == ["masked"]
+
+
+def nothing(_message: bytes) -> Manifest:
+    raise AssertionError("this stage has no message")

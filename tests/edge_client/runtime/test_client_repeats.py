@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edge_client.protocol.blocks import Manifest
-from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script
+from edge_client.protocol.task import Array, Probe, Tensors
+from tests.support.scripted_coordinator import DEVICE, FEDERATION, BallastEngine, DeviceStage, Script
 
 
 @pytest.fixture
@@ -48,6 +50,17 @@ def test_a_device_that_lost_power_after_training_announces_its_result_when_it_is
     first, second = stage.said("rdy")
     assert first["update"] == second["update"]
     assert stage.opened == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")])
+def test_an_update_that_the_disk_lost_is_trained_again_when_the_task_comes_again(
+    stage: DeviceStage, damage: Callable[[Path], object]
+) -> None:
+    stage.play_turns(lambda: stage.ask(stage.fit()))
+    damage(stage.folder / "state" / "kept" / stage.last("rdy")["update"]["sha256"])
+    stage.play_turns(stage.go, lambda: stage.ask(stage.fit()), stage.go)
+    assert len(stage.opened) == 2
+    assert stage.uploaded()
 
 
 def test_a_lost_link_costs_one_announcement_and_only_the_missing_blocks(stage: DeviceStage) -> None:
@@ -187,6 +200,23 @@ def test_stop_drops_a_task_in_the_middle_of_its_training(stage: DeviceStage) -> 
     assert len(steps) == 3
     assert stage.said("rdy") == stage.said("nack") == []
     assert device.state.result is None
+
+
+def test_stop_drops_a_task_in_the_middle_of_an_evaluation(stage: DeviceStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate, batches = BallastEngine.evaluate, list[int]()
+
+    def stop_at_the_third(engine: BallastEngine, feeds: Tensors) -> dict[str, Array]:
+        batches.append(1)
+        stage.clock.time_s += 1
+        if len(batches) == 3:
+            stage.tell("stop", run="r1", round=1, exchange=0)
+        return evaluate(engine, feeds)
+
+    monkeypatch.setattr(BallastEngine, "evaluate", stop_at_the_third)
+    task = Probe(models=[stage.model(0), stage.model(1)], want=frozenset({"loss"}), batch=2, seed=0)
+    stage.play_turns(lambda: stage.ask(task), 200)
+    assert len(batches) == 3
+    assert stage.said("rdy") == stage.said("nack") == []
 
 
 def test_a_device_that_is_told_to_leave_does_not_finish_its_training(stage: DeviceStage) -> None:

@@ -186,6 +186,7 @@ def test_a_damaged_model_is_a_model_that_was_never_kept(tmp_path: Path) -> None:
 
 def test_nothing_unnamed_stays_on_disk(tmp_path: Path) -> None:
     state = open_state(tmp_path)
+    (tmp_path / "kept" / f"{'0' * 64}.tmp").write_bytes(b"half an update")  # of a power cut
     for number in range(1, 6):
         finish(state, number)
         state.commit_acknowledgement("ok")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -112,6 +113,24 @@ def test_good_blocks_with_a_wrong_whole_are_dropped(folder: BlobFolder) -> None:
     again.close()
 
 
+def test_a_disk_that_cannot_finish_a_transfer_costs_no_descriptor(
+    folder: BlobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    opened: set[int] = set()
+    for _ in range(2):
+        partial = folder.partial(named())
+        fill(partial, range(5))
+        opened.add(partial._open())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", broken)
+            with pytest.raises(OSError, match="Input/output"):
+                partial.finish()
+    assert len(opened) == 1  # the number is free again
+
+
 def test_a_block_of_a_wrong_length_is_refused(folder: BlobFolder) -> None:
     partial = folder.partial(named())
     for index, wrong in ((0, body(0)[:-1]), (4, body(4) + b"x"), (5, b"x")):
@@ -176,6 +195,19 @@ def test_a_folder_that_evicts_keeps_a_thousand_blobs_however_small(
         True,
     ]
     assert all(keeps.has(hashlib.sha256(bytes([age])).hexdigest()) for age in range(5))
+
+
+def test_transfers_that_were_given_up_make_room_too(tmp_path: Path) -> None:
+    folder = BlobFolder(tmp_path, 3 * len(DATA), evict=True)
+    for age in range(5):
+        given_up = folder.partial(named(bytes([age]) * len(DATA)))
+        given_up.write_block(0, bytes([age]) * BLOCK)
+        given_up.close()
+        os.utime(given_up._file, (age, age))
+    partial = folder.partial(named())
+    fill(partial, range(5))
+    assert partial.finish().is_file()
+    assert list((tmp_path / "partial").iterdir()) == [given_up._file]
 
 
 def test_a_blob_above_the_budget_is_refused_before_anything_is_written(tmp_path: Path) -> None:

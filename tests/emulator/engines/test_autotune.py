@@ -57,7 +57,7 @@ class Timed:
     def program(self) -> object:
         return program_without_containers(make_source(MODEL.module, input=MODEL.input, target=(10,)))
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
         self.clock.now += self.takes(len(self.done)) * len(jobs)
         self.done.append(len(jobs))
         return iter(())
@@ -143,7 +143,7 @@ class Failing(Timed):
 
     wrong: Exception = field(default_factory=RuntimeError)
 
-    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainedModel]:
         raise self.wrong
 
 

@@ -65,6 +65,9 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "ends kept": lambda x: F.interpolate(x, 4, mode="bilinear", antialias=True, align_corners=True),
     "columns alone": lambda x: F.interpolate(x, (7, 1), mode="bilinear", antialias=True),
     "one pixel": lambda x: F.interpolate(x, 1, mode="bicubic", antialias=True),
+    "a cosine with one number": lambda x: F.cosine_similarity(x, x[:, :1] * 2 - 1, 1),
+    "a cosine with fewer axes": lambda x: F.cosine_similarity(x, x[0, 0] - 1, 3),
+    "a mean over three axes": lambda x: F.avg_pool3d(x.unsqueeze(1), kernel_size=2, stride=(1, 2, 2)),
     "without antialias": lambda x: F.interpolate(x, scale_factor=(2, 1), mode="bilinear"),
 }
 

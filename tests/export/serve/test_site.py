@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -32,6 +33,21 @@ def test_what_the_index_names_is_the_bundle_byte_by_byte(tmp_path: Path) -> None
     assert json.loads((folder / "manifest.json").read_text()) == manifest
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     assert names == sorted(str(p.relative_to(tmp_path / "b")) for p in (tmp_path / "b").rglob("*") if p.is_file())
+
+
+def test_a_generation_is_on_the_disk_before_the_index_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut soon after leaves an index of empty files, which any web server serves."""
+    write_bundle(tmp_path / "b", "one")
+    flushed, sync = set[int](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    name = publish_bundle(tmp_path / "b", tmp_path / "site")
+    generations = tmp_path / "site" / "generations"
+    assert {path.stat().st_ino for path in (generations, *(generations / name).rglob("*"))} <= flushed
 
 
 def test_publishing_the_same_bundle_again_changes_nothing(tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ export async function readCatalog(data) {
   return found;
 }
 
-/** The center of least mean loss, the lower id on a tie; null when even that is above `abstain`. */
+/** The center of least mean loss, the lower id on a tie; null when even that is above `abstain`. NaN is no loss. */
 export function chooseCenter(losses, abstain) {
   let best = null;
   losses.forEach((loss, k) => {
-    if (best === null || loss < losses[best]) best = k;
+    if (best === null ? !Number.isNaN(loss) : loss < losses[best]) best = k;
   });
   return best !== null && losses[best] <= abstain ? best : null;
 }

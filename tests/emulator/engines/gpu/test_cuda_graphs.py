@@ -92,13 +92,6 @@ def test_a_batch_size_is_recorded_once_per_lane_and_short_batches_never() -> Non
     assert len(recordings) == 3  # size 4 in both lanes, size 2 in one
 
 
-def test_every_step_of_every_client_is_announced() -> None:
-    calls: list[int] = []
-    jobs = [job_of(model_of("digits-mlp"), JobFacts(steps=steps)) for steps in (1, 4)]
-    list(two_lanes("digits-mlp").train(jobs, lambda: calls.append(1)))
-    assert len(calls) == 5
-
-
 def test_probes_are_those_of_stacked() -> None:
     model, job = model_of("wecfl-cnn"), job_of(model_of("wecfl-cnn"), JobFacts(n=9))
     one, other = two_lanes("wecfl-cnn"), StackedRecipe(model=model, device="cpu", dtype="float64").open()

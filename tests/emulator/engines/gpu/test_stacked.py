@@ -85,20 +85,6 @@ def test_neither_the_order_of_jobs_nor_the_chunk_changes_an_update(data: st.Data
         assert difference(jobs[i], result, alone[i]) < SAME
 
 
-def test_what_is_called_between_steps_can_end_the_training() -> None:
-    calls: list[int] = []
-
-    def third() -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    jobs = [job_of(model_of("digits-mlp"), JobFacts(steps=9))]
-    with pytest.raises(KeyboardInterrupt):
-        list(learner_of("digits-mlp").train(jobs, third))
-    assert len(calls) == 3
-
-
 def test_no_jobs_give_no_results() -> None:
     assert list(learner_of("digits-mlp").train([])) == []
 

@@ -22,6 +22,7 @@ from export.compiler.program import compile_program
 
 TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
 BOUNDS = torch.tensor([-1.0, 0.0, 1.0, 1.5]).double()
+BYTES = torch.tensor([[3, 0, 2, 1, 9]], dtype=torch.uint8)
 ROWS = torch.tensor([[3, 0], [1, 1]])
 
 
@@ -83,6 +84,9 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "slices with steps": lambda x: x[:, ::3, 1::2] * x[:, 1::2, :2],
     "rounding": lambda x: x * x.floor() + x.trunc() + x % 0.7 + torch.fmod(x, 0.3) * x,
     "whole numbers": lambda x: x * (torch.arange(-2, 3) % 3) + torch.fmod(torch.arange(-2, 3), 2) * x,
+    "whole numbers by fractions": lambda x: x * (torch.arange(-2, 3) % 1.5) + torch.fmod(torch.arange(-2, 3), 0.75) * x,
+    "extremes of bytes": lambda x: x * BYTES.argmin(1) + x * BYTES.min(1).indices + x * BYTES.min(1).values,
+    "a diagonal of booleans": lambda x: x[:, :4, :4] * ~(x > 0).diagonal(0, 1, 2).unsqueeze(1),
     "norms": lambda x: sum(torch.linalg.vector_norm(x, p, 1) * x.sum(1) for p in (0, 1, 2, 3, torch.inf)),
     "a norm of nothing": lambda x: (x * 0).norm(dim=1) + x[:, 0],
     "spread": lambda x: x.std(1) * x.var((0, 2), correction=0)[0],
