@@ -258,6 +258,16 @@ def test_a_run_whose_devices_live_in_workers_loads_no_torch(
     assert (done.returncode, "torch" in done.stdout.split()) == (0, False), done.stderr
 
 
+def test_a_run_that_replaces_one_of_the_same_settings_loads_no_torch_either(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    temporary = tmp_path_factory.mktemp("t")
+    simulated(tmp_path, "digits-mlp", temporary)
+    again = simulated(tmp_path, "digits-mlp", temporary)
+    assert (again.returncode, "torch" in again.stdout.split()) == (0, False), again.stderr
+    assert [path.name for path in tmp_path.glob("simulate-*")] == ["simulate-fedavg-0"]
+
+
 def test_what_the_first_worker_refuses_is_the_same_error_here(stage: WorkerStage) -> None:
     spec = EngineSpec(model="no-such-model", seed=0, engine="lean", batch=8, folder=stage.folder)
     with pytest.raises(UsageError, match="no-such-model"), open_pool(spec, stage.split.devices, workers=2):
