@@ -29,6 +29,7 @@ from coordinator.strategies.base import Exchange
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.program import Program
+from edge_client.protocol.summed_task import SummedFit
 from edge_client.protocol.task import F64, Array, ClientId, Fit, Flat, Reply
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from emulator.engines.engine_spec import EngineSpec
@@ -111,6 +112,7 @@ class WorkerPool(EmulatedDevices):
     home: Mapping[ClientId, int] = field(repr=False)  # a device's worker
 
     def open_round(self) -> None:
+        self.sums.open_round()
         for worker in self.workers:
             worker.send(None)
 
@@ -141,6 +143,8 @@ class WorkerPool(EmulatedDevices):
                 task = tasks[who]
                 if isinstance(task, Fit) and not isinstance(reply, str):
                     self.own[who, task.slot] = UPDATE_IN_MATRIX
+                if isinstance(task, SummedFit) and not isinstance(reply, str):
+                    self.sums.note_answer(who, task)
                 if rows is not None and who in uploads and isinstance(reply, Reply):
                     reply = replace(reply, update=rows.matrix[uploads[who]])
                 yield who, reply

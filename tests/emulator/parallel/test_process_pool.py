@@ -127,6 +127,20 @@ def test_a_whole_run_has_the_same_centers_and_records(
     assert one.records == other.records
 
 
+@pytest.mark.parametrize("method", ["fesem", "fedsoft", "fedem", "pfedme"])
+def test_devices_that_are_summed_take_the_steps_and_the_time_that_they_take_in_one_process(
+    stage: WorkerStage, method: str
+) -> None:
+    """A later stage of a sum costs what was trained before nothing, and this process tells the costs."""
+    of_method = {"pfedme": {}}.get(method, {"clusters": 2})
+    secure = {"secure": "updates", "least-members": 2, "local-steps": 3, "batch-size": 8}
+    strategy, plan = make_method(method, **of_method, **secure), RunSettings(rounds=3, seed=0, batch=8)
+    with stage.crew(2) as many:
+        one, other = (run_simulation(strategy, stage.start, devices, plan) for devices in (stage.alone(), many))
+    np.testing.assert_array_equal(one.state.centers, other.state.centers)
+    assert one.records == other.records
+
+
 def test_updates_are_rows_of_one_matrix_and_stay_when_the_next_come(
     pair: tuple[EmulatedDevices, WorkerPool], stage: WorkerStage
 ) -> None:
