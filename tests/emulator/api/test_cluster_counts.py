@@ -101,7 +101,7 @@ def test_a_method_with_noise_is_tried(secure: str) -> None:
 
 
 @pytest.mark.parametrize("sample", [2.5, None, "4"])
-def test_a_sample_that_is_no_number_of_devices_is_named(sample: Any) -> None:
+def test_a_sample_that_is_no_number_of_devices_is_named(sample: object) -> None:
     with pytest.raises(ConfigError, match="sample is") as refused:
-        fc.choose_k(fc.FeSEM(), fleet=fc.fleets.digits(devices=4), ks=[1], sample=sample)
+        fc.choose_k(fc.FeSEM(), fleet=fc.fleets.digits(devices=4), ks=[1], sample=sample)  # type: ignore[arg-type]
     assert refused.value.hint == "use a whole number"
