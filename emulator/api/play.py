@@ -64,7 +64,8 @@ def play(  # noqa: PLR0913 - the parts of a run
     settings = replace(run.settings, attack=run.attack.make_attack(loaded.attackers, args.seed))
     marks = _marks(model, loaded.split)
     running = ExitStack()
-    ready = open_devices(
+    ready = partial(
+        open_devices,
         args.model if model is None or isinstance(model, str) else model,
         loaded.split,
         seed=args.seed,
@@ -73,7 +74,9 @@ def play(  # noqa: PLR0913 - the parts of a run
         workers=args.workers,
         ray=args.ray,
     )
-    opened = cache(lambda: running.enter_context(ready))  # with workers, one of them loads torch, and not this process
+    opened = cache(
+        lambda: running.enter_context(ready())
+    )  # with workers, one of them loads torch, and not this process
     parts = partial(_parts, lambda: opened()[0], marks)
     with running, _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
         every = args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds
