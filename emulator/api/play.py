@@ -74,9 +74,7 @@ def play(  # noqa: PLR0913 - the parts of a run
         workers=args.workers,
         ray=args.ray,
     )
-    opened = cache(
-        lambda: running.enter_context(ready())
-    )  # with workers, one of them loads torch, and not this process
+    opened = cache(lambda: running.enter_context(ready()))  # a worker loads torch for it, and not this process
     parts = partial(_parts, lambda: opened()[0], marks)
     with running, _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
         every = args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds

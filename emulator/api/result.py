@@ -253,7 +253,7 @@ class Result:
         found = result_summary(self.args, self.split.groups, scored)
         if not self._source.measured(last):
             found["centers_accuracy"] = {"micro": None, "macro": None}
-        attacked = {"hostile": sorted(self.attackers), "honest_accuracy": honest_accuracy(last, self.attackers)}
+        attacked = {"hostile": sorted(self.attackers), "honest_accuracy": honest_accuracy(tested, self.attackers)}
         return {
             **found,
             "seconds": round(self.seconds, 3),
