@@ -12,6 +12,7 @@ import itertools
 import multiprocessing
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,7 @@ from emulator.simulation.emulated_devices import EmulatedDevices
 
 UPDATE_IN_MATRIX = np.empty(0, np.float32)  # in place of a model that a worker has
 STOP_TIMEOUT_S = 10.0
+_ONE_AT_A_TIME = threading.Lock()
 PRELOAD_MODULES = ["emulator.parallel.preload"]  # imported once, by the process that the workers are forked from
 
 
@@ -230,12 +232,16 @@ def _started() -> WorkerProcess:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """A process that starts now does not run the user's script again, so that this needs no `if __name__ == ...`."""
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    """A process that starts now does not run the user's script again, so that this needs no `if __name__ == ...`.
+
+    One thread at a time: of two, the second would put the first one's empty module back for good.
+    """
+    with _ONE_AT_A_TIME:
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def _set_up_pool(

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.data.partition_schemes import parse_scheme
 from emulator.engines.base import Recipe
 from emulator.engines.engine_spec import EngineSpec
-from emulator.parallel.process_pool import WorkerPool, balance, open_pool
+from emulator.parallel.process_pool import WorkerPool, _without_main, balance, open_pool
 from emulator.parallel.worker import run_worker
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
@@ -280,6 +281,23 @@ def test_a_run_that_replaces_one_of_the_same_settings_loads_no_torch_either(
     again = simulated(tmp_path, "digits-mlp", temporary)
     assert (again.returncode, "torch" in again.stdout.split()) == (0, False), again.stderr
     assert [path.name for path in tmp_path.glob("simulate-*")] == ["simulate-fedavg-0"]
+
+
+def test_two_threads_that_start_workers_at_once_leave_the_users_script_where_it_is() -> None:
+    main, inside, left = sys.modules["__main__"], threading.Event(), threading.Event()
+
+    def start() -> None:
+        with _without_main():
+            inside.set()
+            left.wait(60)
+
+    other = threading.Thread(target=start)
+    with _without_main():
+        other.start()
+        inside.wait(0.2)  # where both may be in it at once
+    left.set()
+    other.join()
+    assert sys.modules["__main__"] is main
 
 
 def test_what_the_first_worker_refuses_is_the_same_error_here(stage: WorkerStage) -> None:
