@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.strategies.base import Exchange
-from coordinator.strategies.registry import make_method
+from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import FedcentersError, UsageError
 from edge_client.protocol.task import OWN_MODEL, Fit, Flat, OwnModel, Probe, Reply, Task
@@ -133,9 +133,9 @@ def test_devices_that_are_summed_take_the_steps_and_the_time_that_they_take_in_o
     stage: WorkerStage, method: str
 ) -> None:
     """A later stage of a sum costs what was trained before nothing, and this process tells the costs."""
-    of_method = {"pfedme": {}}.get(method, {"clusters": 2})
-    secure = {"secure": "updates", "least-members": 2, "local-steps": 3, "batch-size": 8}
-    strategy, plan = make_method(method, **of_method, **secure), RunSettings(rounds=3, seed=0, batch=8)
+    asked: dict[str, Setting] = {"secure": "updates", "least-members": 2, "local-steps": 3, "batch-size": 8}
+    strategy = make_method(method, **asked, **({} if method == "pfedme" else {"clusters": 2}))
+    plan = RunSettings(rounds=3, seed=0, batch=8)
     with stage.crew(2) as many:
         one, other = (run_simulation(strategy, stage.start, devices, plan) for devices in (stage.alone(), many))
     np.testing.assert_array_equal(one.state.centers, other.state.centers)
