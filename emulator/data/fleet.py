@@ -248,10 +248,12 @@ def named_fleet(
 def is_named_fleet(data_set: str, partition: str) -> bool:
     """Whether a run's devices can be made again by these words of its file: a part given in Python has none."""
     try:
-        partition_schemes.parse_scheme(partition) if partition else None
+        registry.find_data_set(data_set)
+        if partition:
+            partition_schemes.parse_scheme(partition)
     except (ConfigError, UsageError):
         return False
-    return registry.is_named(data_set)
+    return True
 
 
 def _default_count(entry: registry.DataSetEntry, scheme: PartitionScheme) -> int:
