@@ -258,14 +258,12 @@ def _samples(split: FleetData, assignment: Mapping[ClientId, int], part: str, ce
 
 
 def _split(asked: Mapping[str, Any], data: Path | None, *, hint: str = IN_PYTHON) -> FleetData:
-    from emulator.data.registry import find_data_set
+    from emulator.data.fleet import is_named_fleet
     from emulator.run.load import make_fleet
 
-    try:
-        find_data_set(asked["data-set"])
-    except UsageError as unknown:
+    if not is_named_fleet(asked["data-set"], asked.get("partition", "")):
         told = f"the samples {asked['data-set']!r} were given in Python, and the run's folder does not hold them"
-        raise ConfigError(told, hint=hint) from unknown
+        raise ConfigError(told, hint=hint)
     return make_fleet(replace(config.make_args(asked), data=data))[1]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -21,16 +21,17 @@ from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
 from coordinator.rounds.label_counting import check_label_totals, count_labels
 from coordinator.strategies.base import Fleet, Replies, Round, ServedModels, ServingOptions, State, Strategy, relay
+from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.representation import represent
-from coordinator.strategies.common.setting_checks import check_choice
+from coordinator.strategies.common.setting_checks import check_choice, check_kind
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.data.fleet import Fleet as DeviceFleet
 from emulator.options import SimulateArgs
-from emulator.run.execute import run_simulation
+from emulator.run.execute import run_simulation, with_emulated_key
 from emulator.run.load import check_samples, make_fleet, open_devices
 from emulator.run.settings import RunSettings
 from emulator.run.summary import refusal_reasons
@@ -87,6 +88,7 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
     `fleet` and `model` replace those that the options name. `progress` is told of each trial, `busy` what is prepared
     and which round runs.
     """
+    check_kind("sample", sample, "int")
     if not ks or min(ks) < 1 or sample < 1:
         told = f"clusters {', '.join(map(str, ks)) or '(none)'} on a sample of {sample} devices"
         raise UsageError(told, hint="use at least one of each")
@@ -120,8 +122,8 @@ def run_trials(
     """A run of each method from `start` [schema.size], on devices without state of an earlier run."""
     trials: list[ClusterCountTrial] = []
     for number, method in enumerate(methods, 1):
-        heard, fresh = RecordingStrategy(method), replace(devices, own={}, posterior={})
-
+        heard = RecordingStrategy(_unsealed(method, devices.program.schema, settings.seed))
+        fresh = replace(devices, own={}, posterior={})
         running = partial(_tell_round, busy, f"trial {number}/{len(methods)}", settings.rounds)
         running({"round": 0})
         result = run_simulation(heard, start, fresh, settings, progress=running)
@@ -266,6 +268,13 @@ class RecordingStrategy:
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         return self.method.predictor(state, who)
+
+
+def _unsealed(method: Strategy, schema: Schema, seed: int) -> Strategy:
+    """The method with single updates, of which noise takes its key, as the trials look at them."""
+    if isinstance(method, LocalSgd):
+        method = cast("Strategy", replace(method, server=replace(method.server, secure="off")))
+    return with_emulated_key(method, schema, seed)
 
 
 def _trial(

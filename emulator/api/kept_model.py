@@ -26,7 +26,6 @@ from edge_client.protocol.nearest.router import NEED_LABELS, Router
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.samples.input_parts import InputPart
 from edge_client.protocol.task import Schema, TensorSpec
-from emulator.data import registry
 from export.bundle.center_files import export_center
 from export.compiler.adapters.frozen import travels
 from export.compiler.forward_pass import tracing_context
@@ -40,14 +39,17 @@ FACTS_FILE, GRAPH_FILE, GUIDE_FILE = "model/model.json", "model/model.pt2", "new
 
 
 def keep_parts(
-    folder: Path, *, data_set: str, model: Model | None, schema: Schema, guide: Callable[[], Router | None]
+    folder: Path, *, named: bool, model: Model | None, schema: Schema, guide: Callable[[], Router | None]
 ) -> None:
-    """Write what only this process has: the user's own module, and what the user's own samples teach newcomers."""
+    """Write what only this process has: the user's own module, and what devices teach newcomers.
+
+    Those of a fleet that is `named` can be made again, and teach then.
+    """
     for name in (FACTS_FILE, GRAPH_FILE, GUIDE_FILE):
         (folder / name).unlink(missing_ok=True)
     if model is not None:
         _keep_model(folder, model, schema)
-    if not registry.is_named(data_set) and (taught := guide()) is not None:
+    if not named and (taught := guide()) is not None:
         (folder / GUIDE_FILE).parent.mkdir(exist_ok=True)
         (folder / GUIDE_FILE).write_bytes(write_router(taught))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from emulator.run.load import check_samples, load_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
 from emulator.run.run_parts import USUAL_LOSS, Marks, RunParts, run_parts
 from emulator.simulation.checkpoint import Checkpoints
+from emulator.simulation.emulated_devices import EmulatedDevices
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
@@ -62,24 +63,26 @@ def play(  # noqa: PLR0913 - the parts of a run
     table = resolved_table(args, method_settings(run.strategy))
     settings = replace(run.settings, attack=run.attack.make_attack(loaded.attackers, args.seed))
     marks = _marks(model, loaded.split)
-    parts = partial(_parts, args, loaded.split, model, marks)
-    with _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
+    running = ExitStack()
+    ready = partial(
+        open_devices,
+        args.model if model is None or isinstance(model, str) else model,
+        loaded.split,
+        seed=args.seed,
+        batch=settings.batch,
+        engine=args.engine,
+        workers=args.workers,
+        ray=args.ray,
+    )
+    opened = cache(lambda: running.enter_context(ready()))  # a worker loads torch for it, and not this process
+    parts = partial(_parts, lambda: opened()[0], marks)
+    with running, _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
         every = args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds
         checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table), marks=marks)
         if resume:
             _tell_where_it_goes_on(checkpoints, args.rounds, say)
-        with (
-            open_devices(
-                args.model if model is None or isinstance(model, str) else model,
-                loaded.split,
-                seed=args.seed,
-                batch=settings.batch,
-                engine=args.engine,
-                workers=args.workers,
-                ray=args.ray,
-            ) as (devices, start),
-            open_trackers(args.loggers, folder, table) as track,
-        ):
+        with running, open_trackers(args.loggers, folder, table) as track:
+            devices, start = opened()
             check_samples(devices.program, loaded.split)
             live = open_run(run.strategy, start, devices, settings, checkpoints=checkpoints)
             began -= sum(live.real_seconds)  # of the rounds before it was resumed
@@ -153,13 +156,10 @@ def _marks(model: Model | str | None, split: FleetData) -> Marks:
     return {"loss": loss, "frozen": frozen_checksum(model.module)}
 
 
-def _parts(args: SimulateArgs, split: FleetData, model: Model | str | None, marks: Marks) -> RunParts:
+def _parts(opened: Callable[[], EmulatedDevices], marks: Marks) -> RunParts:
     """By what a folder that is there already is known to be of another run."""
-    from coordinator.models.registry import build_model
-    from emulator.api.models import schema_for
-
-    made = build_model(model or args.model, seed=args.seed) if model is None or isinstance(model, str) else model
-    return run_parts(split.devices, schema_for(made), marks)
+    devices = opened()
+    return run_parts(devices.local, devices.program.schema, marks)
 
 
 def _tell_where_it_goes_on(checkpoints: Checkpoints, rounds: int, say: Say) -> None:

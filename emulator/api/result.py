@@ -25,7 +25,7 @@ from emulator.api.history import Table, frame, series
 from emulator.api.nearest import check_center, choose, predict_samples
 from emulator.api.progress import show_work
 from emulator.config import resolved_table
-from emulator.data import registry
+from emulator.data.fleet import is_named_fleet
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
 from emulator.reports.console_tables import summary_rows
@@ -253,7 +253,7 @@ class Result:
         found = result_summary(self.args, self.split.groups, scored)
         if not self._source.measured(last):
             found["centers_accuracy"] = {"micro": None, "macro": None}
-        attacked = {"hostile": sorted(self.attackers), "honest_accuracy": honest_accuracy(last, self.attackers)}
+        attacked = {"hostile": sorted(self.attackers), "honest_accuracy": honest_accuracy(tested, self.attackers)}
         return {
             **found,
             "seconds": round(self.seconds, 3),
@@ -349,11 +349,12 @@ class Result:
         """Write the files of the run's folder, apart from config.toml and the checkpoint."""
         state = self.run.whole and self._checkpoint is None
         write_run(place, method_name(self.method), self.run, self.split, self.marks, state=state)
-        if self.own_model is None and registry.is_named(self.args.data_set):
+        named = is_named_fleet(self.args.data_set, self.args.partition)
+        if self.own_model is None and named:
             return  # the parts are found by their names, and torch is not needed to write them
         from emulator.api.kept_model import keep_parts
 
-        facts: dict[str, Any] = {"data_set": self.args.data_set, "model": self.own_model, "schema": self.run.schema}
+        facts: dict[str, Any] = {"named": named, "model": self.own_model, "schema": self.run.schema}
         keep_parts(place, guide=lambda: self.guide, **facts)
 
     def __repr__(self) -> str:

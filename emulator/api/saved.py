@@ -23,8 +23,7 @@ from emulator.api.kept_model import check_module, read_facts, read_guide, read_k
 from emulator.api.result import Result
 from emulator.bundle_source import is_run_folder, read_centers, read_tree
 from emulator.config import STATE_FILE, make_args, read_table
-from emulator.data import registry
-from emulator.data.fleet import Fleet
+from emulator.data.fleet import Fleet, is_named_fleet
 from emulator.data.fleet_split import FleetData, SamplesMissing, label_counts
 from emulator.options import SimulateArgs
 from emulator.reports.demo_page import read_events, round_events
@@ -172,7 +171,7 @@ def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
 def _read_samples(place: Path, run: ResolvedRun) -> Mapping[ClientId, DeviceData]:
     """A function by name, so that a loaded result can be pickled."""
     hint = f'give the run\'s own: fc.load("{place}", fleet=...)'
-    if not registry.is_named(run.args.data_set):
+    if not is_named_fleet(run.args.data_set, run.args.partition):
         raise SamplesMissing(f"{place} does not hold the samples of {run.args.data_set!r}", hint=hint)
     made = load_fleet(run).split
     _check_fleet(made, _kept_split(place, run), place)

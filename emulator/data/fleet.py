@@ -245,6 +245,17 @@ def named_fleet(
     )
 
 
+def is_named_fleet(data_set: str, partition: str) -> bool:
+    """Whether a run's devices can be made again by these words of its file: a part given in Python has none."""
+    try:
+        registry.find_data_set(data_set)
+        if partition:
+            partition_schemes.parse_scheme(partition)
+    except (ConfigError, UsageError):
+        return False
+    return True
+
+
 def _default_count(entry: registry.DataSetEntry, scheme: PartitionScheme) -> int:
     """As many devices as the scheme knows of by itself, else as many as suit the data set."""
     return 0 if getattr(scheme, "knows_devices", False) else entry.devices

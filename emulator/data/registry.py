@@ -100,15 +100,6 @@ def is_given_in_python(data_set: str) -> bool:
     return data_set.removesuffix(" of each device") in UNNAMED
 
 
-def is_named(data_set: str) -> bool:
-    """Whether a data set's samples can be read again by its name."""
-    try:
-        find_data_set(data_set)
-    except UsageError:
-        return False
-    return True
-
-
 def load_data_set(name: str, folder: Path | None = None, *, seed: int = 0) -> DataSet:
     """The whole data set, always in the same order; `seed` is used only by data that are drawn.
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -21,10 +23,12 @@ from coordinator.rounds.metrics import RoundReport, last_rounds, make_report
 from coordinator.rounds.round import serving_probe
 from coordinator.strategies.base import Strategy
 from edge_client.data.dataset import DeviceData
-from edge_client.protocol.task import Array, ClientId
+from edge_client.protocol.task import Array, ClientId, Probe
 from emulator.data.fleet_split import FleetData
 from emulator.run.execute import SimulationResult
-from emulator.simulation.emulated_devices import EmulatedDevices
+from emulator.simulation.checkpoint import load_models
+from emulator.simulation.emulated_devices import EmulatedDevices, own_slots
+from emulator.simulation.spill import SpilledModels
 
 HOLDOUT_BATCH = 256
 
@@ -68,14 +72,23 @@ class FinishedRun:
             return None
         tested = {c: d.test for c, d in self.split.devices.items() if d.test is not None and len(d.test)}
         local = {c: DeviceData(train=test, test=test) for c, test in tested.items()}
-        devices = EmulatedDevices(learner=self.devices.learner, local=local, own=self.devices.own)
         tasks = {
             c: replace(serving_probe(self.strategy, state, c, batch=len(test)), buffers="batch")
             for c, test in tested.items()
         }
+        devices = EmulatedDevices(learner=self.devices.learner, local=local, own=self._own_models(tasks))
         replies = {c: r for c, r in devices.answers(tasks).items() if not isinstance(r, str)}
         matrices = {c: r.confusion[0] for c, r in replies.items() if r.confusion is not None}
         return make_report(matrices, state.assignment, n_centers=len(state.centers))
+
+    def _own_models(self, tasks: Mapping[ClientId, Probe]) -> SpilledModels:
+        """What the tasks name of the devices' own models, which worker processes may have."""
+        found = SpilledModels()
+        if any(map(own_slots, tasks.values())):
+            with TemporaryDirectory(prefix="fedcenters-") as folder:
+                self.devices.keep(Path(folder))
+                load_models(Path(folder), tasks, found)
+        return found
 
     def training_accuracy(self) -> Mapping[ClientId, float]:
         """Every device's accuracy on what it trained on, with the model that serves it (FedSoft's "local")."""

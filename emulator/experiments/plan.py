@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -47,6 +48,11 @@ class TableRow:
     settings: Mapping[str, Any] = field(default_factory=dict)
     paper: tuple[str, ...] = ()
     against: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name with the number of centers."""
+        return self.name if self.k == 1 else f"{self.name}, K = {self.k}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +98,7 @@ class TableCell:
 
 def row_label(cell: TableCell) -> str:
     """A row's name with its number of centers."""
-    return cell.row.name if cell.row.k == 1 else f"{cell.row.name}, K = {cell.row.k}"
+    return cell.row.label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +210,10 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
         _check_numbers(metrics, also, rounds=rounds, seeds=seeds)
         columns = [TableColumn(**_snake(entry)) for entry in raw["columns"]]
         rows = [TableRow(**{**_snake(entry), "paper": tuple(entry.get("paper", ()))}) for entry in raw["rows"]]
+        judged = _judged(raw.get("judged", ""), rows)
         _check_against(rows)
+        _check_twice("columns", [column.name for column in columns])
+        _check_twice("rows", [row.name if judged else row.label for row in rows])
         cells = tuple(
             _cell(column, row, i, rounds, raw.get("settings", {}), metrics)
             for i, column in enumerate(columns)
@@ -220,7 +229,7 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
             rounds=rounds,
             seeds=seeds,
             cells=cells,
-            judged=_judged(raw.get("judged", ""), rows),
+            judged=judged,
         )
     except (AttributeError, LookupError, TypeError, ValueError) as wrong:
         hint = f"compare it with those in {EXPERIMENTS_FOLDER}"
@@ -254,6 +263,12 @@ def _judged(name: str, rows: Sequence[TableRow]) -> str:
 def _check_against(rows: Sequence[TableRow]) -> None:
     if unknown := {row.against for row in rows} - {"", *(row.name for row in rows)}:
         raise ValueError(f"no row is called {', '.join(sorted(unknown))}")
+
+
+def _check_twice(what: str, names: Sequence[str]) -> None:
+    """Raise ValueError for two of one name, of which a table or a comparison would show one."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"two {what} are called {twice[0]!r}")
 
 
 def _cell(

@@ -12,6 +12,7 @@ import itertools
 import multiprocessing
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from coordinator.strategies.base import Exchange
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.program import Program
+from edge_client.protocol.summed_task import SummedFit
 from edge_client.protocol.task import F64, Array, ClientId, Fit, Flat, Reply
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from emulator.engines.engine_spec import EngineSpec
@@ -47,6 +49,7 @@ from emulator.simulation.emulated_devices import EmulatedDevices
 
 UPDATE_IN_MATRIX = np.empty(0, np.float32)  # in place of a model that a worker has
 STOP_TIMEOUT_S = 10.0
+_ONE_AT_A_TIME = threading.Lock()
 PRELOAD_MODULES = ["emulator.parallel.preload"]  # imported once, by the process that the workers are forked from
 
 
@@ -111,6 +114,7 @@ class WorkerPool(EmulatedDevices):
     home: Mapping[ClientId, int] = field(repr=False)  # a device's worker
 
     def open_round(self) -> None:
+        self.sums.open_round()
         for worker in self.workers:
             worker.send(None)
 
@@ -141,6 +145,8 @@ class WorkerPool(EmulatedDevices):
                 task = tasks[who]
                 if isinstance(task, Fit) and not isinstance(reply, str):
                     self.own[who, task.slot] = UPDATE_IN_MATRIX
+                if isinstance(task, SummedFit) and not isinstance(reply, str):
+                    self.sums.note_answer(who, task)
                 if rows is not None and who in uploads and isinstance(reply, Reply):
                     reply = replace(reply, update=rows.matrix[uploads[who]])
                 yield who, reply
@@ -226,12 +232,16 @@ def _started() -> WorkerProcess:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """A process that starts now does not run the user's script again, so that this needs no `if __name__ == ...`."""
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    """A process that starts now does not run the user's script again, so that this needs no `if __name__ == ...`.
+
+    One thread at a time: of two, the second would put the first one's empty module back for good.
+    """
+    with _ONE_AT_A_TIME:
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def _set_up_pool(

@@ -10,6 +10,7 @@ from coordinator.strategies.registry import METHODS, make_method
 from edge_client.errors import UsageError
 from emulator.config import CONFIG_FILE, GROUPS_FILE
 from emulator.data import registry
+from emulator.data.fleet import is_named_fleet
 from emulator.options import OPTIONS
 from export.plugins import find_by_name
 
@@ -29,7 +30,7 @@ def repeat_in_python(settings: Mapping[str, Any], folder: Path) -> tuple[str, st
     """
     method, data, model = (str(settings.get(key, "")) for key in ("method", "data-set", "model"))
     parts, arguments = list[str](), ["fleet=fleet"]
-    if _is_of_python(data, folder):
+    if _is_of_python(data, str(settings.get("partition", "")), folder):
         parts.append("samples")
     if _is_own_model(model, folder):
         parts.append("model")
@@ -61,9 +62,9 @@ def show_coordinator(folder: Path, settings: Mapping[str, Any], *, done: bool) -
     return f"{show}\n{stay}{serve} --dashboard 8080  # until Ctrl-C"
 
 
-def _is_of_python(data: str, folder: Path) -> bool:
-    """Whether the samples were given in Python: no data set has their name, and a run of them is here."""
-    if not data or ":" in data or registry.is_named(data):
+def _is_of_python(data: str, partition: str, folder: Path) -> bool:
+    """Whether the samples, or how devices share them, were given in Python: no name finds them, and a run is here."""
+    if not data or ":" in data or is_named_fleet(data, partition):
         return False
     return registry.is_given_in_python(data) or any((folder / name).is_file() for name in (FLEET_FILE, GROUPS_FILE))
 

@@ -21,7 +21,8 @@ def read_settings(folder: Path, config: Mapping[str, Any], run: str) -> dict[str
     A simulated run's are as they are. A coordinator's are its own, those of [model] and of the [[runs]] table, and the
     method's defaults; where `simulate` asked for the run, what it asked for comes first.
     """
-    of_run = next((row for row in config.get("runs", ()) if row.get("name", row.get("method")) == run), None)
+    rows = config.get("runs", ()) if "method" not in config else ()  # a method may have a setting of that name
+    of_run = next((row for row in rows if row.get("name", row.get("method")) == run), None)
     if of_run is None:
         return dict(config)
     own = {key: value for key, value in config.items() if key not in ("runs", "model")}

@@ -88,8 +88,7 @@ def open_run(
 ) -> LiveRun:
     """A run before its first round, or after the round of the latest checkpoint."""
     schema, fleet = devices.program.schema, devices.fleet
-    key = hashlib.sha256(f"emulated/{settings.seed}".encode()).digest()  # an emulated fleet has no privacy to protect
-    strategy = with_noise_key(strategy, schema, lambda: key)
+    strategy = with_emulated_key(strategy, schema, settings.seed)
     check_sealed(strategy, schema, fleet)
     kind = getattr(strategy, "representation", DEFAULT_REPRESENTATION)
     network = _make_network(devices, fleet, settings)
@@ -108,6 +107,11 @@ def open_run(
         check_label_totals(strategy, devices.program)
         live.state = first_state(strategy, start, schema, fleet, settings.seed)
     return live
+
+
+def with_emulated_key(strategy: Strategy, schema: Schema, seed: int) -> Strategy:
+    """`with_noise_key` by the seed: an emulated fleet has no privacy to protect."""
+    return with_noise_key(strategy, schema, hashlib.sha256(f"emulated/{seed}".encode()).digest)
 
 
 def run_rounds(

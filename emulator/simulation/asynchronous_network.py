@@ -212,6 +212,7 @@ class AsynchronousNetwork:
             "versions": training.versions,
             "handed": training.handed,
             "scales": training.scales,
+            "recent": [*training.recent.items()],  # in their order
             "buffers": [{who: _plain(entry, "row") for who, entry in buffer.items()} for buffer in training.buffers],
             "at_work": {who: _plain(handed, "start") for who, handed in training.at_work.items()},
             "work": {who: _plain(work, "task", "sent") | {"sent": _told(work)} for who, work in self._work.items()},
@@ -238,6 +239,7 @@ class AsynchronousNetwork:
             at_work=at_work,
             handed=facts["handed"],
             scales=facts["scales"],
+            recent=dict(facts.get("recent", [])),  # an older version's checkpoint has none
         )
         for who, work in facts["work"].items():
             sent = work.pop("sent")

@@ -32,6 +32,7 @@ from emulator.simulation.spill import Slot, SpilledModels
 
 TrainAll = Callable[[Mapping[ClientId, Fit]], Mapping[ClientId, Reply | Malformed]]
 NO_MODELS = np.empty((0, 0), np.float32)  # of a choice whose models are in `models`
+ELSEWHERE = TrainedChoice(models=NO_MODELS, weights=np.empty(0), order=None)  # of a device in a worker process
 
 
 def emulated_secret(seed: int) -> np.random.Generator:
@@ -63,6 +64,12 @@ class SummedDevices:
         k, last = len(task.centers), self.own.get((who, CHOICE_SLOT))
         fits = k if task.choose == "posterior" else 1
         return fits * task.repeats * task.steps, k if chooses_by_probe(task, last) else 0
+
+    def note_answer(self, who: ClientId, task: SummedFit) -> None:
+        """A worker process has answered the task: so much is known here as `work` asks for."""
+        self.choices[who, task.slot] = ELSEWHERE
+        if _keeps_choice(task):
+            self.own[who, CHOICE_SLOT] = ELSEWHERE.weights
 
     def answers(
         self,
@@ -132,7 +139,7 @@ class SummedDevices:
     def _words(self, who: ClientId, task: SummedFit) -> Reply | Malformed:
         models = self.models[who, task.slot].reshape(-1, task.centers.shape[1])
         mine = replace(self.choices[who, task.slot], models=models)
-        if task.stage in ("choose", "add") and task.choose != "given":
+        if _keeps_choice(task):
             if task.points is not None and task.stage == "choose":
                 mine = choose_after(task, models, None, None)
                 self._keep(who, task, mine)
@@ -141,6 +148,11 @@ class SummedDevices:
             return contribution(task, mine, emulated_secret(task.seed))
         except Malformed as refusal:
             return refusal
+
+
+def _keeps_choice(task: SummedFit) -> bool:
+    """Whether the device keeps its weights in the centers for later rounds."""
+    return task.stage in ("choose", "add") and task.choose != "given"
 
 
 def _with_room(tasks: Mapping[ClientId, SummedFit]) -> Iterator[Mapping[ClientId, SummedFit]]:

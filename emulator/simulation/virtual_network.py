@@ -282,7 +282,8 @@ class _VirtualExchange:
 
     def _arrived(self, who: ClientId) -> Collection[ClientId]:
         answer = self._answers[who]
-        self._network.wire.mark_counted(who)
+        if answer.reply.update is not None:  # else what was lost is of an earlier update, which came too late
+            self._network.wire.mark_counted(who)
         notify_reply(self._exchange, who, answer.reply)
         return self._rules.accept({who: answer.digest}, self._network.now_s)
 

@@ -14,6 +14,7 @@ from edge_client.protocol.task import Array
 from emulator.api.data.reading import Columns, is_missing
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
+MAX_INT64 = 2**63 - 1
 MOST_CLASSES = 32  # of whole numbers as floats; more are counts rather than classes
 FEATURES = 2  # dimensions: n, and at least one feature
 NUMBERS = {"i": "whole numbers", "u": "whole numbers", "f": "floating point numbers", "b": "True and False"}
@@ -101,9 +102,9 @@ def _targets(y: Array) -> Array:
 
 
 def _numbered(y: Array) -> Array:
-    if (low := int(y.min())) < 0:
+    if wrong := [end for end in (int(y.min()), int(y.max())) if not 0 <= end <= MAX_INT64]:
         hint = "number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
-        raise ConfigError(f"y holds the class {low}", hint=hint)
+        raise ConfigError(f"y holds the class {wrong[0]}", hint=hint)
     return y.astype(np.int64)
 
 

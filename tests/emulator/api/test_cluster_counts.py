@@ -89,3 +89,19 @@ def test_a_method_without_clusters_is_refused() -> None:
 def test_a_wrong_argument_is_told_by_its_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises((UsageError, ConfigError), match=f"(?s){said}"):
         fc.choose_k(**{"method": fc.FeSEM(), "fleet": fc.fleets.digits(devices=3), **given})
+
+
+@pytest.mark.parametrize("secure", ["off", "updates"])
+def test_a_method_with_noise_is_tried(secure: str) -> None:
+    """The trials had no key for the noise, and named a coordinator's."""
+    server = fc.ServerOptions(privacy_noise=0.5, privacy_clip=5.0, secure=secure, least_members=2)
+    fleet = fc.fleets.digits(devices=6, groups=2)
+    counts = fc.choose_k(fc.FeSEM(local_steps=2, server=server), fleet=fleet, ks=[1, 2], rounds=1)
+    assert list(counts.table["clusters"]) == [1, 2]
+
+
+@pytest.mark.parametrize("sample", [2.5, None, "4"])
+def test_a_sample_that_is_no_number_of_devices_is_named(sample: object) -> None:
+    with pytest.raises(ConfigError, match="sample is") as refused:
+        fc.choose_k(fc.FeSEM(), fleet=fc.fleets.digits(devices=4), ks=[1], sample=sample)  # type: ignore[arg-type]
+    assert refused.value.hint == "use a whole number"

@@ -368,12 +368,15 @@ def test_the_program_of_an_export_has_the_runs_own_loss(tmp_path: Path, capsys: 
 
 def test_a_run_that_is_stopped_between_tests_tells_the_last_test() -> None:
     options: dict[str, Any] = {"fleet": fc.fleets.digits(devices=4), "rounds": 6, "evaluate_every": 2}
+    options |= {"hostile": "sign-flip:0.25"}
     result = fc.simulate(fc.FeSEM(2, local_steps=5), **options, on_round=lambda r: len(r.history) == 3, progress=False)
     told, tested = result.summary(), result.run.records[1]
     assert (told["rounds"], told["accuracy"]["micro"]) == (3, result.accuracy)
     assert told["f1_of_devices"] == tested["f1_of_devices"]
     assert told["centers_accuracy"] == tested["accuracy"]
     assert f"{result.accuracy:.1%}" in repr(result)
+    honest = [tested["per_device"][who] for who in tested["per_device"].keys() - result.attackers]
+    assert told["honest_accuracy"] == pytest.approx(np.mean(honest))
 
 
 def test_a_run_that_is_stopped_does_not_take_what_devices_keep_for_its_centers(tmp_path: Path) -> None:

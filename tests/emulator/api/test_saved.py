@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 
 import fedcenters as fc
 from edge_client.errors import ConfigError, UsageError
+from emulator.config import read_table
+from emulator.reports.repeat import repeat_in_python
 from export.cli import app
 
 ROOT = Path(__file__).parents[3]
@@ -299,3 +302,24 @@ def test_tied_weights_and_tensors_that_no_center_has_are_found_again(tmp_path: P
     loaded, x = fc.load(result.save(tmp_path / "shared")), rng.normal(size=(5, 4))
     np.testing.assert_allclose(loaded.predict(x, center=0), result.predict(x, center=0), atol=1e-5)
     assert loaded.export(tmp_path / "exported", formats=()).program.schema.size == 4 * 4 + 4 + 4 * 3 + 3 + 3
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        lambda: fc.fleets.digits(devices=6, groups=2).without("device-05"),
+        lambda: fc.fleets.digits(devices=6, partition=[list(range(i * 100, i * 100 + 100)) for i in range(6)]),
+    ],
+)
+def test_a_known_data_set_that_was_shared_in_python_keeps_what_its_devices_taught(
+    fleet: Callable[[], fc.Fleet], tmp_path: Path
+) -> None:
+    """Its folder names a partition that no file can have, and loading it ended with an error about that."""
+    result = fc.simulate(fc.FeSEM(2, local_steps=5), fleet=fleet(), rounds=1, progress=False)
+    found = fc.load(result.save(tmp_path / "run"))
+    x = next(iter(fleet().values())).test.x  # type: ignore[union-attr]
+    assert found.nearest(x).center == result.nearest(x).center
+    with pytest.raises(ConfigError, match="does not hold the samples of 'digits'"):
+        next(iter(found.split.devices.values()))
+    hint = str(repeat_in_python(read_table(tmp_path / "run" / "config.toml"), tmp_path / "run"))
+    assert hint == "('samples', 'fc.simulate(fc.FeSEM(2, local_steps=5), fleet=fleet, rounds=1, seed=0)')"

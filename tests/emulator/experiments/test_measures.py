@@ -16,8 +16,12 @@ from coordinator.strategies.base import State
 from coordinator.strategies.registry import make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array, Flat, Probe, Reply
+from emulator.data.fleet_split import FleetData
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.experiments.measures import MEASURES, FinishedRun
+from emulator.run.execute import run_simulation
+from emulator.run.load import open_devices
+from emulator.run.settings import RunSettings
 from emulator.simulation.emulated_devices import EmulatedDevices
 from export.compiler.program import vector_of
 
@@ -105,6 +109,24 @@ def test_the_test_batchs_statistics_are_those_of_training_mode() -> None:
 
     corrected = replace(over, strategy=make_method("fedavg", **{"label-prior": "device"}))
     assert MEASURES["accuracy-test-batch"].values(corrected) == []  # it would learn the labels that are judged
+
+
+def test_the_figures_of_models_that_devices_keep_are_those_of_one_process_in_two() -> None:
+    rng = np.random.default_rng(0)
+
+    def drawn(n: int) -> Dataset:
+        return Dataset(rng.normal(size=(n, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, n))
+
+    split = FleetData(devices={who: DeviceData(train=drawn(8), test=drawn(40)) for who in "abc"})
+    method = make_method("nonfed", **{"local-steps": 3, "batch-size": 4})
+    found = []
+    for workers in (1, 2):
+        with open_devices("wecfl-cnn", split, seed=0, batch=4, engine="lean", workers=workers) as (devices, start):
+            result = run_simulation(method, start, devices, RunSettings(rounds=1, seed=0, batch=4))
+            over = FinishedRun(strategy=method, result=result, devices=devices, split=split)
+            found.append([MEASURES[name].values(over) for name in ("accuracy-test-batch", "f1-test-batch")])
+    assert found[0] == found[1]
+    assert found[0][0][0] > 0
 
 
 def test_a_model_without_batch_norm_has_no_figure_of_the_test_batchs_statistics() -> None:

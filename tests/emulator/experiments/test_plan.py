@@ -156,6 +156,9 @@ def test_a_table_of_the_users_own_that_cannot_be_read_or_names_no_method_is_refu
         ("batch-size = 3", "batch-size = 2026-01-01", "not JSON serializable"),
         ('[[rows]]\nname = "FedAvg"', f'{SECOND_COLUMN}[[rows]]\nname = "FedAvg"', "out of range"),
         ("[settings]", "also = 3\n[settings]", "has no attribute"),
+        ('"FedSGD"', '"FedAvg"', "two rows are called 'FedAvg'"),
+        ('"FedSGD"\nmethod = "fedsgd"', '"FedAvg"\nmethod = "ifca"\nk = 1', "two rows are called 'FedAvg'"),
+        ('[[rows]]\nname = "FedAvg"', f'{SECOND_COLUMN}[[rows]]\nname = "FedAvg"'.replace('"B"', '"A"'), "two columns"),
     ],
 )
 def test_a_table_of_the_users_own_with_a_fault_is_refused_before_a_run(
@@ -166,6 +169,13 @@ def test_a_table_of_the_users_own_with_a_fault_is_refused_before_a_run(
         plan.read_plan(str(tmp_path / "mine.toml"))
     assert told in refused.value.message
     assert str(plan.EXPERIMENTS_FOLDER) in refused.value.hint
+
+
+def test_rows_of_one_name_differ_in_their_centers_but_not_where_each_is_a_column() -> None:
+    several = TOML.replace('"FedSGD"\nmethod = "fedsgd"', '"FedAvg"\nmethod = "ifca"\nk = 2')
+    assert [cell.row.k for cell in plan.parse_plan("t", several).cells] == [1, 2]
+    with pytest.raises(ConfigError, match="two rows are called 'FedAvg'"):
+        plan.parse_plan("t", several.replace("seeds = 2", 'seeds = 2\njudged = "FedAvg"'))
 
 
 def test_the_file_of_a_cell_lies_in_the_tables_folder_whatever_its_data_set_is_called() -> None:

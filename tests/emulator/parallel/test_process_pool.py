@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.strategies.base import Exchange
-from coordinator.strategies.registry import make_method
+from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import FedcentersError, UsageError
 from edge_client.protocol.task import OWN_MODEL, Fit, Flat, OwnModel, Probe, Reply, Task
@@ -31,7 +32,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.data.partition_schemes import parse_scheme
 from emulator.engines.base import Recipe
 from emulator.engines.engine_spec import EngineSpec
-from emulator.parallel.process_pool import WorkerPool, balance, open_pool
+from emulator.parallel.process_pool import WorkerPool, _without_main, balance, open_pool
 from emulator.parallel.worker import run_worker
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
@@ -123,6 +124,20 @@ def test_a_whole_run_has_the_same_centers_and_records(
     one, other = (
         run_simulation(strategy, stage.start, devices, RunSettings(rounds=2, seed=0, batch=8)) for devices in pair
     )
+    np.testing.assert_array_equal(one.state.centers, other.state.centers)
+    assert one.records == other.records
+
+
+@pytest.mark.parametrize("method", ["fesem", "fedsoft", "fedem", "pfedme"])
+def test_devices_that_are_summed_take_the_steps_and_the_time_that_they_take_in_one_process(
+    stage: WorkerStage, method: str
+) -> None:
+    """A later stage of a sum costs what was trained before nothing, and this process tells the costs."""
+    asked: dict[str, Setting] = {"secure": "updates", "least-members": 2, "local-steps": 3, "batch-size": 8}
+    strategy = make_method(method, **asked, **({} if method == "pfedme" else {"clusters": 2}))
+    plan = RunSettings(rounds=3, seed=0, batch=8)
+    with stage.crew(2) as many:
+        one, other = (run_simulation(strategy, stage.start, devices, plan) for devices in (stage.alone(), many))
     np.testing.assert_array_equal(one.state.centers, other.state.centers)
     assert one.records == other.records
 
@@ -256,6 +271,33 @@ def test_a_run_whose_devices_live_in_workers_loads_no_torch(
 ) -> None:
     done = simulated(tmp_path, "digits-mlp", tmp_path_factory.mktemp("t"))
     assert (done.returncode, "torch" in done.stdout.split()) == (0, False), done.stderr
+
+
+def test_a_run_that_replaces_one_of_the_same_settings_loads_no_torch_either(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    temporary = tmp_path_factory.mktemp("t")
+    simulated(tmp_path, "digits-mlp", temporary)
+    again = simulated(tmp_path, "digits-mlp", temporary)
+    assert (again.returncode, "torch" in again.stdout.split()) == (0, False), again.stderr
+    assert [path.name for path in tmp_path.glob("simulate-*")] == ["simulate-fedavg-0"]
+
+
+def test_two_threads_that_start_workers_at_once_leave_the_users_script_where_it_is() -> None:
+    main, inside, left = sys.modules["__main__"], threading.Event(), threading.Event()
+
+    def start() -> None:
+        with _without_main():
+            inside.set()
+            left.wait(60)
+
+    other = threading.Thread(target=start)
+    with _without_main():
+        other.start()
+        inside.wait(0.2)  # where both may be in it at once
+    left.set()
+    other.join()
+    assert sys.modules["__main__"] is main
 
 
 def test_what_the_first_worker_refuses_is_the_same_error_here(stage: WorkerStage) -> None:

@@ -30,6 +30,12 @@ def test_a_coordinators_run_differs_from_a_simulated_one_in_what_both_have_a_wor
     ]
 
 
+def test_a_methods_own_setting_called_runs_is_no_table_of_runs() -> None:
+    """The report of fedavg-plus ended with a traceback."""
+    table = resolved_table(SimulateArgs(method="fedavg-plus"), method_settings(make_method("fedavg-plus", runs=2)))
+    assert read_settings(Path("nowhere"), table, "fedavg-plus") == table
+
+
 def test_a_run_that_simulate_played_over_mqtt_has_the_settings_that_were_asked_for(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text('data-set = "digits"\nbroker = "auto"\n')
     found = read_settings(tmp_path, COORDINATOR, "fesem")

@@ -90,6 +90,28 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(method: str, codec: 
     assert whole.virtual_seconds == resumed.virtual_seconds
 
 
+def test_a_run_that_was_interrupted_refuses_the_updates_that_it_would_have_refused(tmp_path: Path) -> None:
+    """What is usual in a small buffer is known by the moves of the updates before it."""
+
+    def play(folder: Path, *, rounds: int, resume: bool = False) -> SimulationResult:
+        return run(
+            "fedavg",
+            rounds=rounds,
+            profiles=AWAY,
+            asynchronous=Asynchronous(concurrency=6, buffer=2),
+            max_update_ratio=1.05,
+            checkpoints=Checkpoints(folder=folder, every=1, resume=resume, lesson={}),
+        )
+
+    whole = play(tmp_path / "whole", rounds=12)
+    play(tmp_path / "parts", rounds=2)
+    resumed = play(tmp_path / "parts", rounds=12, resume=True)
+    told = [record.get("refused", {}) for record in whole.records]
+    assert any(told[2:])
+    assert told == [record.get("refused", {}) for record in resumed.records]
+    np.testing.assert_array_equal(whole.state.centers, resumed.state.centers)
+
+
 @pytest.mark.parametrize("codec", ["f32", "i8"])
 def test_when_checkpoints_are_written_changes_no_number(codec: str, tmp_path: Path) -> None:
     """What is under way is computed for a checkpoint; by default this machine's speed says when one is written."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from coordinator.strategies.base import Exchange
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import OWN_MODEL, Fit, OwnModel, Probe, Task
-from emulator.simulation.codec_channel import STATISTICS_BYTES, reply_bytes
+from emulator.simulation.codec_channel import STATISTICS_BYTES, channel_factory, reply_bytes
 from emulator.simulation.device_profiles import DEVICE_PROFILES, DeviceProfile
 from emulator.simulation.emulated_devices import round_through_f32_delta
 from emulator.simulation.virtual_network import VirtualNetwork
@@ -48,6 +49,16 @@ def test_who_misses_the_deadline_is_missing_from_the_replies() -> None:
     assert list(net.ask(dict.fromkeys(LOCAL, TASK))) == ["d00", "d02"]
     assert net.now_s == 60.0
     assert list(net.ask(dict.fromkeys(LOCAL, PROBE))) == sorted(LOCAL)
+
+
+def test_what_an_update_that_came_too_late_lost_is_not_kept_by_a_later_answer(tmp_path: Path) -> None:
+    far = replace(DEVICE_PROFILES[0], step_s=1.0, latency_s=3.0)
+    profiles = {**dict.fromkeys(LOCAL, DEVICE_PROFILES[0]), "d01": far}
+    channel = channel_factory("i8")(devices_of(LOCAL).program.schema)
+    net = VirtualNetwork(devices_of(LOCAL), profiles, deadline_s=10.0, channel=channel)
+    assert list(net.ask(dict.fromkeys(LOCAL, TASK))) == ["d00", "d02"]
+    assert list(net.ask(dict.fromkeys(LOCAL, PROBE))) == sorted(LOCAL)
+    assert [who for who, _, _ in channel.keep(tmp_path)] == ["d00", "d02"]
 
 
 def test_a_refusal_is_an_answer_so_nobody_waits_for_it() -> None:

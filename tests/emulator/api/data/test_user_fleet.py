@@ -338,6 +338,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: fc.fleet(Items(named=False), by=7), "tuple of 3 and has no 7"),
     (lambda: fc.fleet((X, Y[:-1]), by=WHO), "different lengths: x has 60, y has 59, by has 60"),
     (lambda: fc.fleet((X, Y - 1), by=WHO), "the class -1\n\nhint: number the classes from 0"),
+    (lambda: fc.fleet((X, Y.astype(np.uint64) + 2**63), by=WHO), "the class 9223372036854775808\n\nhint: number"),
     (lambda: fc.fleet((np.where(X > 2, np.nan, X), Y), by=WHO), "samples of x hold NaN"),
     (lambda: fc.fleet((X, Y), by=[None, *WHO[1:]]), "1 samples have no value of by"),
     (lambda: fc.fleet((X, Y), by=WHO, groups="made"), "no column 'made' for groups"),
