@@ -279,7 +279,7 @@ def test_a_run_goes_on_in_the_folder_of_its_file_also_after_a_copy(tmp_path: Pat
 
 
 def test_a_run_of_an_earlier_version_goes_on_with_the_defaults_of_settings_that_came_later(tmp_path: Path) -> None:
-    """Each run of before 24 November was refused: "has a run with adam-eps = unset, not 1e-08"."""
+    """Each run of before 26 November was refused: "has a run with adam-eps = unset, not 1e-08"."""
     asked = replace(ASKED, out=tmp_path, checkpoint_every=1)
     simulate_json(asked)
     folder = tmp_path / "simulate-fedavg-0"
