@@ -121,10 +121,10 @@ class Malformed(ProtocolError):
     Raises ValueError for a code that is no single word: it would be sent to the other side, which refuses it.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
         if not code.isidentifier():
             raise ValueError(f"{code!r:.80} is no code of an answer")
-        super().__init__(f"{code}: {message}")
+        super().__init__(f"{code}: {message}", hint=hint)
         self.code, self.words = code, message  # the words alone are for people
 
 

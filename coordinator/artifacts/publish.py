@@ -6,6 +6,7 @@ together with its event, so that it is made once. torch is imported only to expo
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,13 +29,14 @@ from coordinator.strategies.common.center_tree import SplitTree as TreeOfSplits
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
+from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter, fitting_class_names
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import LocalRound, Router
-from edge_client.protocol.nearest.router_file import write_router
+from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.nearest.selection_rule import GUESSING_UNKNOWN, guessing_loss
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, OwnModel
@@ -43,18 +45,19 @@ from edge_client.transport.blobs import write_atomically
 if TYPE_CHECKING:
     from export.bundle.bundle_contents import NewcomerData
 
+log = logging.getLogger(__name__)
 Event = Mapping[str, Any]
 
 
 def publish_centers(
     outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram, *, unix_ms: int
 ) -> tuple[Catalog, Manifest, list[Event]]:
-    """-> the catalog, its signed manifest, and its events (none when it was made before a restart).
+    """-> the catalog, its signed manifest, and its events (none when this version made it before a restart).
 
     `unix_ms` is the wall time that the events bear.
     """
     known, events = store.facts.get(CATALOG_FACT), list[Event]()
-    if known is None:
+    if known is None or _has_other_guide(Catalog.from_bytes(store.blobs.read(known)), store):
         catalog, events = _make_catalog(outcomes, config, store, prepared)
         events = [{**event, "unix_ms": unix_ms} for event in events]
         known = store.blobs.put(catalog.to_bytes())
@@ -65,6 +68,19 @@ def publish_centers(
     data = catalog.to_bytes()
     store.blobs.put(data)
     return catalog, prepared.sign(manifest_of(data, "catalog", block=config.transfer.block)), events
+
+
+def _has_other_guide(catalog: Catalog, store: Store) -> bool:
+    """Whether another version of fedcenters made the catalog's guide, which devices of this version cannot read."""
+    if catalog.router is None:
+        return False
+    try:
+        read_router(store.blobs.read(catalog.router.sha256))
+    except Malformed as wrong:
+        if wrong.code != "bad_version":
+            raise
+        return True
+    return False
 
 
 def _make_catalog(
@@ -133,14 +149,18 @@ def _fit_router(served: RunResult, config: CoordinatorConfig, prepared: Compiled
     """
     if len(served.measurements) < MIN_MEASUREMENTS:
         return _limits_of_last_test(served, config, prepared)
-    return learn_from_replies(
-        served.measurements,
-        served.state.assignment,
-        centers=len(served.state.centers),
-        round=_local_round(served, prepared),
-        signed=prepared.program.own_loss,
-        guess=_known_guess(prepared.program),
-    )
+    try:
+        return learn_from_replies(
+            served.measurements,
+            served.state.assignment,
+            centers=len(served.state.centers),
+            round=_local_round(served, prepared),
+            signed=prepared.program.own_loss,
+            guess=_known_guess(prepared.program),
+        )
+    except Malformed as wrong:  # an earlier version asked the devices for less
+        log.warning("the guide for new devices is made of the last test alone: %s", wrong.words)
+        return _limits_of_last_test(served, config, prepared)
 
 
 def _known_guess(program: Program) -> float:

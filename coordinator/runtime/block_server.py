@@ -10,6 +10,7 @@ blocks arrived is told `busy` and not served.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -21,9 +22,11 @@ from edge_client.protocol.blocks import Manifest, body_range
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import BlobFolder
 
+log = logging.getLogger(__name__)
 MAX_UNACKNOWLEDGED = 256  # messages; a slow link to the broker holds no more of them
 QUEUE_TIMEOUT_S = 60.0  # a waiting device asks again after this time
 POLL_S = 0.05  # how often to check whether there is room again
+UNMARKED = "its client is too old to tell which blocks arrived; install the coordinator's version on the device"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class BlockServer:
     _granted: dict[ClientId, dict[str, Manifest]] = field(default_factory=dict)
     _waiting: dict[ClientId, _BlockRequest] = field(default_factory=dict)  # first come first served
     _marks: ArrivalMarks = field(default_factory=ArrivalMarks)
+    _slow: set[ClientId] = field(default_factory=set)  # devices whose clients know no marks, as was said
 
     @property
     def wakes_at_s(self) -> float:
@@ -89,7 +93,12 @@ class BlockServer:
             raise Malformed("unknown_blob", "this blob is not held any more")
         self._marks.prove(cid, request.get("mark"))
         if not self._marks.may_send(cid, self.sender.clock.now_s()):
-            raise Malformed("busy", "the blocks that were sent to you have not arrived")
+            if "mark" in request:
+                raise Malformed("busy", "the blocks that were sent to you have not arrived")
+            if cid not in self._slow:
+                self._slow.add(cid)
+                log.warning("%s is sent models ever more slowly: %s", cid, UNMARKED)
+            raise Malformed("busy", UNMARKED)
         self._waiting[cid] = _BlockRequest(manifest, ranges, "mark" in request)
         self.send_due()
         if cid in self._waiting:

@@ -123,7 +123,7 @@ class Database:
         if version not in (None, SCHEMA_VERSION, *UPGRADES):
             raise ConfigError(
                 f"{self._folder} was written by another version of fedcenters",
-                hint="finish it with that version, or use another folder",
+                hint="go on with that version, or restore the backup of before it (docs/run-as-a-service.md)",
             )
         return version
 

@@ -16,7 +16,7 @@ from emulator.config import fingerprint, made_with
 from emulator.options import SimulateArgs
 from emulator.run.holding import hold_folder
 from emulator.run.run_parts import RunParts, other_parts
-from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, read_checkpoint, same_setting
+from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, other_setting, read_checkpoint
 
 FILE = "config.toml"
 # Keys that decide where and how fast a run is computed, and not its numbers.
@@ -145,7 +145,5 @@ def _difference(folder: Path, table: Table, *, resume: bool) -> str:
         mine, theirs = fingerprint(table), fingerprint(held)
     else:
         mine, theirs = ({k: v for k, v in each.items() if k not in NOT_COMPARED} for each in (table, held))
-    for key in sorted({*mine, *theirs}):
-        if not same_setting(key, mine.get(key), theirs.get(key)):
-            return f"a run with {key} = {theirs.get(key, 'unset')}, not {mine.get(key, 'unset')}"
-    return ""
+    key = other_setting(mine, theirs)
+    return f"a run with {key} = {theirs.get(key, 'unset')}, not {mine.get(key, 'unset')}" if key else ""

@@ -20,8 +20,9 @@ import numpy as np
 from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from coordinator.storage import state_codec
 from coordinator.strategies.base import State
+from coordinator.strategies.registry import make_method, method_settings
 from edge_client.durable_files import sync_files, sync_folder
-from edge_client.errors import ConfigError, Malformed
+from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.task import ClientId, Flat
 
 CHECKPOINT_FOLDER = "checkpoint"
@@ -68,19 +69,37 @@ class Checkpoints:
     def latest(self) -> tuple[Path, Checkpoint] | None:
         """The checkpoint to resume from and its folder. Raises ConfigError for a checkpoint of another run."""
         found = read_checkpoint(self.folder) if self.resume else None
-        for key in sorted({*self.lesson, *found[1].lesson}) if found else ():
-            mine, theirs = self.lesson.get(key), found[1].lesson.get(key) if found else None
-            if not same_setting(key, mine, theirs):
-                raise ConfigError(
-                    f"the checkpoint in {self.folder} was made with {key} = {theirs!r}, not {mine!r}",
-                    hint="set it as it was, give the run another name, or leave out --resume",
-                )
+        key = other_setting(self.lesson, found[1].lesson) if found else None
+        if found and key:
+            theirs, mine = found[1].lesson.get(key), self.lesson.get(key)
+            raise ConfigError(
+                f"the checkpoint in {self.folder} was made with {key} = {theirs!r}, not {mine!r}",
+                hint="set it as it was, give the run another name, or leave out --resume",
+            )
         return found
 
 
-def same_setting(key: str, now: object, before: object) -> bool:
-    """Whether a run of before has this setting. Earlier versions told a partition by a column without the column."""
-    return now == before or (key == "partition" and str(now).startswith("by=") and before == OLD_BY)
+def other_setting(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
+    """The first setting that a run of before did not have so; None where all agree.
+
+    Where an earlier version wrote it, it lacks the settings that came later: these have the method's defaults. Earlier
+    versions told a partition by a column without the column.
+    """
+    later = _default_settings(str(now.get("method", "")))
+    for key in sorted({*now, *before}):
+        mine = now.get(key)
+        by_column = key == "partition" and str(mine).startswith("by=") and before.get(key) == OLD_BY
+        came_later = key not in before and key in later and mine == later[key]
+        if mine != before.get(key) and not by_column and not came_later:
+            return key
+    return None
+
+
+def _default_settings(method: str) -> Mapping[str, Any]:
+    try:
+        return method_settings(make_method(method))
+    except (UsageError, ConfigError, TypeError):  # a class without an import path, or that needs settings
+        return {}
 
 
 def begin_checkpoint(folder: Path) -> Path:

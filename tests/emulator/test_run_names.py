@@ -276,3 +276,19 @@ def test_a_run_goes_on_in_the_folder_of_its_file_also_after_a_copy(tmp_path: Pat
     rounds = [len(path.read_text().splitlines()) for path in sorted(tmp_path.glob("*/*/metrics.jsonl"))]
     assert rounds == [2, *[1] * stays]
     assert CliRunner().invoke(app, ["simulate", str(file), "--resume", "--rounds", "3"]).exit_code == 0
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_the_defaults_of_settings_that_came_later(tmp_path: Path) -> None:
+    """Each run of before 26 November was refused: "has a run with adam-eps = unset, not 1e-08"."""
+    asked = replace(ASKED, out=tmp_path, checkpoint_every=1)
+    simulate_json(asked)
+    folder = tmp_path / "simulate-fedavg-0"
+    table, kept = folder / "config.toml", folder / "checkpoint" / "run.json"
+    table.write_text(table.read_text().replace("clip-norm = 0.0\n", ""))
+    told = json.loads(kept.read_text())
+    del told["lesson"]["clip-norm"]
+    kept.write_text(json.dumps(told))
+    with pytest.raises(ConfigError, match=r"has a run with clip-norm = unset, not 0\.1"):
+        simulate_json(replace(asked, rounds=2, settings={"local-steps": 2, "clip-norm": 0.1}), resume=True)
+    simulate_json(replace(asked, rounds=2), resume=True)
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2

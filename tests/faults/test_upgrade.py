@@ -9,17 +9,25 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coordinator.artifacts.stored_settings import CATALOG_FACT
 from coordinator.storage.database import SCHEMA_VERSION, UPGRADES
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
+from edge_client.protocol import codecs
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.messages import canonical_json
+from edge_client.protocol.nearest.catalog import Catalog
+from edge_client.protocol.nearest.router_file import read_router
+from edge_client.protocol.task import Reply
 from tests.faults.write_store import leave, write, write_key
 from tests.support import softmax_program
-from tests.support.virtual_federation import Federation, Spy, config
+from tests.support.virtual_federation import BLOCK, Federation, Spy, config, program
 from tests.support.virtual_time import VirtualWorld
 
 STORES = Path(__file__).with_name("stores")
@@ -74,7 +82,7 @@ def test_a_store_of_a_version_that_it_does_not_know_is_refused_and_left_as_it_wa
     database = fed.config.folder / "store" / "coordinator.sqlite"
     with closing(sqlite3.connect(database)) as db, db:
         db.execute("update meta set value = ? where key = 'schema'", (version,))
-    with pytest.raises(ConfigError, match="written by another version"):
+    with pytest.raises(ConfigError, match=r"written by another version[^~]*or restore the backup"):
         Store(fed.config.folder / "store")
     with closing(sqlite3.connect(database)) as db:
         tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
@@ -82,3 +90,37 @@ def test_a_store_of_a_version_that_it_does_not_know_is_refused_and_left_as_it_wa
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript((STORES / "1" / "coordinator.sql").read_text(encoding="utf-8"))
         assert tables == {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
+
+
+def leave_the_first_guide(fed: Federation) -> None:
+    """What a coordinator of 22 November left after `teach-newcomers`: it asked for losses alone."""
+    schema = program().schema
+    with closing(Store(fed.config.folder / "store")) as store:
+        guide = canonical_json({"v": 1, "centers": 2, "sizes": [40], "usual": {}, "ways": {}, "sketch": None})
+        store.blobs.put(guide)
+        catalog = Catalog.from_bytes(store.blobs.read(store.facts.get(CATALOG_FACT) or ""))
+        catalog = replace(catalog, router=manifest_of(guide, "router", block=BLOCK))
+        store.facts.put(CATALOG_FACT, store.blobs.put(catalog.to_bytes()))
+        rows = store.database.rows("select cid, sha256, n from replies where round = 3")
+        assert len(rows) == 4
+        for cid, sha256, n in rows:
+            answer = codecs.decode_stats(store.updates(cid).read(sha256), schema, n)
+            data = codecs.encode_stats(Reply(n=n, losses=answer.losses), schema)
+            where = (store.updates(cid).put(data), len(data), cid)
+            with store.database.transaction():
+                store.database.execute("update replies set sha256 = ?, size = ? where round = 3 and cid = ?", where)
+
+
+def test_a_finished_run_with_the_guide_of_an_older_version_publishes_one_that_devices_read(tmp_path: Path) -> None:
+    """New devices ended with "guide lacks inputs, answers"."""
+    fed = Federation.of(tmp_path, teach_newcomers=True).play()
+    before = fed.final_states()
+    leave_the_first_guide(fed)
+    again = Federation.of(tmp_path, teach_newcomers=True)
+    again.start_coordinator()
+    again.complete()
+    assert again.final_states() == before
+    assert again.catalog is not None
+    assert again.catalog.router is not None
+    with closing(Store(fed.config.folder / "store")) as store:
+        assert read_router(store.blobs.read(again.catalog.router.sha256)).usual.keys() == {"loss"}

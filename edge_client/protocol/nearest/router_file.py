@@ -31,6 +31,8 @@ from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
 from edge_client.protocol.task import F64, Array
 
 VERSION = 3
+_NEWER = "install the version of fedcenters that the coordinator runs"
+_OLDER = "start the coordinator with this version, which publishes again; export other bundles again"
 LIMITS = ("middle", "spread", "well", "none")  # of a feature
 MAX_PROFILE_CHARS = 6 * MAX_FEATURES * (MAX_FEATURES + 2)  # base64 of float32
 MAX_ANSWER_CHARS = 6 * MAX_CENTERS * 2 * MAX_CLASSES**2
@@ -53,9 +55,9 @@ _POINTS_SCHEMA = validators.record(
         steps=validators.integer(1, 1_000_000),
     )
 )
+_VERSION_SCHEMA = validators.record(validators.required(v=validators.integer(0, validators.MAX_SAFE_INTEGER)))
 ROUTER_SCHEMA = validators.record(
     validators.required(
-        v=validators.integer(0, validators.MAX_SAFE_INTEGER),
         centers=validators.integer(1, MAX_CENTERS),
         sizes=validators.list_of(validators.integer(1, 2**31), 1, 16),
         usual=validators.map_of(
@@ -123,9 +125,11 @@ def write_router(router: Router) -> bytes:
 
 def read_router(data: bytes) -> Router:
     """What `write_router` wrote, everything checked. Raises Malformed."""
-    raw = ROUTER_SCHEMA(parse_json(data, KIND_LIMITS["router"]), "guide")
-    if raw["v"] != VERSION:
-        raise Malformed("bad_version", f"guide version {raw['v']}; this side reads {VERSION}")
+    given = parse_json(data, KIND_LIMITS["router"])
+    if (version := _VERSION_SCHEMA(given, "guide")["v"]) != VERSION:
+        told = f"guide version {version}; this side reads {VERSION}"
+        raise Malformed("bad_version", told, hint=_OLDER if version < VERSION else _NEWER)
+    raw = ROUTER_SCHEMA(given, "guide")
     sizes, k = tuple(raw["sizes"]), int(raw["centers"])
     if list(sizes) != sorted(set(sizes)):
         raise Malformed("bad_field", "the sizes of a guide must rise")

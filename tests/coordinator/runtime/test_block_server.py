@@ -154,6 +154,19 @@ def test_a_device_that_proves_nothing_is_sent_two_answers_and_told_busy(
     assert (desk.marks["a"] == 0) == (mark is None)
 
 
+def test_the_owners_of_a_client_that_knows_no_marks_are_told_to_update_it(
+    desk: BlockServerSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rounds took longer and longer without a reason that an owner could read."""
+    for _ in range(2):
+        desk.ask("a", [0, 4], mark=None)
+    for _ in range(2):
+        with pytest.raises(Malformed, match="install the coordinator's version on the device"):
+            desk.ask("a", [0, 4], mark=None)
+    (told,) = caplog.messages
+    assert told.startswith("a is sent models ever more slowly: its client is too old")
+
+
 def test_a_wrong_mark_proves_nothing_and_a_right_one_proves_what_was_sent_before_it(desk: BlockServerSetup) -> None:
     desk.ask("a", [0, 4])
     desk.said()

@@ -132,3 +132,10 @@ def test_the_most_features_and_classes_of_a_guide_fit_into_it() -> None:
         np.testing.assert_allclose(mine.means, theirs.means, rtol=1e-6)
         np.testing.assert_array_equal(mine.precision, theirs.precision)
     assert read_router(write_router(FEW)).usual["loss"].devices == [4, 9]
+
+
+@pytest.mark.parametrize(("version", "hint"), [(1, "publishes again"), (4, "install the version")])
+def test_a_guide_of_another_version_is_refused_with_what_to_do_whatever_its_fields(version: int, hint: str) -> None:
+    with pytest.raises(Malformed, match=f"guide version {version}; this side reads 3") as refused:
+        read_router(canonical_json({"v": version, "centers": 2}))
+    assert hint in refused.value.hint
