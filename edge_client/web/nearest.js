@@ -9,6 +9,7 @@ import { encodeStats } from "./protocol/codecs.js";
 import { Malformed } from "./protocol/errors.js";
 import { MAX_MODELS } from "./protocol/message_schemas.js";
 import { sizeOf } from "./protocol/tensors.js";
+import { evictBlobs } from "./runtime/active_task.js";
 import { yieldToPage } from "./runtime/inbox.js";
 import { argmax, softmax } from "./training/fit_probe.js";
 import { ENGINE } from "./runtime/task_runner.js";
@@ -37,6 +38,10 @@ export async function findCenter(client) {
   await client.fetch([manifest], check);
   const catalog = await readCatalog(await blobs.read(manifest.sha256));
   const { program, learner } = await openCatalog(client, catalog, check);
+  if (!client.participates) { // else its tasks do
+    const named = catalog.centers.flatMap(({ model, files }) => [model, ...Object.values(files)]);
+    await evictBlobs(client, [manifest, catalog.program, ...named], program);
+  }
   const { train, test } = await client.local(program);
   if (!train.n) throw new Malformed("no_data", "add some samples first: centers are compared on them");
   const losses = [];
@@ -64,7 +69,7 @@ export async function openCenter({ store, blobs, ort }) {
     console.warn("the center that was taken home cannot be opened:", wrong.message);
     return { ...home, classify: null };
   }
-  return { ...home, classify: (x, rows = 1) => runCenterFile(ort, session, x, [rows, ...home.input]) };
+  return { ...home, classify: (x, rows = 1) => runCenterFile(ort, session, x, [rows, ...home.input]), release: () => session.release() };
 }
 
 /** Probabilities of one sample, best first: [{label, share}]. */
@@ -111,12 +116,15 @@ async function fetchCenter(client, { id, files }, program, data, { check, betwee
   const session = await client.ort.InferenceSession.create(await client.blobs.read(manifest.sha256), { executionProviders: ["wasm"] });
   const width = sizeOf(program.input);
   const logits = [];
-  for (let at = 0; at < data.n; at += BATCH) { // of all samples at once a phone has no memory
-    await between();
-    const x = data.x.subarray(at * width, (at + BATCH) * width);
-    for (const value of await runCenterFile(client.ort, session, x, [x.length / width, ...program.input])) logits.push(value);
+  try {
+    for (let at = 0; at < data.n; at += BATCH) { // of all samples at once a phone has no memory
+      await between();
+      const x = data.x.subarray(at * width, (at + BATCH) * width);
+      for (const value of await runCenterFile(client.ort, session, x, [x.length / width, ...program.input])) logits.push(value);
+    }
+  } finally {
+    await session.release();
   }
-  await session.release();
   const metrics = program.loss === "cross-entropy" ? scoreLogits(Float32Array.from(logits), data, program.classes) : {};
   client.sender.send("served", { center: id, sha256: manifest.sha256, n: data.n, metrics });
   return { sha256: manifest.sha256, n: data.n, ...metrics, input: program.input, classes: program.classes };
