@@ -123,3 +123,10 @@ test("what an earlier search fetched is forgotten by the next, but the center at
   for (const { model } of JSON.parse(spelled).centers) assert.ok(kept[0].has(model.sha256));
   assert.ok(kept[0].has("home") && kept[0].has("1".repeat(64)));
 });
+
+test("of centers that all give no number none fits, and the coordinator is not asked about an empty list", async () => {
+  const client = visitor();
+  (await client.taskRunner.learner()).evaluate = async (_models, { n }) => ({ losses: [new Float64Array(n).fill(NaN)] });
+  assert.equal((await findCenter(client)).center, null);
+  assert.deepEqual(client.sent, []);
+});
