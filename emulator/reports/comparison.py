@@ -117,10 +117,10 @@ def read_runs(folder: Path) -> list[RunSummary]:
     found = {str(e["run"]): str(e["method"]) for e in events}
     if not found:
         raise ConfigError(f"{folder} holds no round yet", hint="wait for its first round")
-    groups, own_loss = _groups(folder), _own_loss(folder)
+    name, groups, own_loss = folder.name or folder.resolve().name, _groups(folder), _own_loss(folder)
     return [
         RunSummary(
-            name=folder.name if len(found) == 1 else f"{folder.name}/{run}",
+            name=name if len(found) == 1 else f"{name}/{run}",
             folder=folder,
             rounds=demo_page.round_events([e for e in events if str(e["run"]) == run], method),
             settings=read_settings(folder, config, run),

@@ -158,6 +158,11 @@ def test_runs_in_folders_of_one_name_are_named_by_their_paths(two: list[Path], t
     assert "there/mine (FedAvg)" in page
 
 
+def test_the_folder_in_which_one_stands_has_its_name(two: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(two[0])
+    assert [line.name for line in comparison.read_runs(Path())] == [two[0].name]
+
+
 def test_runs_over_different_fleets_are_not_ranked(two: list[Path], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     first = quickly_drawn(two[0], tmp_path / "empty")
