@@ -93,7 +93,8 @@ def _function_files(
     passes: ForwardPasses, function: str, engines: Sequence[str], fixed: int | None, progress: Progress
 ) -> dict[str, bytes]:
     source, batch = passes.source, fixed or EXAMPLE_BATCH
-    ports, size = function_ports(source, function), fixed or "any"
+    ports = function_ports(source, function)
+    size: BatchSize = "any" if fixed is None else fixed
 
     @cache
     def traced(*, for_torch: bool) -> FlatGraph:
