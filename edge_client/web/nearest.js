@@ -45,7 +45,7 @@ export async function findCenter(client) {
     const found = await learner.evaluate([await taskRunner.vector(model, program.schema)], train, learner.fixedBatch ?? BATCH, between);
     losses.push(found.losses[0].reduce((a, b) => a + b, 0) / train.n);
   }
-  const answer = await askNearest(client, losses, program, train.n, check);
+  const answer = losses.some(Number.isFinite) ? await askNearest(client, losses, program, train.n, check) : { center: null };
   const center = answer.center === null ? null : chooseCenter(losses, catalog.abstain);
   const tried = { losses, catalog: manifest.sha256, names: catalog.classes ?? [] };
   if (center === null) return storeHome(client, { ...tried, center, fit: "none" });

@@ -98,3 +98,11 @@ test("a page that is closed ends a search that compares centers", async () => {
   });
   await assert.rejects(findCenter(client), /the page was closed/);
 });
+
+test("where no center gives a number none fits, and the coordinator is not asked", async () => {
+  const evaluate = async (_models, { n }) => ({ losses: [new Float64Array(n).fill(NaN)] });
+  const client = visitor();
+  client.taskRunner.learner = async () => ({ fixedBatch: null, evaluate });
+  assert.equal((await findCenter(client)).center, null);
+  assert.deepEqual(client.sent, []);
+});
