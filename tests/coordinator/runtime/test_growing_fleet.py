@@ -126,8 +126,11 @@ def test_rounds_from_before_a_device_joined_are_played_again_without_it_where_th
     assert rough.final_states() == calm.final_states()
 
 
-def test_further_rounds_of_a_run_have_the_devices_that_joined_in_the_run_after_it(tmp_path: Path) -> None:
-    first, second = run_of("fesem", clusters=2), replace(run_of("fesem", clusters=2), name="second")
+@pytest.mark.parametrize(("method", "joins"), [("fedavg", [LATE]), (f"{__name__}:FixedFleet", [])])
+def test_further_rounds_of_a_run_have_the_devices_that_joined_in_the_run_after_it_unless_its_fleet_is_fixed(
+    method: str, joins: list[str], tmp_path: Path
+) -> None:
+    first, second = run_of(method), replace(run_of("fesem", clusters=2), name="second")
     fed = Federation.of(tmp_path, runs=(replace(first, rounds=2), second))
     fed.start_coordinator()
     fed.start_devices(4)
@@ -142,7 +145,7 @@ def test_further_rounds_of_a_run_have_the_devices_that_joined_in_the_run_after_i
     start_late(again)
     again.complete()
     four = ["d00", "d01", "d02", "d03"]
-    assert devices_of(again, "fesem") == [four, four, [LATE, *four], [LATE, *four]]
+    assert devices_of(again, first.name) == [four, four, [*joins, *four], [*joins, *four]]
     assert again.final_states()["second"] == before["second"]
 
 
