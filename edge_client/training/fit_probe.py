@@ -82,9 +82,10 @@ def run_fit(
 
 def fit_result(task: Fit, trained: TrainedModel) -> FitResult:
     """A finished update; raises Malformed where it diverged."""
-    if not np.isfinite(trained.vector).all():
+    loss = float(np.mean(trained.losses))
+    if not (np.isfinite(loss) and np.isfinite(trained.vector).all()):
         raise Malformed("not_finite", f"training diverged; the learning rate {task.lr} may be too high")
-    return FitResult(vector=trained.vector, loss=float(np.mean(trained.losses)))
+    return FitResult(vector=trained.vector, loss=loss)
 
 
 def run_probe(

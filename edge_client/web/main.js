@@ -17,6 +17,7 @@ const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 1
 const view = new View(document);
 
 async function main() {
+  addEventListener("hashchange", () => location.hash && location.reload()); // a link that was followed in this tab loads nothing by itself
   if (!globalThis.crypto?.subtle || !globalThis.indexedDB) {
     throw new Error("this page needs https:// (or http://localhost): elsewhere a browser lends neither its checksums nor its storage");
   }
@@ -139,7 +140,9 @@ function connectControls(client, samples, model) {
 let home = null;
 
 async function showCenter(client) {
+  const before = home;
   home = await openCenter(client);
+  await before?.release?.();
   if (home !== null) view.showCenter(home);
 }
 

@@ -9,6 +9,7 @@ import { encodeStats } from "./protocol/codecs.js";
 import { Malformed } from "./protocol/errors.js";
 import { MAX_MODELS } from "./protocol/message_schemas.js";
 import { sizeOf } from "./protocol/tensors.js";
+import { evictBlobs } from "./runtime/active_task.js";
 import { yieldToPage } from "./runtime/inbox.js";
 import { argmax, softmax } from "./training/fit_probe.js";
 import { ENGINE } from "./runtime/task_runner.js";
@@ -37,6 +38,10 @@ export async function findCenter(client) {
   await client.fetch([manifest], check);
   const catalog = await readCatalog(await blobs.read(manifest.sha256));
   const { program, learner } = await openCatalog(client, catalog, check);
+  if (!client.participates) { // else its tasks do
+    const named = catalog.centers.flatMap(({ model, files }) => [model, ...Object.values(files)]);
+    await evictBlobs(client, [manifest, catalog.program, ...named], program);
+  }
   const { train, test } = await client.local(program);
   if (!train.n) throw new Malformed("no_data", "add some samples first: centers are compared on them");
   const losses = [];
@@ -45,8 +50,8 @@ export async function findCenter(client) {
     const found = await learner.evaluate([await taskRunner.vector(model, program.schema)], train, learner.fixedBatch ?? BATCH, between);
     losses.push(found.losses[0].reduce((a, b) => a + b, 0) / train.n);
   }
-  const answer = losses.some(Number.isFinite) ? await askNearest(client, losses, program, train.n, check) : { center: null };
-  const center = answer.center === null ? null : chooseCenter(losses, catalog.abstain);
+  const answer = losses.some(Number.isFinite) && await askNearest(client, losses, program, train.n, check);
+  const center = answer && answer.center !== null ? chooseCenter(losses, catalog.abstain) : null;
   const tried = { losses, catalog: manifest.sha256, names: catalog.classes ?? [] };
   if (center === null) return storeHome(client, { ...tried, center, fit: "none" });
   const home = await fetchCenter(client, catalog.centers[center], program, test.n ? test : train, { check, between });
@@ -64,7 +69,7 @@ export async function openCenter({ store, blobs, ort }) {
     console.warn("the center that was taken home cannot be opened:", wrong.message);
     return { ...home, classify: null };
   }
-  return { ...home, classify: (x, rows = 1) => runCenterFile(ort, session, x, [rows, ...home.input]) };
+  return { ...home, classify: (x, rows = 1) => runCenterFile(ort, session, x, [rows, ...home.input]), release: () => session.release() };
 }
 
 /** Probabilities of one sample, best first: [{label, share}]. */
@@ -111,12 +116,15 @@ async function fetchCenter(client, { id, files }, program, data, { check, betwee
   const session = await client.ort.InferenceSession.create(await client.blobs.read(manifest.sha256), { executionProviders: ["wasm"] });
   const width = sizeOf(program.input);
   const logits = [];
-  for (let at = 0; at < data.n; at += BATCH) { // of all samples at once a phone has no memory
-    await between();
-    const x = data.x.subarray(at * width, (at + BATCH) * width);
-    for (const value of await runCenterFile(client.ort, session, x, [x.length / width, ...program.input])) logits.push(value);
+  try {
+    for (let at = 0; at < data.n; at += BATCH) { // of all samples at once a phone has no memory
+      await between();
+      const x = data.x.subarray(at * width, (at + BATCH) * width);
+      for (const value of await runCenterFile(client.ort, session, x, [x.length / width, ...program.input])) logits.push(value);
+    }
+  } finally {
+    await session.release();
   }
-  await session.release();
   const metrics = program.loss === "cross-entropy" ? scoreLogits(Float32Array.from(logits), data, program.classes) : {};
   client.sender.send("served", { center: id, sha256: manifest.sha256, n: data.n, metrics });
   return { sha256: manifest.sha256, n: data.n, ...metrics, input: program.input, classes: program.classes };

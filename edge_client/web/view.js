@@ -309,8 +309,7 @@ export class View {
     const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} ${heldOut ? "held-out " : ""}samples.`;
     this.part("center").textContent =
       center === null ? "No center fits your samples. Look at their labels and their scale; else no device that trained has samples like these." : `Center ${center} is nearest. ${fits}${right}`;
-    const least = Math.min(...losses);
-    const share = (loss) => (center === null ? 0 : Math.exp(least - loss)); // how likely it makes a sample, beside the best center
+    const share = (loss) => (center === null ? 0 : Math.exp(losses[center] - loss)); // how likely it makes a sample, beside the best center
     this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, share(loss), loss.toFixed(2), k === center)));
     this.part("losses-title").hidden = false;
     this.part("trying").hidden = !classify || accuracy === undefined || !this.drawable(input); // no classes, or nothing to draw
@@ -338,7 +337,7 @@ export class View {
   makeBar(name, share, value, best) {
     const [row, words, meter, number] = ["li", "span", "meter", "span"].map((each) => this.page.createElement(each));
     words.textContent = name;
-    meter.value = share;
+    meter.value = share || 0; // a model may give NaN, and a meter takes none
     meter.setAttribute("aria-label", name);
     number.textContent = value;
     row.classList.toggle("best", best);

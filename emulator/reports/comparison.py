@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,10 @@ def read_runs(folder: Path) -> list[RunSummary]:
     found = {str(e["run"]): str(e["method"]) for e in events}
     if not found:
         raise ConfigError(f"{folder} holds no round yet", hint="wait for its first round")
-    groups, own_loss = _groups(folder), _own_loss(folder)
+    name, groups, own_loss = folder.name or folder.resolve().name, _groups(folder), _own_loss(folder)
     return [
         RunSummary(
-            name=folder.name if len(found) == 1 else f"{folder.name}/{run}",
+            name=name if len(found) == 1 else f"{name}/{run}",
             folder=folder,
             rounds=demo_page.round_events([e for e in events if str(e["run"]) == run], method),
             settings=read_settings(folder, config, run),
@@ -142,6 +143,7 @@ def write_comparison(folders: Sequence[Path], out: Path, *, busy: Callable[[str]
 
 def comparison_page(lines: Sequence[RunSummary]) -> str:
     """The whole document."""
+    lines = _named_apart(lines)
     shown = [which for which in CURVES if any(v is not None for line in lines for v in line.curve(*which))]
     drawings = [partial(_draw, lines, *which) for which in shown]
     if error := _error(lines):
@@ -162,6 +164,15 @@ differs where a device is served another model, such as its own. Worst and media
 <pre tabindex="0">{html_text(chr(10).join(dict.fromkeys(_command(line) for line in lines)))}</pre>
 {"".join(_details(line) for line in lines)}"""
     return html_page(lines[0].name if len(lines) == 1 else f"{len(lines)} runs", body)
+
+
+def _named_apart(lines: Sequence[RunSummary]) -> Sequence[RunSummary]:
+    """A name stands for one run in all that is drawn: where two are alike, names begin where the paths differ."""
+    if len({line.name for line in lines}) == len(lines):
+        return lines
+    places = [line.folder.resolve().parent for line in lines]
+    top = commonpath(places)
+    return [replace(line, name=str(up.relative_to(top) / line.name)) for up, line in zip(places, lines, strict=True)]
 
 
 TABLE_HEAD = (
@@ -338,10 +349,8 @@ def _fleet(folder: Path, events: Sequence[Mapping[str, Any]], run: str) -> dict[
         held = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8"))["devices"]
         return {who: [int(count) for count in one["labels"]] for who, one in held.items()}
     joined = {e["device"]: [int(e["n"])] for e in events if e.get("event") == "joined"}
-    trained = {
-        who for e in events if e.get("run") == run for who in (*e.get("assignment", ()), *e.get("per_device", ()))
-    }
-    return {who: joined.get(who, []) for who in sorted(trained)}
+    trained = ({*e.get("assignment", ()), *e.get("per_device", ())} for e in events if e.get("run") == run)
+    return {who: joined.get(who, []) for who in sorted(set[str]().union(*trained))}
 
 
 def _same_fleet(mine: Mapping[str, Sequence[int]], its: Mapping[str, Sequence[int]]) -> bool:

@@ -94,6 +94,7 @@ def _function_files(
 ) -> dict[str, bytes]:
     source, batch = passes.source, fixed or EXAMPLE_BATCH
     ports = function_ports(source, function)
+    size: BatchSize = "any" if fixed is None else fixed
 
     @cache
     def traced(*, for_torch: bool) -> FlatGraph:
@@ -113,11 +114,11 @@ def _function_files(
     if "pt2" in engines:
         progress(f"pt2 {function}")
         own = traced(for_torch=True)
-        made["pt2"] = cached_file(_key("pt2", source, {function: own}, batch), lambda: to_pt2(exported(own)))
+        made["pt2"] = cached_file(_key("pt2", source, {function: own}, size), lambda: to_pt2(exported(own)))
     if "onnx" in engines:
         progress(f"onnx {function}")
         graph = own if own is not None and not holds(own, TORCH_ALONE) else traced(for_torch=False)
-        made["onnx"] = cached_file(_key("onnx", source, {function: graph}, batch), lambda: onnx(graph))
+        made["onnx"] = cached_file(_key("onnx", source, {function: graph}, size), lambda: onnx(graph))
     return made
 
 
@@ -133,7 +134,7 @@ def _litert_file(passes: ForwardPasses, batch: int, progress: Progress) -> bytes
     return cached_file(_key("litert", source, graphs, batch), make)
 
 
-def _key(engine: str, source: TraceSource, graphs: dict[str, FlatGraph], batch: int) -> str | None:
+def _key(engine: str, source: TraceSource, graphs: dict[str, FlatGraph], batch: BatchSize) -> str | None:
     def rows(function: str) -> list[Any]:
         ports = function_ports(source, function)
         held = [] if source.frozen is None else [[t.name, t.shape] for t in source.frozen.schema.tensors]

@@ -39,6 +39,7 @@ SAMPLES_VALUES = 2  # dimensions of a batch of vectors
 SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
 RELUS = (F.relu, torch.relu, Tensor.relu)
 MAX_POOLS = (F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # which torch's functions take, too
 RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -55,6 +56,7 @@ class ForwardOverrides(TorchFunctionMode):
             self._rectified = []
         own = partial(call_of_pairs, func) if is_complex_call(func, args) else FORWARD_OVERRIDES.get(func)
         if own is not None:
+            kwargs = {NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
             if "input" in kwargs:  # what torch calls the first argument of most functions
                 args, kwargs = (kwargs["input"], *args), {k: v for k, v in kwargs.items() if k != "input"}
             return own(*args, **kwargs)

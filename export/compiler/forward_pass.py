@@ -104,8 +104,8 @@ def uncompiled() -> Iterator[None]:
     """What torch.compile has wrapped is called as it was written, and compiled for none of the sizes that are tried.
 
     Torch's switches are as it begins, whatever the caller has set: gradients, without autocast and a search for NaN,
-    and float32 as the dtype of what names none; the search and the dtype are those of all threads meanwhile. One thread
-    at a time, as in `tracing_context`.
+    and float32 on the CPU where a tensor names no dtype and device; the search and the dtype are those of all threads
+    meanwhile. One thread at a time, as in `tracing_context`.
     """
     with ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
@@ -118,6 +118,8 @@ def uncompiled() -> Iterator[None]:
         if (usual := torch.get_default_dtype()) is not torch.float32:
             stack.callback(torch.set_default_dtype, usual)
             torch.set_default_dtype(torch.float32)
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
         if "torch._dynamo" in sys.modules:  # which torch.compile loads
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

@@ -57,9 +57,10 @@ from export.compiler.program_parity import (
     MAX_RELATIVE_DIFFERENCE,
     difference_hint,
     max_difference,
+    moved_network,
     one_sample_differs,
 )
-from export.compiler.signatures.answers import ONE_SAMPLE, check_answers, check_zeros
+from export.compiler.signatures.answers import ONE_SAMPLE, check_answers, check_company, check_zeros
 from export.compiler.signatures.choose_output import choose_output
 from export.compiler.signatures.lasting_state import (
     check_repeats,
@@ -230,10 +231,8 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     samples, expected = example_inputs(source, "infer", 3)[-1], None if target is None else tuple(target)
     with as_in(dtype):
         check_zeros(source.name, source.module.eval(), samples, source.parts)
-        limit = MAX_RELATIVE_DIFFERENCE
-        found = check_answers(
-            source.name, source.module, samples, expected, limit=limit, parts=source.parts, example=example
-        )
+        found = check_answers(source.name, source.module, samples, expected, parts=source.parts, example=example)
+        check_company(source.name, moved_network(source), samples, limit=MAX_RELATIVE_DIFFERENCE)
         if own_loss is not None and loss == "squared-error":
             word, shape = loss_of_targets(name, found, own_targets)
             source = replace(source, target=found, loss=word, own_targets=shape)
@@ -285,13 +284,14 @@ def _check_constants(source: TraceSource) -> None:
 
 
 def _check_repeats(source: TraceSource) -> None:
-    mine, x = private_copy(source.module, source.dtype).train(), example_inputs(source, "infer", 2)[-1]
+    mine, (*given, x) = private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)
+    held = tensors_of(source.module) | dict(zip(source.params, given, strict=False))  # moved weights: none is zero
 
-    def forward() -> Tensor:
-        state = {name: value.clone() for name, value in tensors_of(source.module).items()}
+    def forward(training: bool) -> Tensor:  # noqa: FBT001 - torch's `train`
+        state = {name: value.clone() for name, value in held.items()}
         with own_random(), torch.no_grad():
             torch.default_generator.manual_seed(0)  # that of the CPU alone
-            return call_module(mine, state, x)[0]
+            return call_module(mine.train(training), state, x)[0]
 
     check_repeats(source.name, mine, forward)
 

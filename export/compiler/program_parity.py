@@ -297,6 +297,19 @@ def _loaded(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> nn.
     return net
 
 
+def moved_network(source: TraceSource) -> Callable[[Tensor], Tensor]:
+    """The model in inference mode and float64, its weights moved: a last layer of zeros would hide all other layers."""
+    names = [p.name for p in function_ports(source, "infer").inputs]
+    given = {n: a for n, a in zip(names, example_inputs(source, "infer", 1), strict=True) if n.startswith("w/")}
+    net = _loaded(source, given, "float64").eval()
+
+    def network(x: Tensor) -> Tensor:
+        with _all_in("float64"):
+            return net(x.double())  # type: ignore[no-any-return]
+
+    return network
+
+
 def _all_in(dtype: str) -> AbstractContextManager[Any]:
     """Where the user's code runs: what it computes in float32 or in less of its own accord is in `dtype`."""
     return Float64Mode() if dtype == "float64" else without_autocast()

@@ -9,6 +9,7 @@ import pytest
 
 from emulator.experiments.command import ExperimentArgs, compare_experiment, run_experiment, summarise_experiment
 from emulator.experiments.plan import experiment_names
+from tests.figures import nearest_strangers
 from tests.support.doc_pages import DOCS, ROOT
 
 KEPT = DOCS / "results"
@@ -79,3 +80,10 @@ def headline() -> str:
     text = TOP.read_text(encoding="utf-8")
     name = "## Where clustering wins, and where it does not"
     return text.partition(name)[2].partition("\n## ")[0]
+
+
+def test_seeds_that_agree_have_no_interval() -> None:
+    row = {"set": "WISDM", "devices": 20, "guide": "taught", "labels": False, "kind": "known"}
+    told = nearest_strangers.table([row | {"none": 0.0, "well": 11 / 12}] * 3)
+    assert "±" not in told
+    assert "| 0 |  | 92 |" in told

@@ -168,12 +168,12 @@ def _right(model: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], shift:
     return hits / sum(map(len, batches))
 
 
-@torch.no_grad()
 def _accuracies(result: SimulationResult) -> list[float]:
     """The accuracy over all samples, round by round."""
     return [share for record in result.records if (share := record["accuracy"]["micro"]) is not None]
 
 
+@torch.no_grad()
 def tested(result: SimulationResult, split: FleetData) -> list[float]:
     """Percent of all held-out samples in each of the `ways`."""
     model = build_model("wecfl-cnn", seed=0).module
@@ -188,11 +188,6 @@ def tested(result: SimulationResult, split: FleetData) -> list[float]:
             n.append(len(local.test))
     percent: list[float] = (100 * np.average(rows, axis=0, weights=n)).round(2).tolist()
     return percent
-
-
-def _shares(result: SimulationResult) -> list[float]:
-    """The accuracy over all samples, round by round."""
-    return [share for record in result.records if (share := record["accuracy"]["micro"]) is not None]
 
 
 def main() -> None:
@@ -226,7 +221,7 @@ def main() -> None:
             if isinstance(strategy, RecordingWeCFL):
                 found |= {"turns": strategy.turns(result), "percent": tested(result, split)}
             else:  # a device's own models, as it is served them
-                found["percent"] = [100 * _shares(result)[-1]]
+                found["percent"] = [100 * _accuracies(result)[-1]]
             sys.stdout.write(json.dumps(found) + "\n")
             sys.stdout.flush()
 

@@ -257,7 +257,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _percent(rows: Sequence[Mapping[str, Any]], name: str) -> str:
     values = 100 * np.array([row[name] for row in rows])
-    if len(values) < 2 or values.std() == 0:
+    if len(values) < 2 or np.ptp(values) == 0:  # of equal values the deviation can be 1e-14
         return f"{values.mean():.0f}"
     return f"{values.mean():.0f} ± {T_975[len(values) - 1] * values.std(ddof=1) / np.sqrt(len(values)):.0f}"
 

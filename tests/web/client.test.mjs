@@ -415,3 +415,60 @@ test("the golden run is made once for each version of the runtime", async () => 
   assert.deepEqual(counts, [golden + 3, 3, golden + 3]);
   assert.equal((await store.names("golden/")).length, 1);
 });
+
+test("a golden run that fails, as for want of memory, refuses its task and is made again for the next", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  let fails = true;
+  const runtime = runtimeOf("1.2.3", () => {
+    if (fails) throw new Error("failed to call OrtRun(). ERROR_CODE: 6, ERROR_MESSAGE: std::bad_alloc");
+  });
+  const { client, leave } = await phone(world, store, { runtime });
+  world.say("task", await world.task());
+  assert.equal((await world.heard((m) => m.k === "nack")).code, "no_engine");
+  fails = false;
+  const from = world.said.length;
+  world.say("task", await world.task({ round: 2 }));
+  assert.equal((await world.heard((m) => ["nack", "rdy"].includes(m.k), from)).k, "rdy");
+  assert.deepEqual(client.refused, []);
+  await leave();
+});
+
+test("a phone that cannot dial again ends also while it works on a task, and says why", async () => {
+  const world = new World();
+  const { client, life } = await phone(world, new MemoryStore());
+  world.serves = false;
+  world.say("task", await world.task());
+  await world.heard((m) => m.k === "get");
+  client.inbox.push({ kind: "failed", error: new Error("nothing is stored any more") });
+  await assert.rejects(Promise.race([life, new Promise((resolve) => setTimeout(resolve, 5_000))]), /nothing is stored any more/);
+});
+
+test("a message is refused in words that can be written, wherever they are cut", async () => {
+  const world = new World();
+  const { leave } = await phone(world, new MemoryStore());
+  const task = { ...(await world.task()), job: "\u{1F600}".repeat(60), v: 1, k: "task", id: "x", t: 0, epoch: 1 };
+  world.link.emit("message", TOPICS.down(CID), canonicalJson(task), { retain: false });
+  const from = world.said.length;
+  world.say("task", { ...(await world.task()), left_ms: 0 }); // what comes after it is answered in any case
+  await world.heard((m) => m.k === "nack" && m.code === "deadline", from);
+  assert.deepEqual(world.said.filter((m) => m.re === "x").map((m) => m.code), ["bad_field"]);
+  await leave();
+});
+
+test("the bytes of an update are read and hashed once for a credit, not for each block", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { client, leave } = await phone(world, store);
+  client.block = 4096;
+  world.say("task", await world.task());
+  const rdy = await world.heard((m) => m.k === "rdy");
+  assert.ok(totalOf(rdy.update) > 1);
+  const get = store.get.bind(store);
+  let reads = 0;
+  store.get = (name) => {
+    reads += name === "update" ? 1 : 0;
+    return get(name);
+  };
+  await world.fetched(rdy);
+  assert.equal(reads, 1);
+  await leave();
+});

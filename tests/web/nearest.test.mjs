@@ -38,7 +38,7 @@ const N = 70;
 /** A page's client beside a signed catalog; `evaluated` is awaited before each batch. */
 function visitor(changes, evaluated = () => {}) {
   const catalog = JSON.parse(readFileSync(new URL("../golden/vectors.json", import.meta.url))).spelled.catalog;
-  const program = { loss: "cross-entropy", classes: 2, input: [2], schema: { sha256: "0".repeat(64), nParams: 1, tensors: [] } };
+  const program = { containers: {}, loss: "cross-entropy", classes: 2, input: [2], schema: { sha256: "0".repeat(64), nParams: 1, tensors: [] } };
   const learner = {
     fixedBatch: null,
     evaluate: async (_models, { n }, _batch, between) => {
@@ -50,7 +50,7 @@ function visitor(changes, evaluated = () => {}) {
   const data = { n: N, x: new Float32Array(2 * N), labels: new Int32Array(N) };
   const client = {
     now: () => 0, stopping: false, task: null, pointer: { catalog: { sha256: "1".repeat(64) } }, sent: [], kept: [], sizes: [],
-    blobs: { read: async () => new TextEncoder().encode(catalog) },
+    blobs: { read: async () => new TextEncoder().encode(catalog), keepOnly: async () => {} },
     fetch: async () => {},
     local: async () => ({ train: data, test: { n: 0 } }),
     taskRunner: {
@@ -62,7 +62,7 @@ function visitor(changes, evaluated = () => {}) {
     handle: async () => {
       client.answer = { center: 0, fit: "well" };
     },
-    store: { write: async (put) => client.kept.push(put) },
+    store: { get: async () => undefined, write: async (put) => client.kept.push(put) },
     ort: {
       Tensor: class {
         constructor(_type, values, dims) {
@@ -99,10 +99,34 @@ test("a page that is closed ends a search that compares centers", async () => {
   await assert.rejects(findCenter(client), /the page was closed/);
 });
 
-test("where no center gives a number none fits, and the coordinator is not asked", async () => {
-  const evaluate = async (_models, { n }) => ({ losses: [new Float64Array(n).fill(NaN)] });
+test("a center's memory is given back when another takes its place, and when its trial is broken off", async () => {
+  let released = 0;
+  const session = { release: async () => { released += 1; } };
+  const opened = await openCenter({ store, blobs, ort: { InferenceSession: { create: async () => session } } });
+  await opened.release();
+  assert.equal(released, 1);
   const client = visitor();
-  client.taskRunner.learner = async () => ({ fixedBatch: null, evaluate });
+  const { create } = client.ort.InferenceSession;
+  client.ort.InferenceSession.create = async () => ({ ...(await create()), ...session, run: async () => { throw new Error("broken off"); } });
+  await assert.rejects(findCenter(client), /broken off/);
+  assert.equal(released, 2);
+});
+
+test("what an earlier search fetched is forgotten by the next, but the center at home", async () => {
+  const kept = [];
+  const client = visitor();
+  client.blobs.keepOnly = async (hashes) => kept.push(hashes);
+  client.store.get = async () => ({ sha256: "home" });
+  await findCenter(client);
+  assert.equal(kept.length, 1);
+  const spelled = JSON.parse(readFileSync(new URL("../golden/vectors.json", import.meta.url))).spelled.catalog;
+  for (const { model } of JSON.parse(spelled).centers) assert.ok(kept[0].has(model.sha256));
+  assert.ok(kept[0].has("home") && kept[0].has("1".repeat(64)));
+});
+
+test("of centers that all give no number none fits, and the coordinator is not asked about an empty list", async () => {
+  const client = visitor();
+  (await client.taskRunner.learner()).evaluate = async (_models, { n }) => ({ losses: [new Float64Array(n).fill(NaN)] });
   assert.equal((await findCenter(client)).center, null);
   assert.deepEqual(client.sent, []);
 });

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { countVotes, meanErrors } from "../../edge_client/web/training/fit_probe.js";
+import { countVotes, meanErrors, runFit } from "../../edge_client/web/training/fit_probe.js";
 
 const program = { loss: "squared-error" };
 const data = { n: 2, targets: Float32Array.from([1, 10, 3, 10]) }; // two samples of two targets
@@ -21,4 +21,13 @@ test("errors are not told of classes, nor of outputs of another shape", () => {
 
 test("a loss that is no number wins no vote", () => {
   assert.deepEqual(countVotes([[0.1, NaN, 2, NaN], [0.5, 9, 1, NaN], [NaN, NaN, NaN, 1]]), [1, 2, 1]);
+});
+
+test("a fit whose loss is no number is refused, as one whose model is: no announcement can carry it", async () => {
+  const learner = (losses) => ({ program: { input: [1], target: [2], ...program }, fixedBatch: null, train: async () => ({ vector: Float64Array.of(1), losses }) });
+  const fit = { start: { sha256: "a" }, lr: 1, batch: 2, seed: 0, steps: 2 };
+  const samples = { ...data, x: new Float32Array(2) };
+  const run = (...losses) => runFit(learner(losses), fit, samples, { vectors: new Map([["a", Float32Array.of(0)]]) });
+  assert.equal((await run(1, 3)).loss, 2);
+  for (const loss of [Infinity, NaN]) await assert.rejects(run(1, loss), { code: "not_finite" });
 });

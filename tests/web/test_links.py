@@ -186,6 +186,10 @@ def test_a_browser_comes_in_by_its_link_and_wipes_the_secret_from_its_address(vi
         guesser = visit(f"{url}#id={PHONE_ID}&secret=guessed", size=PHONE, touch=True, any_certificate=True)
         assert "does not let this phone in" in text(guesser.page, "trouble", "ask for a new link")
         guesser.page.goto("about:blank")
+        stranger.page.goto(f"{url}#{fragment}")  # the page is there already: only its fragment is another
+        text(stranger.page, "link", "connected")
+        assert stranger.page.locator("#name").inner_text() == PHONE_ID
+        stranger.page.goto("about:blank")
         opened = visit(f"{url}?threads=2#{fragment}", size=PHONE, touch=True, any_certificate=True)
         text(opened.page, "link", "connected")
         assert "#" not in opened.page.url

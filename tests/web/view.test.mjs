@@ -193,3 +193,13 @@ test("a screen reader hears that a work begins and ends, and not each of its ste
   view.tell({ what: "answered", status: "ok", sent: 1 });
   assert.deepEqual(live, ["polite", "off", "off", "polite"]);
 });
+
+test("a center without a loss has an empty bar, and the others theirs: a meter takes no NaN", () => {
+  const page = plainPage();
+  const make = page.createElement;
+  const shares = [];
+  page.createElement = (name) => Object.defineProperty(make(), "value", { set: (share) => name === "meter" && shares.push(share) });
+  new View(page).showCenter({ ...HOME, losses: [NaN, 0.5, 2] });
+  assert.deepEqual(shares.slice(0, 2), [0, 1]);
+  assert.ok(shares[2] > 0 && shares[2] < 1);
+});

@@ -143,7 +143,7 @@ async function followStream() {
       await stream((kind, data) => { wait = 500; onEvent(kind, data); });
     } catch (wrong) {
       if (wrong instanceof Refused && wrong.status === 401) {
-        if (!(await control.askToken("read", "Reading needs a token: the operator has it."))) return;
+        if ((await control.askToken("read", "Reading needs a token: the operator has it.")) === null) return;
         wait = 250;
         continue;
       }

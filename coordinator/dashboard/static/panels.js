@@ -32,7 +32,7 @@ export async function showJoin() {
   const words = el("div", {},
     el("p", {}, "A device that never trained asks which center suits it best, or hears that none does. Its samples stay with it. client.toml:"),
     note ? el("p", { class: "note" }, note) : null,
-    el("pre", { tabindex: "0" }, config), copy,
+    el("pre", { tabindex: "0" }, config), navigator.clipboard && copy, // over http:// a browser lends no clipboard
     el("pre", { tabindex: "0" }, `$ ${command}`),
     local ? el("p", { class: "note" }, "This address is that of this machine itself; a device elsewhere needs one that it can reach (docs/security.md).") : null);
   const scan = phone && el("div", {}, el("img", { class: "qr", alt: `QR code of ${phone.url}`, src: `data:image/svg+xml;base64,${btoa(unescape(encodeURIComponent(phone.svg)))}` }),

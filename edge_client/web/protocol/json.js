@@ -142,7 +142,7 @@ class Reader {
       if (next !== "\\") this.refuse("a text without end, or a control character in it");
       out += this.escape();
     }
-    if (!isWellFormed(out)) this.refuse("a lone surrogate");
+    if (!out.isWellFormed()) this.refuse("a lone surrogate");
     return out;
   }
 
@@ -180,7 +180,7 @@ function toText(value) {
   if (value === null || typeof value === "boolean") return String(value);
   if (typeof value === "number" || value instanceof Real) return numberText(value);
   if (typeof value === "string") {
-    if (!isWellFormed(value)) throw new Malformed("bad_field", "cannot be written as JSON: a lone surrogate");
+    if (!value.isWellFormed()) throw new Malformed("bad_field", "cannot be written as JSON: a lone surrogate");
     return JSON.stringify(value);
   }
   if (Array.isArray(value)) return `[${value.map(toText).join(",")}]`;
@@ -194,15 +194,4 @@ function numberText(value) {
   if (!Number.isFinite(number)) throw new Malformed("bad_field", `cannot be written as JSON: ${number}`);
   const text = String(number);
   return value instanceof Real && Number.isInteger(number) && !text.includes("e") ? `${text}.0` : text;
-}
-
-function isWellFormed(text) {
-  for (let i = 0; i < text.length; i += 1) {
-    const unit = text.charCodeAt(i);
-    if (unit < 0xd800 || unit > 0xdfff) continue;
-    const next = text.charCodeAt(i + 1);
-    if (unit > 0xdbff || !(next >= 0xdc00 && next <= 0xdfff)) return false;
-    i += 1;
-  }
-  return true;
 }

@@ -43,7 +43,7 @@ export class ActiveTask {
     await taskRunner.checkSignature(...vectors); // a crafted model could make its update give away the samples
     const { block } = message.program;
     const containers = [...Object.keys(functions).map((field) => message[field]), ...taskRunner.frozen(program, block)];
-    await this.evictBlobs([message.program, ...containers, ...vectors], program);
+    await evictBlobs(client, [message.program, ...containers, ...vectors], program);
     await this.requireGolden(program);
     await this.fetch([...containers, ...vectors]);
     const began = client.now();
@@ -123,13 +123,13 @@ export class ActiveTask {
     client.sender.send("nack", { re: message.id, ...key, code, detail, retry_ms: retry });
     client.tell(wrong instanceof NoRoom ? { what: "full", round: key.round } : { what: "refused", code, detail });
   }
+}
 
-  /** Forget cached blobs that neither this task nor the center that was taken home needs. */
-  async evictBlobs(manifests, program) {
-    const home = await this.client.store.get("home");
-    const wanted = new Set(manifests.map(({ sha256 }) => sha256));
-    for (const file of Object.values(program.containers[ENGINE] ?? {})) wanted.add(file.sha256);
-    if (home?.sha256) wanted.add(home.sha256);
-    await this.client.blobs.keepOnly(wanted);
-  }
+/** Forget cached blobs that neither these, the program nor the center that was taken home needs. */
+export async function evictBlobs({ store, blobs }, manifests, program) {
+  const home = await store.get("home");
+  const wanted = new Set(manifests.map(({ sha256 }) => sha256));
+  for (const file of Object.values(program.containers[ENGINE] ?? {})) wanted.add(file.sha256);
+  if (home?.sha256) wanted.add(home.sha256);
+  await blobs.keepOnly(wanted);
 }

@@ -9,14 +9,14 @@ import { Inbox } from "./inbox.js";
 import { DEFAULT_BLOCK_BYTES } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
 import { parseJson } from "../protocol/json.js";
-import { CODECS, MAX_DETAIL_CHARS, NACK_CODES } from "../protocol/message_schemas.js";
+import { CODECS, NACK_CODES } from "../protocol/message_schemas.js";
 import { MAX_MESSAGE_BYTES, readMessage, VERSION } from "../protocol/messages.js";
 import { keyId, verifyRecord } from "../protocol/signing.js";
 import { Topics } from "../protocol/topics.js";
 import { Blobs, NoRoom } from "./store.js";
 import { isBefore, keyOf, sameKey, State } from "./state.js";
 import { Transport } from "../transport/mqtt.js";
-import { RETRY_MS } from "./train_conditions.js";
+import { nackFields, RETRY_MS } from "./train_conditions.js";
 import { findCenter } from "../nearest.js";
 import { DeviceSender } from "./sender.js";
 import { ENGINE, TaskRunner } from "./task_runner.js";
@@ -158,7 +158,7 @@ export class Client {
       this.downloader.linkLost();
       this.uploader.linkUp();
     } else if (event.kind === "failed") {
-      throw event.error;
+      this.fail(event.error); // also in the midst of a task, which would answer for it as its own error
     } else {
       this.connected = false;
       this.uploader.linkLost();
@@ -211,7 +211,8 @@ export class Client {
     if (!(wrong instanceof Malformed) || !NACK_CODES.includes(wrong.code)) return;
     try {
       const { id } = parseJson(payload, MAX_MESSAGE_BYTES);
-      this.sender.send("nack", { re: id, code: wrong.code, detail: wrong.detail.slice(0, MAX_DETAIL_CHARS) });
+      const { code, detail } = nackFields(wrong);
+      this.sender.send("nack", { re: id, code, detail });
     } catch {
       // no id to answer to
     }
@@ -305,7 +306,7 @@ export class Client {
   }
 
   fail(why) {
-    this.failure = new Error(why);
+    this.failure = why instanceof Error ? why : new Error(why);
     this.stopping = true;
   }
 

@@ -2,7 +2,7 @@
 // are fetched already; client.js stores and sends the result.
 
 import { openEngine } from "../engines/onnx.js";
-import { runGolden } from "../engines/golden_run.js";
+import { FAR, runGolden } from "../engines/golden_run.js";
 import { Learner } from "../training/learner.js";
 import { decodeVector, encodeVector, encodeWithFeedback, encodeStats } from "../protocol/codecs.js";
 import { Malformed } from "../protocol/errors.js";
@@ -72,7 +72,7 @@ export class TaskRunner {
 
   /**
    * How far this runtime is from the program's golden run, 0 for a program without one; computed once for each program and
-   * version, and kept in `store`. The step's file is here already.
+   * version, and kept in `store` unless it failed. The step's file is here already.
    */
   async goldenDifference(manifest, store) {
     const program = await this.program(manifest);
@@ -80,9 +80,10 @@ export class TaskRunner {
     if (!golden) return 0;
     const name = `${GOLDEN}${manifest.sha256}/${this.runtime}`;
     const kept = await store.get(name);
-    if (Number.isFinite(kept)) return kept;
+    if (kept < FAR) return kept; // earlier versions stored failures
     const { engine } = await this.learner(program, { step: program.containers[ENGINE].step });
     const difference = await runGolden(engine, golden);
+    if (difference === FAR) return difference; // maybe for want of memory: the next task tries again
     await store.write({ [name]: difference }, (await store.names(GOLDEN)).filter((other) => other !== name));
     return difference;
   }

@@ -10,7 +10,7 @@ export const RETRY_MS = 60_000;
 export function nackFields(wrong) {
   if (wrong instanceof Malformed) {
     const code = NACK_CODES.includes(wrong.code) ? wrong.code : "internal";
-    return { code, detail: [...wrong.detail].slice(0, MAX_DETAIL_CHARS).join(""), retry: code === "unavailable" ? RETRY_MS : undefined };
+    return { code, detail: [...wrong.detail.toWellFormed()].slice(0, MAX_DETAIL_CHARS).join(""), retry: code === "unavailable" ? RETRY_MS : undefined };
   }
   if (wrong instanceof NoRoom || wrong instanceof RangeError) {
     return { code: "no_space", detail: String(wrong.message).slice(0, MAX_DETAIL_CHARS) };

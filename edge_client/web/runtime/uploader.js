@@ -120,7 +120,8 @@ export class Uploader {
       this.announceIn(REPEAT_MS);
       return;
     }
-    const data = await this.state.readUpdate();
+    upload.data ??= await this.state.readUpdate();
+    const { data } = upload;
     if (data === undefined) { // the browser lost it: its task may come again
       await this.state.forgetResult();
       this.cancel();

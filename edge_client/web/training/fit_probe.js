@@ -28,10 +28,10 @@ export async function runFit(learner, task, data, { vectors, own, posterior, bet
   const anchor = task.anchor === "start" ? sent : named("anchor");
   const batches = batchesOf(data.n, task, learner.fixedBatch !== null);
   const trained = await learner.train({ task, start, anchor, linear: named("linear"), data, batches, weights }, between);
-  if (!trained.vector.every(Number.isFinite)) {
+  const loss = trained.losses.reduce((a, b) => a + b, 0) / trained.losses.length;
+  if (!Number.isFinite(loss) || !trained.vector.every(Number.isFinite)) {
     throw new Malformed("not_finite", `training diverged; the learning rate ${task.lr} may be too high`);
   }
-  const loss = trained.losses.reduce((a, b) => a + b, 0) / trained.losses.length;
   return { vector: Float32Array.from(trained.vector), loss, start: sent, anchor };
 }
 

@@ -71,19 +71,20 @@ def istft(
     shape = _window(window, width, n_fft, x.real)
     cosine, sine = waves(keep, n_fft, n_fft, x.real)
     k = torch.arange(keep).unsqueeze(1)
-    twice = torch.where((k == 0) | (2 * k == n_fft) | (onesided is False), 1.0, 2.0).to(x.real.dtype)
+    whole = keep == n_fft if onesided is None else not onesided
+    twice = torch.where((k == 0) | (2 * k == n_fft) | whole, 1.0, 2.0).to(x.real.dtype)
     scale = 1 / math.sqrt(n_fft) if normalized else 1 / n_fft
     filters = (torch.cat([cosine * twice, -sine * twice]) * shape * scale).unsqueeze(1)  # [2 keep, 1, n_fft]
     both = torch.cat([x.real, x.imag], -2).reshape(-1, 2 * keep, frames)
     out = nn.functional.conv_transpose1d(both, filters, stride=hop)[:, 0]
     ones = torch.ones(1, 1, frames, dtype=shape.dtype)
     weight = nn.functional.conv_transpose1d(ones, shape.square().reshape(1, 1, -1), stride=hop)[:, 0]
-    whole = n_fft + hop * (frames - 1)
+    reach = n_fft + hop * (frames - 1)
     first = n_fft // 2 if center else 0
-    last = whole - first if length is None else min(first + length, whole)
+    last = reach - first if length is None else min(first + length, reach)
     out = out[:, first:last] / weight[:, first:last]
-    if length is not None and first + length > whole:
-        out = nn.functional.pad(out, (0, first + length - whole))
+    if length is not None and first + length > reach:
+        out = nn.functional.pad(out, (0, first + length - reach))
     return out.reshape([*x.shape[:-2], out.shape[-1]])
 
 

@@ -94,25 +94,37 @@ def warn_of_evaluation_mode(name: str, module: nn.Module, trained: nn.Module) ->
         )
 
 
-def check_repeats(name: str, module: nn.Module, forward: Callable[[], Tensor]) -> None:
+def check_repeats(name: str, module: nn.Module, forward: Callable[[bool], Tensor]) -> None:
     """Refuse a module that answers the same call otherwise the next time, and tell of one that counts its calls.
 
-    `forward` is one training pass of the module, each time from the same tensors and the same random numbers.
+    `forward` is one pass of the module, in training mode or not, from the same tensors and the same random numbers.
     """
     answers, counts = list[Tensor](), list[Numbers]()
+    before = forward(False)  # noqa: FBT003 - torch's `train`
     for _ in range(PASSES):
-        answers.append(forward())
+        answers.append(forward(True))  # noqa: FBT003
         counts.append(_numbers(module))
     if any(not isinstance(answer, Tensor) for answer in answers):  # refused elsewhere, by the names of its outputs
         return
-    first = answers[0]
-    if any(a.shape != first.shape or not torch.allclose(a, first, 1e-4, 1e-5, equal_nan=True) for a in answers):
+    if any(_differ(answer, answers[0]) for answer in answers):
         raise ProgramRefused(
             f"model {name!r} answers the same training batch differently the next time{_told(counts)}",
             hint="draw random numbers with torch, and keep what changes from step to step in a float buffer",
         )
+    if _differ(forward(False), before):  # noqa: FBT003
+        raise ProgramRefused(
+            f"model {name!r} answers otherwise in inference mode after a training pass{_told(counts)}, though no "
+            "parameter or buffer has changed",
+            hint="keep what training collects for inference, as means of features, in a float buffer: "
+            "self.register_buffer('mean', torch.zeros(n))",
+        )
     if told := _told(counts):
         warnings.warn(f"model {name!r} counts its training passes{told}: no program does", stacklevel=4)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    size = float(other.nan_to_num(0, 0, 0).abs().max()) if other.numel() else 0.0
+    return one.shape != other.shape or not torch.allclose(one, other, 1e-4, 1e-5 * size, equal_nan=True)
 
 
 def _numbers(module: nn.Module) -> Numbers:

@@ -197,11 +197,21 @@ def test_a_locked_page_asks_for_its_token_and_opens_with_it(tmp_path: Path, visi
         visited = visit(site.link.partition("#")[0])
         page = visited.page
         expect(page.get_by_role("dialog")).to_contain_text("locked")
+        pressed(page, "Enter")  # with no token
         page.get_by_label("Token").fill(read.read_text())
         pressed(page, "Enter")
         expect(page.locator("#devices tbody tr")).to_have_count(1)
         assert all("401" in error for error in visited.errors)
         visited.errors.clear()
+
+
+def test_what_a_browser_cannot_copy_has_no_button(site: DashboardSite, visit: Open) -> None:
+    page = visit(site.link).page
+    expect(page.get_by_role("button", name="Copy")).to_be_visible()
+    page.add_init_script("delete Navigator.prototype.clipboard")  # as over http:// from another machine
+    page.reload()
+    expect(page.locator("#join pre").first).to_be_visible()
+    expect(page.get_by_role("button", name="Copy")).to_have_count(0)
 
 
 def test_five_thousand_devices_are_shown_and_each_is_found(tmp_path: Path, visit: Open) -> None:

@@ -10,6 +10,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.task import OWN_MODEL, Array, Fit, Flat, OwnModel, Probe, Tensors
 from edge_client.training.fit_probe import (
     count_votes,
+    fit_result,
     recalibrate,
     responsibilities,
     run_fit,
@@ -17,7 +18,7 @@ from edge_client.training.fit_probe import (
     with_buffers,
     with_label_prior,
 )
-from edge_client.training.learner import EngineLearner
+from edge_client.training.learner import EngineLearner, TrainedModel
 from tests.support.softmax_program import CLASSES, FEATURES, SoftmaxEngine, program, samples
 
 ENGINE, PROGRAM = SoftmaxEngine(), program()
@@ -240,6 +241,12 @@ def test_what_cannot_be_done_is_refused_by_the_protocols_code(
 ) -> None:
     with np.errstate(all="ignore"), pytest.raises(Malformed, match=rf"^{code}: "):
         run_fit(EngineLearner(engine, PROGRAM), task, data)
+
+
+@pytest.mark.parametrize("loss", [np.inf, np.nan])
+def test_a_fit_whose_loss_is_no_number_is_refused_as_no_announcement_can_carry_it(loss: float) -> None:
+    with pytest.raises(Malformed, match=r"^not_finite: "):
+        fit_result(TASK, TrainedModel(vector=np.ones(SCHEMA.size), losses=np.array([1.0, loss])))
 
 
 MODELS = [RNG.standard_normal(SCHEMA.size) for _ in range(3)]

@@ -146,6 +146,23 @@ def test_runs_with_one_accuracy_are_equal(two: list[Path], tmp_path: Path) -> No
     assert "end equal, at" in page
 
 
+def test_runs_in_folders_of_one_name_are_named_by_their_paths(two: list[Path], tmp_path: Path) -> None:
+    places = [tmp_path / "here" / "mine", tmp_path / "there" / "mine"]
+    lines = []
+    for run, place in zip(two, places, strict=True):
+        place.mkdir(parents=True)
+        lines.append(replace(comparison.read_runs(run)[0], name=place.name, folder=place))
+    page = comparison.comparison_page(lines)
+    assert "<th>setting</th><th>here/mine</th><th>there/mine</th>" in page
+    assert page.count(">here/mine</text>") == page.count(">there/mine</text>") > 0
+    assert "there/mine (FedAvg)" in page
+
+
+def test_the_folder_in_which_one_stands_has_its_name(two: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(two[0])
+    assert [line.name for line in comparison.read_runs(Path())] == [two[0].name]
+
+
 def test_runs_over_different_fleets_are_not_ranked(two: list[Path], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     first = quickly_drawn(two[0], tmp_path / "empty")

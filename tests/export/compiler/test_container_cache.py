@@ -90,6 +90,19 @@ def test_other_constants_and_other_converters_are_compiled_anew(
         compile_small(**change)
 
 
+class LargeBatches(nn.Linear):
+    """Another step for large batches, so that it is compiled for one size; its inference is the same for every size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 2 if self.training and x.shape[0] > 20 else x)
+
+
+def test_a_file_for_one_batch_size_is_none_for_every_size() -> None:
+    one_size = compile_program(LargeBatches(6, 3), (6,), engines=("pt2",), batch=containers.EXAMPLE_BATCH)
+    every_size = compile_program(nn.Linear(6, 3), (6,), engines=("pt2",))
+    assert (one_size.program.batch, every_size.program.batch) == ({"pt2": 13}, {"pt2": "any"})
+
+
 def test_a_damaged_entry_is_compiled_anew(first: CompilerOutput, folder: Path) -> None:
     for entry in cache_entries(folder):
         entry.write_bytes(entry.read_bytes()[:-1] + b"!")

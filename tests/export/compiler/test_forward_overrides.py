@@ -68,6 +68,7 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "a cosine with one number": lambda x: F.cosine_similarity(x, x[:, :1] * 2 - 1, 1),
     "a cosine with fewer axes": lambda x: F.cosine_similarity(x, x[0, 0] - 1, 3),
     "a mean over three axes": lambda x: F.avg_pool3d(x.unsqueeze(1), kernel_size=2, stride=(1, 2, 2)),
+    "a product by numpy's names": lambda x: x[:, :2].prod(axis=1, keepdims=True) + torch.cumprod(x / 4, axis=3),  # type: ignore[call-arg, call-overload]
     "without antialias": lambda x: F.interpolate(x, scale_factor=(2, 1), mode="bilinear"),
 }
 

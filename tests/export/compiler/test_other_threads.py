@@ -103,7 +103,8 @@ class Filled(nn.Linear):
 
 def switches() -> list[object]:
     found = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
-    return [*found, torch.is_anomaly_enabled(), torch.get_default_dtype(), torch.get_num_threads()]
+    usual = torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()
+    return [*found, torch.is_anomaly_enabled(), *usual]
 
 
 @contextmanager
@@ -124,6 +125,7 @@ def usual_dtype(dtype: torch.dtype) -> Iterator[None]:
         partial(torch.autocast, "cpu", torch.bfloat16),
         torch.autograd.detect_anomaly,
         partial(usual_dtype, torch.float64),
+        partial(torch.device, "meta"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
@@ -131,7 +133,7 @@ def test_switches_of_torch_around_a_compilation_count_for_nothing_and_stay(
     around: Callable[[], AbstractContextManager[object]],
 ) -> None:
     with around():
-        before, module = switches(), Filled(4, 3)
+        before, module = switches(), Filled(4, 3, device="cpu")
         assert compile_program(module, (4,), engines=("onnx",)).program.parity["onnx"] < 1e-5
         assert switches() == before
         module.fails_from = 13  # no batch of the checks, but that of the trace

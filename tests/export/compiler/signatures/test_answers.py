@@ -176,11 +176,22 @@ def test_a_module_of_several_outputs_is_told_the_lines_for_one_and_for_a_loss_of
 
 
 class OfTheBatch(nn.Linear):
+    scale = 1.0
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x - x.mean(0))
+        return super().forward(x - x.mean(0)) * self.scale
 
 
-def test_a_module_whose_answer_depends_on_the_batch_is_told_of_running_statistics() -> None:
+def of_the_batch(*, zeros: bool = False, scale: float = 1.0) -> nn.Module:
+    module = OfTheBatch(4, 2)
+    module.scale = scale
+    if zeros:
+        torch.nn.init.zeros_(module.weight)
+    return module
+
+
+@pytest.mark.parametrize("module", [of_the_batch(), of_the_batch(zeros=True), of_the_batch(scale=1e-6)])
+def test_a_module_whose_answer_depends_on_the_batch_is_told_of_running_statistics(module: nn.Module) -> None:
     with pytest.raises(ProgramRefused, match="differently in other company") as refused:
-        make_source(OfTheBatch(4, 2), input=(4,))
+        make_source(module, input=(4,))
     assert "track_running_stats" in refused.value.hint

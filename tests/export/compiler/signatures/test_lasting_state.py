@@ -63,6 +63,28 @@ class Turned(nn.Module):
         return out
 
 
+class Centred(nn.Module):
+    """Features without their mean, which training keeps, as in textbooks of batch norm, where no step returns it."""
+
+    def __init__(self, holder: dict[str, Tensor] | None = None, *, buffer: bool = False) -> None:
+        super().__init__()
+        self.first, self.head, self.holder = nn.Linear(4, 6), nn.Linear(6, 3), holder
+        if buffer:
+            self.register_buffer("mean", torch.zeros(6))
+        else:
+            self.mean = torch.zeros(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        mean = h.mean(0) if self.training else self.mean if self.holder is None else self.holder["mean"]
+        if self.training and self.holder is not None:
+            self.holder["mean"] = mean.detach()
+        elif self.training:
+            self.mean = 0.9 * self.mean + 0.1 * mean.detach()
+        out: Tensor = self.head(h - mean)
+        return out
+
+
 class Lucky(nn.Module):
     """Python draws, so that a trace would keep one draw for ever."""
 
@@ -145,6 +167,8 @@ def test_a_hook_that_changes_a_gradient_is_named_where_the_step_differs() -> Non
         (Turned(pairs=False), 8, "complex parameter turn"),
         (Cooled(4.0), 4, "differently the next time .it changes temperature"),
         (Lucky(), 4, "differently the next time"),
+        (Centred(), 4, "otherwise in inference mode after a training pass"),
+        (Centred({"mean": torch.zeros(6)}), 4, "otherwise in inference mode after a training pass"),
     ],
     ids=[
         "parallel",
@@ -155,6 +179,8 @@ def test_a_hook_that_changes_a_gradient_is_named_where_the_step_differs() -> Non
         "complex",
         "temperature",
         "python's random",
+        "a mean",
+        "a mean in a dict",
     ],
 )
 def test_what_would_be_dropped_is_refused(module: nn.Module, size: int, told: str) -> None:
@@ -165,6 +191,7 @@ def test_what_would_be_dropped_is_refused(module: nn.Module, size: int, told: st
 def test_what_the_refusals_advise_is_taken() -> None:
     make_source(Turned(pairs=True), input=(8,))
     make_source(Cooled(torch.tensor(4.0)), input=(4,))
+    make_source(Centred(buffer=True), input=(4,))
 
 
 def test_a_loss_with_parameters_is_refused_and_one_without_is_taken() -> None:
