@@ -52,12 +52,12 @@ Event = Mapping[str, Any]
 def publish_centers(
     outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram, *, unix_ms: int
 ) -> tuple[Catalog, Manifest, list[Event]]:
-    """-> the catalog, its signed manifest, and its events (none when this version made it before a restart).
+    """-> the catalog, its signed manifest, and its events (none when it was made before a restart).
 
     `unix_ms` is the wall time that the events bear.
     """
     known, events = store.facts.get(CATALOG_FACT), list[Event]()
-    if known is None or _has_other_guide(Catalog.from_bytes(store.blobs.read(known)), store):
+    if known is None or not _has_guide(Catalog.from_bytes(store.blobs.read(known)), store):
         catalog, events = _make_catalog(outcomes, config, store, prepared)
         events = [{**event, "unix_ms": unix_ms} for event in events]
         known = store.blobs.put(catalog.to_bytes())
@@ -70,17 +70,15 @@ def publish_centers(
     return catalog, prepared.sign(manifest_of(data, "catalog", block=config.transfer.block)), events
 
 
-def _has_other_guide(catalog: Catalog, store: Store) -> bool:
-    """Whether another version of fedcenters made the catalog's guide, which devices of this version cannot read."""
-    if catalog.router is None:
-        return False
+def _has_guide(catalog: Catalog, store: Store) -> bool:
+    """Whether devices can read the catalog's guide, if it has one: no other version made it, and it is not damaged."""
     try:
-        read_router(store.blobs.read(catalog.router.sha256))
+        if catalog.router is not None:
+            read_router(store.blobs.read(catalog.router.sha256))
     except Malformed as wrong:
-        if wrong.code != "bad_version":
-            raise
-        return True
-    return False
+        log.warning("the centers are published again: %s", wrong.words)
+        return False
+    return True
 
 
 def _make_catalog(

@@ -206,7 +206,6 @@ class Server:
             config.model.engines,
             self._event_log,
             program.ensure,
-            runs=[run.name for run in config.runs],
             max_samples_ratio=config.fleet.max_samples_ratio,
         )
         self._gather(session, devices)

@@ -7,7 +7,8 @@ that the devices ask for. A replay of an earlier round, whose state was damaged,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping
 
 from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO, weighed_fleet
 from coordinator.runtime.presence import DevicePresence, FleetPresence
@@ -20,11 +21,10 @@ from edge_client.protocol.task import ClientId
 class TrainingFleet:
     """`members`: (announced training samples, engine) of each enrolled device.
 
-    `engines` are those that the program may be compiled for, and `compile_for` makes it have some of them. `runs` has
-    the names of the runs, in their order.
+    `engines` are those that the program may be compiled for, and `compile_for` makes it have some of them.
     """
 
-    def __init__(  # noqa: PLR0913 - who comes, who is told, what is compiled
+    def __init__(
         self,
         store: Store,
         presence: FleetPresence,
@@ -32,11 +32,10 @@ class TrainingFleet:
         event_log: EventLog,
         compile_for: Callable[[Collection[str]], object],
         *,
-        runs: Sequence[str] = (),
         max_samples_ratio: float = MAX_SAMPLES_RATIO,
     ) -> None:
         self.members = dict(store.states.enrolled())
-        self._since, self._place = store.states.let_in(), {name: place for place, name in enumerate(runs)}
+        self._joined, self._ended = dict[ClientId, float](store.states.let_in()), store.states.ended()
         self.engines, self._compile_for = engines, compile_for
         self._max_samples_ratio = max_samples_ratio
         self._store, self._presence, self._event_log = store, presence, event_log
@@ -44,10 +43,9 @@ class TrainingFleet:
         self._others = 0  # devices with another engine, when they were last looked at
 
     def members_of(self, run: str, number: int) -> dict[ClientId, tuple[int, str]]:
-        """The members that round `number` of `run` has, sorted by device: not those that joined later."""
-        now = (self._place.get(run, 0), number)
-        later = {cid for cid, (name, begun) in self._since.items() if (self._place.get(name, 0), begun) > now}
-        return {cid: facts for cid, facts in sorted(self.members.items()) if cid not in later}
+        """The members that round `number` of `run` has, sorted by device: not those that joined after its end."""
+        ended = self._ended.get(run, ())[number - 1 : number]
+        return {c: facts for c, facts in sorted(self.members.items()) if not ended or self._joined.get(c, 0) < ended[0]}
 
     def fleet_of(self, run: str, number: int) -> Fleet:
         """The training samples that count of each of them (sample_weights.py)."""
@@ -109,7 +107,7 @@ class TrainingFleet:
                 for cid, device in new.items()
             ]
             self._enrol(new, events)
-            self._since |= dict.fromkeys(new, (run, number))
+            self._joined |= dict.fromkeys(new, math.inf)  # after all rounds that are played again
             for event in events:
                 self._event_log.append_stored(event)
         return self.fleet_of(run, number)

@@ -193,9 +193,10 @@ class RunTrainer:
     def _fleet(self, run: RunConfig, run_id: str, number: int, strategy: Strategy) -> Fleet:
         """Who trains: new devices too, unless the round's tasks are stored or the method has a fixed fleet."""
         begun = self.store.exchanges.exists(ExchangeKey(run_id, number, 0)) or self.store.journal.steps(run_id, number)
-        if takes_newcomers(strategy) and not begun:
+        grows = takes_newcomers(strategy)
+        if grows and not begun:
             return self.devices.let_in(run.name, number)
-        return self.devices.fleet_of(run.name, number)
+        return self.devices.fleet_of(run.name, number if grows else INITIAL_ROUND + 1)
 
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
         """Ask each device how every center does on its samples, with losses of held-out ones.

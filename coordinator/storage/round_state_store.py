@@ -35,11 +35,19 @@ class StateStore:
         rows = self._database.rows("select cid, n, engine from devices order by cid")
         return {cid: (n, engine) for cid, n, engine in rows}
 
-    def let_in(self) -> dict[ClientId, tuple[str, int]]:
-        """(run's name, round) that each device began with which joined later, as its event says."""
-        fields = ", ".join(f"json_extract(line, '$.{name}')" for name in ("device", "run", "round"))
-        query = f"select {fields} from events where json_extract(line, '$.event') = 'let-in'"  # noqa: S608 - our text
-        return {cid: (run, number) for cid, run, number in self._database.rows(query) if number is not None}
+    def let_in(self) -> dict[ClientId, int]:
+        """The number of the event of each device that joined later."""
+        query = "select json_extract(line, '$.device'), id from events where json_extract(line, '$.event') = 'let-in'"
+        return dict(self._database.rows(query))
+
+    def ended(self) -> dict[str, list[int]]:
+        """By the names of the runs: the number of the event of each round, from the first one on."""
+        query = (
+            "select id from events where json_extract(line, '$.event') = 'round'"
+            " and json_extract(line, '$.run') = ? order by id"
+        )
+        names = self.run_names().values()
+        return {name: [number for (number,) in self._database.rows(query, (name,))] for name in names}
 
     def run_id(self, name: str, make: Callable[[], str]) -> str:
         """Return the protocol's id of the run `name`; the first call makes and stores it."""

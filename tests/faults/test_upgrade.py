@@ -111,6 +111,18 @@ def leave_the_first_guide(fed: Federation) -> None:
                 store.database.execute("update replies set sha256 = ?, size = ? where round = 3 and cid = ?", where)
 
 
+def test_a_finished_run_whose_guide_is_damaged_publishes_it_again(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, teach_newcomers=True).play()
+    assert fed.catalog is not None
+    assert fed.catalog.router is not None
+    with closing(Store(fed.config.folder / "store")) as store:
+        store.blobs.path(fed.catalog.router.sha256).write_bytes(b"rot")
+    again = Federation.of(tmp_path, teach_newcomers=True)
+    again.start_coordinator()
+    again.complete()
+    assert again.catalog == fed.catalog
+
+
 def test_a_finished_run_with_the_guide_of_an_older_version_publishes_one_that_devices_read(tmp_path: Path) -> None:
     """New devices ended with "guide lacks inputs, answers"."""
     fed = Federation.of(tmp_path, teach_newcomers=True).play()

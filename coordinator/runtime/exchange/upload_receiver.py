@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from coordinator.rounds.update_validation import ReplySpec, decode_reply
@@ -102,7 +103,7 @@ class UploadReceiver:
         self.uploads = OpenUploads(context.store)
         self._announced: dict[ClientId, Announcement] = {}
         self._valid: dict[ClientId, _Valid] = {}  # in the order of arrival
-        self._new: dict[ClientId, str] = {}  # the hash of each device's last valid update that was not on disk before
+        self._new: dict[ClientId, Path] = {}  # the file of each device's last accepted update, if none had it before
         self._valid_since_s, self._clock = 0.0, context.clock
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
@@ -186,6 +187,10 @@ class UploadReceiver:
         """Write the valid updates to disk, all at once, and accept them. On a full disk their devices try again."""
         valid, self._valid = self._valid, {}
         blobs = [each.blob for each in valid.values() if each.blob is not None]
+        for cid, each in valid.items():
+            self._new.pop(cid, None)
+            if each.blob is not None and not each.blob.path.exists():
+                self._new[cid] = each.blob.path
         try:
             publish_blobs(blobs, _pool().map if len(blobs) > 1 else map)
         except OSError as full:
@@ -199,8 +204,8 @@ class UploadReceiver:
 
     def drop(self, cid: ClientId) -> None:
         """Delete the accepted update of a device: it does not count, and nothing else would ever name it."""
-        if sha256 := self._new.pop(cid, ""):
-            self._store.updates(cid).drop(sha256)
+        if new := self._new.pop(cid, None):
+            new.unlink(missing_ok=True)
 
     def forget_unsynced(self) -> None:
         """Drop the updates that wait for `sync`: the exchange has closed, and their devices were told nothing."""
@@ -238,10 +243,8 @@ class UploadReceiver:
                 blob.discard()
             self._refuse(cid, wrong)
             return
-        folder = self._store.updates(cid)
-        self._new[cid] = "" if folder.has(said.update.sha256) else said.update.sha256
         try:
-            blob = blob or folder.stage(data)
+            blob = blob or self._store.updates(cid).stage(data)
         except OSError as full:
             self.retry(cid, full.strerror)
             return

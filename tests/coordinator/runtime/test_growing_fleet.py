@@ -126,6 +126,29 @@ def test_rounds_from_before_a_device_joined_are_played_again_without_it_where_th
     assert rough.final_states() == calm.final_states()
 
 
+@pytest.mark.parametrize(("method", "joins"), [("fedavg", [LATE]), (f"{__name__}:FixedFleet", [])])
+def test_further_rounds_of_a_run_have_the_devices_that_joined_in_the_run_after_it_unless_its_fleet_is_fixed(
+    method: str, joins: list[str], tmp_path: Path
+) -> None:
+    first, second = run_of(method), replace(run_of("fesem", clusters=2), name="second")
+    fed = Federation.of(tmp_path, runs=(replace(first, rounds=2), second))
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: any(event["event"] == "round" and event["run"] == "second" for event in fed.events))
+    start_late(fed)
+    fed.complete()
+    assert devices_of(fed, "second")[-1] == [LATE, "d00", "d01", "d02", "d03"]
+    before = fed.final_states()
+    again = Federation.of(tmp_path, runs=(first, second))
+    again.start_coordinator()
+    again.start_devices(4)
+    start_late(again)
+    again.complete()
+    four = ["d00", "d01", "d02", "d03"]
+    assert devices_of(again, first.name) == [four, four, [*joins, *four], [*joins, *four]]
+    assert again.final_states()["second"] == before["second"]
+
+
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("writes", [1, 3, 6, 9, 14])
 def test_a_killed_coordinator_replays_a_fleet_that_has_grown_bit_for_bit(

@@ -131,6 +131,28 @@ def test_an_update_that_is_late_and_the_same_as_an_earlier_one_is_kept_for_that_
         assert made.store.updates("d1").has(manifest.sha256)
 
 
+def test_an_update_that_is_late_and_the_same_as_a_late_one_of_the_exchange_before_is_kept_for_that_one(
+    tmp_path: Path,
+) -> None:
+    made, following = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES)), KEY._replace(round=2)
+    with closing(made.store):
+        made.ask(KEY, 1, late=True)
+        deliver(made, "d0")
+        made.dispatcher.exchange.sync()
+        made.dispatcher.exchange.end()
+        made.ask(following, 1)
+        made.announce("d0", 0, following)
+        manifest, data = made.update(following, "d1", 0)
+        in_blocks, again = replace(manifest, inline=None), {"attempt": 0, "n": 40, "what": "delta", "seconds": 1.0}
+        made.hear("d1", "rdy", **following._asdict(), **again, update=in_blocks)
+        made.send(following, "d1", 0, list(range(in_blocks.total)))
+        for _ in range(2):
+            made.hear("d1", "rdy", **KEY._asdict(), **again, update=manifest)
+        made.dispatcher.exchange.sync()
+        assert made.store.late_updates.find(KEY, "d1") == manifest.sha256
+        assert made.store.updates("d1").read(manifest.sha256) == data
+
+
 def test_those_behind_it_try_again_too_where_the_disk_has_no_room_for_what_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
