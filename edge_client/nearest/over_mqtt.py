@@ -69,7 +69,8 @@ class NearestClient:
     open_engine: OpenEngine = open_engine
     tell: Callable[[str], None] = lambda _: None  # called with a line of text after SILENCE_S without a message
     _pointer: Mapping[str, Any] | None = field(default=None, init=False)  # the `cat` message
-    _answer: Mapping[str, Any] | None = field(default=None, init=False)  # the `near` answer
+    _asked: set[str] = field(default_factory=set, init=False)  # the ids of the `near` requests
+    _answer: Mapping[str, Any] | None = field(default=None, init=False)  # to one of them
     _online: bool = field(default=True, init=False)  # whether the coordinator is, by its record
     _bytes: int = field(default=0, init=False)  # of the blobs that this session fetched
 
@@ -106,7 +107,7 @@ class NearestClient:
         options, name = self.choice, self.config.device_id
         require_fit(source.program, self.local, labels=options.labels)
         chosen = choose_center(source, self.local.train, labels=options.labels, by=options.by)
-        if (source.router is None or not source.router.ways) and "loss" in chosen.distances:
+        if (source.router is None or not source.router.ways) and chosen.distances.get("loss"):
             self._compare(chosen, source)
         if chosen.center is None:
             return answers.no_center_answer(name, chosen, fetched=self._bytes, signed_by=self.config.federation)
@@ -131,7 +132,7 @@ class NearestClient:
         stats = manifest_of(codecs.encode_stats(reply, source.program.schema), "stats", inline=True)
         which = {} if len(asked) == source.centers else {"centers": asked}
         while self._answer is None:
-            self._session.sender.send("near", how="loss", stats=stats, n=reply.n, **which)
+            self._asked.add(self._session.sender.send("near", how="loss", stats=stats, n=reply.n, **which))
             self._wait(lambda: self._answer is not None, "which center is nearest", at_most_s=REQUEST_RETRY_S)
         if (theirs := self._answer["center"]) != chosen.center:
             log.warning("this device prefers center %s, the coordinator %s", chosen.center, theirs)
@@ -238,7 +239,8 @@ class NearestClient:
             self._session.downloads.link_lost()  # what was asked meanwhile was heard by nobody
 
     def _on_answer(self, message: Mapping[str, Any]) -> None:
-        self._answer = message
+        if message["re"] in self._asked:
+            self._answer = message
 
 
 def personalise_and_score(

@@ -97,10 +97,11 @@ async function askNearest(client, losses, program, n, check) {
   const stats = await manifestOf(encodeStats({ loss: told }, program.schema), "stats", { inline: true });
   const centers = told.length < losses.length ? order : undefined;
   client.answer = null;
+  const asked = new Set();
   let askAgain = 0;
-  while (client.answer === null) {
+  while (!asked.has(client.answer?.re)) {
     if (client.now() >= askAgain) {
-      client.sender.send("near", { how: "loss", stats, n, centers });
+      asked.add(client.sender.send("near", { how: "loss", stats, n, centers }));
       askAgain = client.now() + ASK_AGAIN_MS;
     }
     await client.handle(await client.inbox.next(Math.max(1, askAgain - client.now())));

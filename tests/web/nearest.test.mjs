@@ -57,10 +57,10 @@ function visitor(changes, evaluated = () => {}) {
       checkSignature: async () => {}, program: async () => program, checkContainer: () => {}, frozen: () => [],
       learner: async () => learner, vector: async () => new Float32Array(1),
     },
-    sender: { send: (kind, fields) => client.sent.push({ kind, ...fields }) },
+    sender: { send: (kind, fields) => `q${client.sent.push({ kind, ...fields })}` },
     inbox: { next: async () => undefined },
     handle: async () => {
-      client.answer = { center: 0, fit: "well" };
+      client.answer = { re: "q1", center: 0, fit: "well" };
     },
     store: { get: async () => undefined, write: async (put) => client.kept.push(put) },
     ort: {
@@ -90,6 +90,15 @@ test("a center's file runs on a few samples at a time", async () => {
   assert.equal(found.center, 0);
   assert.equal(found.accuracy, 1);
   assert.deepEqual(client.sizes, [32, 32, 6]);
+});
+
+test("an answer to an earlier search is not taken for this one's", async () => {
+  const client = visitor();
+  const answers = [{ re: "of before", center: null, fit: "none" }, { re: "q1", center: 0, fit: "well" }];
+  client.handle = async () => {
+    client.answer = answers.shift();
+  };
+  assert.equal((await findCenter(client)).fit, "well");
 });
 
 test("a page that is closed ends a search that compares centers", async () => {

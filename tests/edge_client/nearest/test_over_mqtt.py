@@ -16,7 +16,7 @@ from edge_client.nearest.result import score
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest import catalog as offered
-from edge_client.protocol.task import Array, Flat
+from edge_client.protocol.task import Array, Flat, Tensors
 from tests.support import softmax_program
 from tests.support.frozen_stage import fetches_of_the_base, frozen_stage
 from tests.support.scripted_coordinator import (
@@ -152,6 +152,35 @@ def test_a_lost_question_is_asked_again(stage: DeviceStage) -> None:
         yield
 
     assert stage.visit(script()).center == 0
+
+
+def test_an_answer_to_an_earlier_question_is_not_taken(stage: DeviceStage, caplog: pytest.LogCaptureFixture) -> None:
+    catalog = catalog_of(stage, [good_model(stage)])
+
+    def script() -> Script:
+        publish(stage, catalog)
+        stage.tell("near", re="of-before", center=None)
+        yield
+        stage.tell("near", re=stage.last("near")["id"], center=0)
+        yield
+
+    assert stage.visit(script()).center == 0
+    assert "prefers center" not in caplog.text
+
+
+def test_of_centers_that_all_give_no_number_none_fits_and_nothing_is_asked(
+    stage: DeviceStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = softmax_program.SoftmaxEngine.evaluate
+
+    def no_number(self: softmax_program.SoftmaxEngine, feeds: Tensors) -> Tensors:
+        found = evaluate(self, feeds)
+        return found | {"loss": np.full_like(found["loss"], np.nan)}
+
+    monkeypatch.setattr(softmax_program.SoftmaxEngine, "evaluate", no_number)
+    catalog = catalog_of(stage, [stage.model(1), stage.model(2)])
+    assert stage.visit(answering(stage, catalog)).center is None
+    assert stage.said("near") == []
 
 
 def test_a_coordinator_that_is_silent_is_waited_for_as_long_as_is_told(stage: DeviceStage) -> None:
