@@ -59,17 +59,13 @@ class Uploader:
             self.cancel()
             return
         self._upload = None
-        self._announced = self._sender.send(
-            "rdy",
-            **vars(result.key),
-            attempt=result.attempt,
-            n=result.n,
-            what=result.what,
-            update=result.update,
-            seconds=result.seconds,
-            metrics=result.metrics,
-        )
-        self._announce_in(ANNOUNCE_INTERVAL_S)
+        told = {name: getattr(result, name) for name in ("attempt", "n", "what", "update", "seconds", "metrics")}
+        try:
+            self._announced = self._sender.send("rdy", **vars(result.key), **told)
+        except Malformed as wrong:
+            self._give_up(result.key, wrong)
+        else:
+            self._announce_in(ANNOUNCE_INTERVAL_S)
 
     def link_up(self) -> None:
         """After a new connection: announce a result that is not acknowledged."""
@@ -90,6 +86,12 @@ class Uploader:
     def cancel(self) -> None:
         """Stop the upload: its result is not wanted any more."""
         self._upload = self._again_at_s = None
+
+    def _give_up(self, key: TaskKey, wrong: Exception) -> None:
+        """Forget a result that cannot be delivered: its task may come again."""
+        log.warning("lost the update of %s: %s", key, wrong)
+        self._state.forget_result()
+        self.cancel()
 
     def wait_s(self) -> float | None:
         """How long `step` has nothing to do; None: until something happens."""
@@ -116,10 +118,8 @@ class Uploader:
             return
         try:
             self._state.pending_result.verified(result.update.sha256)
-        except (Malformed, OSError) as wrong:  # a damaged disk: its task may come again
-            log.warning("lost the update of %s: %s", result.key, wrong)
-            self._state.forget_result()
-            self.cancel()
+        except (Malformed, OSError) as wrong:  # a damaged disk
+            self._give_up(result.key, wrong)
             return
         self._upload = GrantedUpload(result.update, message["shard"], message["window"], owed)
 

@@ -330,6 +330,24 @@ test("an update that the browser lost is computed again when its task comes agai
   await leave();
 });
 
+test("a stored result that cannot be announced is forgotten, and its task is done again", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const first = await phone(world, store);
+  const task = await world.task();
+  world.say("task", task);
+  await world.heard((m) => m.k === "rdy");
+  await first.leave();
+  const state = await store.get("state");
+  state.result.metrics.loss = Infinity; // as pages stored one that had diverged
+  await store.write({ state });
+  const from = world.said.length;
+  const { client, leave } = await phone(world, store);
+  world.say("task", task);
+  await world.heard((m) => m.k === "rdy", from);
+  assert.ok(Number.isFinite(client.state.result.metrics.loss));
+  await leave();
+});
+
 test("an error to a request of an earlier task stops no later one", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   const { leave } = await phone(world, store);

@@ -156,7 +156,7 @@ export class Client {
       this.tell({ what: "connected" });
       await this.announcePresence();
       this.downloader.linkLost();
-      this.uploader.linkUp();
+      await this.uploader.linkUp();
     } else if (event.kind === "failed") {
       this.fail(event.error); // also in the midst of a task, which would answer for it as its own error
     } else {
@@ -270,17 +270,17 @@ export class Client {
   }
 
   /** Begin a new task; one that is done is announced again, one that is running or older is not begun again. */
-  onTask(message) {
+  async onTask(message) {
     const key = keyOf(message);
     const until = this.now() + message.left_ms;
     const { result } = this.state;
     const restored = message.epoch > (result?.epoch ?? 0); // from a backup, where it asks for what is over
-    if (result && sameKey(result.key, key) && !(restored && this.state.isTaken)) this.uploader.announce();
+    if (result && sameKey(result.key, key) && !(restored && this.state.isTaken)) await this.uploader.announce();
     else if (result && isBefore(key, result.key) && !restored) return;
     else if (this.task !== null && sameKey(this.task.key, key)) {
       const { id, epoch } = message; // its content stays, as that is what was checked; maybe there is more time
       Object.assign(this.task, { message: { ...this.task.message, id, epoch }, until });
-      if (this.state.owesAnswer) this.uploader.announce(); // the coordinator's connection is new; it may have missed that
+      if (this.state.owesAnswer) await this.uploader.announce(); // the coordinator's connection is new; it may have missed that
     } else {
       this.task = new ActiveTask(this, key, message, until);
       if (!this.state.owesAnswer) this.uploader.cancel(); // whatever came before is late now
@@ -317,7 +317,8 @@ export class Client {
       await this.deliverLast(task);
       const { outcome, seconds } = await task.execute();
       await task.store(outcome, seconds);
-      this.uploader.announce();
+      await this.uploader.announce();
+      if (this.state.result === null) throw new Malformed("internal", "the result cannot be announced");
     } catch (wrong) {
       if (!(wrong instanceof TaskDropped)) task.refuse(wrong);
     } finally {
@@ -329,7 +330,7 @@ export class Client {
 
   /** Learn first whether the last update was taken: it decides which residual the next one adds. */
   async deliverLast(task) {
-    if (this.state.owesAnswer) this.uploader.announce();
+    if (this.state.owesAnswer) await this.uploader.announce();
     while (this.state.owesAnswer) {
       await this.uploader.step();
       await this.handle(await this.inbox.next(Math.min(this.uploader.waitMs(), 1000)));

@@ -2,6 +2,7 @@
 // repeated after a closed tab, a lost link or a missing answer. Times are in ms.
 
 import { bodyRange, missingBlocks } from "../protocol/blocks.js";
+import { Malformed } from "../protocol/errors.js";
 import { keyOf, sameKey } from "./state.js";
 
 const REPEAT_MS = 60_000; // an announcement without an answer is repeated after this time
@@ -19,7 +20,7 @@ export class Uploader {
   }
 
   /** Send `rdy` for the stored result, and again later if no answer comes. */
-  announce() {
+  async announce() {
     const { result } = this.state;
     if (!result) {
       this.cancel();
@@ -27,15 +28,22 @@ export class Uploader {
     }
     const { key, attempt, n, what, update, seconds, metrics } = result;
     this.upload = null;
-    this.announced = this.sender.send("rdy", { ...key, attempt, n, what, update, seconds, metrics });
+    try {
+      this.announced = this.sender.send("rdy", { ...key, attempt, n, what, update, seconds, metrics });
+    } catch (wrong) {
+      if (!(wrong instanceof Malformed)) throw wrong;
+      console.warn("a result cannot be announced:", wrong.message);
+      await this.giveUp();
+      return;
+    }
     this.announceIn(REPEAT_MS);
     if (this.transport.isUp) this.tell({ what: "delivering", size: update.size, done: 0 }); // else nothing went out
   }
 
   /** After a new connection: what is not acknowledged is announced again. */
-  linkUp() {
+  async linkUp() {
     this.upload = null;
-    if (this.state.result && this.state.result.status === null) this.announce();
+    if (this.state.result && this.state.result.status === null) await this.announce();
   }
 
   linkLost() {
@@ -63,7 +71,7 @@ export class Uploader {
   /** Send one block, or announce again, if either is due. */
   async step() {
     if (this.upload !== null) await this.sendBlock(this.upload);
-    else if (this.againAt !== null && this.now() >= this.againAt) this.announce();
+    else if (this.againAt !== null && this.now() >= this.againAt) await this.announce();
   }
 
   /** A credit for blocks. One for anything but the announced update is ignored. */
@@ -87,7 +95,7 @@ export class Uploader {
       this.announceIn(message.retry_ms ?? REPEAT_MS);
     } else if (message.status === "bad_hash" && this.resentHash !== message.sha256) {
       this.resentHash = message.sha256;
-      this.announce();
+      await this.announce();
     } else {
       await this.settle(message.status);
     }
@@ -106,6 +114,13 @@ export class Uploader {
     this.tell({ what: "answered", status, sent: this.state.sent });
   }
 
+  /** Forget a result that cannot be delivered: its task may come again. */
+  async giveUp() {
+    await this.state.forgetResult();
+    this.cancel();
+    this.tell({ what: "rest", owes: false });
+  }
+
   announceIn(ms) {
     this.againAt = this.now() + ms + this.random() * JITTER_MS;
   }
@@ -122,10 +137,8 @@ export class Uploader {
     }
     upload.data ??= await this.state.readUpdate();
     const { data } = upload;
-    if (data === undefined) { // the browser lost it: its task may come again
-      await this.state.forgetResult();
-      this.cancel();
-      this.tell({ what: "rest", owes: false });
+    if (data === undefined) { // the browser lost it
+      await this.giveUp();
       return;
     }
     const [start, stop] = bodyRange(upload.manifest, index);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,19 @@ def test_an_update_that_the_disk_lost_is_trained_again_when_the_task_comes_again
     stage.play_turns(stage.go, lambda: stage.ask(stage.fit()), stage.go)
     assert len(stage.opened) == 2
     assert stage.uploaded()
+
+
+def test_a_stored_result_that_cannot_be_announced_is_forgotten_and_its_task_is_done_again(stage: DeviceStage) -> None:
+    stage.play_turns(lambda: stage.ask(stage.fit()))
+    file = stage.config().state / "state.json"
+    raw = json.loads(file.read_bytes())
+    raw["result"]["metrics"]["loss"] = "none"
+    file.write_text(json.dumps(raw))
+    announced = len(stage.said("rdy"))
+    assert stage.play_turns(0.0).state.result is None
+    assert len(stage.said("rdy")) == announced
+    stage.play_turns(lambda: stage.ask(stage.fit()))
+    assert len(stage.said("rdy")) == announced + 1
 
 
 def test_a_lost_link_costs_one_announcement_and_only_the_missing_blocks(stage: DeviceStage) -> None:
