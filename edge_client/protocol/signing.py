@@ -83,6 +83,8 @@ def verify_record(record: Mapping[str, Any], trusted: Sequence[bytes], federatio
 
     Raises Malformed("bad_signature"), and Malformed("bad_field") for an epoch more than MAX_EPOCH_JUMP above `known`.
     """
+    if "sig" not in record:  # until 23 November 2026
+        raise Malformed("bad_signature", "the record is not signed; update the coordinator")
     epoch = int(record["epoch"])
     _verify_signature(record, trusted, federation, RECORD_KIND, record["boot"], epoch)
     if epoch > known + MAX_EPOCH_JUMP:

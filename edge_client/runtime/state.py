@@ -187,13 +187,14 @@ class DeviceState:
     ) -> StoredResult:
         """Store a finished task, its model and its responsibilities durably; the result may be announced afterwards.
 
-        A stage of a sum and its answer are on disk both or not at all. What could not be written (OSError) has not
-        happened: it is never announced.
+        A stage of a sum and its answer are on disk both or not at all. What could not be written (OSError,
+        Malformed) has not happened: it is never announced.
         """
         before = dict(vars(self))
+        del before["birth"]  # another thread counts them
         try:
             self._keep(result, update, schema, own, posterior, progress)
-        except OSError:
+        except (OSError, Malformed):
             vars(self).update(before)
             raise
         self._sweep()

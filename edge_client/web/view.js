@@ -181,8 +181,7 @@ export class View {
     this.part("waiting").hidden = true;
     this.part("entry").hidden = false;
     const classes = loss === "cross-entropy" ? target.at(-1) : 0;
-    const choices = Array.from({ length: classes }, (_, k) => this.makeChoice(k));
-    this.part("labels").append(...choices);
+    for (let k = 0; k < classes; k += 1) this.part("labels").append(this.makeChoice(k)); // too many for one call, maybe
     this.part("labels").hidden = !classes;
     this.part("labels").classList.toggle("named", names.length > 0);
     this.part("shape").textContent = input.slice(-2).join(" × ");

@@ -68,6 +68,17 @@ test("a table's columns are told by array where a sample is several", () => {
   assert.equal(page.parts.columns.textContent, "9 values and a label from 0 to 2");
 });
 
+test("a classifier may have more classes than a call takes arguments", () => {
+  const page = plainPage();
+  const view = new View(page);
+  let choices = 0;
+  page.getElementById("labels").append = (...nodes) => { choices += nodes.length; };
+  page.getElementById("labels").querySelector = () => null;
+  view.drawable = () => false;
+  view.showEntry({ input: [4], target: [200_000], loss: "cross-entropy" });
+  assert.equal(choices, 200_000);
+});
+
 test("labels are told by the names of their classes, as text: the choices, the table's columns, the center's answer", () => {
   const page = plainPage();
   const view = new View(page);

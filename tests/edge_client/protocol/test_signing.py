@@ -10,7 +10,17 @@ import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.signing import key_id, public_key, sign, sign_manifest, verify, verify_bundle, verify_manifest
+from edge_client.protocol.signing import (
+    key_id,
+    public_key,
+    sign,
+    sign_manifest,
+    sign_record,
+    verify,
+    verify_bundle,
+    verify_manifest,
+    verify_record,
+)
 
 PRIVATE, OTHER = bytes(range(32)), bytes(32)
 PUBLIC = public_key(PRIVATE)
@@ -44,6 +54,14 @@ def test_a_signature_covers_everything_but_the_way_it_is_cut(changed: object) ->
 def test_only_a_pinned_key_counts(trusted: list[bytes]) -> None:
     with pytest.raises(Malformed):
         verify_manifest(MANIFEST, trusted, "demo")
+
+
+def test_a_record_without_a_signature_is_told_from_one_by_another_key() -> None:
+    record = {"boot": "0" * 16, "epoch": 1}
+    with pytest.raises(Malformed, match=r"is not signed.*update the coordinator"):
+        verify_record(record, [PUBLIC], "demo", known=0)
+    with pytest.raises(Malformed, match="by no key that is trusted"):
+        verify_record(record | sign_record("0" * 16, 1, OTHER, "demo"), [PUBLIC], "demo", known=0)
 
 
 @pytest.mark.parametrize("trusted", [[], [public_key(OTHER)]])

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.task import Flat, Schema, TensorSpec
@@ -256,16 +256,31 @@ def test_a_full_disk_costs_neither_an_epoch_nor_an_answer(tmp_path: Path, monkey
     assert open_state(tmp_path).epoch == before + 1
 
 
-def test_a_result_that_could_not_be_written_has_not_happened(tmp_path: Path) -> None:
+def test_a_result_that_could_not_be_written_has_not_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = open_state(tmp_path)
     finish(state, 1)
     (tmp_path / "state.json").unlink()
     (tmp_path / "state.json").mkdir()  # nothing can be put in its place
+    birth = state.next_birth()
+
+    def refuse(_data: bytes) -> str:
+        state.next_birth()  # of a reconnection in another thread
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as full, pytest.raises(OSError, match="no space"):
+        full.setattr(state.pending_result, "put", refuse)
+        state.store_result(result_of(2, b"delta"), b"delta", SCHEMA, own=None)
+    assert state.birth == birth + 1
+    wrong = replace(result_of(2, b"delta"), metrics={"loss": float("inf")})
+    with pytest.raises(Malformed, match="cannot be written"):
+        state.store_result(wrong, b"delta", SCHEMA, own=None)
     before, sums = state.result, DeviceSums(federation="test", cid="dev-1", next_number=16)
     with pytest.raises(OSError, match="directory"):
         state.store_result(
             result_of(2, b"shares"), b"shares", SCHEMA, own=("main", flat(2, 2, 2)), progress=SumProgress(sums=sums)
         )
     assert state.result is before
+    assert before is not None
+    assert before.key.round == 1
     assert state.sums.next_number == 0
     assert state.own_model("r1", "main", SCHEMA).tolist() == [1, 1, 1]  # type: ignore[union-attr]
