@@ -1,12 +1,21 @@
 // The panels Export and New device, and the page of one device.
 
-import { fetchBlob, fetchJson } from "./remote.js";
+import { notice } from "./control.js";
+import { fetchBlob, fetchJson, Refused } from "./remote.js";
 import { byId, bytes, centerColour, el, onCenter, percent, percentOnAxis } from "./dom.js";
 import { lines } from "./charts.js";
 import { runNamed, state } from "./state.js";
 
 async function download(path) {
-  const url = URL.createObjectURL(await fetchBlob(`api/files/${path.split("/").map(encodeURIComponent).join("/")}`));
+  let file;
+  try {
+    file = await fetchBlob(`api/files/${path.split("/").map(encodeURIComponent).join("/")}`);
+  } catch (wrong) {
+    notice(`Not downloaded: ${wrong instanceof Refused ? wrong.message : "the coordinator does not answer"}.`);
+    return;
+  }
+  if (state.alive) notice("");
+  const url = URL.createObjectURL(file);
   el("a", { href: url, download: path.split("/").at(-1) }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
@@ -58,13 +67,19 @@ export function showEnded() {
     typed("fedcenters-edge nearest --federation http://HOST:8081 --signing-key signing.pub --data data"));
 }
 
-// The device in the page's address, as it stands there.
-export const shownDevice = () => /^#device\/(.+)$/.exec(location.hash)?.[1];
+// The device in the page's address; undefined where that names none.
+export function shownDevice() {
+  try {
+    return decodeURIComponent(/^#device\/(.+)$/.exec(location.hash)[1]);
+  } catch {
+    return undefined;
+  }
+}
 
 // -> the link back; null when another device is shown by now
 export async function showDevice(id) {
   const node = byId("device");
-  const about = await fetchJson(`api/device/${encodeURIComponent(decodeURIComponent(id))}`);
+  const about = await fetchJson(`api/device/${encodeURIComponent(id)}`);
   if (shownDevice() !== id) return null;
   const back = el("a", { href: "#" }, "← Overview");
   const parts = [back, el("div", { class: "device-head" }, el("h1", {}, about.id), el("span", { class: "pill" }, about.state), el("span", { class: "quiet" }, `${about.samples} training samples, ${about.engine || "engine unknown"}${about.fetched === null ? "" : `, fetched center ${about.fetched}`}`))];

@@ -132,6 +132,29 @@ def test_a_devices_page_follows_the_run_and_keeps_the_focus(site: DashboardSite,
     assert focused(page) == "← Overview"
 
 
+def test_an_address_that_names_no_device_shows_the_overview(site: DashboardSite, visit: Open) -> None:
+    page = visit(site.link).page
+    expect(page.locator("#rounds tbody tr")).to_have_count(2)
+    page.evaluate("location.hash = '#device/%'")
+    site.hub.event(round_event(3, [0, 0, 0, 1]))
+    expect(page.locator("#rounds tbody tr")).to_have_count(3)
+    expect(page.locator("#overview")).to_be_visible()
+
+
+def test_a_download_that_fails_is_told(site: DashboardSite, visit: Open) -> None:
+    opened = visit("about:blank")
+    page = opened.page
+    page.route("**/api/files", lambda route: route.fulfill(json={"files": [{"path": "centers/c.onnx", "size": 9}]}))
+    page.goto(site.link)
+    page.get_by_role("button", name="Download centers/c.onnx").click()
+    expect(page.locator("#notice")).to_have_text("Not downloaded: the bundle has no such file.")
+    opened.errors.clear()
+    page.route("**/api/files/**", lambda route: route.abort())
+    page.get_by_role("button", name="Download centers/c.onnx").click()
+    expect(page.locator("#notice")).to_have_text("Not downloaded: the coordinator does not answer.")
+    opened.errors.clear()
+
+
 def test_a_stream_that_falls_silent_is_told_as_lost_and_begun_anew(site: DashboardSite, visit: Open) -> None:
     """As when the network goes, or the other machine: no one closes the connection."""
     page = visit("about:blank").page
