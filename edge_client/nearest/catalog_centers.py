@@ -48,31 +48,25 @@ class CatalogCenterSource:
 
     @property
     def program(self) -> Program:
-        """The signed one."""
         return self._program
 
     @property
     def centers(self) -> int:
-        """How many."""
         return len(self.catalog.centers)
 
     @property
     def router(self) -> Router | None:
-        """What the run teaches newcomers."""
         return self._guide
 
     @property
     def abstain(self) -> float:
-        """The catalog's line."""
         return self.catalog.abstain
 
     @property
     def tree(self) -> CenterTree | None:
-        """The way to the centers."""
         return self.catalog.tree
 
     def learner(self, *, training: bool) -> EngineLearner:
-        """Over the containers that are needed."""
         needed = [self.catalog.containers[self._engine]]
         if training:
             needed.append(self._step())
@@ -94,17 +88,14 @@ class CatalogCenterSource:
         return files["step"].manifest("step", block)
 
     def models(self, centers: Sequence[int]) -> list[Flat]:
-        """Weights [schema.size] each."""
         named = [self.catalog.centers[k].model for k in centers]
         self._fetch(named)
         return [self._workshop.vector(manifest, self._program.schema) for manifest in named]
 
     def start(self) -> Flat | None:
-        """Where a local round begins."""
         return None if self.catalog.start is None else self._vector(self.catalog.start)
 
     def split(self, number: int) -> Flat:
-        """The model of a split."""
         return self._vector(self.catalog.splits[number])
 
     def _vector(self, manifest: Manifest) -> Flat:

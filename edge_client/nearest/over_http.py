@@ -117,7 +117,6 @@ class SiteClient:
         return data
 
     def signature(self, generation: str) -> bytes:
-        """manifest.sig."""
         return self._get(f"generations/{generation}/manifest.sig", signing.MAX_SIGNATURE_BYTES)
 
     def file(self, generation: str, entry: ManifestEntry) -> Path:
@@ -193,7 +192,7 @@ class TrustedKeys:
 
 
 class SiteCenterSource:
-    """See `choosing.CenterSource`; over a generation of a site."""
+    """See `CenterSource`; over a generation of a site."""
 
     def __init__(self, site: SiteClient, keys: TrustedKeys, config: ClientConfig) -> None:
         self._site, self._config = site, config
@@ -214,17 +213,14 @@ class SiteCenterSource:
 
     @property
     def program(self) -> Program:
-        """The bundle's."""
         return self._program
 
     @property
     def centers(self) -> int:
-        """How many."""
         return len(self.manifest["centers"])
 
     @property
     def router(self) -> Router | None:
-        """What the run teaches newcomers."""
         return self._guide
 
     @property
@@ -234,16 +230,13 @@ class SiteCenterSource:
 
     @property
     def abstain(self) -> float:
-        """The loss of guessing."""
         return selection_rule.guessing_loss(self._program)
 
     @property
     def tree(self) -> CenterTree | None:
-        """The way to the centers."""
         return self._tree
 
     def learner(self, *, training: bool) -> EngineLearner:
-        """Over the containers that are needed."""
         engine, files = self._config.engine, {}
         known = {entry["sha256"]: entry for entry in self.manifest["containers"]}
         held = self._program.containers.get(engine, {})
@@ -259,16 +252,13 @@ class SiteCenterSource:
         return EngineLearner(opened, self._program)
 
     def models(self, centers: Sequence[int]) -> list[Flat]:
-        """Weights [schema.size] each."""
         return [self._vector(self.manifest["centers"][k]["model"]) for k in centers]
 
     def start(self) -> Flat | None:
-        """Where a local round begins."""
         entry = self.manifest.get("start")
         return None if entry is None else self._vector(entry)
 
     def split(self, number: int) -> Flat:
-        """The model of a split."""
         return self._vector(self.manifest["tree"]["splits"][number])
 
     def file(self, center: int, form: str) -> tuple[Path, str]:

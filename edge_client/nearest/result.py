@@ -53,7 +53,6 @@ class NearestAnswer:
     personal: Mapping[str, Any] | None = None  # {"steps", "file", "model", "before", "loss_before", "accuracy", "loss"}
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
         return vars(self) | {
             name: {str(k): v for k, v in getattr(self, name).items()} for name in ("losses", "mixture", "predicted")
         }

@@ -68,7 +68,6 @@ class StagedBlob:
         self.path = path
 
     def read(self) -> bytes:
-        """The blob's bytes."""
         return self.beside.read_bytes()[: self._size]
 
     def sync(self) -> None:

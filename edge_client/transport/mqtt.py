@@ -340,7 +340,6 @@ class PahoSession:
         self.paho.on_message = self.paho.on_log = self.paho.on_subscribe = None
 
     def subscribe(self, filters: tuple[str, ...], *, as_published: bool = False) -> None:
-        """One SUBSCRIBE at QoS 1."""
         self.filters |= set(filters)
         self._asked.append(filters)
         if self.version == MQTTProtocolVersion.MQTTv5:

@@ -36,7 +36,6 @@ class AnswerMoments:
     second: F64
 
     def __add__(self, other: AnswerMoments) -> AnswerMoments:
-        """The sums over both."""
         return AnswerMoments(
             counts=self.counts + other.counts, first=self.first + other.first, second=self.second + other.second
         )

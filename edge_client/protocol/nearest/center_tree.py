@@ -39,7 +39,6 @@ class CenterTree:
 
     @property
     def splits(self) -> int:
-        """How many."""
         return len({start for start, _ in self.edges})
 
     def walk(self, far: Callable[[Sequence[int]], Array]) -> int:
@@ -51,7 +50,6 @@ class CenterTree:
         return ~at
 
     def to_json(self) -> list[list[int]]:
-        """Its branches."""
         return [list(edge) for edge in self.edges]
 
     @staticmethod

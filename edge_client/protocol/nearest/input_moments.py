@@ -40,7 +40,6 @@ class InputMoments:
     second: F64
 
     def __add__(self, other: InputMoments) -> InputMoments:
-        """The sums over both."""
         return InputMoments(n=self.n + other.n, first=self.first + other.first, second=self.second + other.second)
 
     def __sub__(self, other: InputMoments) -> InputMoments:

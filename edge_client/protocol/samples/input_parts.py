@@ -53,7 +53,6 @@ class InputPart:
 
     @property
     def size(self) -> int:
-        """Numbers of one sample."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:

@@ -267,9 +267,10 @@ def test_a_result_that_could_not_be_written_has_not_happened(tmp_path: Path, mon
         state.next_birth()  # of a reconnection in another thread
         raise OSError(errno.ENOSPC, "no space")
 
-    with monkeypatch.context() as full, pytest.raises(OSError, match="no space"):
+    with monkeypatch.context() as full:
         full.setattr(state.pending_result, "put", refuse)
-        state.store_result(result_of(2, b"delta"), b"delta", SCHEMA, own=None)
+        with pytest.raises(OSError, match="no space"):
+            state.store_result(result_of(2, b"delta"), b"delta", SCHEMA, own=None)
     assert state.birth == birth + 1
     wrong = replace(result_of(2, b"delta"), metrics={"loss": float("inf")})
     with pytest.raises(Malformed, match="cannot be written"):
