@@ -182,7 +182,7 @@ class MaskedSums:
 
     def _forget_lost(self, key: ExchangeKey, silent: Collection[ClientId]) -> None:
         """A device that refuses its roster does not have the prekey any more; it is asked for others next time."""
-        refused = self.store.exchanges.refusals(key.run, key.round)
+        refused = self.store.exchanges.refused(key)
         for cid in sorted(silent):
             if refused.get(cid, "").startswith("bad_task"):
                 self.store.prekeys.forget(key, cid)
