@@ -40,12 +40,16 @@ class StoredReply(NamedTuple):
 
 
 class ReplayDiverged(FedcentersError):
-    """A replayed exchange has other tasks than the stored one: the code, the seed or the data changed."""
+    """A replayed exchange has other tasks than the stored one: the code, the seed or the data changed.
 
-    def __init__(self, key: ExchangeKey) -> None:
+    `names` has the runs' names by their ids.
+    """
+
+    def __init__(self, key: ExchangeKey, names: Mapping[str, str]) -> None:
         super().__init__(
-            f"round {key.round} of run {key.run} asks other things than before the restart",
-            hint="continue with the version and the settings that began it, or use another folder",
+            f"round {key.round} of run {names.get(key.run, key.run)} asks other things than before the restart",
+            hint="go on with the version and the settings that began it; if a newer version or damage has changed the "
+            "folder, restore the backup of before (docs/run-as-a-service.md), or use another folder",
         )
 
 
@@ -160,6 +164,11 @@ class ExchangeStore:
             " where f.run = ? and f.round = ? and closings.cid is null order by f.cid, f.exchange"
         )
         return dict(self._database.rows(query, (run, number)))
+
+    def refused(self, key: ExchangeKey) -> dict[ClientId, str]:
+        """The reasons of this exchange alone, by device."""
+        query = "select cid, reason from refusals where run = ? and round = ? and exchange = ?"
+        return dict(self._database.rows(query, key))
 
     def silent(self, run: str, number: int) -> set[ClientId]:
         """The devices that an exchange of round `number` closed without, refused ones too."""

@@ -1,7 +1,8 @@
 """The devices' one-time prekeys for masked sums: which are unused, and which one a sum took.
 
-A device's prekeys are taken in rising order, and a row stays when its prekey was taken, so none is taken twice. What a
-sum took is stored before its roster is sent; a replay is given the same prekeys.
+A device's prekeys are taken in rising order, and the row of its newest one stays when it was taken, so none is taken
+twice. What a sum took is stored before its roster is sent, and forgotten with its round (round_pruning.py); a replay is
+given the same prekeys.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from edge_client.protocol.secure.sum_messages import PrekeyBatch
 from edge_client.protocol.task import ClientId
 
 _THIS = "run = ? and round = ? and exchange = ?"
-_NEWEST = "select max(number) from prekeys newer where newer.cid = prekeys.cid"
 
 
 class PrekeyStore:
@@ -44,8 +44,7 @@ class PrekeyStore:
     ) -> dict[ClientId, PublicPrekey]:
         """Store what was offered, and take the next prekey of each device for the sum of this exchange alone.
 
-        Both are one transaction, so a replay that finds nothing taken finds nothing offered either. Prekeys that other
-        rounds took are forgotten, but for the newest of a device, which says where its numbers have come to.
+        Both are one transaction, so a replay that finds nothing taken finds nothing offered either.
         """
         with self._database.transaction():
             for cid, batch in sorted(offered.items()):
@@ -54,8 +53,6 @@ class PrekeyStore:
                 self._database.insert("insert into prekeys (cid, number, keys) values (?, ?, ?)", fresh)
             rows = self._database.rows("select cid, min(number) from prekeys where run is null group by cid")
             numbers = [(*key, cid, number) for cid, number in rows if cid in cids]
-            old = f"run is not null and not (run = ? and round = ?) and number < ({_NEWEST})"
-            self._database.execute(f"delete from prekeys where {old}", key[:2])  # noqa: S608 - our text
             self._database.insert(
                 "update prekeys set run = ?, round = ?, exchange = ? where cid = ? and number = ?", numbers
             )
@@ -64,9 +61,10 @@ class PrekeyStore:
     def forget(self, key: ExchangeKey, cid: ClientId) -> None:
         """The device does not know the prekey that this sum took, and so none that it offered before: it lost them.
 
-        In a replay those stay that it offered for a later sum of the round.
+        In a replay those stay that it offered for a later sum.
         """
-        later = "select 1 from prekeys where cid = ?4 and run = ?1 and round = ?2 and exchange > ?3"
+        mine = "select number from prekeys where cid = ?4 and run = ?1 and round = ?2 and exchange = ?3"
+        later = f"select 1 from prekeys where cid = ?4 and run is not null and number > ({mine})"  # noqa: S608 - our text
         query = "update prekeys set run = ?1, round = ?2, exchange = -1 where cid = ?4 and run is null"
         with self._database.transaction():
             self._database.execute(f"{query} and not exists ({later})", (*key, cid))

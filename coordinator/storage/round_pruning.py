@@ -1,8 +1,8 @@
 """Forget what rounds of long ago left in the store: their states, updates, task blobs and rows.
 
-A replay needs the newest state that can be read and the replies of the rounds after it, pictures need the newest round.
-What a fact names (the program, its containers, the catalog and what these name) is never deleted. Files go before their
-rows, so that a crash in between leaves no file without a row.
+A replay needs the newest state that can be read, and the replies and prekeys of the rounds after it; pictures need the
+newest round. What a fact names (the program, its containers, the catalog and what these name) is never deleted. Files
+go before their rows, so that a crash in between leaves no file without a row.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ _BLOBS = (
 _FORGET_LATE = (
     "delete from meta where substr(key, 1, length(?1)) = ?1 and cast(substr(key, length(?1) + 1) as integer) <= ?2"
 )
+_FORGET_PREKEYS = (  # but for the newest of a device, which says where its numbers have come to
+    "delete from prekeys where run = ? and round <= ?"
+    " and number < (select max(number) from prekeys newer where newer.cid = prekeys.cid)"
+)
 _OLD, _KEPT = "(run = ?1 and round <= ?2)", "not (run = ?1 and round <= ?2)"
 
 
@@ -45,6 +49,7 @@ def prune_rounds(store: Store, run: str, last: int) -> None:
         for table in _ROUND_TABLES:
             database.execute(f"delete from {table} where {_OLD}", which)  # noqa: S608
         database.execute(_FORGET_LATE, (late_fact(run, ""), last))
+        database.execute(_FORGET_PREKEYS, which)
 
 
 def named_by_facts(store: Store) -> set[str]:

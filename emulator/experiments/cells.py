@@ -32,7 +32,7 @@ from emulator.run.holding import FolderInUse, hold_folder
 from emulator.run.load import open_devices
 from emulator.run.settings import RunSettings
 from emulator.run.summary import Record, refusal_reasons
-from emulator.simulation.checkpoint import Checkpoints
+from emulator.simulation.checkpoint import Checkpoints, other_setting, read_checkpoint
 
 DEADLINE_S = math.inf  # no device is late: the papers have no deadlines
 CHECKPOINT_EVERY = 5  # rounds: what a stopped run loses at most
@@ -214,14 +214,23 @@ def kept_round(job: CellRun, place: CellStorage) -> int:
 
 
 def _checkpoints(job: CellRun, place: CellStorage, strategy: Strategy) -> Checkpoints:
-    """Where the cell goes on; at its beginning when the checkpoint is of another run, or cannot be read."""
-    lesson = {"cell": job.cell.key(job.seed), "engine": place.engine, "settings": method_settings(strategy)}
+    """Where the cell goes on; at its beginning when the checkpoint is of another run, or cannot be read.
+
+    Settings that came after the version of the checkpoint are no difference at their defaults, as in `--resume`.
+    """
+    settings = method_settings(strategy)
+    lesson = {"cell": job.cell.key(job.seed), "engine": place.engine, "settings": settings}
     checkpoints = Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson)
     try:
-        checkpoints.latest()
+        found = read_checkpoint(checkpoints.folder)
     except ConfigError:
         return replace(checkpoints, resume=False)
-    return checkpoints
+    if found is None:
+        return checkpoints
+    method, before = {"method": job.cell.row.method}, found[1].lesson
+    if other_setting(method | settings, method | before.get("settings", {})) is None:
+        lesson["settings"] = before.get("settings", {})
+    return replace(checkpoints, lesson=lesson, resume=other_setting(lesson, before) is None)
 
 
 def _keep(path: Path, found: Mapping[str, Any]) -> None:

@@ -189,8 +189,9 @@ def test_a_method_that_asks_something_else_than_before_is_stopped(
     fed.world.run(lambda: victim.ended)
     monkeypatch.setattr("coordinator.runtime.training_loop.round_rng", lambda seed, number: round_rng(seed + 1, number))
     fed.start_coordinator()
-    with pytest.raises(ReplayDiverged, match="asks other things than before the restart"):
+    with pytest.raises(ReplayDiverged, match="round 1 of run fesem asks other things than before") as diverged:
         fed.finish()
+    assert "restore the backup of before" in (diverged.value.hint or "")
     fed.world.end()
 
 

@@ -27,6 +27,7 @@ from edge_client.protocol.secure.parameters import LEAST_COHORT
 from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares
 from edge_client.runtime import task_runner
 from edge_client.training.summed_work import SummedAnswer, add_words
+from tests.faults.test_damaged_store import flip, state_blobs
 from tests.support.memory_broker import MemoryBroker
 from tests.support.softmax_program import grouped_fleet
 from tests.support.virtual_federation import TOPICS, Anything, Federation
@@ -184,6 +185,25 @@ def test_a_coordinator_that_is_killed_between_stages_ends_with_the_same_bits(
     fed.complete()
     assert fed.final_states() == undisturbed
     assert all("failed" not in record["secure"] for record in fed.rounds())
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+@pytest.mark.usefixtures("same_rounding")
+def test_a_damaged_state_costs_a_replay_of_its_sums_with_the_prekeys_that_they_took(
+    tmp_path: Path, damaged: int
+) -> None:
+    """Later rounds forgot them, so that the coordinator ended with `asks other things than before the restart`."""
+    runs = (run_of(rounds=3),)
+    whole = small(tmp_path / "whole", Stages(VICTIM), runs=runs).play()
+    seen = Stages(VICTIM)
+    fed = small(tmp_path / "rotten", seen, runs=runs)
+    fed.start()
+    fed.world.run(lambda: seen.asked.count("add") == 5)  # the first sum of round 3; a round has an evaluation, too
+    fed.world.end()
+    for blob in state_blobs(fed, damaged):
+        flip(blob)
+    again = Federation(type(fed.world)(tmp_path / "rotten"), fed.config)
+    assert again.play().outcome() == whole.outcome()
 
 
 @pytest.mark.parametrize("killed", [VICTIM, "coordinator.0"])

@@ -58,7 +58,7 @@ def open_exchange(key: ExchangeKey, tasks: NetworkExchange, context: ExchangeCon
         blobs = {manifest.sha256 for task in asked.values() for manifest in task.blobs}
         context.store.exchanges.open(key, hashes, context.config.round.deadline_s, blobs)
     elif not same_question(context.store.exchanges.task_hashes(key), hashes):
-        raise ReplayDiverged(key)
+        raise ReplayDiverged(key, context.store.states.run_names())
     return asked
 
 

@@ -145,11 +145,11 @@ class JournalledTraining:
             training, tasks, made = machine.hand_out(self.training, self.rules, self.round, chosen.__contains__)
             keys = self._keys(training, tasks)
             prepared = prepare_each(keys, tasks, self._context)
+            store, same = self._context.store, keys.keys() == chosen
             for who, key in keys.items():
-                if not same_question(self._context.store.exchanges.task_hashes(key), {who: prepared[who].sha256}):
-                    raise ReplayDiverged(key)
-            if keys.keys() != chosen:
-                raise ReplayDiverged(ExchangeKey(self._run, self.round, 0))
+                same &= same_question(store.exchanges.task_hashes(key), {who: prepared[who].sha256})
+            if not same:
+                raise ReplayDiverged(ExchangeKey(self._run, self.round, 0), store.states.run_names())
             self._handed(training, made, keys, prepared)
         elif what == TAKE:
             cid, key = devices[0], ExchangeKey(self._run, *task)

@@ -171,9 +171,10 @@ class MaskedSums:
 
         Each sum may lose `spare` devices.
         """
-        prekeys, roster = self.store.prekeys, _at(first, 1)
-        if taken := prekeys.taken(roster):
-            return taken
+        prekeys, exchanges, roster = self.store.prekeys, self.store.exchanges, _at(first, 1)
+        taken = prekeys.taken(roster)
+        if taken or (exchanges.closed_with(first) == [] and set(cids) <= exchanges.task_hashes(first).keys()):
+            return taken  # by an earlier process; of none, where no device had or offered any
         offered = {}
         if lacking := sorted(prekeys.lacking(cids)):
             answered = self.ask(first, {cid: _offer(prekeys.newest(cid), spare) for cid in lacking})
@@ -182,7 +183,7 @@ class MaskedSums:
 
     def _forget_lost(self, key: ExchangeKey, silent: Collection[ClientId]) -> None:
         """A device that refuses its roster does not have the prekey any more; it is asked for others next time."""
-        refused = self.store.exchanges.refusals(key.run, key.round)
+        refused = self.store.exchanges.refused(key)
         for cid in sorted(silent):
             if refused.get(cid, "").startswith("bad_task"):
                 self.store.prekeys.forget(key, cid)

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coordinator.storage.exchange_store import ExchangeKey
+from coordinator.storage.round_pruning import prune_rounds
 from coordinator.storage.store import Store
+from coordinator.strategies.base import State
 from edge_client.protocol.secure.keys import public_prekey
 from edge_client.protocol.secure.sum_messages import PrekeyBatch
 
@@ -67,3 +70,21 @@ def test_a_device_that_lost_its_prekeys_is_asked_for_new_ones(store: Store) -> N
     assert store.prekeys.newest("d1") == 2
     assert set(store.prekeys.taken(key(1))) == set(CIDS)
     assert store.prekeys.take(key(2), ("d1",), {"d1": batch(3)})["d1"].number == 3
+
+
+def test_a_replay_forgets_no_prekeys_that_were_offered_for_a_sum_of_a_later_round(store: Store) -> None:
+    store.prekeys.take(key(1), ("d1",), {"d1": batch(0)})
+    store.prekeys.forget(key(1), "d1")
+    store.prekeys.take(key(2), ("d1",), {"d1": batch(3)})
+    store.prekeys.forget(key(1), "d1")
+    assert store.prekeys.lacking(("d1",)) == set()
+
+
+def test_what_a_sum_took_is_kept_as_long_as_its_round_and_the_newest_of_a_device_for_ever(store: Store) -> None:
+    taken = [store.prekeys.take(key(number), CIDS, {cid: batch(0) for cid in CIDS}) for number in (1, 2, 3)]
+    assert [store.prekeys.taken(key(number)) for number in (1, 2, 3)] == taken
+    for last in (2, 3):
+        store.states.put("r1", last, State(centers=np.zeros((1, 2))))
+        prune_rounds(store, "r1", last)
+        assert [store.prekeys.taken(key(number)) for number in (1, 2, 3)] == [{}, {}, taken[2]]
+    assert store.prekeys.take(key(4), CIDS, {cid: batch(0) for cid in CIDS}) == {}

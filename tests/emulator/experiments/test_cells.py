@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.strategies.registry import make_method, method_settings
 from emulator.experiments import plan, progress
-from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
+from emulator.experiments.cells import CellRun, CellStorage, cell_runs, kept_round, read_finished, run_cells
 from emulator.experiments.command import ExperimentArgs, run_experiment, summarise_experiment
 from emulator.run.summary import Record
 from emulator.simulation import virtual_network
@@ -157,8 +157,17 @@ def test_an_interrupted_table_says_what_is_kept_what_is_left_and_how_to_go_on(
     assert "| again | - | FedAvg, seed 0: round 5 of 8 kept | - |" in told["table"].splitlines()
 
 
-def test_a_cell_that_was_begun_with_another_default_begins_anew(tmp_path: Path) -> None:
-    job, place, heard = (
+@pytest.mark.parametrize(
+    ("setting", "then", "heard"),
+    [
+        ("fraction-train", 0.5, [1, 2, 3, 4, 5, 6]),
+        ("server-momentum", None, [6]),  # of a version without it: it has its default, as in a run that is resumed
+    ],
+)
+def test_a_cell_that_was_begun_with_another_default_begins_anew_and_one_without_a_later_setting_goes_on(
+    tmp_path: Path, setting: str, then: float | None, heard: list[int]
+) -> None:
+    job, place, rounds = (
         CellRun(cell=plan.parse_plan("t", TOML, rounds=6).cells[0], seed=0),
         CellStorage(data=None, out=tmp_path),
         [],
@@ -172,10 +181,13 @@ def test_a_cell_that_was_begun_with_another_default_begins_anew(tmp_path: Path) 
         run_cells([job], place, ["accuracy"], stop)
     (told,) = job.started(place).rglob("run.json")
     begun = json.loads(told.read_text())
-    begun["lesson"]["settings"]["fraction-train"] = 0.5
+    begun["lesson"]["settings"] |= {setting: then}
+    if then is None:
+        del begun["lesson"]["settings"][setting]
     told.write_text(json.dumps(begun))
-    assert run_cells([job], place, ["accuracy"], lambda _, record: heard.append(record["round"])) == {}
-    assert heard == [1, 2, 3, 4, 5, 6]
+    assert kept_round(job, place) == 6 - len(heard)
+    assert run_cells([job], place, ["accuracy"], lambda _, record: rounds.append(record["round"])) == {}
+    assert rounds == heard
 
 
 def test_a_cell_that_was_run_with_another_default_is_not_finished(tmp_path: Path) -> None:

@@ -165,6 +165,27 @@ def test_a_replay_keeps_the_prekeys_that_a_device_offered_for_a_later_sum_of_the
     assert [asked for asked in again.asked if asked[1] == "prekeys"] == []
 
 
+def test_a_device_that_is_silent_in_a_later_sum_has_not_lost_its_new_prekeys(store: Store) -> None:
+    """The refusal of the round's first sum counted for each later one, so it was asked for prekeys again."""
+    every, cohort = cids(6), Cohort(store, words_of, lost={"dev-002": "bad_task"})
+    summed(cohort, every)
+    cohort.lost, cohort.silent = {}, {"shares": ["dev-002"]}
+    summed(cohort, every, first=FIRST._replace(exchange=FIRST.exchange + 4))
+    assert store.prekeys.lacking(every) == set()
+
+
+def test_a_replay_of_a_sum_for_which_no_device_had_a_prekey_takes_none_of_later_sums(store: Store) -> None:
+    """It took those that were offered later, asked for shares, and later sums had others than before."""
+    every, cohort, second = cids(6), Cohort(store, words_of), FIRST._replace(round=2)
+    cohort.silent = {"prekeys": every}
+    before = summed(cohort, every)[1]
+    cohort.silent = {}
+    summed(cohort, every, first=second)
+    again = Cohort(store, words_of)
+    assert summed(again, every)[1] == before
+    assert (again.asked, store.prekeys.taken(FIRST._replace(exchange=FIRST.exchange + 1))) == ([], {})
+
+
 def test_groups_are_summed_apart_and_one_that_is_too_small_is_not_even_asked(store: Store) -> None:
     every, cohort = cids(COUNT), Cohort(store, words_of)
     groups = {cid: 2 if i < 6 else 1 if i < 8 else 7 for i, cid in enumerate(every)}  # 6, 2 and 4 devices
