@@ -233,7 +233,8 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
         )
     except (AttributeError, LookupError, TypeError, ValueError) as wrong:
         hint = f"compare it with those in {EXPERIMENTS_FOLDER}"
-        raise ConfigError(f"experiment {name}: {wrong!r}", hint=hint) from wrong
+        told = wrong if isinstance(wrong, ValueError) else repr(wrong)  # a KeyError is the key alone
+        raise ConfigError(f"experiment {name}: {told}", hint=hint) from wrong
 
 
 def _check_numbers(metrics: Sequence[str], also: Iterable[str], *, rounds: int, seeds: int) -> None:

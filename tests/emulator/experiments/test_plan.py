@@ -174,7 +174,7 @@ def test_a_table_of_the_users_own_with_a_fault_is_refused_before_a_run(
 def test_rows_of_one_name_differ_in_their_centers_but_not_where_each_is_a_column() -> None:
     several = TOML.replace('"FedSGD"\nmethod = "fedsgd"', '"FedAvg"\nmethod = "ifca"\nk = 2')
     assert [cell.row.k for cell in plan.parse_plan("t", several).cells] == [1, 2]
-    with pytest.raises(ConfigError, match="two rows are called 'FedAvg'"):
+    with pytest.raises(ConfigError, match=r"^experiment t: two rows are called 'FedAvg'"):
         plan.parse_plan("t", several.replace("seeds = 2", 'seeds = 2\njudged = "FedAvg"'))
 
 
