@@ -81,7 +81,7 @@ def play(  # noqa: PLR0913 - the parts of a run
         checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table), marks=marks)
         if resume:
             _tell_where_it_goes_on(checkpoints, args.rounds, say)
-        with running, open_trackers(args.loggers, folder, table) as track:
+        with running, open_trackers(args.loggers, folder, table) as track:  # the devices end before the folder does
             devices, start = opened()
             check_samples(devices.program, loaded.split)
             live = open_run(run.strategy, start, devices, settings, checkpoints=checkpoints)
