@@ -53,7 +53,9 @@ class CenterSource(Protocol):
     def centers(self) -> int: ...
 
     @property
-    def router(self) -> Router | None: ...
+    def router(self) -> Router | None:
+        """What the run teaches newcomers."""
+        ...
 
     @property
     def abstain(self) -> float:
@@ -67,7 +69,9 @@ class CenterSource(Protocol):
         """A learner for evaluation; with `training`, for SGD steps as well."""
         ...
 
-    def models(self, centers: Sequence[int]) -> list[Flat]: ...
+    def models(self, centers: Sequence[int]) -> list[Flat]:
+        """Weights [schema.size] each."""
+        ...
 
     def start(self) -> Flat | None:
         """The common start of the run [schema.size], if the run publishes it."""
