@@ -124,10 +124,11 @@ def run_testbed(
         work = folder / ".work"
         try:
             with ChildProcesses(work / "processes", signals) as children:
-                with signals.hold():
-                    started = start_broker(work / "broker", broker)
+                started: Broker | None = None
                 facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": federation}
                 try:
+                    with signals.hold():  # a signal that came meanwhile is raised here, when there is a broker to stop
+                        started = start_broker(work / "broker", broker)
                     broker_name = "the broker" if started.kind == "external" else started.kind
                     progress.say(f"{broker_name} listens at {started.url}; the run is kept in {folder}")
                     result = play(Testbed(broker=started, children=children, **facts))
@@ -141,7 +142,8 @@ def run_testbed(
                     with signals.hold():
                         progress.busy("stopping what was started")
                         wrong = children.stop(**({"timeout_s": LEAVE_TIMEOUT_S} if finished else {}))
-                        started.stop()  # after its clients
+                        if started is not None:
+                            started.stop()  # after its clients
                         if finished and wrong:
                             _keep_logs(work / "processes", folder / "logs")
                             progress.say(f"warning: {'; '.join(wrong)}. The results are complete; {LOGS_HINT}")

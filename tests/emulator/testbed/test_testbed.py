@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.local_broker import Broker
 from emulator.console import ConsoleProgress
 from emulator.testbed import testbed
 from emulator.testbed.processes import ChildProcess, Interrupted
@@ -84,6 +85,21 @@ def test_a_signal_after_the_results_does_not_delete_them(tmp_path: Path) -> None
     with pytest.raises(Interrupted):
         run_testbed(tmp_path / "run", "embedded", ConsoleProgress(stream=io.StringIO()), play, federation="test")
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_a_signal_that_came_while_the_broker_started_leaves_no_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = []
+
+    def start(folder: Path, prefer: str) -> Broker:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Broker(url="mqtt://127.0.0.1:1", kind=f"{prefer} in {folder}", _stop=lambda: stopped.append(prefer))
+
+    monkeypatch.setattr(testbed, "start_broker", start)
+    with pytest.raises(Interrupted):
+        run_testbed(tmp_path / "run", "here", ConsoleProgress(stream=io.StringIO()), lambda _: None, federation="test")
+    assert stopped == ["here"]
 
 
 @pytest.mark.parametrize("wrote", [True, False])
