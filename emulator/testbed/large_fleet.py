@@ -268,8 +268,10 @@ def _without_logs() -> Iterator[None]:
 def _watch(
     children: ChildProcesses, said: Sequence[Path], over: Callable[[], bool], say: Callable[[str], None]
 ) -> None:
+    """Until `over` and each process has told its counts: one that still starts would end with an error."""
     before, told_s = "", time.monotonic()
-    while not over():
+    counts: list[dict[str, Any]] = []
+    while not (counts and all(counts) and over()):
         children.check()
         time.sleep(CHILD_POLL_S)
         counts = [_last(path) for path in said]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from coordinator.artifacts.stored_settings import DONE_FACT
 from coordinator.config import read_config
 from coordinator.local_broker import Broker
 from coordinator.storage.status import read_status
@@ -172,6 +173,20 @@ def test_a_process_of_the_fleet_that_fails_is_told_by_its_words_and_not_by_logs_
     with pytest.raises(FedcentersError, match="unknown data set 'none'") as told:
         run_fleet(FleetArgs(config=config, devices=1, data_set="none"), workers=1, until_done=False, say=lambda _: None)
     assert told.value.hint == "all devices of this command have left; start it again"
+
+
+def test_a_fleet_for_a_coordinator_that_is_done_leaves_in_good_order(tmp_path: Path) -> None:
+    """Its processes were asked to leave while they started, which ends them with an error."""
+    config = written(tmp_path, "embedded", 1)
+    store = Store(read_config(config).folder / "store")
+    store.facts.put(DONE_FACT, "yes")
+    store.close()
+    found = run_fleet(FleetArgs(config=config, devices=2), workers=2, until_done=True, say=lambda _: None)
+    assert {name: found[name] for name in ("devices", "connected", "processes")} == {
+        "devices": 2,
+        "connected": 0,
+        "processes": 2,
+    }
 
 
 @pytest.mark.usefixtures("softmax_devices")
