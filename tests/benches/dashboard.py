@@ -27,7 +27,7 @@ from tests.support.doc_pages import machine
 from tests.support.served_dashboard import DashboardSite, serve_dashboard
 
 CENTERS = 8
-WIDTH = 9_000  # parameters; digits-mlp has 8,970
+WIDTH = 9_000  # parameters; digits-mlp has 4,810
 LOOK_S, ROUND_LOOKS = 0.5, 4
 WATCH = """
 () => {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_client.engines import litert_compiled
 from export.compiler.program import compile_program
-from tests.benches.programs import TRAIN_ONE, inputs, machine, race, resident_mb, started
+from tests.benches.programs import TRAIN_ONE, inputs, machine, race, resident_mib, started
 from tests.support.programs import model as model_named
 
 MODELS = ("digits-mlp", "gn-cnn", "wecfl-cnn")
@@ -41,14 +41,14 @@ def main() -> None:
             times = race({"Interpreter": usual, "CompiledModel": lambda: lambda: update.step(feeds)}, asked.repeats)  # noqa: B023
             alone = [sys.executable, "-c", TRAIN_COMPILED, str(folder), "litert"]
             memory = {
-                "Interpreter": resident_mb(folder, "litert"),
+                "Interpreter": resident_mib(folder, "litert"),
                 "CompiledModel": float(subprocess.run(alone, capture_output=True, text=True, check=True).stdout),
             }
         figures = " | ".join(f"{times[api][0]:.3f} | {memory[api]:.1f}" for api in memory)
         rows.append(f"| {name} | {figures} |")
     sys.stdout.write(f"{machine()}; batch {BATCH}, one thread, medians of {asked.repeats} interleaved turns.\n\n")
     sys.stdout.write(
-        "| model | Interpreter CPU ms | peak MB | CompiledModel CPU ms | peak MB |\n|---|--:|--:|--:|--:|\n"
+        "| model | Interpreter CPU ms | peak MiB | CompiledModel CPU ms | peak MiB |\n|---|--:|--:|--:|--:|\n"
     )
     sys.stdout.write("\n".join(rows) + "\n")
 

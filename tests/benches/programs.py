@@ -67,7 +67,7 @@ class ProgramRow:
     compile_s: float | None = None
     step_kb: float | None = None
     difference: float | None = None
-    peak_mb: float | None = None
+    peak_mib: float | None = None
     refused: str = ""
 
 
@@ -121,7 +121,7 @@ def measure(name: str, engines: list[str], *, batch: int, repeats: int, memory: 
                     compile_s=seconds,
                     step_kb=made.program.containers[engine]["step"].size / 1000,
                     difference=made.program.parity[engine],
-                    peak_mb=resident_mb(Path(scratch) / engine, engine) if memory else None,
+                    peak_mib=resident_mib(Path(scratch) / engine, engine) if memory else None,
                 )
             )
     return rows
@@ -211,8 +211,8 @@ def race(starts: Mapping[str, Callable[[], Callable[[], object]]], repeats: int)
     return {name: (statistics.median(c for c, _ in v), statistics.median(w for _, w in v)) for name, v in seen.items()}
 
 
-def resident_mb(folder: Path, engine: str) -> float:
-    """Peak resident memory of a fresh process that opens the program and trains."""
+def resident_mib(folder: Path, engine: str) -> float:
+    """Peak resident memory, in MiB, of a fresh process that opens the program and trains."""
     command = [sys.executable, "-c", TRAIN_ONE, str(folder), engine]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -233,7 +233,7 @@ def markdown(rows: list[ProgramRow]) -> str:
         return "" if value is None else format(value, form)
 
     lines = [
-        "| model | engine | times eager | CPU ms | eager CPU ms | compile, s | step file, kB | difference | peak MB |",
+        "| model | engine | times eager | CPU ms | eager CPU ms | compile, s | step file, kB | difference | peak MiB |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for r in rows:
@@ -241,7 +241,7 @@ def markdown(rows: list[ProgramRow]) -> str:
             lines.append(f"| {r.model} | {r.engine} | refused: {r.refused} |  |  |  |  |  |  |")
             continue
         figures = [(r.ratio, ".2f"), (r.cpu_ms, ".2f"), (r.eager_cpu_ms, ".2f"), (r.compile_s, ".1f")]
-        figures += [(r.step_kb, ".0f"), (r.difference, ".0e"), (r.peak_mb, ".0f")]
+        figures += [(r.step_kb, ".0f"), (r.difference, ".0e"), (r.peak_mib, ".0f")]
         lines.append(f"| {r.model} | {r.engine} | {' | '.join(cell(*figure) for figure in figures)} |")
     return "\n".join(lines)
 

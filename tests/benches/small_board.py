@@ -41,7 +41,7 @@ for _ in range({STEPS}):
 spent = (time.process_time() - began) / {STEPS}
 status = Path("/proc/self/status").read_text()
 peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
-print(f"{{peak:.1f}} MB | {{1000 * spent:.1f}} ms")
+print(f"{{peak:.1f}} MiB | {{1000 * spent:.1f}} ms")
 """
 
 
