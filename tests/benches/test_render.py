@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
+from tests.benches import updates
+from tests.benches.__main__ import bench
 from tests.benches.goals import GOALS, Goal
+from tests.benches.peer import PeerMissing
 from tests.benches.render import BEGIN, END, PICTURE, notes, number, rewritten, section, verdict
 from tests.benches.results import BenchFigure, BenchResults, missing_figures
 
@@ -59,6 +63,19 @@ def test_a_bench_that_could_not_run_or_did_not_is_unmeasured_and_not_won() -> No
     assert verdicts()["run-wecfl-wall"] == "unmeasured"
     assert verdicts()["scaling-mlp"] == "unmeasured"
     assert any("flower is not installed" in line for line in lines())
+
+
+def test_a_peer_that_ends_at_its_turn_makes_the_rows_of_its_bench_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the whole command, and the benches after it were not run."""
+
+    def ends(_: int) -> NoReturn:
+        raise PeerMissing("pfl ended: killed")
+
+    monkeypatch.setattr(updates, "run", ends)
+    figures, versions = bench("updates", 1)
+    assert {f.row for f in figures} == {goal.row for goal in GOALS if goal.row.startswith("updates-")}
+    assert {f.unmeasured for f in figures} == {"pfl ended: killed"}
+    assert versions == {}
 
 
 def test_the_page_says_why_a_figure_is_missing_and_leaves_the_notes_of_the_others_to_the_command() -> None:
