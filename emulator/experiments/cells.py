@@ -124,7 +124,8 @@ def run_cells(
             continue
         try:
             with _hold_cell(job, place):
-                _keep(job.path(place), measure_cell(job, place, loaded[key], asked, told, begin))
+                if read_finished(job, place) is None:  # another process may have ended it since
+                    _keep(job.path(place), measure_cell(job, place, loaded[key], asked, told, begin))
                 shutil.rmtree(job.started(place), ignore_errors=True)
         except FolderInUse as wrong:
             reasons[job.name] = wrong.message  # its other seeds may be run here

@@ -66,7 +66,7 @@ def picture(rows: Rows, path: Path) -> None:
         for way, colour in DRAWN.items():
             known = [n for n in SIZES if (name, way, n) in rows]
             share = [100 * np.mean([row["right"] for row in rows[name, way, n]]) for n in known]
-            panel.plot(range(len(known)), share, color=colour, marker="o", markersize=4, label=way)
+            panel.plot([SIZES.index(n) for n in known], share, color=colour, marker="o", markersize=4, label=way)
         panel.set_xticks(range(len(SIZES)), [str(n) for n in SIZES])
         panel.set_title(name, fontsize=9)
         panel.set_ylim(0, 104)

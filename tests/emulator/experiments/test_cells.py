@@ -115,6 +115,19 @@ def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -
     assert [path.name for path in cut.out.iterdir()] == [job.path(cut).name]
 
 
+def test_a_cell_that_another_process_finished_while_the_data_were_read_is_not_run_again(tmp_path: Path) -> None:
+    cell, heard = plan.parse_plan("t", TOML, rounds=2).cells[0], list[str]()
+    place, job = CellStorage(data=None, out=tmp_path), CellRun(cell=cell, seed=0)
+
+    def begin(_: CellRun, what: str) -> None:
+        heard.append(what)
+        if len(heard) == 1:
+            run_cells([job], place, ["accuracy"], lambda *_: None)
+
+    assert run_cells([job], place, ["accuracy"], lambda *_: None, begin) == {}
+    assert heard == ["reading digits"]
+
+
 def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path) -> None:
     """Two processes would go on from one checkpoint, and each remove the other's."""
     cell = plan.parse_plan("t", TOML, rounds=2).cells[0]
