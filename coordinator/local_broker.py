@@ -51,6 +51,7 @@ class Broker:
     kind: str
     pid: int | None = None  # of the broker's process; None for an embedded or an external broker
     web: Sequence[str] = ()  # ws://... for browsers
+    has_ended: Callable[[], bool] = field(default=lambda: False, repr=False)  # by itself; known of its process alone
     _stop: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def stop(self) -> None:
@@ -231,7 +232,12 @@ def _start_mosquitto(program: str, folder: Path, port: int) -> Broker:
         stop()
         raise
     url = f"mqtt://127.0.0.1:{port}"
-    return Broker(url=url, kind="mosquitto", pid=process.pid, _stop=stop)
+    ended = partial(_has_ended, process)
+    return Broker(url=url, kind="mosquitto", pid=process.pid, has_ended=ended, _stop=stop)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
 
 
 def _end_orphan(conf: Path) -> None:

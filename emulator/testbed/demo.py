@@ -135,12 +135,12 @@ class _DemoSteps:
         """Until a new device has left in good order."""
         began = time.monotonic()
         while child.process.poll() is None:
-            self.testbed.children.check(may_leave=may_leave)
+            self.testbed.check(may_leave=may_leave)
             if time.monotonic() - began > SILENCE_TIMEOUT_S:
                 raise NetworkError(f"{child.name} found no center within {SILENCE_TIMEOUT_S:.0f} s", hint=LOGS_HINT)
             self.testbed.progress.busy(f"{child.name} looks for its center")
             time.sleep(POLL_S)
-        self.testbed.children.check(may_leave=may_leave)
+        self.testbed.check(may_leave=may_leave)
 
     def _tell(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,6 +77,12 @@ class Testbed:
             workers.append(self.children.python(f"devices-{engine}", "-m", "emulator.testbed.threaded_fleet", *configs))
         return workers
 
+    def check(self, *, may_leave: Sequence[ChildProcess] = ()) -> None:
+        """Raise if a child left by itself (`ChildProcesses.check`), or the broker: all others would wait for it."""
+        if self.broker.has_ended():
+            raise NetworkError(f"{self.broker.kind} has ended", hint="start the run again")
+        self.children.check(may_leave=may_leave)
+
     def follow(
         self,
         tail: monitor.FileTail,
@@ -99,7 +106,7 @@ class Testbed:
                 doing = monitor.describe_next_step(events) or doing
                 if event["event"] == until:
                     return events
-            self.children.check()
+            self.check()
             doing_now = doing
             if monitor.is_paused(self.folder):
                 last_s, doing_now = time.monotonic(), "paused on the dashboard"
@@ -124,11 +131,11 @@ def run_testbed(
         work = folder / ".work"
         try:
             with ChildProcesses(work / "processes", signals) as children:
-                started: Broker | None = None
+                brokers = ExitStack()
                 facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": federation}
                 try:
                     with signals.hold():  # a signal that came meanwhile is raised here, when there is a broker to stop
-                        started = start_broker(work / "broker", broker)
+                        started = brokers.enter_context(start_broker(work / "broker", broker))
                     broker_name = "the broker" if started.kind == "external" else started.kind
                     progress.say(f"{broker_name} listens at {started.url}; the run is kept in {folder}")
                     result = play(Testbed(broker=started, children=children, **facts))
@@ -142,8 +149,7 @@ def run_testbed(
                     with signals.hold():
                         progress.busy("stopping what was started")
                         wrong = children.stop(**({"timeout_s": LEAVE_TIMEOUT_S} if finished else {}))
-                        if started is not None:
-                            started.stop()  # after its clients
+                        brokers.close()  # after its clients
                         if finished and wrong:
                             _keep_logs(work / "processes", folder / "logs")
                             progress.say(f"warning: {'; '.join(wrong)}. The results are complete; {LOGS_HINT}")

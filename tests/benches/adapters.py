@@ -62,7 +62,7 @@ data = Dataset(feeds["x"], feeds["y"].astype(np.int64))
 fit_probe.run_fit(EngineLearner(engine, program), Fit(start=start, steps=10, lr=1e-3, batch=batch, seed=0), data)
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 assert "torch" not in sys.modules
-print(json.dumps({key: int(status[key].split()[0]) * 1024 / 1e6 for key in ("VmHWM", "VmRSS", "RssFile")} | {"off": off}))
+print(json.dumps({k: int(status[k].split()[0]) * 1024 / 1e6 for k in ("VmHWM", "VmRSS", "RssFile")} | {"off": off}))
 """
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.local_broker import Broker
+from edge_client.errors import NetworkError
 from emulator.console import ConsoleProgress
 from emulator.testbed import testbed
+from emulator.testbed.monitor import FileTail
 from emulator.testbed.processes import ChildProcess, Interrupted
 from emulator.testbed.testbed import run_testbed
 
@@ -100,6 +102,19 @@ def test_a_signal_that_came_while_the_broker_started_leaves_no_broker(
     with pytest.raises(Interrupted):
         run_testbed(tmp_path / "run", "here", ConsoleProgress(stream=io.StringIO()), lambda _: None, federation="test")
     assert stopped == ["here"]
+
+
+@pytest.mark.broker
+def test_a_broker_that_ends_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    """The coordinator and the devices waited for it until the silence was too long: an hour of `simulate --broker`."""
+
+    def play(it: testbed.Testbed) -> None:
+        assert it.broker.pid is not None
+        os.kill(it.broker.pid, signal.SIGKILL)
+        it.follow(FileTail(it.folder / "metrics.jsonl"), "done", doing="waiting", silence_s=PATIENCE_S)
+
+    with pytest.raises(NetworkError, match="mosquitto has ended"):
+        run_testbed(tmp_path / "run", "mosquitto", ConsoleProgress(stream=io.StringIO()), play, federation="test")
 
 
 @pytest.mark.parametrize("wrote", [True, False])
