@@ -54,6 +54,7 @@ COUNT_INTERVAL_S = 1.0
 REPORT_INTERVAL_S = 5.0
 DISCONNECT_TIMEOUT_S = 10.0
 CHILD_POLL_S = 0.2
+COUNTS_BYTES = 4_096  # the end of a file of counts, which grows by a line a second
 ALWAYS_READY: Mapping[str, Any] = {"min_battery_percent": 0, "quiet_hours": ""}
 COUNT_NAMES = ("connected", "computed", "acknowledged")
 
@@ -293,7 +294,11 @@ def _done(config: CoordinatorConfig) -> bool:
 
 def _last(path: Path) -> dict[str, Any]:
     """The newest counts of a process, and why its last connection failed; empty before its first report."""
-    whole = path.read_bytes().rpartition(b"\n")[0] if path.is_file() else b""
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - COUNTS_BYTES))
+        whole = file.read().rpartition(b"\n")[0]
     return dict(json.loads(whole.rpartition(b"\n")[2])) if whole else {}
 
 

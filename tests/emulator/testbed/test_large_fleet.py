@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -252,6 +253,17 @@ def test_devices_of_one_process_share_an_engine_per_set_of_containers(monkeypatc
     for device, files in (("a", {"step": "x"}), ("b", {"step": "x"}), ("c", {"step": "x", "evaluate": "y"})):
         engines("onnx", program, {name: Path(device) / file for name, file in files.items()}, threads=1)
     assert len(opened) == 2
+
+
+def test_the_newest_counts_are_read_without_those_before(tmp_path: Path) -> None:
+    """A fleet that ran for a week read all its counts five times a second."""
+    path = tmp_path / "counts"
+    path.write_bytes(b'{"computed": 1}\n' * 500_000 + b'{"computed": 2}\n{"comp')
+    tracemalloc.start()
+    found, (_, most) = large_fleet._last(path), tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == {"computed": 2}
+    assert most < 100_000
 
 
 def test_a_fleet_over_a_network_in_plain_text_is_refused(tmp_path: Path) -> None:
