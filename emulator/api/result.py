@@ -32,7 +32,7 @@ from emulator.reports.console_tables import summary_rows
 from emulator.run.execute import SimulationResult
 from emulator.run.folder import open_run_folder
 from emulator.run.run_parts import Marks, run_parts
-from emulator.run.summary import Record, result_summary
+from emulator.run.summary import Record, result_summary, told_of_record
 from emulator.run.write import write_run
 from emulator.run_centers import RunCenters
 from emulator.simulation.attacks import honest_accuracy
@@ -258,10 +258,7 @@ class Result:
             **found,
             "seconds": round(self.seconds, 3),
             "virtual_seconds": round(self.run.virtual_seconds, 3),
-            "answered": last["answered"],
-            **({"privacy": last["privacy"]} if "privacy" in last else {}),
-            **({"secure": last["secure"]} if "secure" in last else {}),
-            **({"metrics": {k: v["micro"] for k, v in scored["metrics"].items()}} if "metrics" in scored else {}),
+            **told_of_record(scored),
             **(attacked if self.attackers else {}),
             "run": None if self.folder is None else str(self.folder),
         }

@@ -42,6 +42,12 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
     }
 
 
+def told_of_record(last: Mapping[str, Any]) -> Record:
+    """What the record of the last round tells beside its scores: answers, privacy, sums, and metrics over samples."""
+    found = {key: last[key] for key in ("answered", "privacy", "secure") if key in last}
+    return found | ({"metrics": {k: v["micro"] for k, v in last["metrics"].items()}} if "metrics" in last else {})
+
+
 def refusal_reasons(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """How many answers were refused for each reason: for its code, as what follows a colon has numbers of its own."""
     said = (reason for record in records for reason in record.get("refused", {}).values())

@@ -31,7 +31,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.options import OPTIONS, SimulateArgs
 from emulator.reports import display_names
 from emulator.run.load import make_fleet
-from emulator.run.summary import Record, result_summary
+from emulator.run.summary import Record, result_summary, told_of_record
 from emulator.testbed import monitor, testbed_files
 from emulator.testbed.testbed import Testbed, run_testbed
 
@@ -69,7 +69,7 @@ def simulate_over_mqtt(
         last = records[-1]
         told = result_summary(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
         progress.close()
-        show(told | {key: last[key] for key in ("answered", "privacy") if key in last} | {"run": str(folder)})
+        show(told | told_of_record(last) | {"run": str(folder)})
 
     run_over_mqtt(args, strategy, split, progress, finish)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -19,9 +20,11 @@ from typer.testing import CliRunner
 from emulator.cli import app
 from emulator.config import CONFIG_FILE as ASKED
 from emulator.config import make_args, read_table
+from emulator.console import ConsoleProgress
 from emulator.options import OPTIONS
 from emulator.reports import comparison
 from emulator.simulate import simulate_json
+from emulator.testbed import simulate_over_mqtt as over_mqtt
 from emulator.testbed.simulate_over_mqtt import VIRTUAL_ONLY
 
 PATIENCE_S = 150
@@ -81,6 +84,33 @@ def test_over_mqtt_the_devices_end_where_they_end_in_one_process(method: str, tm
     assert line.ari == pytest.approx(real["ari"])
     assert {path.name for path in folder.iterdir()} >= {"config.toml", "metrics.jsonl", "centers", "store", ASKED}
     assert_nothing_is_left(tmp_path / "mqtt")
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys"),
+    [
+        ({"data-set": "regression", "devices": 4}, {"metrics"}),
+        ({"data-set": "digits", "devices": 6, "secure": "updates", "privacy-noise": 1.0}, {"secure", "privacy"}),
+    ],
+)
+def test_over_mqtt_the_command_tells_of_a_record_what_it_tells_in_one_process(
+    asked: dict[str, Any], keys: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left out what the server sees of a run on sums, and the squared error of targets that are no classes."""
+    common = {"method": "fedavg", "num-rounds": 1, "local-steps": 1, "out": tmp_path, **asked}
+    virtual = simulate_json(make_args(common))
+    lines = (Path(str(virtual["run"])) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records, told = [json.loads(line) for line in lines], list[dict[str, Any]]()
+
+    def run(*parts: Any, **_: Any) -> None:
+        parts[-1](tmp_path, records)
+
+    monkeypatch.setattr(over_mqtt, "run_over_mqtt", run)
+    progress = ConsoleProgress(stream=io.StringIO())
+    over_mqtt.simulate_over_mqtt(make_args(common, {"broker": "embedded"}), progress, told.append)
+    assert keys < virtual.keys()
+    assert virtual.keys() - told[0].keys() == {"virtual_seconds"}
+    assert {key: told[0][key] for key in keys} == {key: virtual[key] for key in keys}
 
 
 def assert_nothing_is_left(home: Path) -> None:
