@@ -10,7 +10,8 @@ A device's samples are drawn from its number when it is used: `synthetic` has a 
 that write the digits differently, `writers` are those of MNIST in turn, with images of 8 x 8 pixels, `fashion` has a
 mix of Fashion-MNIST's labels for each device, in three groups that name them differently, in 8 x 8 pixels too. The
 model is an MLP 64-h-10. Each cell is a process of its own, one after the other. Seconds are of a round after the first
-one, of the wall and of CPU; `mb` is the peak of resident memory above what the process had before there was a fleet.
+one, of the wall and of CPU; `mb` is the peak of resident memory above what the process had before the run, which
+includes the data set that samples are drawn from and eight bytes for each device.
 A row replaces the one of the same cell in the file --json, million.json beside this module; --picture draws that file
 and measures nothing. Nothing is asserted.
 """
