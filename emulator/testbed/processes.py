@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class DeferredSignals:
         self._hook = sys.unraisablehook
 
     def __enter__(self) -> DeferredSignals:  # noqa: PYI034 - typing.Self needs 3.11
+        if threading.current_thread() is not threading.main_thread():  # Python hands signals to that one alone
+            return self
         self._before = {s: signal.signal(s, self._on_signal) for s in STOP_SIGNALS}
         self._hook, sys.unraisablehook = sys.unraisablehook, self._on_ignored
         return self

@@ -29,6 +29,21 @@ def test_leaving_the_block_ends_every_child(tmp_path: Path) -> None:
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
+def test_a_thread_beside_the_main_one_may_start_children_too(tmp_path: Path) -> None:
+    """`fc.federation` in a thread ended with Python's "signal only works in main thread"."""
+    left: list[int] = []
+
+    def work() -> None:
+        with DeferredSignals() as signals, ChildProcesses(tmp_path, signals) as children:
+            pid = children.python("child", "-c", FOREVER).process.pid
+        left.append(int(psutil.pid_exists(pid)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert left == [0]
+
+
 def test_a_child_that_ignores_sigterm_is_killed() -> None:
     process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
