@@ -7,6 +7,7 @@ the numbers of its pictures. The page is self-contained HTML with SVG figures.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -391,10 +392,9 @@ def _command(line: RunSummary) -> str:
         settings = parse_toml(text)
     if own := repeat_in_python(settings, line.folder):
         return f"# in Python, where your {own[0]} {'are' if own[0] != 'model' else 'is'}:\n{own[1]}"
-    if asked.is_file():
-        return f"fedcenters-emulator simulate {asked}"
+    if asked.is_file() or ("broker" not in settings and not demo.is_file()):
+        file = asked if asked.is_file() else line.folder / "config.toml"
+        return shlex.join(("fedcenters-emulator", "simulate", str(file)))
     if demo.is_file():
         return str(json.loads(demo.read_text(encoding="utf-8"))["command"])
-    if "broker" not in settings:
-        return f"fedcenters-emulator simulate {line.folder / 'config.toml'}"
     return show_coordinator(line.folder, settings, done=line.done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def show_coordinator(folder: Path, settings: Mapping[str, Any], *, done: bool) -
     fedcenters-coordinator status runs/home
     FEDCENTERS_EXIT_WHEN_DONE=false fedcenters-coordinator serve runs/home/config.toml --dashboard 8080  # until Ctrl-C
     """
-    show, serve = f"fedcenters-coordinator status {folder}", f"fedcenters-coordinator serve {folder / 'config.toml'}"
+    show = shlex.join(("fedcenters-coordinator", "status", str(folder)))
+    serve = shlex.join(("fedcenters-coordinator", "serve", str(folder / "config.toml")))
     if not done:
         return f"{show}\n{serve}"
     stay = "FEDCENTERS_EXIT_WHEN_DONE=false " if settings.get("exit-when-done") else ""  # else `serve` ends at once

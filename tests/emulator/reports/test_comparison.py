@@ -18,6 +18,7 @@ from edge_client.errors import ConfigError
 from emulator.cli import app
 from emulator.options import SimulateArgs
 from emulator.reports import comparison, demo_page
+from emulator.reports.repeat import show_coordinator
 from emulator.simulate import simulate_json
 
 ASKED = SimulateArgs(engine="lean", devices=6, rounds=3, settings={"local-steps": 3})
@@ -105,6 +106,20 @@ def test_the_runs_of_a_coordinator_are_told_apart(two: list[Path], tmp_path: Pat
     assert f"{serve}</pre>" in comparison.comparison_page(comparison.read_runs(folder))
     (folder / "simulate.toml").touch()  # and one that `simulate --broker` asked for
     assert f"fedcenters-emulator simulate {folder / 'simulate.toml'}" in comparison.comparison_page(lines)
+
+
+def test_the_commands_that_show_a_run_again_have_its_folder_in_quotes_where_a_shell_needs_them(
+    two: list[Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    line = replace(comparison.read_runs(two[0])[0], folder=folder)
+    assert comparison._command(line) == f"fedcenters-emulator simulate '{folder / 'config.toml'}'"
+    (folder / "simulate.toml").touch()
+    assert comparison._command(line) == f"fedcenters-emulator simulate '{folder / 'simulate.toml'}'"
+    status, serve = show_coordinator(folder, {}, done=False).splitlines()
+    assert status == f"fedcenters-coordinator status '{folder}'"
+    assert serve == f"fedcenters-coordinator serve '{folder / 'config.toml'}'"
 
 
 def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
