@@ -21,7 +21,10 @@ def experiment(  # noqa: PLR0913 - a command line
         Path | None, typer.Option(help="The folder of data sets. Default: the folder that FEDCENTERS_DATA names.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each cell. Default: as the experiment says.")
+        int | None,
+        typer.Option(
+            min=1, help="Runs of each cell. Default: the experiment's; where nothing is run, all that are finished."
+        ),
     ] = None,
     rounds: Annotated[
         int | None,

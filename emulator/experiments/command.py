@@ -28,6 +28,7 @@ from emulator.experiments.compare import compare_rows
 from emulator.experiments.kept_cells import (
     finished_results,
     finished_rounds,
+    finished_seeds,
     kept_plan,
     other_rounds,
     rough_time,
@@ -90,10 +91,9 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     """
     prepared.check_outputs()
     plan = prepared.plan_of_kept(say) if prepared.kept else plans.read_plan(prepared.name, rounds=prepared.rounds)
-    seeds = prepared.seeds or plan.seeds
-    chosen = plan.only(prepared.only)
+    chosen, place = plan.only(prepared.only), prepared.place
+    seeds = prepared.seeds or max(plan.seeds, finished_seeds(chosen, place) if prepared.kept else 0)
     todo = cell_runs(chosen, seeds)
-    place = prepared.place
     missing = [job for job in todo if read_finished(job, place) is None]
     if not prepared.kept:
         say(render_outlook(outlook_of(prepared, plan, todo, missing)))

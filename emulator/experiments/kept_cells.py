@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -27,6 +27,12 @@ def finished_results(place: CellStorage, seeds: int | None) -> Results:
         return [one for one in held if one is not None]
 
     return results
+
+
+def finished_seeds(cells: Iterable[TableCell], place: CellStorage) -> int:
+    """One more than the greatest seed that one of these cells has finished; 0 for none."""
+    results = finished_results(place, None)
+    return 1 + max((int(one["seed"]) for cell in cells for one in results(cell)), default=-1)
 
 
 def rounds_under_way(place: CellStorage) -> Callable[[TableCell], Mapping[int, int]]:

@@ -13,6 +13,7 @@ seed, with Student's 95 % interval.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,22 +121,31 @@ def paired_difference(ours: Mapping[int, float], other: Mapping[int, float]) -> 
 
 
 def lost_rows(old: str, new: str) -> list[str]:
-    """The rows of a table that have fewer figures in its `new` text than in the `old`, by their first cells.
+    """The rows of a table that have fewer figures or seeds in its `new` text than in the `old`, by their first cells.
 
     These are data, K and method; in a table with a column for each method (matrix.py) the data alone. A row of no seed,
-    which tables had before, has none.
+    which tables had before, has none. The last cell is the number of seeds, as "5", or of the methods' as "3 to 5".
     """
 
-    def figures(text: str) -> dict[str, int]:
+    def figures(text: str) -> dict[str, tuple[int, int]]:
         lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
         told = len(ROW_CELLS) if lines and lines[0][: len(ROW_CELLS)] == ROW_CELLS else 1
         rows = {", ".join(cells[:told]): [cell.strip() for cell in cells] for cells in lines[2:]}
         return {
-            row: sum(cell not in ("", NOT_RUN) for cell in cells) for row, cells in rows.items() if cells[-1] != "-"
+            row: (
+                sum(cell not in ("", NOT_RUN) for cell in cells),
+                max(map(int, re.findall(r"\d+", cells[-1])), default=0),
+            )
+            for row, cells in rows.items()
+            if cells[-1] != "-"
         }
 
     now = figures(new)
-    return [row for row, held in figures(old).items() if now.get(row, 0) < held]
+    return [
+        row
+        for row, held in figures(old).items()
+        if any(mine < its for mine, its in zip(now.get(row, (0, 0)), held, strict=True))
+    ]
 
 
 def replace_section(path: Path, name: str, section: str, *, lost: Lost | None = None) -> None:
@@ -151,8 +161,8 @@ def replace_section(path: Path, name: str, section: str, *, lost: Lost | None = 
         if lost and (gone := lost(rest.partition(end)[0], section)):
             raise UsageError(
                 f"{path} has figures that were not run here ({'; '.join(gone[:3])}); it stays as it is",
-                hint="give the folder of its finished cells as --out, their number of rounds as --rounds, another file"
-                " as --write, or delete the section",
+                hint="give the folder of its finished cells as --out, their numbers of rounds and seeds as --rounds and"
+                " --seeds, another file as --write, or delete the section",
             )
         text = before + block + rest.partition(end)[2]
     else:

@@ -53,6 +53,17 @@ def test_the_kept_table_and_its_command_have_the_rounds_of_the_finished_cells() 
     assert "| 10:90 | 2 | FedSoft |" in found["table"]
 
 
+def test_the_kept_table_has_all_finished_seeds_and_with_seeds_those_that_are_asked_for() -> None:
+    """It left out, in silence, those above the number in the experiment's file, which is 3 here."""
+    every, some = (run_experiment(each, lambda _: None)["table"] for each in (TEN, replace(TEN, seeds=2)))
+    assert "--seeds 5`" in every
+    assert "--seeds 2`" in some
+    for table, seeds in ((every, "5"), (some, "2")):
+        assert {line.split(" | ")[-1].strip(" |") for line in table.splitlines() if line.startswith("| 10:90")} == {
+            seeds
+        }
+
+
 def test_the_command_that_repeats_a_table_has_the_rows_that_were_asked_for() -> None:
     asked = ("FedSoft,FedEM", "10:90")
     table = run_experiment(replace(TEN, only=asked), lambda _: None)["table"]

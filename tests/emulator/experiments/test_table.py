@@ -124,6 +124,14 @@ def test_a_table_that_lacks_figures_of_the_file_leaves_it_and_names_a_row(tmp_pa
     assert path.read_text() == held
 
 
+def test_a_table_of_fewer_seeds_leaves_the_file(tmp_path: Path) -> None:
+    path, some = tmp_path / "RESULTS.md", [{"seed": s, "values": {"accuracy": [84.0]}, "note": ""} for s in range(3)]
+    replace_section(path, "t", render_table(PLAN, lambda _: some, command="run it"))
+    replace_section(path, "t", render_table(PLAN, lambda _: some, command="run it"), lost=lost_rows)
+    with pytest.raises(UsageError, match=r"\(A, 1, FedAvg; A, 1, FedSGD\); it stays[\s\S]*--seeds"):
+        replace_section(path, "t", render_table(PLAN, lambda _: some[:2], command="run it"), lost=lost_rows)
+
+
 def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "RESULTS.md"
     path.write_text("# Results\n\nwords\n")

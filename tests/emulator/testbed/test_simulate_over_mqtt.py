@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -102,8 +102,8 @@ def test_over_mqtt_the_command_tells_of_a_record_what_it_tells_in_one_process(
     lines = (Path(str(virtual["run"])) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records, told = [json.loads(line) for line in lines], list[dict[str, Any]]()
 
-    def run(*parts: Any, **_: Any) -> None:
-        parts[-1](tmp_path, records)
+    def run(*parts: object) -> None:
+        cast("Callable[..., None]", parts[-1])(tmp_path, records)
 
     monkeypatch.setattr(over_mqtt, "run_over_mqtt", run)
     progress = ConsoleProgress(stream=io.StringIO())
