@@ -261,8 +261,8 @@ class LiveUpdates:
 
     def _take_arrived(self) -> bool:
         """Take as many updates as the round still wants at most; -> False where the disk has no room."""
-        for gone in self._arrived.keys() - self._sent.keys():  # its task was stopped meanwhile
-            del self._arrived[gone]
+        for gone in [who for who in self._arrived if not self.takes(self._receiver.announced(who))]:
+            del self._arrived[gone]  # its task ended meanwhile; it may have another one
             self._receiver.drop(gone)
             self._receiver.ack(gone, "late")
         batch = dict(list(self._arrived.items())[: self.journalled.wanted])
