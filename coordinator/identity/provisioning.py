@@ -352,16 +352,27 @@ class Provisioner:
 def open_plan(folder: Path, changes: Mapping[str, Any]) -> ProvisionPlan:
     """The plan of a folder, with the `changes` from the command line. Raises ConfigError."""
     path = folder / "federation.toml"
-    held = read_toml(path, hint=READ_HINT) if path.exists() else {}
-    known = {key.replace("-", "_"): value for key, value in held.items()}
+    known = _read_plan(path) if path.exists() else {}
     asked = {key: value for key, value in changes.items() if value}
-    if known and asked.get("federation", known["federation"]) != known["federation"]:
+    if {"federation"} <= known.keys() & asked.keys() and asked["federation"] != known["federation"]:
         raise ConfigError(f"{folder} belongs to {known['federation']}", hint="use one folder per federation")
     together = {**known, **asked}
     for needed, option in (("federation", "--federation NAME"), ("hosts", "--host NAME")):
         if needed not in together:
             raise ConfigError(f"{folder} is new, and {option} is not given", hint=f"add {option}")
     return ProvisionPlan(**{**together, "hosts": tuple(together["hosts"])})
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    """The fields in the file. Raises ConfigError for a value that is none of them."""
+    held = {key.replace("-", "_"): value for key, value in read_toml(path, hint=READ_HINT).items()}
+    for key, value in held.items():
+        kind = {"hosts": list, "port": int, "enrol_port": int, "web_port": int}.get(key, str)
+        listed = value if isinstance(value, list) else []
+        wrong = not isinstance(value, kind) or any(not isinstance(host, str) for host in listed)
+        if wrong or key not in ProvisionPlan.__dataclass_fields__:
+            raise ConfigError(f"{path}: {key.replace('_', '-')} is {value!r}", hint=READ_HINT)
+    return held
 
 
 def _table(plan: ProvisionPlan) -> dict[str, Any]:
