@@ -332,13 +332,22 @@ class Server:
     def _wait_for_connected(self, session: EventLoop, key: ExchangeKey) -> None:
         """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum."""
         config, here = self._config, session.dispatcher.fleet
-        fleet = self._store.states.enrolled().keys() - here.revoked
-        needed = part_of(config.round.fraction_connected, len(fleet))
+        enrolled = self._store.states.enrolled().keys()
+
+        def counts() -> tuple[int, int]:
+            """How many are connected, and how many must be; a device may be revoked meanwhile."""
+            fleet = enrolled - here.revoked
+            return here.count(fleet), part_of(config.round.fraction_connected, len(fleet))
+
+        def enough() -> bool:
+            connected, needed = counts()
+            return connected >= needed
+
         until_s = self._clock.now_s() + config.round.deadline_s
-        if session.run_until(lambda: here.count(fleet) >= needed, until_s) or config.round.below_quorum == "continue":
+        if session.run_until(enough, until_s) or config.round.below_quorum == "continue":
             return
         raise NetworkError(
-            f"{here.count(fleet)} of {needed} devices were connected for round {key.round}",
+            "{} of {} devices were connected for round {}".format(*counts(), key.round),
             hint="start again to wait for them, or lower `fraction-connected`",
         )
 
