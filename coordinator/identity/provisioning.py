@@ -258,20 +258,19 @@ class Provisioner:
     def _client(self, folder: Path, stem: str, name: str) -> None:
         self._certify(folder, stem, lambda key: self.authority.issue_client(key, name, self.now))
 
-    def _server(self, folder: Path, name: str) -> None:
+    def _server(self, folder: Path, name: str, stem: str = "server") -> None:
         """Write a server's certificate; a new one when the plan has other hosts."""
-        path, wanted = folder / "server.crt", self.plan.hosts
+        path, wanted = folder / f"{stem}.crt", self.plan.hosts
         names = sorted(str(subject_alternative_name(h).value) for h in wanted)
         if path.exists() and _names_in(read_certificate(path)) != names:
             path.unlink()
-        self._certify(folder, "server", lambda key: self.authority.issue_server(key, name, wanted, self.now))
+        self._certify(folder, stem, lambda key: self.authority.issue_server(key, name, wanted, self.now))
 
     def _web_server(self) -> None:
-        """Write a certificate for the browsers' listener, unless there is one; the operator may replace it."""
-        folder, hosts = self.folder / "broker", self.plan.hosts
-        if (folder / "web.crt").exists() and not self.web_is_ours():
-            return
-        self._certify(folder, "web", lambda key: self.authority.issue_server(key, WEB_NAME, hosts, self.now))
+        """The same for the browsers' listener, unless the operator has put another certificate there."""
+        folder = self.folder / "broker"
+        if self.web_is_ours() or not (folder / "web.crt").exists():
+            self._server(folder, WEB_NAME, "web")
 
     def web_is_ours(self) -> bool:
         """Whether this authority issued the certificate of the browsers' listener."""
