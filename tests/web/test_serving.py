@@ -366,6 +366,6 @@ def test_the_printed_link_opens_the_page_that_is_served(
     monkeypatch.setattr(server, "open_listener", lambda *_, **__: Opened())
     monkeypatch.setattr(server, "phone_app", lambda _: Starlette())
     monkeypatch.setattr(server, "read_config", lambda _: config(tmp_path))
-    monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
     server.run_phone_server(tmp_path, listen, url="", certificate=None, key=None)
     assert capsys.readouterr().out == f"http://{link}:8090/phone/\n"
