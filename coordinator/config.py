@@ -83,6 +83,7 @@ _KEYS: Mapping[str, tuple[str, str]] = {
     "dashboard-key": ("dashboard", "key"),
 }
 RUN_KEYS = ("method", "num-rounds", "name")  # of [[runs]], beside the settings of the method
+MAX_RUN_NAME = 64  # characters, as devices are told it (PROTOCOL.md, `coord`)
 TOP_LEVEL_KEYS = frozenset(_KEYS)  # of the file: after [model] or [[runs]] they would be keys of that table
 _PATH_KEYS = frozenset(
     {"folder", "reference", "ca", "certificate", "key", "signing-folder", "release"}
@@ -290,8 +291,9 @@ def _runs(rows: list[Any]) -> tuple[RunConfig, ...]:
         rounds = _typed("num-rounds", settings.pop("num-rounds"), int)
         named = re.sub("[^a-z0-9-]", "-", method.rpartition(":")[2].lower())
         name = _typed("name", settings.pop("name", named), str)
-        if not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789-"):
-            raise ConfigError(f"run name {name!r} names a folder too", hint="name = with a-z, 0-9 and '-' alone")
+        if not name or len(name) > MAX_RUN_NAME or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789-"):
+            hint = f"name = with a-z, 0-9 and '-' alone, at most {MAX_RUN_NAME} characters"
+            raise ConfigError(f"run name {name!r} names a folder too", hint=hint)
         out.append(RunConfig(method=method, rounds=rounds, name=name, settings=settings))
     return tuple(out)
 

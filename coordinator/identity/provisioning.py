@@ -258,20 +258,19 @@ class Provisioner:
     def _client(self, folder: Path, stem: str, name: str) -> None:
         self._certify(folder, stem, lambda key: self.authority.issue_client(key, name, self.now))
 
-    def _server(self, folder: Path, name: str) -> None:
+    def _server(self, folder: Path, name: str, stem: str = "server") -> None:
         """Write a server's certificate; a new one when the plan has other hosts."""
-        path, wanted = folder / "server.crt", self.plan.hosts
+        path, wanted = folder / f"{stem}.crt", self.plan.hosts
         names = sorted(str(subject_alternative_name(h).value) for h in wanted)
         if path.exists() and _names_in(read_certificate(path)) != names:
             path.unlink()
-        self._certify(folder, "server", lambda key: self.authority.issue_server(key, name, wanted, self.now))
+        self._certify(folder, stem, lambda key: self.authority.issue_server(key, name, wanted, self.now))
 
     def _web_server(self) -> None:
-        """Write a certificate for the browsers' listener, unless there is one; the operator may replace it."""
-        folder, hosts = self.folder / "broker", self.plan.hosts
-        if (folder / "web.crt").exists() and not self.web_is_ours():
-            return
-        self._certify(folder, "web", lambda key: self.authority.issue_server(key, WEB_NAME, hosts, self.now))
+        """The same for the browsers' listener, unless the operator has put another certificate there."""
+        folder = self.folder / "broker"
+        if self.web_is_ours() or not (folder / "web.crt").exists():
+            self._server(folder, WEB_NAME, "web")
 
     def web_is_ours(self) -> bool:
         """Whether this authority issued the certificate of the browsers' listener."""
@@ -352,16 +351,27 @@ class Provisioner:
 def open_plan(folder: Path, changes: Mapping[str, Any]) -> ProvisionPlan:
     """The plan of a folder, with the `changes` from the command line. Raises ConfigError."""
     path = folder / "federation.toml"
-    held = read_toml(path, hint=READ_HINT) if path.exists() else {}
-    known = {key.replace("-", "_"): value for key, value in held.items()}
+    known = _read_plan(path) if path.exists() else {}
     asked = {key: value for key, value in changes.items() if value}
-    if known and asked.get("federation", known["federation"]) != known["federation"]:
+    if {"federation"} <= known.keys() & asked.keys() and asked["federation"] != known["federation"]:
         raise ConfigError(f"{folder} belongs to {known['federation']}", hint="use one folder per federation")
     together = {**known, **asked}
     for needed, option in (("federation", "--federation NAME"), ("hosts", "--host NAME")):
         if needed not in together:
             raise ConfigError(f"{folder} is new, and {option} is not given", hint=f"add {option}")
     return ProvisionPlan(**{**together, "hosts": tuple(together["hosts"])})
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    """The fields in the file. Raises ConfigError for a value that is none of them."""
+    held = {key.replace("-", "_"): value for key, value in read_toml(path, hint=READ_HINT).items()}
+    for key, value in held.items():
+        kind = {"hosts": list, "port": int, "enrol_port": int, "web_port": int}.get(key, str)
+        listed = value if isinstance(value, list) else []
+        wrong = not isinstance(value, kind) or any(not isinstance(host, str) for host in listed)
+        if wrong or key not in ProvisionPlan.__dataclass_fields__:
+            raise ConfigError(f"{path}: {key.replace('_', '-')} is {value!r}", hint=READ_HINT)
+    return held
 
 
 def _table(plan: ProvisionPlan) -> dict[str, Any]:

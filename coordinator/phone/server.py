@@ -36,7 +36,8 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     except OSError as wrong:
         raise NetworkError(f"cannot speak TLS: {wrong}", hint="is the certificate right, is it the key's?") from None
     opened = open_listener(host, int(port), what="the phone's page", option="--listen", slots=connection_slots(host))
-    base = url or f"{'http' if certificate is None else 'https'}://{host}:{opened.getsockname()[1]}"
+    named = f"[{host}]" if ":" in host else host
+    base = url or f"{'http' if certificate is None else 'https'}://{named}:{opened.getsockname()[1]}"
     link = join_links.phone_link(base)
     here = is_loopback(host) and not url
     where = "in a browser of this computer (phones need --listen 0.0.0.0 and --url)" if here else "on a phone"

@@ -46,10 +46,15 @@ class CatalogServer:
         self.publish_again()
 
     def publish_again(self) -> None:
-        """Repeat the retained pointer; the broker may have lost it."""
-        if self._published is not None:
-            catalog, manifest, _ = self._published
-            self._sender.publish_catalog(catalog.version, manifest)
+        """Repeat the retained pointer; the broker may have lost it. Before there is a catalog, delete an earlier one.
+
+        A run that goes on, or a folder begun anew, has left it: nothing that it names can be fetched.
+        """
+        if self._published is None:
+            self._sender.delete_retained(self._sender.topics.catalog())
+            return
+        catalog, manifest, _ = self._published
+        self._sender.publish_catalog(catalog.version, manifest)
 
     def on_near(self, question: Envelope) -> None:
         """Answer which center is nearest. Raises Malformed with the code of the error answer."""

@@ -129,7 +129,7 @@ class Dispatcher:
         if route.kind == "coord":
             record = open_envelope(route, message.payload)
             if record.error is None:
-                self._leadership.on_record(record)
+                self._leadership.on_record(record, live=not message.retained)
             else:
                 self.unreadable += 1
         elif route.cid is None:

@@ -51,14 +51,17 @@ class Leadership:
         self._disowned_by: dict[ClientId, float] = {}  # when each device last said so, in seconds
         self._corrections = TokenBucket(CORRECTIONS_PER_S, CORRECTIONS_BURST)
 
-    def on_record(self, record: Envelope) -> None:
+    def on_record(self, record: Envelope, *, live: bool) -> None:
         """The retained record of the leader: a higher epoch supersedes this process, a lower one is overwritten.
 
         So is a record that the federation's key did not sign, at a pace that two coordinators with different keys
-        cannot exceed.
+        cannot exceed; and, at that pace, our own will that the broker publishes only after the next connection
+        (`live`: it was not kept from before).
         """
         sender = self._sender
         if record.fields["boot"] == sender.boot:
+            if live and not record.fields["online"] and self._corrections.allow(sender.clock.now_s()):
+                sender.publish_record(online=True)
             return
         try:
             federation = sender.topics.federation

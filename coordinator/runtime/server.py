@@ -270,7 +270,6 @@ class Server:
         def ask(key: ExchangeKey, tasks: NetworkExchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
             context = self._open(key, session, program, devices, misses)
             if not self._store.exchanges.exists(key):
-                session.status.write("waiting for devices")
                 self._wait_for_connected(session, key)
             return run_exchange(key, tasks, wanted, context, session.run_until_closed, late=late)
 
@@ -330,15 +329,32 @@ class Server:
         )
 
     def _wait_for_connected(self, session: EventLoop, key: ExchangeKey) -> None:
-        """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum."""
+        """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum.
+
+        A pause that comes meanwhile is waited for, too; after it there is a whole deadline.
+        """
         config, here = self._config, session.dispatcher.fleet
-        fleet = self._store.states.enrolled().keys() - here.revoked
-        needed = part_of(config.round.fraction_connected, len(fleet))
-        until_s = self._clock.now_s() + config.round.deadline_s
-        if session.run_until(lambda: here.count(fleet) >= needed, until_s) or config.round.below_quorum == "continue":
+        enrolled = self._store.states.enrolled().keys()
+
+        def counts() -> tuple[int, int]:
+            """How many are connected, and how many must be; a device may be revoked meanwhile."""
+            fleet = enrolled - here.revoked
+            return here.count(fleet), part_of(config.round.fraction_connected, len(fleet))
+
+        def is_over() -> bool:
+            connected, needed = counts()
+            return connected >= needed or self._controls.paused
+
+        session.status.write("waiting for devices")
+        while session.run_until(is_over, self._clock.now_s() + config.round.deadline_s):
+            if not self._controls.paused:
+                return
+            session.wait_while_paused()
+            session.status.write("waiting for devices")
+        if config.round.below_quorum == "continue":
             return
         raise NetworkError(
-            f"{here.count(fleet)} of {needed} devices were connected for round {key.round}",
+            "{} of {} devices were connected for round {}".format(*counts(), key.round),
             hint="start again to wait for them, or lower `fraction-connected`",
         )
 

@@ -291,7 +291,7 @@ class PrometheusTracker(Tracker):
             from prometheus_client import CollectorRegistry, Gauge, start_http_server
         except ImportError as missing:
             _missing("prometheus", missing)
-        if option and not option.isdecimal():
+        if option and not (option.isdecimal() and int(option) < 1 << 16):
             raise ConfigError(f"prometheus:{option}", hint="write prometheus:9464, with a port")
         registry, port = CollectorRegistry(), int(option or PROMETHEUS_PORT)
         self._value = Gauge("fedcenters_round_value", "Of the last round.", ["run", "name"], registry=registry)

@@ -119,7 +119,22 @@ def open_database(folder: Path) -> Iterator[sqlite3.Connection]:
         with closing(db):
             if not _has_events(db):
                 raise NoRunYet(folder)  # its coordinator is just starting
-            yield db
+            with _refuse_older_version(path):
+                yield db
+
+
+@contextmanager
+def _refuse_older_version(path: Path) -> Iterator[None]:
+    """Raise ConfigError for a store without a table, which a coordinator makes when it starts."""
+    try:
+        yield
+    except sqlite3.OperationalError as wrong:
+        if "no such table" not in str(wrong):
+            raise
+        raise ConfigError(
+            f"{path} was written by an older version of fedcenters ({wrong})",
+            hint="start `serve` with its configuration once, which converts the folder",
+        ) from wrong
 
 
 def _connect(path: Path, *, immutable: bool) -> sqlite3.Connection:

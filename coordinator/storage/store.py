@@ -36,7 +36,7 @@ class Store:
         self.late_updates = LateUpdateStore(self.database)
         self.prekeys = PrekeyStore(self.database)
         self.events = EventStore(self.database)
-        self.uploading: dict[ClientId, list[Manifest]] = {}  # the open uploads of each device, of all exchanges
+        self.uploading: dict[ClientId, list[Manifest]] = {}  # of each device, of all exchanges: open, or to be stored
 
     def close(self) -> None:
         """Close the database and release the folder. Idempotent."""

@@ -210,9 +210,9 @@ class BlobFolder:
 
     def drop_partials(self, *, but: Collection[Manifest] = ()) -> None:
         """Forget all transfers that are not finished, except those of `but`."""
-        kept = [self._partial_file(manifest) for manifest in but]
+        kept = {manifest.sha256 for manifest in but}
         for file in (self._path / PARTIAL).iterdir():
-            if file not in kept:
+            if file.stem not in kept:
                 file.unlink(missing_ok=True)
 
     def staged(self, file: Path, manifest: Manifest, descriptor: int) -> StagedBlob:

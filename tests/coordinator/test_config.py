@@ -91,6 +91,8 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"runs": [{"method": "fedavg"}]}, "needs method and num-rounds"),
         ({"runs": [{"method": "fedavg", "num-rounds": 0}]}, "runs.num-rounds"),
         ({"runs": [{"method": "fedavg", "num-rounds": 1, "name": "../x"}]}, "names a folder"),
+        ({"runs": [{"method": "fedavg", "num-rounds": 1, "name": "a" * 65}]}, "at most 64"),
+        ({"runs": [{"method": f"mine:{'A' * 65}", "num-rounds": 1}]}, "at most 64"),
         ({"runs": [{"method": "fedavg", "num-rounds": 1}] * 2}, "each with its own name"),
         ({"model": {"name": "digits-mlp", "engines": []}}, "model.engines is empty"),
         ({"model": {"name": "digits-mlp", "batchsize": 3}}, "did you mean model.batch-size?"),

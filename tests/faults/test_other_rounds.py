@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.dashboard.displayed_metrics import replay_events
 from coordinator.storage.status import read_status
-from tests.support.virtual_federation import Anything, Federation, Outcome
+from tests.support.virtual_federation import TOPICS, Anything, Federation, Outcome
 
 DEVICES, LONG, SHORT = 3, 4, 2
 
@@ -58,6 +58,19 @@ def test_a_run_that_has_ended_goes_on_to_more_rounds_and_publishes_again(tmp_pat
     assert [events.count(kind) for kind in ("bundle", "run-done", "done")] == [2, 2, 2]
     assert read_status(more.config.folder)["done"]
     assert read_status(more.config.folder)["runs"][0]["of"] == LONG
+
+
+def test_the_centers_of_a_run_that_goes_on_are_offered_when_they_can_be_fetched_again(tmp_path: Path) -> None:
+    """The broker kept their catalog, and a new device was told `unreachable` (`not_yours`) until the new one came."""
+    first = federation(tmp_path, rounds=SHORT).play()
+    more = federation(tmp_path)
+    more.world.broker = first.world.broker
+    assert TOPICS.catalog() in more.world.broker.retained
+    more.start()
+    more.world.run(lambda: more.live is not None)
+    assert TOPICS.catalog() not in more.world.broker.retained
+    more.complete()
+    assert TOPICS.catalog() in more.world.broker.retained
 
 
 @pytest.mark.parametrize(("begun", "wanted"), [(LONG + 2, LONG), (SHORT, LONG)])

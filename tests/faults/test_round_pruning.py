@@ -6,14 +6,17 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coordinator.config import read_config
 from coordinator.config_sections import RunConfig
 from coordinator.dashboard.map_worker import map_of_round
+from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.round_pruning import named_by_facts, prune_rounds
 from coordinator.storage.run_reader import STORE_FOLDER
 from coordinator.storage.store import Store
+from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
 from tests.faults.test_damaged_store import flip, state_blobs, stopped_after
 from tests.support.virtual_federation import Federation
@@ -59,6 +62,19 @@ def test_a_run_with_late_updates_keeps_no_fact_of_old_rounds(tmp_path: Path) -> 
         ident = store.states.run_id("late", str)
         given = [number for number in range(1, 13) if store.facts.get(f"late/{ident}/{number}") is not None]
     assert given == [10, 11, 12]
+
+
+def test_a_late_update_stays_until_the_round_that_it_was_given_to_need_not_be_played_again(tmp_path: Path) -> None:
+    """It comes while the next round is open, and counts in the one after that."""
+    key, late = ExchangeKey("run1", 2, 0), StoredReply("d1", "0" * 64, 1, 1, "delta", "zero", 1.0)
+    with closing(Store(tmp_path / "store")) as store:
+        for number in range(7):
+            store.states.put("run1", number, State(centers=np.zeros((1, 1))))
+        store.late_updates.put(key, late)
+        for number, kept in ((4, [late]), (5, [])):
+            assert store.late_updates.assign("run1", 4) == [late]
+            prune_rounds(store, "run1", number - 2)
+            assert store.late_updates.assign("run1", 4) == kept
 
 
 def test_what_is_published_and_drawn_is_there(long: Federation) -> None:

@@ -118,6 +118,20 @@ def test_a_lower_record_is_put_right(tmp_path: Path) -> None:
     fed.world.end()
 
 
+def test_the_will_of_an_earlier_connection_that_comes_late_is_put_right(tmp_path: Path) -> None:
+    """A broker may publish it when the next connection is there. Devices were told that the coordinator is away."""
+    fed = Federation.of(tmp_path)
+    fed.start()
+    fed.finish()
+    late = {name: value for name, value in record(fed).items() if name not in ("v", "k", "id", "t", "state")}
+    will = messages.write_message("coord", ident="c1-1", t_ms=0, **late | {"online": False})
+    fed.world.broker.publish(None, TOPICS.coord(), will, retain=True)
+    fed.world.run(lambda: record(fed)["online"] is True, limit_s=5.0)
+    fed.world.broker.drop_connection(f"{FEDERATION}.coordinator.0")
+    fed.world.run(lambda: (record(fed)["online"], record(fed)["link"]) == (True, 2), limit_s=5.0)
+    fed.world.end()
+
+
 def test_garbage_where_the_record_should_be_is_no_epoch(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
     fed.world.broker.retained[TOPICS.coord()] = b"\xff not json"

@@ -17,6 +17,7 @@ import pytest
 
 from coordinator.artifacts.stored_settings import CATALOG_FACT
 from coordinator.storage.database import SCHEMA_VERSION, UPGRADES
+from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
@@ -90,6 +91,16 @@ def test_a_store_of_a_version_that_it_does_not_know_is_refused_and_left_as_it_wa
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript((STORES / "1" / "coordinator.sql").read_text(encoding="utf-8"))
         assert tables == {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
+
+
+@pytest.mark.parametrize("version", sorted(UPGRADES))
+def test_the_status_of_an_older_folder_is_told_or_what_to_do_to_read_it(tmp_path: Path, version: str) -> None:
+    folder = restored(tmp_path, STORES / version).config.folder
+    if version == "1":
+        with pytest.raises(ConfigError, match=r"older version[^~]*start `serve`"):
+            read_status(folder)
+    else:
+        assert "round 1/2" in "\n".join(status_lines(read_status(folder)))
 
 
 def leave_the_first_guide(fed: Federation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import ssl
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import paho.mqtt.client as paho
 import pytest
 import tomli_w
+from cryptography import x509
 from paho.mqtt.enums import CallbackAPIVersion
 from typer.testing import CliRunner
 
@@ -23,7 +25,7 @@ from coordinator.local_broker import free_port
 from edge_client.errors import ConfigError
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.mqtt import MqttTransport
-from edge_client.transport.tls import Credentials
+from edge_client.transport.tls import Credentials, read_certificate
 from tests.support.browser import PHONE, Open
 from tests.support.guarded_broker import FEDERATION, HOSTS, now, run_mosquitto
 from tests.support.phone_page import served, text
@@ -131,6 +133,14 @@ def test_a_public_certificate_for_browsers_is_left_alone(tmp_path: Path) -> None
         work.renew(WEB_NAME)
     assert (work.folder / "broker" / "web.crt").read_bytes() == public
     assert WEB_NAME not in [each.name for each in work.expiries()]
+
+
+def test_a_broker_that_is_dialled_by_another_name_gets_another_certificate_for_browsers_too(tmp_path: Path) -> None:
+    work = provisioned(tmp_path, 8883, 8884)
+    moved = Provisioner(folder=tmp_path, plan=replace(work.plan, hosts=("new.example",)), now=now())
+    moved.write_infrastructure()
+    names = read_certificate(tmp_path / "broker" / "web.crt").extensions
+    assert [str(n.value) for n in names.get_extension_for_class(x509.SubjectAlternativeName).value] == ["new.example"]
 
 
 @pytest.mark.broker

@@ -353,3 +353,19 @@ def test_an_address_without_a_path_opens_the_page(tmp_path: Path, third: Path) -
     opened = web.get("/")
     assert (opened.status_code, opened.url.path) == (200, "/phone/")
     assert "fedcenters on this phone" in opened.text
+
+
+@pytest.mark.parametrize(("listen", "link"), [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "[::1]")])
+def test_the_printed_link_opens_the_page_that_is_served(
+    listen: str, link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Opened:
+        def getsockname(self) -> tuple[str, int]:
+            return "", 8090
+
+    monkeypatch.setattr(server, "open_listener", lambda *_, **__: Opened())
+    monkeypatch.setattr(server, "phone_app", lambda _: Starlette())
+    monkeypatch.setattr(server, "read_config", lambda _: config(tmp_path))
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+    server.run_phone_server(tmp_path, listen, url="", certificate=None, key=None)
+    assert capsys.readouterr().out == f"http://{link}:8090/phone/\n"

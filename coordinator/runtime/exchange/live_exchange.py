@@ -150,6 +150,10 @@ class LiveExchange:
         self._window.free(now_s, quiet=False)
         self._go_on()
 
+    def postpone(self, seconds: float) -> None:
+        """No device was heard for so long, which is taken from no deadline."""
+        self._rules.closes_at_s += seconds
+
     def close(self) -> None:
         """Close now instead of at the deadline, by the same rules of the quorum."""
         self._rules.closes_at_s = self._context.clock.now_s()

@@ -65,6 +65,7 @@ class LiveUpdates:
         self._failed: dict[ClientId, float] = {}  # devices that get no task until then
         self._pardoned: dict[ClientId, float] = {}  # devices whose next connection ends no wait until then
         self._again_s = math.inf
+        self._heard_s = context.clock.now_s()  # when the round was last looked at
         policy = UploadPolicy(on_accepted=self._on_accepted, on_refused=self._on_refused)
         self._receiver = UploadReceiver(self.journalled.prepared, context, policy)
         self._credits = UploadCredits.of(self._receiver.uploads, context.config)
@@ -78,13 +79,23 @@ class LiveUpdates:
         rounds: Mapping[ClientId, int],
         context: ExchangeContext,
     ) -> None:
-        """As `JournalledTraining.open_round`; a task of this process keeps its time, another has a whole deadline."""
+        """As `JournalledTraining.open_round`; a task of this process keeps its time, another has a whole deadline.
+
+        Its time stands still between two rounds, which a pause, or an engine to be compiled for, makes long.
+        """
+        for task in self._sent.values():
+            task.until_s += self.unheard_s
         self._context = context
         self.journalled.open_round(number, training, rules, rounds, context)
         tasks, sent = self.journalled.tasks, self._sent
         self._sent = {
             who: sent[who] if who in sent and sent[who].key == key else self._begun(key) for who, key in tasks.items()
         }
+
+    @property
+    def unheard_s(self) -> float:
+        """For how long no device has been heard, once a round is over."""
+        return self._context.clock.now_s() - self._heard_s
 
     @property
     def closed(self) -> bool:
@@ -180,6 +191,7 @@ class LiveUpdates:
 
     def close(self) -> None:
         """End the round now, with the updates that it has."""
+        self._heard_s = self._context.clock.now_s()
         if not self.closed and not self.journalled.close():
             self._try_again()
 
@@ -252,6 +264,7 @@ class LiveUpdates:
 
     def step(self) -> None:
         """Take what has happened, then give free devices tasks."""
+        self._heard_s = self._context.clock.now_s()
         while self._events and not self.closed:
             self._events.popleft()()
         while self._arrived and not self.closed and self._take_arrived():
@@ -261,8 +274,8 @@ class LiveUpdates:
 
     def _take_arrived(self) -> bool:
         """Take as many updates as the round still wants at most; -> False where the disk has no room."""
-        for gone in self._arrived.keys() - self._sent.keys():  # its task was stopped meanwhile
-            del self._arrived[gone]
+        for gone in [who for who in self._arrived if not self.takes(self._receiver.announced(who))]:
+            del self._arrived[gone]  # its task ended meanwhile; it may have another one
             self._receiver.drop(gone)
             self._receiver.ack(gone, "late")
         batch = dict(list(self._arrived.items())[: self.journalled.wanted])

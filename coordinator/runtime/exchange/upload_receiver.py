@@ -88,6 +88,7 @@ class _Valid:
 
     record: StoredReply
     reply: Reply
+    update: Manifest
     blob: StagedBlob | None
 
 
@@ -185,7 +186,7 @@ class UploadReceiver:
 
     def sync(self) -> None:
         """Write the valid updates to disk, all at once, and accept them. On a full disk their devices try again."""
-        valid, self._valid = self._valid, {}
+        valid = self._take_valid()
         blobs = [each.blob for each in valid.values() if each.blob is not None]
         for cid, each in valid.items():
             self._new.pop(cid, None)
@@ -209,10 +210,15 @@ class UploadReceiver:
 
     def forget_unsynced(self) -> None:
         """Drop the updates that wait for `sync`: the exchange has closed, and their devices were told nothing."""
-        for each in self._valid.values():
+        for each in self._take_valid().values():
             if each.blob is not None:
                 each.blob.discard()
-        self._valid = {}
+
+    def _take_valid(self) -> dict[ClientId, _Valid]:
+        valid, self._valid = self._valid, {}
+        for cid, each in valid.items():
+            self.uploads.let_go(cid, each.update)
+        return valid
 
     def _step(self, cid: ClientId, step: Callable[[], StagedBlob | None]) -> bool:
         """One step of an upload; a complete blob is validated."""
@@ -251,7 +257,8 @@ class UploadReceiver:
         base = spec.base if spec.blob_kind == "delta" else ""
         record = StoredReply(cid, said.update.sha256, len(data), said.n, spec.blob_kind, base, said.seconds)
         self._valid_since_s = self._valid_since_s if self._valid else self._clock.now_s()
-        self._valid[cid] = _Valid(record=record, reply=reply, blob=blob)
+        self._valid[cid] = _Valid(record=record, reply=reply, update=said.update, blob=blob)
+        self.uploads.keep(cid, said.update)
         size = sum(each.record.size for each in self._valid.values())
         if len(self._valid) >= MAX_UNSYNCED or size >= MAX_UNSYNCED_BYTES:
             self.sync()

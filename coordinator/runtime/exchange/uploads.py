@@ -3,7 +3,7 @@
 The bitmap drops a duplicate block before its checksum is computed. A block without an open upload is dropped. The
 partial blob of a device's last announcement stays on disk until the exchange closes, so that a device that reconnects
 sends only the missing blocks. Each device has a blob folder of its own, in which two exchanges may have an upload of
-it: a late one, or that of its task during a test. Neither deletes what the other fills.
+it: a late one, or that of its task during a test. Neither deletes what the other fills, nor what waits for the disk.
 """
 
 from __future__ import annotations
@@ -47,8 +47,18 @@ class OpenUploads:
             folder = self.store.updates(cid)
             folder.drop_partials(but=[manifest, *self.store.uploading.get(cid, ())])
             self._open[cid] = known = BlockUpload(folder.partial(manifest))
-            self.store.uploading.setdefault(cid, []).append(manifest)
+            self.keep(cid, manifest)
         return known.partial.bitmap
+
+    def keep(self, cid: ClientId, manifest: Manifest) -> None:
+        """Its file is needed: no exchange deletes it before `let_go`."""
+        self.store.uploading.setdefault(cid, []).append(manifest)
+
+    def let_go(self, cid: ClientId, manifest: Manifest) -> None:
+        kept = self.store.uploading[cid]
+        kept.remove(manifest)
+        if not kept:
+            del self.store.uploading[cid]
 
     def sizes(self) -> dict[ClientId, int]:
         return {cid: upload.partial.manifest.size for cid, upload in self._open.items()}
@@ -103,10 +113,8 @@ class OpenUploads:
 
     def _take_out(self, cid: ClientId) -> PartialBlob:
         """The file of an upload that is open no more."""
-        partial, all_open = self._open.pop(cid).partial, self.store.uploading[cid]
-        all_open.remove(partial.manifest)
-        if not all_open:
-            del self.store.uploading[cid]
+        partial = self._open.pop(cid).partial
+        self.let_go(cid, partial.manifest)
         return partial
 
     def _count_bad(self, cid: ClientId, upload: BlockUpload) -> None:

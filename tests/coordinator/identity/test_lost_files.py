@@ -173,3 +173,28 @@ def test_a_registrar_whose_disk_is_full_tells_its_operator(work: Provisioner, tm
     status, answer = registrar.handle(b'{"token": "%s", "csr": %s}' % (b"A" * 43, repr(csr).replace("'", '"').encode()))
     assert (status, answer["error"]) == (503, "no_space")
     assert "unable to open database file" in told[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'hosts = "broker.example"',  # was read as hosts of one letter each
+        "hosts = [1]",
+        'hosts = ["broker.example"]\nport = "8883"',
+        'hosts = ["broker.example"]\nfleet = 3',
+    ],
+)
+def test_a_plan_that_was_edited_wrongly_is_named_before_anything_is_made(work: Provisioner, line: str) -> None:
+    plan = work.folder / "federation.toml"
+    plan.write_text(f'federation = "demo"\n{line}\n')
+    before = contents(work.folder)
+    code, said = provisioned(work)
+    assert code == ConfigError.exit_code
+    assert str(plan) in said
+    assert contents(work.folder) == before
+
+
+def test_a_plan_without_the_federations_name_asks_for_it(work: Provisioner) -> None:
+    (work.folder / "federation.toml").write_text('hosts = ["broker.example"]\n')
+    code, said = provisioned(work)
+    assert (code, "--federation NAME" in said) == (ConfigError.exit_code, True)

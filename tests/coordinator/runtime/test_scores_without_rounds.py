@@ -121,3 +121,17 @@ def test_a_test_that_a_kill_interrupts_goes_on_with_the_same_tasks(tmp_path: Pat
     assert begun - 1 in {record["asynchronous"]["tested"]["round"] for record in tested}
     if not keep_rounds:
         check_scores(fed)
+
+
+def test_tasks_that_are_done_in_a_long_pause_count_after_it(tmp_path: Path) -> None:
+    fed = federation(tmp_path, rounds=4, deadline_s=50.0, evaluate_every=9)
+    fed.start()
+    fed.world.run(lambda: fed.live is not None)
+    assert fed.server is not None
+    fed.server.pause()
+    fed.world.run(lambda: fed.world.clock.time_s > 500.0)
+    assert len(fed.rounds()) == 1
+    fed.server.resume()
+    fed.complete()
+    assert sum(record["asynchronous"]["expired"] for record in fed.rounds()) == 0
+    assert fed.world.clock.time_s < 550.0

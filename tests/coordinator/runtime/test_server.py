@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.config_sections import RunConfig
+from coordinator.identity.revoked_list import REVOKED_FILE
 from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol import messages
@@ -208,6 +209,33 @@ def test_too_few_connected_devices_do_not_stop_a_run_that_is_to_continue(tmp_pat
     fed.finish()
     fed.world.end()
     assert len(fed.rounds()) == 2
+
+
+def test_a_device_that_is_revoked_while_its_connection_is_waited_for_is_waited_for_no_longer(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=4, fraction_connected=1.0, quorum=0.5, deadline_s=100.0)
+    fed.start(4)
+    fed.world.run(lambda: fed.live is not None)
+    fed.world.kill("d03")
+    fed.world.run(lambda: fed.live_since(10.0) and fed.live is None)
+    (fed.config.folder / REVOKED_FILE).write_text("d03\n")
+    fed.finish()
+    assert fed.world.clock.time_s < 2 * 100.0  # the first exchange waited for its deadline
+
+
+def test_no_exchange_begins_in_a_pause_that_came_while_devices_were_waited_for(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=4, fraction_connected=1.0, quorum=0.5, deadline_s=100.0)
+    fed.start(4)
+    fed.world.run(lambda: fed.live is not None)
+    fed.world.kill("d03")
+    fed.world.run(lambda: fed.live_since(10.0) and fed.live is None)
+    assert fed.server is not None
+    fed.server.pause()
+    paused_s = fed.world.clock.time_s
+    fed.start_device("d03", softmax_program.grouped_fleet(4, 2)["d03"])
+    fed.world.run(lambda: fed.live is not None or fed.world.clock.time_s > paused_s + 300.0)
+    assert fed.live is None
+    fed.server.resume()
+    fed.finish()
 
 
 def test_a_device_hears_of_no_compiling_when_a_coordinator_with_a_stored_program_starts_again(tmp_path: Path) -> None:

@@ -193,6 +193,12 @@ def test_prometheus_reads_the_last_round_until_the_run_ends(tmp_path: Path) -> N
         urllib.request.urlopen(url, timeout=10)
 
 
+def test_prometheus_at_a_port_that_is_none_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with pytest.raises(ConfigError, match="prometheus:94640"), open_trackers("prometheus:94640", tmp_path, {}):
+        pass
+
+
 def test_prometheus_forgets_centers_that_are_no_more_and_keeps_the_scores_of_the_last_test(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     port = free_port()

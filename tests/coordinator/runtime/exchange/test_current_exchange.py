@@ -50,9 +50,9 @@ def test_what_an_announcement_costs_that_no_exchange_takes_does_not_grow_with_th
 class LateCoordinator(WiredCoordinator):
     """Its exchanges keep updates that come after closing."""
 
-    def __init__(self, folder: Path, credits: int = 4) -> None:  # noqa: A002 - the protocol's word
+    def __init__(self, folder: Path, credits: int = 4, *, ballast: int = BALLAST) -> None:  # noqa: A002 - the protocol's word
         self.clock = VirtualClock()
-        super().__init__(folder, self.clock, BALLAST, credits)
+        super().__init__(folder, self.clock, ballast, credits)
 
     def open(self, key: ExchangeKey) -> LiveExchange:
         tasks = self.tasks(key)
@@ -122,6 +122,31 @@ def test_a_device_with_a_late_upload_may_upload_for_the_open_exchange_afterwards
     late.offer("d1", late.blocks_of("d1", SECOND), SECOND)
     late.send(SECOND, "d1", 0, list(range(9)))
     assert late.told() == [("d1", "ack", "ok"), ("d1", "go", ""), ("d1", "ack", "ok")]
+
+
+@pytest.mark.parametrize("meanwhile", ["the exchange ends", "its device begins another upload"])
+@pytest.mark.parametrize("ballast", [0, BALLAST], ids=["inline", "blocks"])
+def test_a_late_update_that_waits_for_the_disk_is_not_deleted_with_what_is_left_of_uploads(
+    tmp_path: Path, meanwhile: str, ballast: int
+) -> None:
+    """No update that waited with it was stored: `retry`, "storage: No such file or directory"."""
+    late = LateCoordinator(tmp_path, ballast=ballast)
+    with closing(late.store):
+        late.open(FIRST)
+        late.close()
+        late.ask(SECOND, None)  # keeps no late updates, as a test
+        late.more = True
+        late.announce("d1", 0, FIRST)
+        late.send(FIRST, "d1", 0, list(range(9)))
+        if meanwhile == "the exchange ends":
+            assert late.dispatcher.exchange.live is not None
+            late.dispatcher.exchange.live.close()
+        else:
+            late.offer("d1", late.blocks_of("d1", SECOND), SECOND)
+        late.dispatcher.exchange.sync()
+        assert ("d1", "ack", "ok") in late.told()
+        assert kept(late) == ["d1"]
+        assert meanwhile == "its device begins another upload" or late.store.uploading == {}
 
 
 @pytest.mark.parametrize("wrong", ["kind", "size"])

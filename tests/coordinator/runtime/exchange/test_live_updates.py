@@ -239,6 +239,23 @@ def test_a_task_whose_center_went_on_is_stopped_and_its_update_is_late(begun: Be
     assert [path for path in run.coordinator.store.folder.glob("updates/d3/*") if path.is_file()] == []
 
 
+def test_an_update_that_waits_for_the_disk_is_never_that_of_the_next_task_of_its_device(begun: Begun) -> None:
+    """It was stored for that task; with another start the next replay refused it, and no start came further."""
+    run = begun(concurrency=4, buffer=4)
+    tasks = run.tasks()
+    run.coordinator.more = True
+    run.announce(tasks["d0"], "d0")
+    run.refuse("d0", tasks["d0"]["id"], "no_data")
+    run.live.resend_task("d0")
+    ((_, task),) = run.tasks().items()
+    run.live.sync()
+    assert run.told() == [("d0", "ack", "late")]
+    assert run.steps() == [HAND, REFUSE, HAND]
+    run.announce(task, "d0")
+    run.live.sync()
+    assert run.told() == [("d0", "ack", "ok")]
+
+
 def test_where_a_newcomer_waits_and_no_device_is_at_work_or_free_the_round_ends_with_what_it_has(begun: Begun) -> None:
     run = begun(concurrency=4, buffer=4)
     tasks = run.tasks()

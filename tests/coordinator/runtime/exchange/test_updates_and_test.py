@@ -218,3 +218,27 @@ def test_an_answer_to_neither_is_closed(coordinator: WiredCoordinator) -> None:
     coordinator.announce(other, 0, ExchangeKey("run1", 2, 0))
     said = [(cid, m["code"]) for cid, m in coordinator.said() if m["k"] == "err"]
     assert said == [(at_work, "closed"), (other, "closed")]
+
+
+def test_a_pause_between_two_rounds_is_taken_neither_from_tasks_nor_from_the_test(
+    coordinator: WiredCoordinator,
+) -> None:
+    """No message is heard in it: tasks that were done meanwhile expired, and their devices got none for a deadline."""
+    live, at_work = begun(coordinator, 1)
+    clock, deadline_s = coordinator.context.clock, coordinator.config.round.deadline_s
+    assert isinstance(clock, VirtualClock)
+    begin_test(coordinator, live)
+    clock.time_s += deadline_s / 3
+    live.close()
+    clock.time_s += 3 * deadline_s
+    state = live.updates.journalled
+    live.open_round(3, state.training, state.rules, state.rounds, coordinator.context)
+    heard(coordinator)
+    live.tick()
+    assert heard(coordinator) == {}
+    assert live.test is not None
+    assert not live.test.closed
+    clock.time_s += deadline_s / 2
+    live.resend_task(at_work[0])
+    ((cid, task),) = coordinator.said()
+    assert (cid, task["left_ms"]) == (at_work[0], round(deadline_s / 6 * 1000))
