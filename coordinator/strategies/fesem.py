@@ -39,7 +39,7 @@ from coordinator.strategies.common.setting_checks import check_choice, check_ran
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import mean_samples, reassigned
-from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
+from coordinator.strategies.plans.asynchronous_plan import BY_LOSS_KEY, AsynchronousPlan, whole_rounds
 from coordinator.strategies.plans.sum_plan import SORTS, SumPlan, single_updates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, I64, MAX_MODELS, Array, ClientId, Fit, Flat, Reply, Schema
@@ -48,7 +48,6 @@ E_STEPS = ("nearest", "k-means")
 ROUNDS_BY_LOSS = 3  # with secure: by then the centers of random groups have come apart
 CLIENT_WEIGHTS = ("equal", "samples")
 STARTS = ("k-means", "loss")
-BY_LOSS_KEY = "by-loss"  # in State.extra: rounds in which the devices still choose by their losses
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
 

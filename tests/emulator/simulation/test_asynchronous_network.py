@@ -35,6 +35,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Setting]]] = {
     "fedavg-momentum": ("fedavg", {"server-momentum": 0.5}),
     "fedprox": ("fedprox", {}),
     "fesem": ("fesem", {}),
+    "fesem-by-loss": ("fesem", {"start": "loss", "least-members": 2}),
     "fesem-samples": ("fesem", {"weights": "samples", "hysteresis": 0.1}),
     "hypcluster": ("hypcluster", {}),
     "ifca": ("ifca", {}),
