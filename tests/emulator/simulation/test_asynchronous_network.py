@@ -134,6 +134,26 @@ def test_when_checkpoints_are_written_changes_no_number(codec: str, tmp_path: Pa
     np.testing.assert_array_equal(never.state.centers, always.state.centers)
 
 
+def test_when_checkpoints_are_written_changes_no_score_of_devices_with_their_own_statistics(tmp_path: Path) -> None:
+    """A device at work is evaluated with the statistics of its task, whether a checkpoint computed them or not."""
+    strategy = make_method("fedavg", **{"local-steps": 5, "batch-norm": "local"})
+    kinds = (USUAL, replace(USUAL, name="slow", step_s=0.7), replace(USUAL, name="away", availability=0.7, cycle_s=9.0))
+    plan = Asynchronous(concurrency=6, buffer=2)
+    settings = RunSettings(rounds=8, seed=0, batch=16, profiles=kinds, asynchronous=plan)
+    never, always = (
+        run_simulation(
+            strategy,
+            start_of(buffered=True),
+            devices_of(GROUPED, buffered=True),
+            settings,
+            checkpoints=Checkpoints(folder=tmp_path / str(every), every=every, resume=False, lesson={}),
+        )
+        for every in (0, 1)
+    )
+    assert list(never.records) == list(always.records)
+    np.testing.assert_array_equal(never.state.centers, always.state.centers)
+
+
 def test_a_straggler_holds_up_rounds_and_nobody_where_there_are_none() -> None:
     kinds = (USUAL, replace(STRAGGLER, share=0.3))
     rounds = run("fedavg", profiles=kinds)
