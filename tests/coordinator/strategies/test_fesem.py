@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -149,7 +151,8 @@ def test_buffers_are_averaged_by_samples_however_devices_count() -> None:
 
 def test_more_centers_than_a_device_can_compare_are_refused_where_devices_choose_among_them() -> None:
     assert FeSEM(17).clusters == 17  # the server compares
-    for settings in ({"start": "loss"}, {"server": ServerOptions(secure="updates")}):
+    chosen_by_devices: list[dict[str, Any]] = [{"start": "loss"}, {"server": ServerOptions(secure="updates")}]
+    for settings in chosen_by_devices:
         assert FeSEM(16, **settings).clusters == 16
         with pytest.raises(ConfigError, match="clusters is 17") as refused:
             FeSEM(17, **settings)

@@ -136,7 +136,8 @@ def test_when_checkpoints_are_written_changes_no_number(codec: str, tmp_path: Pa
 
 def test_when_checkpoints_are_written_changes_no_score_of_devices_with_their_own_statistics(tmp_path: Path) -> None:
     """A device at work is evaluated with the statistics of its task, whether a checkpoint computed them or not."""
-    strategy = make_method("fedavg", **{"local-steps": 5, "batch-norm": "local"})
+    own: Mapping[str, Setting] = {"local-steps": 5, "batch-norm": "local"}
+    strategy = make_method("fedavg", **own)
     kinds = (USUAL, replace(USUAL, name="slow", step_s=0.7), replace(USUAL, name="away", availability=0.7, cycle_s=9.0))
     plan = Asynchronous(concurrency=6, buffer=2)
     settings = RunSettings(rounds=8, seed=0, batch=16, profiles=kinds, asynchronous=plan)
