@@ -32,7 +32,7 @@ from coordinator.strategies.base import Exchange, Fleet, Replies, Round, SealedS
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY, starts_by_loss
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
-from coordinator.strategies.fesem import BY_LOSS_KEY
+from coordinator.strategies.plans.asynchronous_plan import BY_LOSS_KEY
 from coordinator.strategies.plans.sum_plan import SumPlan, plan_of
 from edge_client.errors import ConfigError
 from edge_client.protocol.summed_task import SOFT, SummedFit, SumScale, Words

@@ -39,15 +39,15 @@ from coordinator.strategies.common.setting_checks import check_choice, check_ran
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.numbered_fleet import mean_samples, reassigned
-from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan, whole_rounds
+from coordinator.strategies.plans.asynchronous_plan import BY_LOSS_KEY, AsynchronousPlan, whole_rounds
 from coordinator.strategies.plans.sum_plan import SORTS, SumPlan, single_updates
-from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Reply, Schema
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import F64, I64, MAX_MODELS, Array, ClientId, Fit, Flat, Reply, Schema
 
 E_STEPS = ("nearest", "k-means")
 ROUNDS_BY_LOSS = 3  # with secure: by then the centers of random groups have come apart
 CLIENT_WEIGHTS = ("equal", "samples")
 STARTS = ("k-means", "loss")
-BY_LOSS_KEY = "by-loss"  # in State.extra: rounds in which the devices still choose by their losses
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
 
@@ -77,6 +77,11 @@ class FeSEM(LocalSgd):
         check_choice("weights", self.weights, CLIENT_WEIGHTS)
         check_choice("start", self.start, STARTS)
         self.check_pull(2 * self.lam, "an average device", setting="lam")
+        devices_choose = self.start == "loss" or self.server.secure != "off"
+        if devices_choose and self.clusters > MAX_MODELS:
+            setting = "start loss" if self.start == "loss" else f"secure {self.server.secure}"
+            told = f"clusters is {self.clusters}, and with {setting} a device compares all centers"
+            raise ConfigError(told, hint=f"use at most {MAX_MODELS} clusters, or start = k-means and secure = off")
 
     @property
     def clusters_together(self) -> bool:

@@ -18,11 +18,12 @@ from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import RoundReport, scoring_of
 from coordinator.rounds.over_selection import with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
-from coordinator.rounds.round import evaluate_round, first_state, round_rng, run_round
+from coordinator.rounds.round import evaluate_round, first_state, round_rng, run_round, serving_probe
 from coordinator.rounds.round_record import RoundRecord, round_record
 from coordinator.rounds.sealed_round import check_sealed, what_is_seen
 from coordinator.strategies.base import Fleet, State, Strategy, drive
 from coordinator.strategies.common.assignment import told_assignment
+from coordinator.strategies.numbered_fleet import sorted_names
 from coordinator.strategies.registry import method_name
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.reports.pictures.recorder import DEFAULT_REPRESENTATION, RunRecorder
@@ -34,7 +35,7 @@ from emulator.run.summary import clustering_scores
 from emulator.simulation.asynchronous_network import AsynchronousNetwork
 from emulator.simulation.checkpoint import COST, Checkpoints
 from emulator.simulation.device_profiles import draw_profiles
-from emulator.simulation.emulated_devices import EmulatedDevices
+from emulator.simulation.emulated_devices import EmulatedDevices, own_slots
 from emulator.simulation.virtual_network import VirtualNetwork
 
 Progress = Callable[[dict[str, Any]], None]
@@ -202,6 +203,7 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
     strategy, network = live.strategy, live.network
     network.open_round(number)
     state, report = _play(live, settings, number)
+    _keep_own_models(live, state, settings.batch)
     live.recorder.record_round_end(number, state)
     method, which = method_name(strategy), {"round": number, "of": settings.rounds}
     record = round_record(
@@ -228,3 +230,10 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
     if network.refused:
         record["refused"] = dict(sorted(network.refused.items()))
     return state, record
+
+
+def _keep_own_models(live: LiveRun, state: State, batch: int) -> None:
+    """Where devices are served models of their own, these last: a later evaluation may be the first to name one."""
+    if not live.devices.asks_own:
+        first = sorted_names(live.fleet)[0]
+        live.devices.asks_own = bool(own_slots(serving_probe(live.strategy, state, first, batch=batch)))

@@ -77,6 +77,8 @@ class AsynchronousNetwork:
             self.network.now_s = next_s
             if self._due_s == next_s:
                 training = self._happens(training)
+        if self.rules.strategy.batch_norm == "local":
+            self._compute()  # devices evaluate with statistics of their own, which must not depend on checkpoints
         self._training = training
         return machine.served_state(training, self.rules)
 

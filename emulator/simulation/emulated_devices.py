@@ -51,7 +51,7 @@ class EmulatedDevices:
     wire: Callable[[Fit, Flat], Flat] = round_through_f32_delta
     own: MutableMapping[tuple[ClientId, str], Flat] = field(default_factory=SpilledModels)
     posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
-    asks_own: bool = field(default=False, init=False)  # whether some task has named a device's own model
+    asks_own: bool = field(default=False, init=False)  # whether some task names a device's own model, or will
     trained: set[str] = field(default_factory=set, init=False)  # the slots of all fits so far
     forgotten: set[str] = field(default_factory=set, init=False)  # those whose models were not kept
     sums: SummedDevices = field(init=False, repr=False)

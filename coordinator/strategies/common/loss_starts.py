@@ -95,7 +95,9 @@ class ClearStarts:
     representation: str = "classifier"
 
     def round(self, state: State, rng: np.random.Generator, *, sorts: int = SORTS) -> Round:
-        """The state with its first centers; the numbers of devices do not stay in it.
+        """The state with its first centers; `state` itself where no device answered.
+
+        The numbers of devices do not stay in it.
 
         With `privacy_noise` the groups are the centers: each sort is a release more, and refills and the merge read
         exact numbers of devices.
@@ -104,7 +106,7 @@ class ClearStarts:
         sorts = 0 if self.method.server.privacy_noise else sorts
         after = yield from starts_by_loss(self, state, self.fleet, rng, least=least, sorts=sorts, n_params=n_params)
         if COUNTS_KEY not in after.extra:
-            return after
+            return state  # the callers make the start again
         return replace(after, assignment={}, extra={k: v for k, v in after.extra.items() if k != COUNTS_KEY})
 
     def groups(self, wide: State, deal: Mapping[ClientId, int], seeds: TaskSeeds) -> Round:

@@ -1,8 +1,8 @@
 """How a method works without rounds: what one device trains, and which center its update moves.
 
 A method states its `asynchronous_plan`, and coordinator/rounds/asynchronous/ carries it out. A method without a plan
-needs the replies of a whole round, and is refused with `concurrency`. A round that a method needs once, at its
-beginning (the first clusters of FeSEM, the starts of IFCA), is played as a round.
+needs the replies of a whole round, and is refused with `concurrency`. Rounds that a method needs at its beginning (the
+first clusters of FeSEM, with start "loss" all that it chooses by loss; the starts of IFCA) are played as rounds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, ClientId, Flat, Schema
 
+BY_LOSS_KEY = "by-loss"  # in State.extra: rounds in which the devices still choose by their losses
 HINT = "use fedavg, fedprox, ifca, hypcluster, or fesem with e-step = nearest; or leave out concurrency"
 
 
@@ -34,8 +35,10 @@ class AsynchronousPlan:
     hysteresis: float = 0.0
 
     def needs_round(self, state: State) -> bool:
-        """Whether the method's centers are not apart yet, which takes a whole round."""
-        return "ungrouped" in state.extra or (self.choose == "nearest" and not state.assignment)
+        """Whether the method's centers are not far enough apart yet, which takes a whole round."""
+        if "ungrouped" in state.extra or int(state.extra.get(BY_LOSS_KEY, 0)):
+            return True
+        return self.choose == "nearest" and not state.assignment
 
 
 def whole_rounds(what: str, why: str, hint: str = HINT) -> ConfigError:

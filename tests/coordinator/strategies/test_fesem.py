@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import Exchange, Replies, State, drive
+from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.fesem import FeSEM
+from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Flat, Probe, Reply, Schema, TensorSpec
 from tests.support.softmax_program import devices_of, grouped_fleet, play, schema, start_of
 
@@ -143,3 +147,13 @@ def test_buffers_are_averaged_by_samples_however_devices_count() -> None:
     center = drive(method.round(state, buffered, fleet, np.random.default_rng(0)), lambda _: replies).centers[0]
     np.testing.assert_allclose(center[: buffered.n_params], 20.0)
     np.testing.assert_allclose(center[buffered.n_params :], 25.0)
+
+
+def test_more_centers_than_a_device_can_compare_are_refused_where_devices_choose_among_them() -> None:
+    assert FeSEM(17).clusters == 17  # the server compares
+    chosen_by_devices: list[dict[str, Any]] = [{"start": "loss"}, {"server": ServerOptions(secure="updates")}]
+    for settings in chosen_by_devices:
+        assert FeSEM(16, **settings).clusters == 16
+        with pytest.raises(ConfigError, match="clusters is 17") as refused:
+            FeSEM(17, **settings)
+        assert "at most 16" in refused.value.hint

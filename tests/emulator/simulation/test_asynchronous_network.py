@@ -35,6 +35,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Setting]]] = {
     "fedavg-momentum": ("fedavg", {"server-momentum": 0.5}),
     "fedprox": ("fedprox", {}),
     "fesem": ("fesem", {}),
+    "fesem-by-loss": ("fesem", {"start": "loss", "least-members": 2}),
     "fesem-samples": ("fesem", {"weights": "samples", "hysteresis": 0.1}),
     "hypcluster": ("hypcluster", {}),
     "ifca": ("ifca", {}),
@@ -125,6 +126,27 @@ def test_when_checkpoints_are_written_changes_no_number(codec: str, tmp_path: Pa
             attack=lie,
             channel=channel_factory(codec),
             asynchronous=Asynchronous(concurrency=6, buffer=4),
+            checkpoints=Checkpoints(folder=tmp_path / str(every), every=every, resume=False, lesson={}),
+        )
+        for every in (0, 1)
+    )
+    assert list(never.records) == list(always.records)
+    np.testing.assert_array_equal(never.state.centers, always.state.centers)
+
+
+def test_when_checkpoints_are_written_changes_no_score_of_devices_with_their_own_statistics(tmp_path: Path) -> None:
+    """A device at work is evaluated with the statistics of its task, whether a checkpoint computed them or not."""
+    own: Mapping[str, Setting] = {"local-steps": 5, "batch-norm": "local"}
+    strategy = make_method("fedavg", **own)
+    kinds = (USUAL, replace(USUAL, name="slow", step_s=0.7), replace(USUAL, name="away", availability=0.7, cycle_s=9.0))
+    plan = Asynchronous(concurrency=6, buffer=2)
+    settings = RunSettings(rounds=8, seed=0, batch=16, profiles=kinds, asynchronous=plan)
+    never, always = (
+        run_simulation(
+            strategy,
+            start_of(buffered=True),
+            devices_of(GROUPED, buffered=True),
+            settings,
             checkpoints=Checkpoints(folder=tmp_path / str(every), every=every, resume=False, lesson={}),
         )
         for every in (0, 1)

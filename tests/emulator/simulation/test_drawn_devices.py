@@ -70,6 +70,16 @@ def test_a_run_of_drawn_devices_goes_on_with_the_same_bits(method: str, tmp_path
     assert found.records == whole.records
 
 
+def test_own_models_of_drawn_devices_last_until_the_first_evaluation() -> None:
+    settings = {"local-steps": 2, "batch-size": BATCH}
+    how = RunSettings(rounds=3, seed=0, batch=BATCH, evaluation=EvaluationPlan(every=3))
+    fleet = fleet_of(6)
+    one, other = (
+        run_simulation(make_method("pfedme", **settings), start_of(), of(local), how) for local in (fleet, dict(fleet))
+    )
+    assert one.records == other.records
+
+
 def small(listed: Callable[[Any], Iterator[str]]) -> Callable[[Any], Iterator[str]]:
     """Refuses to list a million."""
 

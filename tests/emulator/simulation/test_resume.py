@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from coordinator.models.members import summed_name
+from coordinator.rounds.round import EvaluationPlan
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
@@ -152,6 +153,25 @@ def test_running_statistics_that_stay_on_devices_come_back(method: str, tmp_path
         settings = RunSettings(rounds=ROUNDS, seed=0, batch=BATCH)
         start, devices = start_of(buffered=True), devices_of(local, buffered=True)
         return run_simulation(strategy, start, devices, settings, checkpoints=checkpoints, **more)
+
+    expected = play(tmp_path / "whole")
+    with pytest.raises(ProcessEnded):
+        play(tmp_path / "cut", progress=after(3))
+    assert same(play(tmp_path / "cut"), expected)
+
+
+@pytest.mark.parametrize(("method", "own"), [("pfedme", {}), ("fedsoft", {"local-start": "centers"})])
+def test_own_models_that_a_later_evaluation_is_the_first_to_name_come_back(
+    method: str, own: dict[str, Any], tmp_path: Path
+) -> None:
+    strategy = make_method(method, **{"batch-size": BATCH, "local-steps": 2, **own})
+    settings = RunSettings(rounds=ROUNDS, seed=0, batch=BATCH, evaluation=EvaluationPlan(every=ROUNDS))
+
+    def play(place: Path, **more: Any) -> SimulationResult:  # noqa: ANN401
+        checkpoints = Checkpoints(folder=place, every=1, resume=True, lesson={})
+        return run_simulation(
+            strategy, start_of(), devices_of(grouped_fleet(4, 2)), settings, checkpoints=checkpoints, **more
+        )
 
     expected = play(tmp_path / "whole")
     with pytest.raises(ProcessEnded):
