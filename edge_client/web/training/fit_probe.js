@@ -181,7 +181,8 @@ async function recalibrate(learner, model, data, batch) {
   return found;
 }
 
-function checkData(program, data) {
+/** Malformed("no_data") for samples that the program cannot read. */
+export function checkData(program, data) {
   if (!data || data.n === 0) throw new Malformed("no_data", "no samples on this device");
   if (data.x.length !== data.n * sizeOf(program.input)) {
     throw new Malformed("no_data", `these samples have another shape than the program reads, which is [${program.input}]: take samples of that shape`);
