@@ -113,7 +113,11 @@ function connectControls(client, samples, model) {
     const whose = mine ? "your other samples" : "drawings";
     if (!model().parts) view.showRange(rangeWarning({ added: largestOf(added), others, scale, whose }));
   });
-  view.on("unload", () => samples.remove({ last: loaded }));
+  view.on("unload", async () => {
+    const last = loaded;
+    loaded = 0; // pressed twice
+    if (last) await samples.remove({ last });
+  });
   view.on("undo", () => samples.remove());
   view.on("empty", async () => {
     if (confirm(`Remove all ${await samples.count()} samples from this browser?`)) await samples.remove({ all: true });
