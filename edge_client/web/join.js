@@ -8,7 +8,7 @@ import { checkName } from "./protocol/topics.js";
 
 export const PAGE_STORE = "fedcenters"; // what is no single federation's
 const IDENTITY = "identity/";
-const LAST_FACTS = "join";
+const LAST_FACTS = "join/"; // of each address: below another path may be another coordinator
 const RETRY_MS = 5_000;
 const PATIENCE_MS = 8_000; // as worker.js has it: a network that drops what is sent answers nothing, for minutes
 const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
@@ -32,7 +32,7 @@ export async function fetchJoin(url, kept) {
   });
   if (raw.page !== VERSION) throw new Error("this page is older than its coordinator; load it again");
   const join = readFacts(raw);
-  await kept.write({ [LAST_FACTS]: raw }).catch((wrong) => console.warn("an offline start has the facts of an earlier visit:", wrong.message)); // a full disk
+  await kept.write({ [LAST_FACTS + url]: raw }).catch((wrong) => console.warn("an offline start has the facts of an earlier visit:", wrong.message)); // a full disk
   return join;
 }
 
@@ -45,7 +45,7 @@ export async function findJoin(url, kept) {
     const join = await fetchJoin(url, kept);
     return { join, confirmed: Promise.resolve(), offline: false };
   } catch (wrong) {
-    const last = await kept.get(LAST_FACTS);
+    const last = await kept.get(LAST_FACTS + url);
     if (!(wrong instanceof Unreachable) || last === undefined) throw wrong;
     const join = readFacts(last);
     return { join, confirmed: confirm(url, join, kept), offline: true };

@@ -14,6 +14,7 @@ const MODEL_POLL_MS = 2_000;
 const MAX_THREADS = 4;
 const VENDORED = new URL(document.querySelector("meta[name=third-party]").content, document.baseURI).href;
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11]; // a module with one vector
+const FACTS = new URL("join.json", document.baseURI).href;
 const view = new View(document);
 
 async function main() {
@@ -28,7 +29,7 @@ async function main() {
     throw new Error("this browser lends no WebAssembly with SIMD, which training needs. A strict protection, as an iPhone's Lockdown Mode, may have switched it off for this page; else take a newer browser");
   }
   const kept = await Store.open(PAGE_STORE);
-  const { join, confirmed, offline } = await findJoin("join.json", kept);
+  const { join, confirmed, offline } = await findJoin(FACTS, kept);
   if (offline) view.showOffline(OFFLINE);
   const device = await loadIdentity(join, location, kept);
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
@@ -59,7 +60,7 @@ async function main() {
   const modelKnown = (async () => {
     while (model === null) {
       await new Promise((resolve) => setTimeout(resolve, MODEL_POLL_MS));
-      model = (await fetchJoin("join.json", kept).catch(() => ({ model: null }))).model;
+      model = (await fetchJoin(FACTS, kept).catch(() => ({ model: null }))).model;
     }
     view.showEntry(model);
     view.showSamples(await samples.overview(), model);
@@ -113,7 +114,11 @@ function connectControls(client, samples, model) {
     const whose = mine ? "your other samples" : "drawings";
     if (!model().parts) view.showRange(rangeWarning({ added: largestOf(added), others, scale, whose }));
   });
-  view.on("unload", () => samples.remove({ last: loaded }));
+  view.on("unload", async () => {
+    const last = loaded;
+    loaded = 0; // pressed twice
+    if (last) await samples.remove({ last });
+  });
   view.on("undo", () => samples.remove());
   view.on("empty", async () => {
     if (confirm(`Remove all ${await samples.count()} samples from this browser?`)) await samples.remove({ all: true });

@@ -11,7 +11,7 @@ import { MAX_MODELS } from "./protocol/message_schemas.js";
 import { sizeOf } from "./protocol/tensors.js";
 import { evictBlobs } from "./runtime/active_task.js";
 import { yieldToPage } from "./runtime/inbox.js";
-import { argmax, softmax } from "./training/fit_probe.js";
+import { argmax, checkData, softmax } from "./training/fit_probe.js";
 import { ENGINE } from "./runtime/task_runner.js";
 
 const TIMEOUT_MS = 120_000;
@@ -44,6 +44,7 @@ export async function findCenter(client) {
   }
   const { train, test } = await client.local(program);
   if (!train.n) throw new Malformed("no_data", "add some samples first: centers are compared on them");
+  for (const samples of test.n ? [train, test] : [train]) checkData(program, samples);
   const losses = [];
   await client.fetch(catalog.centers.map(({ model }) => model), check);
   for (const { model } of catalog.centers) {

@@ -4,7 +4,8 @@
 // old program runs only while there is no coordinator, and then it does not train (join.js).
 
 const OURS = "fedcenters-page/";
-const CACHE = OURS + VERSION;
+const PLACE = new URL(registration.scope).pathname; // another coordinator may have its page below another path of this address
+const CACHE = OURS + VERSION + PLACE;
 const PATIENCE_MS = 8_000;
 
 self.addEventListener("install", (event) => event.waitUntil(keepAll()));
@@ -29,10 +30,11 @@ async function keepAll() {
   await Promise.all(Object.entries(FILES).map(keep));
 }
 
-/** What is left of other versions. This one becomes active when no page of theirs is open. */
+/** What is left of other versions, whose names once had no place. This one becomes active when no page of theirs is open. */
 async function forgetOthers() {
+  const isOther = (name) => name.startsWith(OURS) && name !== CACHE && ["", PLACE].includes(name.slice(OURS.length + VERSION.length));
   const names = await caches.keys();
-  await Promise.all(names.filter((name) => name.startsWith(OURS) && name !== CACHE).map((name) => caches.delete(name)));
+  await Promise.all(names.filter(isOther).map((name) => caches.delete(name)));
 }
 
 async function openPage(request) {

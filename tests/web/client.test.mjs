@@ -434,21 +434,24 @@ test("the golden run is made once for each version of the runtime", async () => 
   assert.equal((await store.names("golden/")).length, 1);
 });
 
-test("a golden run that fails, as for want of memory, refuses its task and is made again for the next", async () => {
-  const [world, store] = [new World(), new MemoryStore()];
-  let fails = true;
-  const runtime = runtimeOf("1.2.3", () => {
-    if (fails) throw new Error("failed to call OrtRun(). ERROR_CODE: 6, ERROR_MESSAGE: std::bad_alloc");
-  });
-  const { client, leave } = await phone(world, store, { runtime });
-  world.say("task", await world.task());
-  assert.equal((await world.heard((m) => m.k === "nack")).code, "no_engine");
-  fails = false;
-  const from = world.said.length;
-  world.say("task", await world.task({ round: 2 }));
-  assert.equal((await world.heard((m) => ["nack", "rdy"].includes(m.k), from)).k, "rdy");
-  assert.deepEqual(client.refused, []);
-  await leave();
+test("a golden run that fails refuses its task and is made again for the next; where memory has ended the runtime is not blamed", async () => {
+  for (const [why, code] of [["ERROR_CODE: 6, ERROR_MESSAGE: std::bad_alloc", "no_space"], ["ERROR_CODE: 1", "no_engine"]]) {
+    const [world, store] = [new World(), new MemoryStore()];
+    let fails = true;
+    const runtime = runtimeOf("1.2.3", () => {
+      if (fails) throw new Error(`failed to call OrtRun(). ${why}`);
+    });
+    const { client, leave } = await phone(world, store, { runtime });
+    world.say("task", await world.task());
+    assert.equal((await world.heard((m) => m.k === "nack")).code, code);
+    assert.equal(world.said.some((m) => m.caps?.refused), code === "no_engine");
+    fails = false;
+    const from = world.said.length;
+    world.say("task", await world.task({ round: 2 }));
+    assert.equal((await world.heard((m) => ["nack", "rdy"].includes(m.k), from)).k, "rdy");
+    assert.deepEqual(client.refused, []);
+    await leave();
+  }
 });
 
 test("a phone that cannot dial again ends also while it works on a task, and says why", async () => {

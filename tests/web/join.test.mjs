@@ -90,6 +90,18 @@ test("what stands before the coordinator, or holds it up, is no coordinator: the
   await assert.rejects(findJoin("join.json", store), /answers 404/);
 });
 
+test("of two coordinators at one address, as below two paths of a proxy, each page opens with the facts of its own", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] }); // no second question
+  const store = new MemoryStore();
+  const urls = { home: "https://h/phone/join.json", annex: "https://h/annex/phone/join.json" };
+  for (const [federation, url] of Object.entries(urls)) {
+    t.mock.method(globalThis, "fetch", async () => new Response(JSON.stringify({ ...FACTS, federation })));
+    await findJoin(url, store);
+  }
+  t.mock.method(globalThis, "fetch", async () => new Response("", { status: 502 }));
+  for (const [federation, url] of Object.entries(urls)) assert.equal((await findJoin(url, store)).join.federation, federation);
+});
+
 test("a coordinator that takes the question and does not answer, or not to its end, is not waited for", async (t) => {
   const store = new MemoryStore();
   const stuck = (signal) => new Promise((_, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));

@@ -139,3 +139,16 @@ test("of centers that all give no number none fits, and the coordinator is not a
   assert.equal((await findCenter(client)).center, null);
   assert.deepEqual(client.sent, []);
 });
+
+test("samples that the centers cannot read, as those of an earlier model, are told of, and nothing is reported", async () => {
+  const labels = new Int32Array(N);
+  const cases = [
+    [{ n: N, x: new Float32Array(3 * N), labels }, { n: 0 }, /another shape/],
+    [{ n: N, x: new Float32Array(2 * N), labels }, { n: 1, x: new Float32Array(2), labels: Int32Array.of(2) }, /the label 2/],
+  ];
+  for (const [train, held, words] of cases) {
+    const client = visitor({ local: async () => ({ train, test: held }) });
+    await assert.rejects(findCenter(client), words);
+    assert.deepEqual(client.sent, []);
+  }
+});

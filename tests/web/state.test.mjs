@@ -1,9 +1,10 @@
-// Which coordinator this phone follows, from visit to visit.
+// Which coordinator this phone follows, from visit to visit; a storage that its browser takes away.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { State } from "../../edge_client/web/runtime/state.js";
+import { Store } from "../../edge_client/web/runtime/store.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 
 const [KEY, NEXT_KEY, OTHER_KEY] = ["1", "2", "3"].map((digit) => digit.repeat(16));
@@ -28,4 +29,17 @@ test("an epoch that an earlier version of the page noted without its key counts,
   assert.equal(await (await opened(store, KEY)).seeEpoch(6, KEY), false);
   assert.equal(await (await opened(store, KEY)).seeEpoch(7, KEY), true);
   assert.equal((await opened(store, OTHER_KEY)).epoch, 0);
+});
+
+test("what was being written or read when the browser took the storage away fails with the words for that", async () => {
+  const error = new DOMException("Connection is closing because of: Force close delete origin", "AbortError");
+  const request = { error };
+  const transaction = { error, objectStore: () => ({ get: () => request, put: () => request }) };
+  const store = new Store({ transaction: () => transaction });
+  const writes = store.write({ name: 1 });
+  transaction.onabort();
+  await assert.rejects(writes, /^Error: this browser has deleted what this page had kept/);
+  const reads = store.get("name");
+  request.onerror();
+  await assert.rejects(reads, /^Error: this browser has deleted what this page had kept/);
 });

@@ -12,11 +12,14 @@ import psutil
 import pytest
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import expect
+from starlette.applications import Starlette
 
+from coordinator.config import read_config
 from coordinator.local_broker import free_port
-from coordinator.phone import page_files
+from coordinator.phone import page_files, routes
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.browser import FLAGS, PHONE, Open, find_chromium
+from tests.support.node import third_party
 from tests.support.phone_federation import RUN, federation_of_one, known_model
 from tests.support.phone_page import PATIENCE_MS, load_table, served, text
 from tests.support.process_fleet import FleetScene
@@ -162,7 +165,7 @@ def test_the_page_opens_without_its_coordinator_and_an_old_one_never_speaks_to_a
         assert dialled == []
         page.reload()
         text(page, "count", "^2 in 1 class")
-        assert first.partition("/")[2] not in str(page.locator("script").get_attribute("src"))
+        assert first.split("/")[1] not in str(page.locator("script").get_attribute("src"))
         page.goto("about:blank")
     opened.errors.clear()  # connections that nothing answers
 
@@ -178,7 +181,7 @@ def test_an_open_page_keeps_its_own_files_through_an_upgrade_and_the_next_openin
         text(page, "count", "^1 in 1 class")
         page.evaluate(READY)
         (first,) = page.evaluate(KEPT)
-        old_file = f"{first.partition('/')[2]}/main.js"
+        old_file = f"{first.split('/')[1]}/main.js"
     another_release(monkeypatch)
     asked: list[str] = []
     with served(config, port=port, around=lambda app: listening(app, asked)) as url:
@@ -203,8 +206,45 @@ def test_an_open_page_keeps_its_own_files_through_an_upgrade_and_the_next_openin
         wait_until(page, f"{KEPT}.then((names) => names.length === 1)")
         (second,) = page.evaluate(KEPT)
         assert second != first
-        assert page.locator("script").get_attribute("src") == f"{second.partition('/')[2]}/main.js"
+        assert page.locator("script").get_attribute("src") == f"{second.split('/')[1]}/main.js"
         page.goto("about:blank")
+    opened.errors.clear()  # connections that nothing answers
+
+
+def beside(app: ASGIApp, other: ASGIApp, place: str) -> ASGIApp:
+    """Two coordinators at one address, as behind a proxy: what is asked below `place` is asked of the other one."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        below = path.startswith(f"{place}/")
+        await (other if below else app)({**scope, "path": path.removeprefix(place) if below else path}, receive, send)
+
+    return answer
+
+
+def test_of_two_coordinators_at_one_address_each_has_a_page_that_opens_without_it(
+    visit: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their installations are of different versions."""
+    config, annex, port = known_model(tmp_path / "home"), known_model(tmp_path / "annex"), free_port()
+    annex.write_text(annex.read_text().replace('"demo"', '"annex"'))
+    another_release(monkeypatch)
+    other = Starlette(routes=routes.phone_routes(read_config(annex), third=third_party()))
+    monkeypatch.undo()
+    with served(config, port=port, around=lambda app: beside(app, other, "/annex")) as url:
+        opened = visit(url, size=PHONE, touch=True)
+        page, elsewhere = opened.page, url.replace("/phone/", "/annex/phone/")
+        places = [(url, "federation demo"), (elsewhere, "federation annex")]
+        for place, federation in places:
+            page.goto(place)
+            text(page, "where", f"^{federation}$")
+            wait_until(page, f"{READY}.then((state) => state === 'activated')")
+        page.goto("about:blank")
+    for place, federation in places:
+        page.goto(place)
+        text(page, "where", f"^{federation}$")
+        text(page, "offline", "^Cannot reach the coordinator.")
+    page.goto("about:blank")
     opened.errors.clear()  # connections that nothing answers
 
 

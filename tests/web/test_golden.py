@@ -76,6 +76,10 @@ def test_the_page_tells_the_errors_of_a_regression() -> None:
     assert "# fail 0" in run_tests(Path(__file__).with_name("scores.test.mjs"))
 
 
+def test_a_phone_with_too_little_memory_blames_neither_the_program_nor_the_runtime() -> None:
+    assert "# fail 0" in run_tests(Path(__file__).with_name("engine.test.mjs"))
+
+
 def test_the_page_dials_again_and_says_when_it_cannot() -> None:
     assert "# fail 0" in run_tests(Path(__file__).with_name("transport.test.mjs"))
 

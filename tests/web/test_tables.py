@@ -6,9 +6,21 @@ import json
 from pathlib import Path
 
 from edge_client.protocol import blocks, message_schemas
+from edge_client.protocol.task import PROBE_QUANTITIES
 from tests.support.node import ROOT, run_node
 
 PROTOCOL = ROOT / "edge_client" / "web" / "protocol"
+TOLD = {  # what a coordinator may ask a page for, in the words of the page's list of what is sent
+    "loss": "one mean loss",
+    "votes": "count",
+    "posterior": "share",
+    "errors": "error",
+    "confusion": "table of hits and misses",
+    "labels": "how many samples of each class",
+    "grad": "their mean gradient",
+    "inputs": "sums over all your samples of their values",
+    "answers": "the centers' answers",
+}
 
 
 def told() -> dict[str, object]:
@@ -43,6 +55,13 @@ def test_fields_codes_and_limits_are_pythons() -> None:
     assert found["nack"] == list(message_schemas.NACK_CODES)
     assert found["limits"] == blocks.KIND_LIMITS
     assert found["codecs"] == list(message_schemas.CODECS)
+
+
+def test_the_page_tells_its_user_of_every_statistic_that_it_sends() -> None:
+    assert TOLD.keys() == PROBE_QUANTITIES - {"positions"}  # of programs that a page refuses
+    text = (PROTOCOL.parent / "index.html").read_text(encoding="utf-8")
+    sent = " ".join(text.partition("What leaves this phone")[2].split())
+    assert [words for words in TOLD.values() if words not in sent] == []
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:

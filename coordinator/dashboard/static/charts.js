@@ -22,16 +22,16 @@ function ticks(low, high, count) {
   return { step, values };
 }
 
-// series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; a mark is at the highest value of all; the axis begins at `from` and ends at `to` at the latest; `axis` words a tick's value, given the step from one to the next
+// series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; a mark is at the highest value of all; the axis begins at `from`, or below it where a value does, and ends at `to` at the latest; `axis` words a tick's value, given the step from one to the next
 export function lines(node, { series, label, format, axis = format, from = null, to = null, right = 58, empty, unit }) {
   const drawn = series.map((one) => ({ ...one, values: thin(one.values, one.mark?.[0]) }));
   const points = drawn.flatMap((one) => one.values).filter(([, y]) => y !== null && y !== undefined);
   if (!points.length) { showEmpty(node, empty); return; }
   const rounds = [...new Set(drawn.flatMap((one) => one.values.map(([x]) => x)))].sort((a, b) => a - b);
   const ys = points.map(([, y]) => y);
-  let low = from ?? Math.min(...ys), high = Math.max(...ys);
+  let low = Math.min(...ys, from ?? Infinity), high = Math.max(...ys);
   high = Math.min(to ?? Infinity, high + (high - low) * 0.08);
-  if (from === null) low -= (high - low) * 0.05;
+  if (low !== from) low -= (high - low) * 0.05;
   if (high - low < 1e-9) { low -= Math.abs(low) * 0.1 || 0.1; high = Math.min(to ?? Infinity, high + (Math.abs(high) * 0.1 || 0.1)); }
   const frame = drawFrame(node, rounds, low, high, axis, right, series.some(({ mark }) => mark) ? TOP + MARK_WORDS : TOP);
   if (!frame) return;

@@ -172,7 +172,10 @@ export function drawMethods() {
   setText("verdict", best ? verdict(best) : "");
 }
 
-const notYet = (run) => (unit(run) === "round" ? "The first round is not over yet." : "No test is over yet.");
+function notYet(run) {
+  if (run?.lines.some(isTested)) return "The tests of this run tell no accuracy.";
+  return run?.lines.length || unit(run) !== "round" ? "No test is over yet." : "The first round is not over yet.";
+}
 const over = (run) => (unit(run) === "round" ? "rounds" : "updates");
 
 function verdict({ run, at, accuracy }) {
@@ -190,7 +193,7 @@ export function drawCurves(run) {
   const of = (key) => centers.map((i) => ({ name: `center ${i}`, short: `c${i}`, colour: centerColour(i), values: tested.map((line) => [placeTested(run, line), line[key]?.[i] ?? null]) }));
   const overall = { name: "all devices", short: "all", colour: "var(--all)", dashed: true, values: tested.map((line) => [placeTested(run, line), line.accuracy.micro]) };
   charts.lines(byId("accuracy"), { series: k > 1 ? [...of("per_center"), overall] : [overall], unit: axis, label: `Accuracy per center over ${over(run)}`, format: percent, axis: percentOnAxis, to: 1, empty: notYet(run) });
-  charts.lines(byId("loss"), { series: of("loss_per_center"), unit: axis, label: `Loss per center over ${over(run)}`, format: lossInWords, axis: onAxis, from: 0, empty: all.length ? "This run's devices did not report a loss." : notYet(run) });
+  charts.lines(byId("loss"), { series: of("loss_per_center"), unit: axis, label: `Loss per center over ${over(run)}`, format: lossInWords, axis: onAxis, from: 0, empty: tested.length ? "This run's devices did not report a loss." : notYet(run) });
   const traffic = (key, name, colour) => ({ name, colour, values: all.map((line) => [place(run, line), line.bytes[key]]) });
   charts.bars(byId("bytes"), { stacks: [traffic("down", "down", "var(--training)"), traffic("up", "up", "var(--uploading)")], unit: axis, label: axis === "round" ? "Bytes per round" : "Bytes per record", format: bytes, axis: (n) => (n ? bytes(n).replace(/\.0 /, " ") : "0"), empty: notYet(run) });
   charts.bars(byId("seconds"), { stacks: [{ name: "time", colour: "var(--answered)", values: all.map((line) => [place(run, line), line.seconds]) }], unit: axis, label: axis === "round" ? "Time per round" : "Time per record", format: seconds, axis: (s, step) => (s < 120 ? `${onAxis(s, step)} s` : seconds(s)), empty: notYet(run) });

@@ -7,6 +7,7 @@ import { Malformed } from "../protocol/errors.js";
 
 const MOVED = ["w", "buffers", "velocity"];
 const KEPT = ["anchor", "linear", "lr", "momentum", "mu"];
+const NO_MEMORY = /bad_alloc|allocat/; // as the runtime says it
 const roleOf = (name) => name.split("/")[0];
 
 /** The array class of a dtype of program.json. */
@@ -26,6 +27,7 @@ export async function openEngine(ort, program, { frozen: file, ...files }) {
     try {
       session = await ort.InferenceSession.create(data, { executionProviders: ["wasm"], enableMemPattern: false });
     } catch (wrong) {
+      checkMemory(wrong);
       throw new Malformed("bad_program", `ONNX Runtime Web cannot load the file of ${name}: ${wrong.message}`.slice(0, 190));
     }
     const { inputs, outputs } = program.functions[name];
@@ -36,6 +38,11 @@ export async function openEngine(ort, program, { frozen: file, ...files }) {
     sessions[name] = session;
   }
   return new Engine(ort, program, sessions, frozen);
+}
+
+/** RangeError where memory has ended, as JavaScript's own says it: then neither the program nor the runtime is to blame. */
+function checkMemory(wrong) {
+  if (NO_MEMORY.test(wrong.message)) throw new RangeError("too little memory");
 }
 
 /** {input: tensor} in the program's order. */
@@ -83,7 +90,10 @@ class Engine {
     const session = this.sessions[name];
     const outputs = this.program.functions[name].outputs.map((port, i) => [port.name, session.outputNames[i]]);
     const fetched = outputs.filter(([port]) => wanted(port));
-    const results = await session.run({ ...tensors, ...this.frozen }, fetched.map(([, output]) => output));
+    const results = await session.run({ ...tensors, ...this.frozen }, fetched.map(([, output]) => output)).catch((wrong) => {
+      checkMemory(wrong);
+      throw wrong;
+    });
     return Object.fromEntries(fetched.map(([port, output]) => [port, results[output]]));
   }
 }

@@ -35,17 +35,17 @@ export class Store {
   }
 
   async get(name) {
-    return settled(this.objectStore("readonly").get(name));
+    return this.read((kept) => kept.get(name));
   }
 
   /** The names that begin with `prefix`, sorted. */
   async names(prefix) {
-    return settled(this.objectStore("readonly").getAllKeys(range(prefix)));
+    return this.read((kept) => kept.getAllKeys(range(prefix)));
   }
 
   /** The values whose names begin with `prefix`, in the order of the names. */
   async values(prefix) {
-    return settled(this.objectStore("readonly").getAll(range(prefix)));
+    return this.read((kept) => kept.getAll(range(prefix)));
   }
 
   async write(put, remove = []) {
@@ -59,8 +59,10 @@ export class Store {
     });
   }
 
-  objectStore(mode) {
-    return this.transaction(mode).objectStore(OBJECT_STORE);
+  async read(ask) {
+    return settled(ask(this.transaction("readonly").objectStore(OBJECT_STORE))).catch((wrong) => {
+      throw wrong?.name === "AbortError" ? inWords(wrong) : wrong;
+    });
   }
 
   transaction(mode, options) {
@@ -130,6 +132,7 @@ const range = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\uffff`);
 const isFull = (wrong) => wrong?.name === "QuotaExceededError";
 
 function inWords(wrong) {
+  if (wrong?.name === "AbortError") return new Error(GONE); // only the browser aborts what is under way, when it takes the storage away
   if (isFull(wrong)) return new NoRoom("this phone has no room left for this page: nothing was added or changed. Free some, then try again");
   return new Error(`the browser did not store it: ${wrong?.message || wrong?.name || "it gives no reason"}`);
 }

@@ -46,14 +46,14 @@ export async function runProbe(learner, task, local, { vectors, own, between }) 
   let models = task.models.map((model) => candidate(model, vectors, own));
   if (want.has("grad")) {
     if (models.length !== 1) throw new Malformed("bad_task", `a gradient is taken of one model, got ${models.length}`);
-    return { n: data.n, grad: await learner.gradient(models[0], data, task.batch, task.seed) };
+    return { n: data.n, grad: await learner.gradient(models[0], data, task.batch, task.seed, between) };
   }
   const kept = own.get("main");
   if (task.buffers === "own" && kept) {
     models = models.map((model, i) => ("own" in task.models[i] ? model : withBuffers(program, model, kept)));
   } else if (task.buffers === "batch") {
     const found = [];
-    for (const model of models) found.push(await recalibrate(learner, model, local.train, task.batch));
+    for (const model of models) found.push(await recalibrate(learner, model, local.train, task.batch, between));
     models = found;
   }
   let { losses, logits } = await learner.evaluate(models, data, task.batch, between);
@@ -150,7 +150,7 @@ function withBuffers({ schema }, model, other) {
 }
 
 /** The statistics of these samples in place of running ones: two steps of rate zero, from 0 and from 1, tell how far a step moves them. */
-async function recalibrate(learner, model, data, batch) {
+async function recalibrate(learner, model, data, batch, between) {
   const n = learner.program.schema.nParams;
   const size = learner.fixedBatch ?? batch;
   const all = Array.from({ length: data.n }, (_, i) => i);
@@ -165,7 +165,7 @@ async function recalibrate(learner, model, data, batch) {
     const start = Float32Array.from(model).fill(value, n);
     const sum = new Float64Array(model.length - n);
     for (const cut of whole) {
-      const { vector } = await learner.train({ task, start, data, batches: [cut], weights });
+      const { vector } = await learner.train({ task, start, data, batches: [cut], weights }, () => between());
       vector.subarray(n).forEach((each, i) => {
         sum[i] += each / whole.length;
       });
@@ -181,7 +181,8 @@ async function recalibrate(learner, model, data, batch) {
   return found;
 }
 
-function checkData(program, data) {
+/** Malformed("no_data") for samples that the program cannot read. */
+export function checkData(program, data) {
   if (!data || data.n === 0) throw new Malformed("no_data", "no samples on this device");
   if (data.x.length !== data.n * sizeOf(program.input)) {
     throw new Malformed("no_data", `these samples have another shape than the program reads, which is [${program.input}]: take samples of that shape`);

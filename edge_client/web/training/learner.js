@@ -59,12 +59,13 @@ export class Learner {
   }
 
   /** [nParams] mean gradient over all samples: the velocity after steps of rate zero from zero velocity, summed. */
-  async gradient(model, data, batch, seed) {
+  async gradient(model, data, batch, seed, between = async () => {}) {
     const task = { lr: 0, momentum: 0, mu: 0 };
     const parts = this.weightedBatches(data.n, batch);
     const used = parts.reduce((sum, { q }) => sum + q.reduce((a, b) => a + b, 0), 0);
     const total = new Float64Array(this.program.schema.nParams);
     for (const [k, { index, q }] of parts.entries()) {
+      await between();
       const update = this.engine.update(this.fixedFeeds(task, model));
       const weights = { data: this.Type.from(q, (value) => value / used), dims: [index.length] };
       await update.step({ ...this.sampleFeeds(data, index), q: weights, ...this.noiseFeeds(seed, k, index.length) });

@@ -1,0 +1,62 @@
+// The page's engine and learner on a runtime of plain objects: where a phone's memory ends, and when the page may do other things.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { openEngine } from "../../edge_client/web/engines/onnx.js";
+import { runGolden } from "../../edge_client/web/engines/golden_run.js";
+import { runProbe } from "../../edge_client/web/training/fit_probe.js";
+import { Learner } from "../../edge_client/web/training/learner.js";
+import { nackFields } from "../../edge_client/web/runtime/train_conditions.js";
+
+const BAD_ALLOC = "ERROR_CODE: 6, ERROR_MESSAGE: std::bad_alloc"; // as version 1.30 says it
+const port = (name, ...shape) => ({ name, dtype: "float32", shape });
+const inputs = [port("w/a", 2), port("velocity/a", 2), port("x", "batch", 2), port("y", "batch", 2), port("q", "batch")];
+const PROGRAM = {
+  loss: "cross-entropy", classes: 2, dtype: "float32", batch: { onnx: "any" }, schema: { tensors: [{ name: "a", role: "p", shape: [2] }] },
+  functions: { step: { inputs, outputs: [port("w/a", 2), port("velocity/a", 2), port("loss")] } },
+};
+const GOLDEN = { seed: 7, batch: 4, lr: 0.1, pull: 0.1, tokens: 0, losses: [1, 1], weights: new Array(8).fill(1), buffers: [] };
+
+function runtime(run) {
+  const session = { inputNames: inputs.map(({ name }) => name), outputNames: ["new/w/a", "new/velocity/a", "loss"], run };
+  return { Tensor: class {}, InferenceSession: { create: async () => session } };
+}
+
+const failing = (words) => async () => { throw new Error(words); };
+
+test("a step's file that finds too little memory is no bad program", async () => {
+  const opened = (words) => openEngine({ InferenceSession: { create: failing(words) } }, PROGRAM, { step: new Uint8Array(1) });
+  const wrong = await opened(`Can't create a session. ${BAD_ALLOC}`).catch((error) => error);
+  assert.deepEqual(nackFields(wrong), { code: "no_space", detail: "too little memory" });
+  await assert.rejects(opened("Can't create a session. failed to allocate a buffer of size 99."), RangeError);
+  await assert.rejects(opened("Can't create a session. ERROR_CODE: 7, ERROR_MESSAGE: no graph"), { code: "bad_program" });
+});
+
+test("a golden run that finds too little memory says nothing of the runtime: the phone is not left out for it", async () => {
+  const engine = await openEngine(runtime(failing(`failed to call OrtRun(). ${BAD_ALLOC}`)), PROGRAM, { step: new Uint8Array(1) });
+  const wrong = await runGolden(engine, GOLDEN).catch((error) => error);
+  assert.deepEqual(nackFields(wrong), { code: "no_space", detail: "too little memory" });
+  const broken = await openEngine(runtime(failing("failed to call OrtRun(). ERROR_CODE: 1")), PROGRAM, { step: new Uint8Array(1) });
+  assert.equal(await runGolden(broken, GOLDEN), 1e9);
+});
+
+test("before each batch of a probe the page may do other things: of a gradient, and of statistics of the samples", async () => {
+  const tensors = [{ name: "a", role: "p", shape: [2] }, { name: "b", role: "b", shape: [1] }];
+  const program = { ...PROGRAM, input: [2], target: [2], schema: { tensors, size: 3, nParams: 2, spans: { a: [0, 2], b: [2, 3] } } };
+  const moved = { "w/a": new Float32Array(2), "velocity/a": new Float32Array(2), "buffers/b": new Float32Array(1) };
+  const engine = {
+    program, fixedBatch: null, update: () => ({ step: async () => 0, read: () => moved }),
+    evaluate: async ({ x: { dims: [rows] } }) => ({ loss: new Float32Array(rows), logits: new Float32Array(2 * rows) }),
+  };
+  const train = { n: 5, x: new Float32Array(10), labels: new Int32Array(5) };
+  const waits = async (task) => {
+    const calls = [];
+    const given = { vectors: new Map([["m", new Float32Array(3)]]), own: new Map(), between: async (...told) => calls.push(told) };
+    await runProbe(new Learner(engine), { models: [{ sha256: "m" }], batch: 2, seed: 0, ...task }, { train, test: { n: 0 } }, given);
+    assert.ok(calls.every((told) => !told.length), "a probe trains nothing");
+    return calls.length;
+  };
+  assert.equal(await waits({ want: ["grad"] }), 3);
+  assert.equal(await waits({ want: ["loss"], buffers: "batch" }), 2 * 2 + 3);
+});
