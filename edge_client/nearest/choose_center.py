@@ -326,7 +326,7 @@ def _without_rule(source: CenterSource, data: Dataset, way: str, *, labels: bool
 
 
 class _LazyModels(Sequence[Flat]):
-    """Every center's model, one in memory at a time."""
+    """All centers' models, one in memory at a time."""
 
     def __init__(self, source: CenterSource) -> None:
         self._source = source
