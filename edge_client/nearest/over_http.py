@@ -86,7 +86,7 @@ ManifestEntry = Mapping[str, Any]
 
 
 class SiteClient:
-    """Files below one address. Each is fetched once, and refused unless it has the hash that was promised."""
+    """Files below one address. Each is fetched once, and must have the promised hash."""
 
     def __init__(
         self, url: str, cache: BlobFolder, *, device: str = "", sleep: Callable[[float], None] = time.sleep

@@ -201,7 +201,7 @@ class NearestClient:
     def _check_patience(self, what: str) -> None:
         if self.clock.now_s() < self._until_s:
             return
-        if not self._online or (self._pointer is not None and self._is_silent):
+        if not self._online or (self._pointer is not None and self._tell_at_s == inf):
             raise NetworkError(
                 f"the coordinator of {self.config.federation} does not answer",
                 hint="start it with `fedcenters-coordinator serve`, and ask again while it runs",
@@ -212,11 +212,6 @@ class NearestClient:
             "brokers that keeps retained messages by node (RabbitMQ), dial the coordinator's node",
         )
 
-    @property
-    def _is_silent(self) -> bool:
-        """Whether nothing came since this was told."""
-        return self._tell_at_s == inf
-
     def _pump(self, timeout_s: float) -> None:
         now_s = self.clock.now_s()
         wait_s = min(timeout_s, self._until_s - now_s, self._tell_at_s - now_s)
@@ -225,7 +220,7 @@ class NearestClient:
         if isinstance(event, Message):
             self._tell_at_s = now_s + SILENCE_S
         elif now_s >= self._tell_at_s:
-            self._tell_at_s = inf  # once, until something comes
+            self._tell_at_s = inf  # told once, until something comes
             left_s = max(0.0, self._until_s - now_s)
             away = "" if self._online else ", which is away"
             self.tell(f"waiting for the coordinator of {self.config.federation}{away}, at most {left_s:.0f} s more")
@@ -239,7 +234,7 @@ class NearestClient:
         came_back = message["online"] and not self._online
         self._online = message["online"]
         if came_back:
-            self._session.downloads.link_lost()  # what was asked meanwhile was heard by nobody
+            self._session.downloads.link_lost()  # what was asked meanwhile is lost
 
     def _on_answer(self, message: Mapping[str, Any]) -> None:
         if message["re"] in self._asked:
