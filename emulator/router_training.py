@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.nearest.fit_router import CenterMeasurement, learn_router, local_round_of
+from coordinator.nearest.fit_router import LARGEST_LIMIT, CenterMeasurement, learn_router, local_round_of
 from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import Malformed
@@ -191,7 +191,7 @@ def _width(parts: Sequence[Dataset], rng: np.random.Generator) -> float:
     x = _folded(rng.permutation(x))
     half = len(x) // 2
     apart = np.linalg.norm(x[:half] - x[half : 2 * half], axis=1)
-    return max(float(np.median(apart)) if half else 1.0, 1e-6)
+    return min(max(float(np.median(apart)) if half else 1.0, 1e-6), LARGEST_LIMIT)
 
 
 def _folded(x: Array) -> Array:

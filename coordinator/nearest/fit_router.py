@@ -102,12 +102,14 @@ def learn_router(  # noqa: PLR0913 - what devices measured, and how it is read
 ) -> Router:
     """A router for measurements on about `sizes` samples; a rule is learned where its features were measured.
 
+    A feature with larger numbers than a guide can hold is left out.
+
     Below 1 `cap` is the quantile of the devices beyond which no device's distances decide weights: one that lies would
     make them zero. Limits are those of all measurements.
     """
     bins = tuple(sorted(sizes))
     by_size = [[look for look in looks if look.n == n] for n in bins]
-    known = [f for f in FEATURES if any(f in look.distances for look in looks)]
+    known = [f for f in FEATURES if _has_room(f, looks)]
     usual, trusted = {f: feature_baseline(f, by_size) for f in known}, by_size
     if cap < 1:
         trusted = [_capped(looks, cap) for looks in by_size]
@@ -118,6 +120,12 @@ def learn_router(  # noqa: PLR0913 - what devices measured, and how it is read
         if features and (len(features) > 1 or name in FEATURES):
             ways[name] = _rule(features, trusted, usual)
     return Router(centers=centers, sizes=bins, usual=usual, ways=ways, sketch=sketch, round=round, inputs=inputs)
+
+
+def _has_room(feature: str, looks: Sequence[CenterMeasurement]) -> bool:
+    """Whether it was measured, and a guide can hold its distances: of targets that nothing scaled it cannot."""
+    own = [abs(look.distances[feature][look.own_center]) for look in looks if feature in look.distances]
+    return bool(own) and bool(np.max(own) <= LARGEST_LIMIT)
 
 
 def _capped(looks: Sequence[CenterMeasurement], cap: float) -> list[CenterMeasurement]:

@@ -326,7 +326,7 @@ def _without_rule(source: CenterSource, data: Dataset, way: str, *, labels: bool
 
 
 class _LazyModels(Sequence[Flat]):
-    """Every center's model, one in memory at a time."""
+    """All centers' models, one in memory at a time."""
 
     def __init__(self, source: CenterSource) -> None:
         self._source = source
@@ -354,6 +354,7 @@ def _walk_tree(source: CenterSource, data: Dataset, *, labels: bool) -> _Ranking
 
     def far(children: Sequence[int]) -> Array:
         found = features.model_distances(learner, [model(node) for node in children], data, labels=labels)[feature]
+        found[np.isnan(found)] = np.inf
         names = [f"split {node}" if node >= 0 else f"center {~node}" for node in children]
         told.append("; ".join(f"{name}: {_WORDS[feature]} {d:.3f}" for name, d in zip(names, found, strict=True)))
         return found

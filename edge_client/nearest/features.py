@@ -22,9 +22,7 @@ from edge_client.training.learner import Learner
 EVALUATION_BATCH = 32
 MAX_NORM_SAMPLES = 16  # samples of which batch norm's statistics are taken
 MIN_VARIANCE = 1e-8  # a variance below this counts as this much
-MIN_VARIANCE_SHARE = (
-    1e-3  # no variance counts as less than this share of the kept one: a few samples may have none at all
-)
+MIN_VARIANCE_SHARE = 1e-3  # none counts as less than this share of the kept one: few samples may have none at all
 
 
 def model_distances(

@@ -43,7 +43,7 @@ from edge_client.training.learner import EngineLearner
 from edge_client.transport import bounded_http
 from edge_client.transport.blobs import BlobFolder
 
-MAX_WAITS, MAX_WAIT_S = 60, 30  # for a server that has too many requests of this address, as of a whole site's devices
+MAX_WAITS, MAX_WAIT_S = 60, 30  # for a server with too many requests of this address, as of a whole site
 MAX_INDEX_BYTES, MAX_FILE_BYTES = 1 << 16, 1 << 30
 BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}  # the second is what nginx's limits answer
 _AWAY = "the server behind this proxy does not answer: try again later"
@@ -86,7 +86,7 @@ ManifestEntry = Mapping[str, Any]
 
 
 class SiteClient:
-    """Files below one address. Each is fetched once, and refused unless it has the hash that was promised."""
+    """Files below one address. Each is fetched once, and must have the promised hash."""
 
     def __init__(
         self, url: str, cache: BlobFolder, *, device: str = "", sleep: Callable[[float], None] = time.sleep
@@ -103,11 +103,8 @@ class SiteClient:
     def index(self) -> str:
         """The generation that is served now, to this device."""
         asked = f"?device={urllib.parse.quote(self._device)}" if self._device else ""
-        return str(
-            INDEX_SCHEMA(parse_json(self._get(f"index.json{asked}", MAX_INDEX_BYTES), MAX_INDEX_BYTES), "index.json")[
-                "generation"
-            ]
-        )
+        told = parse_json(self._get(f"index.json{asked}", MAX_INDEX_BYTES), MAX_INDEX_BYTES)
+        return str(INDEX_SCHEMA(told, "index.json")["generation"])
 
     def manifest(self, generation: str) -> bytes:
         """manifest.json of a generation, whose name is its hash."""
@@ -145,10 +142,8 @@ class SiteClient:
                 hint = "`fedcenters-export bundle --key --federation` signs it, --unsigned accepts it"
             raise NetworkError(what, hint=hint) from None
         except bounded_http.SlowServer as slow:
-            what = f"{url} is too slow: {slow}"
-            raise NetworkError(
-                what, hint="try again where the network is better; what has arrived whole is kept"
-            ) from None
+            hint = "try again where the network is better; what has arrived whole is kept"
+            raise NetworkError(f"{url} is too slow: {slow}", hint=hint) from None
         except OSError as lost:
             untrusted = isinstance(getattr(lost, "reason", lost), ssl.SSLCertVerificationError)
             hint = UNTRUSTED_HINT if untrusted else "check the address"
@@ -185,7 +180,7 @@ def _cut_off(url: str) -> NetworkError:
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedKeys:
-    """The trusted public keys [32 bytes]; `unsigned` accepts a bundle without a signature check."""
+    """The trusted public keys [32 bytes]; `unsigned`: no signature is checked."""
 
     trusted: Sequence[bytes] = ()
     unsigned: bool = False
@@ -245,8 +240,8 @@ class SiteCenterSource:
                 hint = f"set --engine to one of {', '.join(self._program.containers)}"
                 raise UsageError(f"the bundle has no {name} for {engine}", hint=hint)
             files[name] = self._site.file(self._generation, known[held[name].sha256])
-        settings = {"threads": self._config.threads, "device": self._config.device}
-        opened = open_engine(engine, self._program, files, **settings)  # type: ignore[arg-type]  # each by its name
+        settings: dict[str, Any] = {"threads": self._config.threads, "device": self._config.device}
+        opened = open_engine(engine, self._program, files, **settings)
         if training:
             require_golden(opened, self._program)
         return EngineLearner(opened, self._program)
@@ -285,13 +280,13 @@ def find_nearest(
     offer = SiteCenterSource(site, keys, config)
     require_fit(offer.program, local, labels=choice.labels)
     chosen = choose_center(offer, local.train, labels=choice.labels, by=choice.by)
-    told = {"signed_by": offer.signed_by}
+    told: dict[str, Any] = {"signed_by": offer.signed_by}
     if chosen.center is None:
         return answers.no_center_answer(config.device_id, chosen, fetched=site.fetched, **told)
     path, sha256 = offer.file(chosen.center, choice.file_format)
-    about = {"file_format": choice.file_format, "sha256": sha256, "labels": choice.labels, "threads": config.threads}
-    about |= {"program": offer.program, "state": config.state, "fetched": site.fetched}
-    answer = answers.evaluate_center(config.device_id, chosen, path, local, **about, **told)  # type: ignore[arg-type]  # each by its name
+    told |= {"file_format": choice.file_format, "sha256": sha256, "labels": choice.labels, "threads": config.threads}
+    told |= {"program": offer.program, "state": config.state, "fetched": site.fetched}
+    answer = answers.evaluate_center(config.device_id, chosen, path, local, **told)
     answer = replace(answer, class_names=local.class_names or offer.class_names)
     if choice.steps and choice.labels:
         kept = personalise_and_score(offer, chosen.center, answer.file, local, choice.steps, config)

@@ -41,7 +41,7 @@ from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 
-VISIT_TIMEOUT_S = 120.0  # for the whole session
+VISIT_TIMEOUT_S = 120.0  # without a block or an answer
 REQUEST_RETRY_S = 8.0
 SILENCE_S = 5.0  # an answer takes less
 
@@ -87,8 +87,7 @@ class NearestClient:
         self._runner = TaskRunner(
             config, session.cache, self.local, self.open_engine, GoldenResults(config.state / FILE)
         )
-        self._until_s = self.clock.now_s() + VISIT_TIMEOUT_S
-        self._tell_at_s = 0.0  # when to tell that nothing comes
+        self._until_s = self._tell_at_s = 0.0  # when to give up, and to tell that nothing comes
 
     def run(self) -> NearestAnswer:
         """Raises NetworkError when no answer comes in time, ProtocolError when what comes is not right.
@@ -102,6 +101,7 @@ class NearestClient:
             self._session.close()
 
     def _visit(self) -> NearestAnswer:
+        self._expect()
         self._wait(lambda: self._pointer is not None, "its catalog of centers")
         source = CatalogCenterSource(self._catalog(), self._runner, self._fetch)
         options, name = self.choice, self.config.device_id
@@ -131,6 +131,7 @@ class NearestClient:
         reply = Reply(n=chosen.samples, losses=np.array([losses[k] for k in asked]))
         stats = manifest_of(codecs.encode_stats(reply, source.program.schema), "stats", inline=True)
         which = {} if len(asked) == source.centers else {"centers": asked}
+        self._expect()
         while self._answer is None:
             self._asked.add(self._session.sender.send("near", how="loss", stats=stats, n=reply.n, **which))
             self._wait(lambda: self._answer is not None, "which center is nearest", at_most_s=REQUEST_RETRY_S)
@@ -138,7 +139,7 @@ class NearestClient:
             log.warning("this device prefers center %s, the coordinator %s", chosen.center, theirs)
 
     def _fetch_center(self, chosen: Selection, files: Mapping[str, Manifest], program: Program) -> NearestAnswer:
-        """Fetch the center's file, run it, and report its accuracy and loss if there are labels."""
+        """Fetch the center's file, run it, and report accuracy and loss where there are labels."""
         form, options = self.choice.file_format, self.choice
         if form not in files:
             raise Malformed("bad_field", f"center {chosen.center} has no {form} file")
@@ -177,13 +178,15 @@ class NearestClient:
         try:
             for wait_s in self._session.fetch(manifests):
                 self._check_patience("the blobs of the catalog")
+                came = self._session.downloads.arrived
                 self._pump(wait_s)
+                if self._session.downloads.arrived > came:
+                    self._expect()
         except NoBlocks:
             return False
         return True
 
     def _wait(self, done: Callable[[], bool], what: str, *, at_most_s: float = VISIT_TIMEOUT_S) -> None:
-        self._expect()
         until_s = self.clock.now_s() + at_most_s
         while not done() and self.clock.now_s() < until_s:
             self._pump(until_s - self.clock.now_s())
@@ -192,12 +195,13 @@ class NearestClient:
 
     def _expect(self) -> None:
         """From now on a message may come: what the device computed before is no silence of the coordinator."""
-        self._tell_at_s = max(self._tell_at_s, self.clock.now_s() + SILENCE_S)
+        now_s = self.clock.now_s()
+        self._until_s, self._tell_at_s = now_s + VISIT_TIMEOUT_S, max(self._tell_at_s, now_s + SILENCE_S)
 
     def _check_patience(self, what: str) -> None:
         if self.clock.now_s() < self._until_s:
             return
-        if not self._online or (self._pointer is not None and self._is_silent):
+        if not self._online or (self._pointer is not None and self._tell_at_s == inf):
             raise NetworkError(
                 f"the coordinator of {self.config.federation} does not answer",
                 hint="start it with `fedcenters-coordinator serve`, and ask again while it runs",
@@ -208,21 +212,15 @@ class NearestClient:
             "brokers that keeps retained messages by node (RabbitMQ), dial the coordinator's node",
         )
 
-    @property
-    def _is_silent(self) -> bool:
-        """Whether nothing came since this was told."""
-        return self._tell_at_s == inf
-
     def _pump(self, timeout_s: float) -> None:
         now_s = self.clock.now_s()
-        event = self._session.transport.receive(
-            max(0.0, min(timeout_s, self._until_s - now_s, self._tell_at_s - now_s))
-        )
+        wait_s = min(timeout_s, self._until_s - now_s, self._tell_at_s - now_s)
+        event = self._session.transport.receive(max(0.0, wait_s))
         now_s = self.clock.now_s()
         if isinstance(event, Message):
             self._tell_at_s = now_s + SILENCE_S
         elif now_s >= self._tell_at_s:
-            self._tell_at_s = inf  # once, until something comes
+            self._tell_at_s = inf  # told once, until something comes
             left_s = max(0.0, self._until_s - now_s)
             away = "" if self._online else ", which is away"
             self.tell(f"waiting for the coordinator of {self.config.federation}{away}, at most {left_s:.0f} s more")
@@ -236,7 +234,7 @@ class NearestClient:
         came_back = message["online"] and not self._online
         self._online = message["online"]
         if came_back:
-            self._session.downloads.link_lost()  # what was asked meanwhile was heard by nobody
+            self._session.downloads.link_lost()  # what was asked meanwhile is lost
 
     def _on_answer(self, message: Mapping[str, Any]) -> None:
         if message["re"] in self._asked:

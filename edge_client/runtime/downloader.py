@@ -43,7 +43,7 @@ class Downloader:
         self._gets: deque[str] = deque(maxlen=MAX_KNOWN_REQUESTS)
         self._not_before_s = 0.0
         self._mark = 0  # of the block that came last
-        self._bad_hashes = 0
+        self._bad_hashes = self.arrived = 0  # `arrived`: blocks so far
         self.failed: Malformed | None = None
 
     def start(self, manifests: Iterable[Manifest]) -> None:
@@ -90,6 +90,7 @@ class Downloader:
             return
         if partial.write_block(index, body):
             pull.mark_arrived(index)
+            self.arrived += 1
             self._not_before_s = 0.0  # the coordinator sends again
         if partial.bitmap.complete:
             self._finish(partial)

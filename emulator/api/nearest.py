@@ -13,7 +13,7 @@ import numpy as np
 from coordinator.rounds.round import serving_probe
 from coordinator.strategies.common.label_totals import label_counts
 from coordinator.strategies.registry import method_settings
-from edge_client.data.dataset import Dataset
+from edge_client.data.dataset import Dataset, describe_misfit
 from edge_client.engines.targets import no_targets
 from edge_client.errors import ConfigError, UsageError
 from edge_client.nearest.choose_center import UNSURE, Selection, choose_center
@@ -35,7 +35,14 @@ def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN
     labels = no_targets(source.program, len(samples)) if y is None else _labels(source, y)
     if len(labels) != len(samples):
         raise UsageError(f"{len(labels)} labels for {len(samples)} samples", hint="give one label for each sample")
-    return choose_center(source, Dataset(samples, labels), labels=y is not None)
+    try:
+        data = Dataset(samples, labels)
+        misfit = describe_misfit(source.program, data)
+    except ValueError as wrong:
+        misfit = str(wrong)
+    if misfit:
+        raise UsageError(misfit, hint="give labels as they are in the run's own data")
+    return choose_center(source, data, labels=y is not None)
 
 
 def predict_samples(source: RunCenters, x: Any, *, device: object, center: int | None) -> Array:  # noqa: ANN401
@@ -52,7 +59,8 @@ def predict_samples(source: RunCenters, x: Any, *, device: object, center: int |
 def _class_values(source: RunCenters) -> Array:
     """The user's value of each output [outputs]; an output that no class has is its number as text."""
     known = list(source.data.classes)
-    return np.array([*known, *(str(k) for k in range(len(known), source.program.classes))])
+    others = [str(k) for k in range(len(known), source.program.classes)]
+    return np.array([*known, *others], object if others and isinstance(known[0], bool) else None)
 
 
 def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401

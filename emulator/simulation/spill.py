@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import IO, Any, overload
 
 import numpy as np
@@ -109,19 +110,25 @@ class _Place:
 
 
 class SpilledRecords(Sequence[RoundRecord]):
-    """JSON objects that are appended to a file and parsed at each access, so that a run of any length fits."""
+    """JSON objects that are appended to a file and parsed at each access, so that a run of any length fits.
+
+    One thread appends; others may read meanwhile.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fedcenters-")  # noqa: SIM115 - lives as long as this
         weakref.finalize(self, self._file.close)
         self._starts = [0]
+        self._one_at_a_time = Lock()  # a place in the file, and what is read or written there
         self._whole: SpilledRecords | None = None
 
     def append(self, record: RoundRecord) -> None:
         """Write a record. It must consist of JSON types, so that reading gives an equal object."""
-        self._file.seek(self._starts[-1])
-        self._file.write(json.dumps(record).encode())
-        self._starts.append(self._file.tell())
+        line = json.dumps(record).encode()
+        with self._one_at_a_time:
+            self._file.seek(self._starts[-1])
+            self._file.write(line)
+            self._starts.append(self._starts[-1] + len(line))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -138,8 +145,10 @@ class SpilledRecords(Sequence[RoundRecord]):
             return [self[i] for i in range(len(self))[index]]
         number = range(len(self))[index]
         start, end = self._starts[number : number + 2]
-        self._file.seek(start)
-        record: RoundRecord = json.loads(self._file.read(end - start))
+        with self._one_at_a_time:
+            self._file.seek(start)
+            line = self._file.read(end - start)
+        record: RoundRecord = json.loads(line)
         return record
 
     def __eq__(self, other: object) -> bool:

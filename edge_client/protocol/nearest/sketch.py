@@ -18,9 +18,7 @@ from edge_client.protocol.task import F64, I64, Array, Flat, Schema
 
 INPUT_SKETCH_SIZE = 256  # numbers that stand for a device's inputs
 UPDATE_SKETCH_SIZE = 384  # numbers that stand for a device's update; as a message of its own it stays below 2,048 bytes
-MAX_INPUT_WIDTH = (
-    1_024  # inputs of more values are folded to so many first, so that no board has to hold a large matrix
-)
+MAX_INPUT_WIDTH = 1_024  # longer inputs are folded to so many first, so that no board holds a large matrix
 MAX_SKETCH_SIZE = 4_096  # numbers of a sketch that anyone may send
 
 

@@ -12,6 +12,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
 from emulator.api.data.reading import Columns, is_missing
+from emulator.api.data.unread import ONE_KIND
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 MAX_INT64 = 2**63 - 1
@@ -23,7 +24,7 @@ NUMBERS = {"i": "whole numbers", "u": "whole numbers", "f": "floating point numb
 def check_kinds(who: str, part: Columns, other: str, of: Columns) -> None:
     """Raise ConfigError for samples or labels of another kind, which would make others of those of all devices."""
     for name, hint in (
-        ("x", "make them one kind: uint8 are pixels and become 0 to 1, other numbers stay what they are"),
+        ("x", ONE_KIND),
         ("y", "make them one kind: whole numbers or texts for classes, floating point numbers for targets"),
     ):
         mine, theirs = (_kind_in_words(name, getattr(each, name)) for each in (part, of))

@@ -20,6 +20,7 @@ from emulator.api.data.unread import (
     STREAM,
     check_by,
     check_column,
+    check_no_pixels_among_others,
     check_pair,
     holds_samples,
     is_frame,
@@ -244,7 +245,7 @@ def frame_inputs(data: Any, names: Sequence[str]) -> Array:
     data = _by_text(data)
     cells = [data[name] for name in names]
     if len(cells) == 1 and cells[0].dtype == object:
-        return np.stack([as_array(cell) for cell in cells[0]])
+        return as_array([as_array(cell) for cell in cells[0]])
     for name, cell in zip(names, cells, strict=True):
         if cell.dtype.kind not in "biuf":
             hint = "make it numbers, as with pd.to_numeric, or leave it out: x=[...]"
@@ -294,7 +295,8 @@ def _loader(data: Any, x: Any, y: Column, by: Column) -> Columns:
     """The samples of a DataLoader as it collates them, in the order of its data set."""
     if not (hasattr(data.dataset, "__getitem__") and hasattr(data.dataset, "__len__")):
         raise UsageError(STREAM, hint=NO_STREAM)
-    index = getattr(data.sampler, "indices", None)
+    sampler = getattr(getattr(data, "batch_sampler", None), "sampler", data.sampler)
+    index = getattr(sampler, "indices", None)
     places = range(len(data.dataset)) if index is None else sorted(int(i) for i in index)
     if getattr(data.collate_fn, "__name__", "") == "default_collate":
         return _rows(data.dataset, places, x, y, by)
@@ -371,6 +373,9 @@ def _filled(rows: Iterable[Array], n: int) -> Array:
         if row.shape != out.shape[1:]:
             told = f"sample {i} has shape {list(row.shape)}, the first has {list(out.shape[1:])}"
             raise ConfigError(told, hint="give all samples one shape: resize or pad them")
+        if row.dtype != out.dtype:
+            check_no_pixels_among_others(i, row.dtype, out.dtype)
+            out = out if np.can_cast(row.dtype, out.dtype) else out.astype(np.promote_types(row.dtype, out.dtype))
         out[i] = row
     return out
 

@@ -16,6 +16,7 @@ PAIR = 2
 SHOWN = 5  # names that an error lists
 STREAM = "a stream has no order that a seed could repeat"
 NO_STREAM = "give a data set with a length: list(stream), or a map-style Dataset"
+ONE_KIND = "make them one kind: uint8 are pixels and become 0 to 1, other numbers stay what they are"
 BY_DEVICE = "give each device its data in a dict, as dict(enumerate(data)); test=0.2 of these are then held out"
 
 
@@ -111,6 +112,13 @@ def check_column(what: str, asked: Any) -> None:
     elif what == "x":
         hint += "; several columns are those of a data frame: pandas.DataFrame(data)"
     raise UsageError(f"{what} is a {type(asked).__name__}", hint=hint)
+
+
+def check_no_pixels_among_others(place: int, kind: np.dtype[Any], before: np.dtype[Any]) -> None:
+    """Raise ConfigError for pixels beside other numbers, of which the data set's samples are one kind."""
+    if np.uint8 in (kind, before):
+        told = f"sample {place} is {kind}, those before are {before}"
+        raise ConfigError(told, hint=ONE_KIND)
 
 
 def no_data_set(data: Any) -> UsageError:

@@ -136,6 +136,15 @@ def test_one_device_says_nothing_about_the_next() -> None:
     assert guide.fits({"loss": 1e6}, 20) == {}
 
 
+@pytest.mark.parametrize("large", [1e17, np.inf, np.nan])
+def test_a_feature_whose_numbers_a_guide_cannot_hold_is_left_out(large: float) -> None:
+    """As the squared error of targets that nothing has scaled."""
+    some = [replace(look, distances={**look.distances, "loss": np.full(3, large)}) for look in looks()]
+    guide = read_router(write_router(learn_router(some, sizes=[20], centers=3)))
+    assert "loss" not in guide.usual
+    assert guide.ways["labelled"].features == ("entropy", "sketch")
+
+
 @pytest.mark.parametrize("losses", [(-2.0, -1.5, -1.8, -1.6, -1.7, -1.9), (-2.0, 0.5, 0.1, 0.3, 0.2, 0.4)])
 def test_losses_below_zero_make_a_guide_without_limits_of_the_loss(losses: tuple[float, ...]) -> None:
     replies = {f"d{i}": Reply(n=20, losses=np.array([loss, loss + 1])) for i, loss in enumerate(losses)}

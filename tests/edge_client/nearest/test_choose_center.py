@@ -304,6 +304,15 @@ def test_a_walk_down_the_tree_ends_at_the_right_center(shelf: CenterShelf) -> No
     assert len(set(offer.fetched)) == 4
 
 
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_walk_down_the_tree_leaves_out_a_split_that_gives_no_number(shelf: CenterShelf, *, labels: bool) -> None:
+    broken = np.full_like(shelf.vectors[0], np.inf)
+    tree = CenterTree(((0, 1), (0, ~0), (1, ~1), (1, ~2)), 3)
+    offer = CenterShelf(shelf.vectors[:3], tree=tree, splits=[broken, broken])
+    with np.errstate(invalid="ignore"):
+        assert choose_center(offer, data_of(0), labels=labels).best == 0
+
+
 def test_personal_steps_gain_and_stay_near(shelf: CenterShelf) -> None:
     data = data_of(0, seed=9)
     center = shelf.vectors[1]

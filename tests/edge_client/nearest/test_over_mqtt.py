@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from coordinator.nearest.answer import answer_near
 from edge_client.data.dataset import Dataset
 from edge_client.engines.center_file import run_file
 from edge_client.errors import ConfigError, Malformed, NetworkError, ProgramRefused
+from edge_client.nearest.over_mqtt import VISIT_TIMEOUT_S
 from edge_client.nearest.result import score
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
@@ -228,6 +230,32 @@ def test_a_coordinator_that_comes_back_late_is_asked_again_at_once(stage: Device
     began_s = stage.clock.now_s()
     assert stage.visit(script()).center == 0
     assert stage.clock.now_s() == began_s + 100
+
+
+def test_a_device_that_computes_for_long_still_gets_its_file(
+    stage: DeviceStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = softmax_program.SoftmaxEngine.evaluate
+
+    def slowly(self: softmax_program.SoftmaxEngine, feeds: Tensors) -> Tensors:
+        stage.clock.time_s += 200
+        return evaluate(self, feeds)
+
+    monkeypatch.setattr(softmax_program.SoftmaxEngine, "evaluate", slowly)
+    assert stage.visit(answering(stage, catalog_of(stage, [good_model(stage)]))).center == 0
+
+
+def test_a_transfer_that_goes_on_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = DeviceStage(tmp_path, program=program(ballast=65_536))
+    send = stage.send_blocks
+
+    def slowly(get: dict[str, Any]) -> None:
+        stage.clock.time_s += 7
+        send(get)
+
+    monkeypatch.setattr(stage, "send_blocks", slowly)
+    assert stage.visit(answering(stage, catalog_of(stage, [stage.model(1), good_model(stage)]))).center == 1
+    assert stage.clock.now_s() > VISIT_TIMEOUT_S
 
 
 def test_an_answer_in_time_is_not_announced_as_waiting(stage: DeviceStage) -> None:

@@ -256,6 +256,25 @@ def test_labels_may_be_a_column_for_the_nearest_center_as_they_may_for_a_fleet()
     assert run().nearest(x, y[:, None]).center == run().nearest(x, y).center
 
 
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda y: np.eye(3, dtype=int)[y], r"^y has labels of shape \[3\], the program reads \[\]"),
+        (lambda y: np.where(y == y[0], -100, y), "^class labels must be one integer per sample"),
+    ],
+)
+def test_labels_of_another_kind_are_named_by_the_nearest_center(made: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        run().nearest(RNG.normal(size=(20, 3)), made(np.arange(20) % 3))
+
+
+def test_true_and_false_stay_what_they_are_where_the_model_has_more_outputs() -> None:
+    x = np.random.default_rng(0).normal(size=(20, 4))
+    fleet = fc.fleet((x, x[:, 0] > 0), by=np.repeat(["anna", "ben"], 10))
+    result = fc.simulate(fc.FedAvg(), fleet=fleet, model=nn.Linear(4, 3), rounds=1)
+    assert {*result.predict(x, center=0)} <= {True, False}
+
+
 def test_numbers_in_an_array_of_objects_are_numbers() -> None:
     """As `to_numpy()` of a data frame with a column of True and False gives them; labels of a fleet may be such."""
     result, x, y = run(), np.eye(3), np.arange(3)

@@ -265,6 +265,17 @@ class Tagger(nn.Module):
         return made
 
 
+def test_a_run_on_numbers_that_nothing_has_scaled_is_loaded(tmp_path: Path) -> None:
+    """Times in nanoseconds, and targets whose squared error is above 2^53."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(180, 2)) * [1, 1e17]
+    fleet = fc.fleet((x, 1e9 * (1 + x[:, :1])), by=np.repeat(list("abcdef"), 30))
+    method = fc.FeSEM(2, local_steps=2, optimiser="adam", learning_rate=0.01)
+    result = fc.simulate(method, model=nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 1)), fleet=fleet, rounds=1)
+    again = fc.load(result.save(tmp_path / "large"))
+    assert repr(again.nearest(x[:20])) == repr(result.nearest(x[:20]))
+
+
 def test_a_model_of_tokens_answers_without_its_code(tmp_path: Path) -> None:
     """Only its graph tells how many tokens it knows; samples drawn as other numbers were refused."""
     x = np.random.default_rng(0).integers(7, size=(40, 5))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,29 @@ def test_who_has_nothing_is_a_key_error() -> None:
         SpilledModels()["a", "main"]
     with pytest.raises(KeyError):
         del SpilledModels()["a", "main"]
+
+
+def test_lines_are_whole_while_other_threads_read() -> None:
+    """As where a notebook shows the history of a run that goes on in a thread."""
+    lines, before = SpilledRecords(), sys.getswitchinterval()
+    wanted: list[Any] = [{"round": i, "x": "a" * (i % 50)} for i in range(4_000)]
+
+    def read() -> bool:
+        whole = True
+        while len(seen := lines.so_far()) < len(wanted):
+            whole &= seen[-3:] == wanted[: len(seen)][-3:]
+        return whole
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor() as pool:
+            readers = [pool.submit(read) for _ in range(3)]
+            for record in wanted:
+                lines.append(record)
+    finally:
+        sys.setswitchinterval(before)
+    assert all(reader.result() for reader in readers)
+    assert list(lines) == wanted
 
 
 def test_lines_come_back_as_they_were_in_any_order() -> None:

@@ -180,6 +180,29 @@ def test_true_and_false_are_samples_too() -> None:
     assert set(np.unique(fc.fleet((X > 0, Y), by=WHO)["anna"].train.x)) == {0.0, 1.0}
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.bool_, np.float32])
+def test_samples_one_by_one_keep_their_numbers_where_the_first_is_of_a_narrower_kind(kind: type) -> None:
+    rows = [(x.astype(kind) if i == 0 else x, int(y)) for i, (x, y) in enumerate(zip(X, Y, strict=True))]
+    found = fc.fleet({"anna": rows, "ben": rows[1:]})["anna"]
+    both = np.concatenate([found.train.x, found.test.x])  # type: ignore[union-attr]
+    wanted = np.concatenate([X[:1].astype(kind), X[1:]]).astype(np.float32)
+    np.testing.assert_array_equal(np.sort(both, axis=0), np.sort(wanted, axis=0))
+
+
+@pytest.mark.parametrize("odd", [0, 7])
+def test_pixels_among_other_samples_are_refused(odd: int) -> None:
+    rows = [(pixels(x) if i == odd else x, int(y)) for i, (x, y) in enumerate(zip(X, Y, strict=True))]
+    with pytest.raises(ConfigError, match=rf"^sample {odd or 1} is \w+, those before are \w+") as wrong:
+        fc.fleet(rows, by=WHO)
+    assert "uint8 are pixels" in wrong.value.hint
+
+
+def test_images_of_several_shapes_in_a_column_are_told_what_to_do() -> None:
+    images = [np.zeros((2, 3)), *(np.zeros((2, 2)) for _ in range(N - 1))]
+    with pytest.raises(ConfigError, match="different shapes"):
+        fc.fleet(frame(image=images), by="who", x="image")
+
+
 def test_a_single_test_sample_may_have_several_labels() -> None:
     """Its labels were taken for as many samples."""
     y = np.stack([Y, Y], axis=1)

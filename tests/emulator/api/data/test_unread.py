@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset, random_split
 
 import fedcenters as fc
 from edge_client.errors import FedcentersError
@@ -180,6 +180,14 @@ def test_a_list_of_samples_makes_the_same_devices_as_arrays(*, named: bool) -> N
     for who, local in plain.items():
         np.testing.assert_array_equal(made[who].train.x, local.train.x)
         np.testing.assert_array_equal(made[who].train.y, local.train.y)
+
+
+def test_a_loader_of_some_samples_gives_no_others_also_where_its_batches_are_drawn_by_the_user() -> None:
+    some, rows = SubsetRandomSampler(range(20, 40)), slice(20, 40)
+    batches = BatchSampler(some, 5, drop_last=False)
+    for loader in (DataLoader(TENSORS, sampler=some), DataLoader(TENSORS, batch_sampler=batches)):
+        made, plain = fc.fleet(loader, by=WHO[rows]), fc.fleet((X[rows], Y[rows]), by=WHO[rows])
+        np.testing.assert_array_equal(made["ben"].train.x, plain["ben"].train.x)
 
 
 def test_true_in_a_column_of_pyarrow_is_no_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
