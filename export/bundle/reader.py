@@ -119,7 +119,7 @@ class Bundle:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{center['center']}</td><td>{center['card'].get('devices', '')}</td>"
+            f"<tr><td>{center['center']}</td><td>{html.escape(str(center['card'].get('devices', '')))}</td>"
             f"<td>{html.escape(', '.join(f['path'] for f in center['files'].values()))}</td></tr>"
             for center in self.manifest["centers"]
         )

@@ -195,3 +195,22 @@ def test_a_module_whose_answer_depends_on_the_batch_is_told_of_running_statistic
     with pytest.raises(ProgramRefused, match="differently in other company") as refused:
         make_source(module, input=(4,))
     assert "track_running_stats" in refused.value.hint
+
+
+class AlongTheBatch(nn.Module):
+    """A recurrent layer whose first axis is time, as torch's are unless they are told."""
+
+    def __init__(self, *, backwards: bool) -> None:
+        super().__init__()
+        self.layer, self.head, self.backwards = nn.GRU(5, 7), nn.Linear(7, 3), backwards
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.flip(0) if self.backwards else x)[0]
+        return self.head((out.flip(0) if self.backwards else out)[:, -1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_recurrent_layer_that_takes_the_batch_for_time_is_told_of_batch_first(*, backwards: bool) -> None:
+    with pytest.raises(ProgramRefused, match="differently in other company") as refused:
+        make_source(AlongTheBatch(backwards=backwards), input=(6, 5))
+    assert "batch_first=True" in refused.value.hint
