@@ -82,6 +82,9 @@ class BundleOptions:
     def __post_init__(self) -> None:
         _check_names("format", self.formats, FILE_FORMATS)
         _check_names("quantization", self.schemes, quantize.SCHEMES)
+        if self.schemes and not any(quantize.SCHEMES_OF[fmt] for fmt in self.formats):
+            told = f"{', '.join(self.schemes)} of {', '.join(self.formats) or 'no format'}: nothing would be smaller"
+            raise UsageError(told, hint="bundle with the formats onnx or tflite, which can be quantized")
 
 
 def write_bundle(
