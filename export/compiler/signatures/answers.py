@@ -106,6 +106,13 @@ def check_answers(
             f"model {name!r} gives {told} for 2 samples, expected one tensor of (2, n) or more axes",
             hint="a training program needs one row of logits or targets per sample; a single number is [batch, 1]",
         )
+    if not (out.is_floating_point() and out.numel()):
+        raise ProgramRefused(
+            f"model {name!r} gives {str(out.dtype).removeprefix('torch.')} of shape {tuple(out.shape)} for 2 samples, "
+            "and a loss needs real numbers",
+            hint="give the logits or targets themselves, before argmax or a comparison, and torch.view_as_real(out) of "
+            "complex ones",
+        )
     target = tuple(out.shape[1:])
     if expected is not None and target != expected:
         raise ProgramRefused(
