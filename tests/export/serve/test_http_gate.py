@@ -30,5 +30,9 @@ def test_a_client_that_goes_in_the_middle_of_its_body_raises_nothing() -> None:
 
     app = create_gated_app([Route("/", echo, methods=["POST"])])
     head = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
-    asyncio.run(app(head, receive, send))
+
+    async def served() -> None:
+        await app(head, receive, send)
+
+    asyncio.run(served())
     assert not coming
