@@ -39,6 +39,8 @@ class Float64Mode(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        if func is Tensor.__deepcopy__:  # its argument is all that was copied before
+            return func(*args, **(kwargs or {}))  # type: ignore[no-untyped-call]  # torch's own
         given, named = tree_map(_widened, (args, kwargs or {}), is_leaf=_is_size)
         if func in MADE:
             named = {"dtype": torch.float64} | named

@@ -119,7 +119,7 @@ class Bundle:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{center['center']}</td><td>{center['card'].get('devices', '')}</td>"
+            f"<tr><td>{center['center']}</td><td>{html.escape(str(center['card'].get('devices', '')))}</td>"
             f"<td>{html.escape(', '.join(f['path'] for f in center['files'].values()))}</td></tr>"
             for center in self.manifest["centers"]
         )
@@ -163,12 +163,14 @@ class Bundle:
         return codecs.decode_vector(self.read(entry), self.program.schema, kind="model")
 
     def read(self, entry: FileEntry) -> bytes:
-        return (self.root / str(entry["path"])).read_bytes()
+        """A file of the manifest. Raises Malformed where it is another one by now, as of a later export."""
+        return _checked(self.root, entry)
 
     def container(self, engine: str, function: str) -> bytes:
-        """A function's file, or that of the frozen parameters."""
-        sha = self.program.containers[engine][function].sha256
-        return (self.root / f"program/{sha}.{container_ending(engine, function)}").read_bytes()
+        """A function's file, or that of the frozen parameters. Raises Malformed as `read`."""
+        held = self.program.containers[engine][function]
+        path = f"program/{held.sha256}.{container_ending(engine, function)}"
+        return self.read({"path": path, "sha256": held.sha256, "size": held.size})
 
     def files(self) -> dict[str, bytes]:
         """Every container by hash."""
@@ -204,8 +206,8 @@ def read_bundle(path: str | Path, trusted: Sequence[bytes] = ()) -> Bundle:
         check_signature(path, raw, trusted)
     manifest = checked_shape(parse_json(raw, MAX_MANIFEST_BYTES))
     for entry in file_entries(manifest):
-        _check(path, entry)
-    program = Program.from_json(parse_json((path / manifest["program"]["path"]).read_bytes(), MAX_PROGRAM_BYTES))
+        _checked(path, entry)
+    program = Program.from_json(parse_json(_checked(path, manifest["program"]), MAX_PROGRAM_BYTES))
     bundle = Bundle(root=path, raw=raw, manifest=manifest, program=program)
     if bundle.router is not None and bundle.router.centers != len(manifest["centers"]):
         raise Malformed(
@@ -293,7 +295,8 @@ def _manifest_bytes(path: Path) -> bytes:
         ) from None
 
 
-def _check(root: Path, entry: FileEntry) -> None:
+def _checked(root: Path, entry: FileEntry) -> bytes:
+    """A file's bytes, which are those that the manifest names."""
     name = PurePosixPath(entry["path"])
     if name.is_absolute() or ".." in name.parts or "\0" in entry["path"]:
         raise Malformed("bad_bundle", f"{entry['path']!r} lies outside the bundle")
@@ -303,3 +306,4 @@ def _check(root: Path, entry: FileEntry) -> None:
         raise Malformed("bad_bundle", f"{name}: {missing.strerror}") from None
     if hashlib.sha256(data).hexdigest() != entry["sha256"] or len(data) != entry["size"]:
         raise Malformed("bad_hash", f"{name} is not the file that manifest.json names")
+    return data

@@ -10,7 +10,7 @@ import math
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from export.bundle.center_files import (
 )
 from export.bundle.reader import (
     MANIFEST_FILE,
+    MAX_DEVICES,
     SIGNATURE_FILE,
     VERSION,
     BundleManifest,
@@ -81,6 +82,9 @@ class BundleOptions:
     def __post_init__(self) -> None:
         _check_names("format", self.formats, FILE_FORMATS)
         _check_names("quantization", self.schemes, quantize.SCHEMES)
+        if self.schemes and not any(quantize.SCHEMES_OF[fmt] for fmt in self.formats):
+            told = f"{', '.join(self.schemes)} of {', '.join(self.formats) or 'no format'}: nothing would be smaller"
+            raise UsageError(told, hint="bundle with the formats onnx or tflite, which can be quantized")
 
 
 def write_bundle(
@@ -142,7 +146,12 @@ class _BundleBuild:
         pairs = zip(self._material.centers, self._material.cards, strict=True)
         manifest["centers"] = [self._center(k, vector, card) for k, (vector, card) in enumerate(pairs)]
         manifest |= self._for_newcomers()
-        if (names := self._material.names) != BundleNames():
+        names = self._material.names
+        if len(names.devices) > MAX_DEVICES:
+            told = "the bundle does not name each device's center: of %s devices a manifest takes %s"
+            log.warning(told, f"{len(names.devices):,}", f"{MAX_DEVICES:,}")
+            names = replace(names, devices={})
+        if names != BundleNames():
             manifest["names"] = names.to_json()
         manifest["stacked"] = {fmt: self._stacked(fmt) for fmt in self._wish.formats if self._wish.stacked}
         return manifest

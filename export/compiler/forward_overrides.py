@@ -39,7 +39,7 @@ SAMPLES_VALUES = 2  # dimensions of a batch of vectors
 SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
 RELUS = (F.relu, torch.relu, Tensor.relu)
 MAX_POOLS = (F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
-NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # which torch's functions take, too
+OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim", "train": "training"}  # numpy's, and torch.dropout's own
 RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -56,7 +56,7 @@ class ForwardOverrides(TorchFunctionMode):
             self._rectified = []
         own = partial(call_of_pairs, func) if is_complex_call(func, args) else FORWARD_OVERRIDES.get(func)
         if own is not None:
-            kwargs = {NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
+            kwargs = {OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
             if "input" in kwargs:  # what torch calls the first argument of most functions
                 args, kwargs = (kwargs["input"], *args), {k: v for k, v in kwargs.items() if k != "input"}
             return own(*args, **kwargs)
@@ -234,7 +234,7 @@ def _pool3d(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A pool of three axes by the one of two axes: first height and width, then depth; ties go the same way."""
 
     def pooled(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401
-        each = [_three(value) for value in (kernel_size, kernel_size if stride in {None, ()} else stride, padding)]
+        each = [_three(value) for value in (kernel_size, stride or kernel_size, padding)]
         averages = pool is F.avg_pool2d
         names = ("ceil_mode", "count_include_pad", "divisor_override") if averages else MAX_POOL_OPTIONS
         told = dict(zip(names, rest, strict=False)) | named
@@ -288,12 +288,12 @@ def _distances(x: Tensor, other: Tensor, p: float = 2.0, compute_mode: object = 
     return distances
 
 
-def _cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The formula of torch's documentation; torch's own writes into the norms."""
-    if x.dim() != other.dim() or x.shape[dim] != other.shape[dim]:  # else the norms of fewer vectors are enough
-        x, other = torch.broadcast_tensors(x, other)  # type: ignore[no-untyped-call]
-    norms: list[Tensor] = [torch.linalg.vector_norm(part, 2, dim).clamp_min(eps) for part in (x, other)]
-    return (x * other).sum(dim) / (norms[0] * norms[1])
+    if x1.dim() != x2.dim() or x1.shape[dim] != x2.shape[dim]:  # else the norms of fewer vectors are enough
+        x1, x2 = torch.broadcast_tensors(x1, x2)  # type: ignore[no-untyped-call]
+    norms: list[Tensor] = [torch.linalg.vector_norm(part, 2, dim).clamp_min(eps) for part in (x1, x2)]
+    return (x1 * x2).sum(dim) / (norms[0] * norms[1])
 
 
 def _adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int | None]) -> Tensor:

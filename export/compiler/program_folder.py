@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_client.data.readers import reading_arrays
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import FROZEN, FUNCTIONS, MAX_PROGRAM_BYTES, Program
@@ -121,7 +122,11 @@ def read_weights(path: Path, schema: Schema) -> dict[str, Array]:
     Raises ConfigError where there are none, Malformed for those of another model.
     """
     try:
-        with np.load(path / WEIGHTS_FILE, allow_pickle=False) as held:
+        with (
+            (path / WEIGHTS_FILE).open("rb") as file,
+            reading_arrays(),
+            np.load(file, allow_pickle=False) as held,
+        ):
             found = {name.partition("/")[2]: held[name] for name in held.files}
     except (OSError, ValueError) as wrong:
         raise ConfigError(f"{path / WEIGHTS_FILE} cannot be read: {wrong}", hint="compile the program again") from None

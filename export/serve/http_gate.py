@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
@@ -146,7 +146,7 @@ class _Gate:
 async def read_json(request: Request, max_bytes: int, name: str) -> Any:  # noqa: ANN401 - JSON
     """The JSON value of a body of at most `max_bytes`, which must come within BODY_TIMEOUT_S; more is not read.
 
-    `name` stands for the body in errors. Raises HTTPException 408 or 413, and Malformed.
+    `name` stands for the body in errors. Raises HTTPException 400, 408 or 413, and Malformed.
     """
     parts, size = [], 0
 
@@ -162,6 +162,8 @@ async def read_json(request: Request, max_bytes: int, name: str) -> Any:  # noqa
         await asyncio.wait_for(read(), BODY_TIMEOUT_S)
     except asyncio.TimeoutError:
         raise HTTPException(408, f"{name} is sent within {BODY_TIMEOUT_S:.0f} s") from None
+    except ClientDisconnect:  # it reads no answer, and the server's log would have its traceback
+        raise HTTPException(400, f"{name} broke off") from None
     return parse_json(b"".join(parts), max_bytes)
 
 

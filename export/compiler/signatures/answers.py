@@ -106,6 +106,13 @@ def check_answers(
             f"model {name!r} gives {told} for 2 samples, expected one tensor of (2, n) or more axes",
             hint="a training program needs one row of logits or targets per sample; a single number is [batch, 1]",
         )
+    if not (out.is_floating_point() and out.numel()):
+        raise ProgramRefused(
+            f"model {name!r} gives {str(out.dtype).removeprefix('torch.')} of shape {tuple(out.shape)} for 2 samples, "
+            "and a loss needs real numbers",
+            hint="give the logits or targets themselves, before argmax or a comparison, and torch.view_as_real(out) of "
+            "complex ones",
+        )
     target = tuple(out.shape[1:])
     if expected is not None and target != expected:
         raise ProgramRefused(
@@ -121,18 +128,19 @@ def check_answers(
 
 
 def check_company(name: str, network: Callable[[Tensor], Tensor], samples: Tensor, *, limit: float) -> None:
-    """Check that a sample's output does not depend on the other samples, as devices pad batches when they evaluate.
+    """Check that a sample's output does not depend on the others, nor on those before or after it.
 
-    `network` is in inference mode; `samples` are three; answers may differ by `limit`, relative to the largest.
+    Devices pad batches when they evaluate, and take samples in any order. `network` is in inference mode; `samples` are
+    three; answers may differ by `limit`, relative to the largest.
     """
     try:
         with own_random(), torch.no_grad():
-            out, others = network(samples[:2]), network(samples)
+            out, others, turned = network(samples[:2]), network(samples), network(samples.flip(0)).flip(0)
     except Exception:  # noqa: BLE001 - whatever the model raises is told where the program is compared with torch
         return
-    if not bool(torch.isfinite(out).all()):  # told there, too
+    if not all(bool(torch.isfinite(answer).all()) for answer in (out, others, turned)):  # told there, too
         return
-    if not _alike(out[1], others[1], out, limit):
+    if not (_alike(out, others[:2], out, limit) and _alike(turned, others, others, limit)):
         with own_random(), torch.no_grad():
             torch.default_generator.manual_seed(1)  # that of the CPU alone
             if not _alike(network(samples[:2]), out, out, limit):
@@ -142,7 +150,8 @@ def check_company(name: str, network: Callable[[Tensor], Tensor], samples: Tenso
                 )
         raise ProgramRefused(
             f"model {name!r} answers a sample differently in other company, even in inference mode",
-            hint="let batch norm keep running statistics (track_running_stats=True)",
+            hint="let batch norm keep running statistics (track_running_stats=True), and give recurrent layers and "
+            "attention batch_first=True",
         )
     _check_one_answer(name, network, samples[:1], out[:1], limit=limit)
 

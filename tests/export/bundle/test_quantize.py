@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edge_client.errors import ProgramRefused
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Array
 from export.bundle.bundle_contents import BundleNames, LabelledSamples, make_signer
 from export.bundle.center_files import export_center
@@ -129,3 +129,9 @@ def test_a_smaller_file_that_loses_too_much_is_written_and_named_and_the_command
     assert {r["format"] for r in rows["files"] if not r["ok"]} == {"onnx-int8-static"}
     assert "quantized, and more than 0.02 worse than torch" in told.err
     assert {"onnx", "onnx-int8-static"} <= read_bundle(small).manifest["centers"][0]["files"].keys()
+
+
+@pytest.mark.parametrize("formats", [("pt2",), ()])
+def test_formats_of_which_none_can_be_made_smaller_are_told(formats: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=r"onnx or tflite"):
+        BundleOptions(formats=formats, schemes=("int8",))

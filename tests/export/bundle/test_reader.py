@@ -77,6 +77,15 @@ def test_a_small_file_is_small_and_answers_nearly_like_torch(bundle: Path) -> No
             assert 1e-6 < largest_difference(read.module(k), read.read(small), fmt, reference()) < 0.1
 
 
+def test_a_notebook_shows_a_strangers_card_as_text(bundle: Path) -> None:
+    read = read_bundle(bundle)
+    first, *others = read.manifest["centers"]
+    centers = [{**first, "card": {"devices": "<script>alert(1)</script>"}}, *others]
+    shown = replace(read, manifest={**read.manifest, "centers": centers})._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+
+
 @pytest.mark.parametrize("fmt", ["onnx", "tflite", "pt2"])
 def test_one_stacked_file_answers_for_every_center(bundle: Path, fmt: str) -> None:
     read = read_bundle(bundle)

@@ -9,9 +9,10 @@ import pytest
 
 from edge_client.errors import Malformed, UsageError
 from export.bundle.bundle_contents import BundleNames
-from export.bundle.reader import read_bundle
+from export.bundle.reader import MAX_DEVICES, read_bundle
 from export.bundle.writer import BundleOptions, write_bundle
-from tests.support.bundle_material import material
+from tests.support.bundle_material import centers, material
+from tests.support.programs import compiled
 
 
 def test_what_a_killed_process_left_beside_a_bundle_goes_with_the_next_one(tmp_path: Path) -> None:
@@ -71,3 +72,22 @@ def test_what_no_reader_takes_is_refused_and_the_older_bundle_stays(tmp_path: Pa
     with pytest.raises(Malformed, match=r"names\.classes\[0\]"):
         write_bundle(tmp_path / "b", material(names=BundleNames(classes=("a" * 2_000,))), BundleOptions(formats=()))
     assert read_bundle(tmp_path / "b").manifest["centers"][0]["card"]["devices"] == 1
+
+
+def test_a_bundle_that_was_read_gives_nothing_of_the_one_that_took_its_place(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+    before = read_bundle(tmp_path / "b")
+    assert (before.vector(1) == centers()[1]).all()
+    write_bundle(tmp_path / "b", material(centers=centers()[::-1]), BundleOptions(formats=()))
+    with pytest.raises(Malformed, match="bad_hash"):
+        before.vector(1)
+    assert before.files() == compiled("digits-mlp").files  # the same in both
+
+
+def test_a_fleet_of_more_devices_than_a_manifest_names_is_exported_without_their_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = BundleNames(classes=("a",), devices={f"d{i}": 0 for i in range(MAX_DEVICES + 1)})
+    write_bundle(tmp_path / "b", material(names=names), BundleOptions(formats=()))
+    assert read_bundle(tmp_path / "b").names == BundleNames(classes=("a",))
+    assert "100,001 devices" in caplog.text

@@ -57,6 +57,10 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
         for mode in ("sum", "mean", "max")
         for padding in (None, -1)
     },
+    "a pool of volumes with a list of strides": lambda x: F.max_pool3d(x, [1, 2, 2], [1, 2, 1]),
+    "an average of volumes with no strides": lambda x: F.avg_pool3d(x, 2, []),
+    "dropout by torch's own name of its switch": lambda x: torch.dropout(x, p=0.5, train=False),
+    "a similarity by torch's own names": lambda x: F.cosine_similarity(x1=x, x2=x + 1, dim=-1),
     "a bag with weights": lambda x: F.embedding_bag(
         BAGS, x[0, 0, :5], mode="sum", per_sample_weights=x[0, 1, :3, :4], padding_idx=2
     ),

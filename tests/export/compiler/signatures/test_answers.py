@@ -195,3 +195,48 @@ def test_a_module_whose_answer_depends_on_the_batch_is_told_of_running_statistic
     with pytest.raises(ProgramRefused, match="differently in other company") as refused:
         make_source(module, input=(4,))
     assert "track_running_stats" in refused.value.hint
+
+
+class AlongTheBatch(nn.Module):
+    """A recurrent layer whose first axis is time, as torch's are unless they are told."""
+
+    def __init__(self, *, backwards: bool) -> None:
+        super().__init__()
+        self.layer, self.head, self.backwards = nn.GRU(5, 7), nn.Linear(7, 3), backwards
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.flip(0) if self.backwards else x)[0]
+        return self.head((out.flip(0) if self.backwards else out)[:, -1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_recurrent_layer_that_takes_the_batch_for_time_is_told_of_batch_first(*, backwards: bool) -> None:
+    with pytest.raises(ProgramRefused, match="differently in other company") as refused:
+        make_source(AlongTheBatch(backwards=backwards), input=(6, 5))
+    assert "batch_first=True" in refused.value.hint
+
+
+class Deciding(nn.Linear):
+    """Gives what a loss has no gradient of."""
+
+    decide: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decide(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("decide", "told"),
+    [
+        (lambda h: h > 0, r"bool of shape \(2, 3\)"),
+        (lambda h: h.round().long(), r"int64 of shape \(2, 3\)"),
+        (torch.fft.fft, r"complex64 of shape \(2, 3\)"),
+        (lambda h: h[:, :0], r"float32 of shape \(2, 0\)"),
+    ],
+)
+def test_answers_that_are_no_real_numbers_are_told_by_their_kind(decide: Callable[[Tensor], Tensor], told: str) -> None:
+    module = Deciding(4, 3)
+    module.decide = decide
+    with pytest.raises(ProgramRefused, match=told) as refused:
+        make_source(module, input=(4,))
+    assert "logits" in refused.value.hint
