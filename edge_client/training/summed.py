@@ -56,6 +56,7 @@ def choose_before(
     `last` [K] are its weights of the round before; `keep` as for `run_probe`.
     """
     k = len(task.centers)
+    last = None if last is None or len(last) != k else last
     if task.choose == "only":
         return np.ones(1)
     if task.choose == "given":
