@@ -314,6 +314,7 @@ def test_a_regression_is_probed_in_parts_whose_answer_is_that_of_the_whole(monke
     assert held == [50, 16, 16, 16, 2]
     assert whole.losses is not None
     assert whole.errors is not None
+    assert parts.errors is not None
     np.testing.assert_array_equal(whole.losses, parts.losses)
     np.testing.assert_array_equal(whole.votes, parts.votes)
     np.testing.assert_allclose(whole.errors, parts.errors, rtol=1e-12)
