@@ -6,6 +6,7 @@ other devices, as a device that never trained has contributed nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -15,7 +16,7 @@ import numpy as np
 from coordinator.nearest.fit_router import CenterMeasurement, feature_baseline, learn_router
 from coordinator.strategies.base import Replies
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, AnswerMoments, answer_profiles
-from edge_client.protocol.nearest.input_moments import InputMoments, leave_one_out, make_profile, same_features
+from edge_client.protocol.nearest.input_moments import InputMoments, leave_one_out, make_profile
 from edge_client.protocol.nearest.router import LocalRound, Router
 from edge_client.protocol.task import I64, Array, ClientId
 
@@ -34,6 +35,13 @@ def look_of_a_device(loss: str, classes: int) -> frozenset[str]:
     return frozenset(
         {"loss", "inputs"} | ({"answers"} if loss == "cross-entropy" and classes <= MAX_CLASSES else set())
     )
+
+
+def same_features(parts: Mapping[str, InputMoments]) -> dict[str, InputMoments]:
+    """Those of the devices that agree with most on the number of features."""
+    counts = Counter(len(part.first) for part in parts.values())
+    usual = max(counts, key=lambda features: (counts[features], features), default=0)
+    return {name: part for name, part in parts.items() if len(part.first) == usual}
 
 
 def learn_from_replies(

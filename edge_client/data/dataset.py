@@ -8,7 +8,7 @@ them from files.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,8 +136,8 @@ def _misshapen(name: str, what: str, values: Array, wanted: tuple[int, ...]) -> 
     return f"{name} has {what} of shape {has}, the program reads {reads}: save {name} with shape [{whole}]"
 
 
-def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
-    """Read a device's folder, at most the newest `limit` training samples (0: all).
+def load_folder(folder: Path, *, limit: int = 0, between: Callable[[], object] = lambda: None) -> DeviceData:
+    """Read a device's folder, at most the newest `limit` training samples (0: all); `between` its files is called.
 
     Raises ConfigError with the file's name when something is missing or wrong.
     """
@@ -153,7 +153,8 @@ def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
             "(docs/bring-your-own-data.md); another folder is named by `data` in the configuration, or by --data",
         )
     names = readers.class_names(folder)
-    return DeviceData(train=_read(train, limit), test=_read(test, 0) if test else None, class_names=names)
+    found = [_read(parts, most, between) for parts, most in ((train, limit), (test, 0)) if parts]
+    return DeviceData(train=found[0], test=found[1] if test else None, class_names=names)
 
 
 def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
@@ -170,16 +171,16 @@ def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
 
 
 class DataFolder:
-    """A folder of samples; `reload_if_changed` reads it again after a change."""
+    """A folder of samples; `reload_if_changed` reads it again after a change. `between` files is called."""
 
-    def __init__(self, folder: Path, *, most: int = 0) -> None:
-        self._folder, self._most = folder, most
+    def __init__(self, folder: Path, *, most: int = 0, between: Callable[[], object] = lambda: None) -> None:
+        self._folder, self._most, self._between = folder, most, between
         self._seen: readers.FolderSignature | None = None
 
     def load(self) -> DeviceData:
         """Read the folder. Raises ConfigError."""
         self._seen = readers.folder_signature(self._folder)
-        return load_folder(self._folder, limit=self._most)
+        return load_folder(self._folder, limit=self._most, between=self._between)
 
     def reload_if_changed(self) -> DeviceData | None:
         """The folder's samples if they have changed; None otherwise, or when they cannot be used as they are.
@@ -200,8 +201,8 @@ class DataFolder:
             return None
 
 
-def _read(parts: Sequence[readers.DataFile], most: int) -> Dataset:
-    found = readers.gather_samples(parts, most)
+def _read(parts: Sequence[readers.DataFile], most: int, between: Callable[[], object]) -> Dataset:
+    found = readers.gather_samples(parts, most, between)
     try:
         return Dataset(found.x, found.y, parts=found.parts)
     except ValueError as wrong:

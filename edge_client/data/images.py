@@ -52,6 +52,7 @@ def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Arr
             pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float32)
     except (
         SyntaxError,
+        TypeError,
         EOFError,
         struct.error,
         zlib.error,

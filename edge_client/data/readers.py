@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ def reading_arrays() -> Iterator[None]:
     """Raise NoArrays where numpy says so, in words that advise nothing unsafe."""
     try:
         yield
-    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as wrong:
+    except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, tokenize.TokenError) as wrong:
         raise NoArrays(f"it is damaged, or no file of numpy ({wrong})") from wrong
     except ValueError as wrong:
         if "pickle" not in str(wrong):
@@ -103,13 +104,17 @@ def unread_files(folder: Path, split: str) -> list[str]:
     return [name for name in names if name not in read]
 
 
-def gather_samples(parts: Sequence[DataFile], limit: int) -> Samples:
-    """The newest `limit` samples of the parts (0: all), the oldest first. Raises ConfigError naming a wrong part."""
+def gather_samples(parts: Sequence[DataFile], limit: int, between: Callable[[], object]) -> Samples:
+    """The newest `limit` samples of the parts (0: all), the oldest first. Raises ConfigError naming a wrong part.
+
+    `between` is called before each part.
+    """
     taken: list[Samples] = []
     count = 0
     for part in reversed(parts):
         if limit and count >= limit:
             break
+        between()
         taken.append(_checked(part, taken[0] if taken else None))
         count += len(taken[-1].x)
     taken.reverse()
@@ -187,7 +192,7 @@ def _checked(part: DataFile, other: Samples | None) -> Samples:
         raise ConfigError(f"{part.name} lacks {missing.args[0]}", hint=FORMAT_HINT) from missing
     except NoArrays as wrong:
         raise ConfigError(f"cannot use {part.name}: {wrong}", hint=f"{NUMPY_HINT}: {FORMAT_HINT}") from wrong
-    except (ValueError, OSError, csv.Error) as wrong:
+    except (ValueError, TypeError, OSError, csv.Error) as wrong:
         raise ConfigError(f"cannot use {part.name}: {wrong}", hint=FORMAT_HINT) from wrong
     return Samples(x, y, found.parts)
 
@@ -300,6 +305,9 @@ def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path
     needed = ("size", "classes") if name == "images" else ("features", "classes") if "label" in table else ("features",)
     if lacking := [key for key in needed if key not in table]:
         raise ValueError(f"{SCHEMA_FILE}: [{name}] has no {lacking[0]!r}")
+    lists = ("size", "features", "targets", "classes", "shape")
+    if plain := [key for key in lists if not isinstance(table.get(key, []), list)]:
+        raise ValueError(f"{SCHEMA_FILE}: [{name}] {plain[0]} is a list, in [ ]")
     classes = [str(each) for each in table.get("classes", ())]
     if twice := [each for each in classes if classes.count(each) > 1]:
         raise ValueError(f"{SCHEMA_FILE}: [{name}] names the class {twice[0]!r} twice")

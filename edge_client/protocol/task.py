@@ -348,26 +348,28 @@ Task = Fit | Probe
 class Reply:
     """What a device answered. Only what was asked for is present, else None; M is the number of candidate models.
 
-    `n` is the number of samples behind it. A fit has `update` [schema.size], the whole trained model, or without upload
-    `losses` [1], that of training. A probe has what it `want`s: `losses` [M], mean ones; `votes` [M], for how many
-    samples a candidate is the best; `posterior` [M], mean responsibilities; `confusion` [M, C, C], rows the true class;
-    `errors` [M, 3], squared, absolute, variance of the targets; `positions` [M, 3], labels, right ones, summed loss;
-    `grad` [n_params], the mean gradient; `labels` [C], training samples by class; `inputs`, `answers`: moments.
+    `n` is the number of samples behind it, of the split that was asked. A fit has `update` [schema.size], the whole
+    trained model, decoded, or without upload `losses` [1], that of training. A probe has what it `want`s: `losses` [M],
+    mean ones; `votes` [M] int64, for how many samples a candidate is the best; `posterior` [M], mean responsibilities;
+    `confusion` [M, C, C] int64, rows the true class; `errors` [M, 3], squared, absolute, variance of the targets;
+    `positions` [M, 3], labels that count, right ones, summed loss; `grad` [n_params], the mean gradient; `labels` [C],
+    training samples by class, soft labels by their shares; `inputs`, `answers` [M, d]: moments. All are float64 but
+    `update` and `grad`. `words` uint32 are a part of a sum (summed_task.py): only sums of many reach a method.
 
     >>> int(Reply(n=120, losses=np.array([0.2, 0.7])).losses.argmin())
     0
     """
 
-    n: int  # samples behind this answer (training samples; test samples when split was "test")
-    update: Flat | None = None  # the whole fitted model [schema.size], decoded: not its difference from the start
-    losses: Array | None = None  # [M] float64, mean loss; [1], that of training, for a fit without upload
-    votes: Array | None = None  # [M] int64, samples for which the candidate has the least loss
-    posterior: Array | None = None  # [M] float64, mean responsibilities
-    grad: Flat | None = None  # [n_params], mean gradient
-    confusion: Array | None = None  # [M, C, C] int64, rows true class, columns predicted
-    errors: Array | None = None  # [M, 3] float64: mean squared error, mean absolute error, variance of the targets
-    positions: Array | None = None  # [M, 3] float64: labels that count, right ones, sum of their cross-entropy
-    labels: Array | None = None  # [C] float64, training samples of each class; soft labels count by their shares
-    inputs: Array | None = None  # float64, InputMoments.to_vector of all inputs of the device
-    answers: Array | None = None  # [M, d] float64, AnswerLook.to_vector of each candidate
-    words: Array | None = None  # uint32, a part of a sum (summed_task.py); only sums of many reach a method
+    n: int
+    update: Flat | None = None
+    losses: Array | None = None
+    votes: Array | None = None
+    posterior: Array | None = None
+    grad: Flat | None = None
+    confusion: Array | None = None
+    errors: Array | None = None
+    positions: Array | None = None
+    labels: Array | None = None
+    inputs: Array | None = None
+    answers: Array | None = None
+    words: Array | None = None

@@ -79,6 +79,7 @@ class ActiveTask:
         vectors = task_codec.task_manifests(message)
         runner.check_signature(*vectors)  # a crafted model could make its update give away the samples
         yield from select_engine(runner, self.session, manifest, set(needed.values()), self._fetch)
+        self.session.cache.pinned |= {vector.sha256 for vector in vectors}
         yield from self._fetch(vectors)
         began_s = clock.now_s()
         if message["job"] == "sum":

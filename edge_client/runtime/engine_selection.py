@@ -37,7 +37,7 @@ def select_engine(
     before = (runner.engine_name, runner.refused)
     for name in candidate_engines(program, runner.config.engine):
         files = runner.containers(program, name, functions, manifest.block)
-        session.cache.pin({manifest.sha256, *(file.sha256 for file in files)})
+        session.cache.pinned = {manifest.sha256, *(file.sha256 for file in files)}
         yield from fetch(files)
         try:
             failed = runner.use(program, name, manifest.sha256)

@@ -35,7 +35,8 @@ def make_dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
 
 def make_client(config: ClientConfig, *, insecure: bool = False, tell: Tell = lambda _: None) -> Client:
     """The device of a configuration: its data, its broker, the machine's clocks. Raises ConfigError."""
-    samples = DataFolder(config.data, most=config.max_samples)
+    clock, watchdog = SystemClock(), Watchdog(os.environ)
+    samples = DataFolder(config.data, most=config.max_samples, between=lambda: watchdog.notify_alive(clock.now_s()))
     local = samples.load()
     if not len(local.train):
         log.warning("%s: no samples in %s: it trains when there are some", config.device_id, config.data)
@@ -43,9 +44,9 @@ def make_client(config: ClientConfig, *, insecure: bool = False, tell: Tell = la
         config,
         make_dialer(config, insecure=insecure),
         local=local,
-        clock=SystemClock(),
+        clock=clock,
         rng=np.random.default_rng(time.time_ns()),
-        watchdog=Watchdog(os.environ),
+        watchdog=watchdog,
         samples=samples,
         updates=SelfUpdater.from_environment(os.environ),
         tell=tell,

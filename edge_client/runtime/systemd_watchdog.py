@@ -21,8 +21,10 @@ class Watchdog:
         wanted = environment.get("WATCHDOG_USEC", "")
         self._every_s = int(wanted) / 1e6 / SIGNALS_PER_INTERVAL if wanted.isdecimal() else float("inf")
         self._due_s = float("-inf")
+        self._more = f"\nEXTEND_TIMEOUT_USEC={wanted}"  # of the start: reading the samples may take long
 
     def notify_ready(self) -> None:
+        self._more = ""
         self._say("READY=1")
 
     def notify_stopping(self) -> None:
@@ -32,7 +34,7 @@ class Watchdog:
         """Report progress of the loop; sent a few times per watchdog interval, however often it is called."""
         if now_s >= self._due_s and self._every_s != float("inf"):
             self._due_s = now_s + self._every_s
-            self._say("WATCHDOG=1")
+            self._say(f"WATCHDOG=1{self._more}")
 
     def _say(self, text: str) -> None:
         if not self._address:

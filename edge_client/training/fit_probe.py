@@ -111,8 +111,8 @@ def run_probe(
         model = _candidate(task.models[0], own)
         return Reply(n=len(data), grad=learner.gradient(model, data, batch=task.batch, seed=task.seed))
     models = probed_models(learner, task, train=lambda: local.train, own=own)
-    if program.positions > 1:
-        return _probe_positions(learner, models, data, local, task, keep=keep)
+    if program.positions > 1 or not program.has_classes:
+        return _probe_in_parts(learner, models, data, local, task, keep=keep)
     losses, logits = learner.evaluate(models, data, batch=task.batch)
     if task.label_totals is not None:
         totals = label_totals(task, own)
@@ -172,7 +172,7 @@ def _reply(
     )
 
 
-def _probe_positions(
+def _probe_in_parts(
     learner: Learner,
     models: Sequence[Flat],
     data: Dataset,
@@ -180,7 +180,7 @@ def _probe_positions(
     task: Probe,
     keep: Callable[[F64], None],
 ) -> Reply:
-    """A probe of a program with a label per token or pixel, whose outputs are counted some samples at a time."""
+    """A probe of a program whose outputs may be as large as its samples: they are counted some samples at a time."""
     program, want = learner.program, task.want
     if "answers" in want or task.label_totals is not None:
         _check_classifier(program, "answers, like a label prior,")
@@ -192,8 +192,11 @@ def _probe_positions(
         some = Dataset(data.x[at : at + rows], data.y[at : at + rows])
         found, logits = learner.evaluate(models, some, batch=task.batch)
         losses.append(found)
-        more = score_outputs(program, logits, some.y, task)
-        scores = {name: scores.get(name, 0) + value for name, value in more.items()}
+        for name, value in score_outputs(program, logits, some.y, task).items():
+            share = len(some) / len(data) if name == "errors" else 1  # these are means
+            scores[name] = scores.get(name, 0) + value * share
+    if "errors" in scores:
+        scores["errors"][:, 2] = data.y.var(axis=0, dtype=np.float64).mean()
     return _reply(local, data, task, np.concatenate(losses, axis=1), scores, keep)
 
 

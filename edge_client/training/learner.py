@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -70,15 +70,6 @@ class Learner(Protocol):
 
 
 Evaluation = tuple[Sequence[Flat], Dataset]  # models, and the samples that all of them are evaluated on
-
-
-@runtime_checkable
-class EvaluatesTogether(Learner, Protocol):
-    """A learner that is faster with several evaluations at once, as the emulator's on a GPU; see `Learner.evaluate`."""
-
-    def evaluate_each(self, asked: Sequence[Evaluation], *, batch: int) -> list[tuple[F64, Array]]:
-        """-> losses [M, n] float64 and logits [M, n, *target] of each."""
-        ...
 
 
 class EngineLearner:

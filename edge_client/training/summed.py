@@ -1,7 +1,6 @@
 """The device's side of a sum: its choice of a center, its clipped and quantised contribution, its evaluation.
 
-Pure: the numbers of edge_client/protocol/summed_task.py over models that were trained as any other fit. A device keeps
-its trained models for the round, and its last weights [K] in the centers from round to round.
+Pure: the numbers of edge_client/protocol/summed_task.py over models that were trained as any other fit.
 """
 
 from __future__ import annotations
@@ -56,6 +55,7 @@ def choose_before(
     `last` [K] are its weights of the round before; `keep` as for `run_probe`.
     """
     k = len(task.centers)
+    last = None if last is None or len(last) != k else last
     if task.choose == "only":
         return np.ones(1)
     if task.choose == "given":

@@ -1,6 +1,6 @@
 """One device's words for a sum: its choice, its fits, once in a round, and its contribution.
 
-The numbers are those of training/summed.py. `SummedMemory` is what the device keeps between the tasks of a run.
+The numbers are those of training/summed.py.
 """
 
 from __future__ import annotations

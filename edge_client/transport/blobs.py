@@ -109,7 +109,7 @@ class BlobFolder:
 
     def __init__(self, path: Path, budget_bytes: int | None = None, *, evict: bool = False) -> None:
         self._path, self._budget, self._evict = path, budget_bytes, evict
-        self._pinned: frozenset[str] = frozenset()
+        self.pinned: set[str] = set()  # never evicted
         (path / PARTIAL).mkdir(parents=True, exist_ok=True)
 
     def has(self, sha256: str) -> bool:
@@ -194,19 +194,20 @@ class BlobFolder:
             if file.is_file() and file.name not in wanted:
                 file.unlink(missing_ok=True)
 
-    def pin(self, wanted: Collection[str]) -> None:
-        """Never evict these (replaces the pins before)."""
-        self._pinned = frozenset(wanted)
-
     def partial(self, manifest: Manifest) -> PartialBlob:
         """Begin or continue the transfer of a blob. Malformed("no_space") when it cannot fit."""
-        if self._budget is not None and manifest.size > self._budget:
-            raise Malformed("no_space", f"blob of {manifest.size} bytes, the folder holds at most {self._budget}")
-        if manifest.size > MAX_DISK_SHARE * shutil.disk_usage(self._path).free:
-            raise Malformed("no_space", f"blob of {manifest.size} bytes does not fit on the disk")
+        size, file = manifest.size, self._partial_file(manifest)
+        if self._budget is not None and size > self._budget:
+            raise Malformed("no_space", f"blob of {size} bytes, the folder holds at most {self._budget}")
+        here = 512 * file.stat().st_blocks if file.exists() else 0  # of a sparse file
         if self._evict:
-            self._make_room(manifest.size, but=self._partial_file(manifest))
-        return PartialBlob(self, manifest, self._partial_file(manifest))
+            self._make_room(size, but=file, on_disk=size - here)
+        if not self._disk_takes(size - here):
+            raise Malformed("no_space", f"blob of {size} bytes does not fit on the disk")
+        return PartialBlob(self, manifest, file)
+
+    def _disk_takes(self, size: int) -> bool:
+        return size <= MAX_DISK_SHARE * shutil.disk_usage(self._path).free
 
     def drop_partials(self, *, but: Collection[Manifest] = ()) -> None:
         """Forget all transfers that are not finished, except those of `but`."""
@@ -234,7 +235,7 @@ class BlobFolder:
     def _blobs(self) -> list[Path]:
         return [file for file in self._path.iterdir() if len(file.name) == 64]  # noqa: PLR2004 - a sha256 in hex
 
-    def _make_room(self, size: int, *, but: Path | None = None) -> None:
+    def _make_room(self, size: int, *, but: Path | None = None, on_disk: int = 0) -> None:
         if self._budget is None:
             return
         files = self._blobs()
@@ -243,9 +244,9 @@ class BlobFolder:
         stats = sorted((file.stat().st_mtime_ns, file.stat().st_size, file) for file in files)
         total, kept = sum(length for _, length, _ in stats) + size, len(stats) + 1
         for _, length, file in stats if self._evict else ():
-            if total <= self._budget and kept <= MOST_KEPT:
+            if total <= self._budget and kept <= MOST_KEPT and self._disk_takes(on_disk):
                 break
-            if file.name not in self._pinned:
+            if file.name not in self.pinned:
                 file.unlink(missing_ok=True)
                 total, kept = total - length, kept - 1
         if total > self._budget:

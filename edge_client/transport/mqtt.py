@@ -199,10 +199,11 @@ class MqttTransport:
             session = PahoSession(self._client_id, version, will=will)
             session.on_up, session.on_ack, session.on_message = self.opened, self._ack, self._events.put
             self._live(session)
-        except (OSError, ValueError) as wrong:  # ValueError: a host name that cannot be one
-            self._reason, self._hint = explain_failure(wrong, self._credentials.ca)
         except FedcentersError as wrong:  # a certificate file is missing or expired; a new one may replace it
             self._reason, self._hint = wrong.message, wrong.hint
+        except Exception as wrong:
+            log.debug("connection to %s", self._url, exc_info=wrong)
+            self._reason, self._hint = explain_failure(wrong, self._credentials.ca)
 
     def _live(self, session: PahoSession) -> None:
         try:

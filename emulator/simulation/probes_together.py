@@ -6,13 +6,22 @@ A probe is run twice: first to learn what it evaluates, then with the answer. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import F64, Array, ClientId, Flat, Probe
-from edge_client.training.learner import EvaluatesTogether, Evaluation, Learner
+from edge_client.training.learner import Evaluation, Learner
 
 Answered = TypeVar("Answered")
+
+
+@runtime_checkable
+class EvaluatesTogether(Learner, Protocol):
+    """A learner that is faster with several evaluations at once, as the emulator's on a GPU; see `Learner.evaluate`."""
+
+    def evaluate_each(self, asked: Sequence[Evaluation], *, batch: int) -> list[tuple[F64, Array]]:
+        """-> losses [M, n] float64 and logits [M, n, *target] of each."""
+        ...
 
 
 class _Asked(Exception):

@@ -9,8 +9,8 @@ no label and nearly ignores how frequent the classes are on a device.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ VARIANCE_FLOOR = 0.001  # of the mean variance of the features, added to each: a
 MIN_SPREAD = 1e-6  # of a feature
 MIN_VARIANCE = 1e-9  # of the values of a sample
 MAX_FEATURE = 1e7  # of a mean: arcsinh of a float32 is below 90, and a hundred thousand values may share a place
+PART_VALUES = 1 << 18  # of samples
 ROUNDING = 1e-9  # of a variance, in parts of all mean squares together
 
 
@@ -107,7 +108,13 @@ def count_features(numbers: int) -> int:
 
 
 def moments_of(x: Array) -> InputMoments:
-    """Samples [n, ...] -> their sums."""
+    """Samples [n, ...] -> their sums, taken in parts: what one needs is ten times as large as it."""
+    rows = max(1, PART_VALUES // math.prod(x.shape[1:]))
+    first, *others = (_moments(x[at : at + rows]) for at in range(0, max(1, len(x)), rows))
+    return sum(others, start=first)
+
+
+def _moments(x: Array) -> InputMoments:
     features = input_features(x)
     return InputMoments(n=len(x), first=features.sum(axis=0), second=features.T @ features)
 
@@ -116,13 +123,6 @@ def input_features(x: Array) -> F64:
     """Samples [n, ...] -> [n, d]; see the module."""
     values = np.arcsinh(np.asarray(x, np.float64))
     return np.concatenate([_folded(values.reshape(len(x), -1)), *_autocorrelations(values)], axis=1)
-
-
-def same_features(parts: Mapping[str, InputMoments]) -> dict[str, InputMoments]:
-    """Those of the devices that agree with most on the number of features."""
-    counts = Counter(len(part.first) for part in parts.values())
-    usual = max(counts, key=lambda features: (counts[features], features), default=0)
-    return {name: part for name, part in parts.items() if len(part.first) == usual}
 
 
 def make_profile(parts: Iterable[InputMoments]) -> InputProfile:

@@ -191,6 +191,8 @@ def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
         ('[csv]\nfeatures = ["a"]\nlabel = "kind"\n', "a,kind\n1,low\n", r"schema\.toml: \[csv\] has no 'classes'"),
         ('[csv]\nfeatures = ["a"]\n', "a\n1\n", "needs either label or targets"),
         ("[csv", "a\n1\n", "is no TOML file"),
+        (CSV_SCHEMA + "shape = 2\n", "a,b,kind\n1,2,low\n", r"schema\.toml: \[csv\] shape is a list"),
+        ('[csv]\nfeatures = "a"\ntargets = ["a"]\n', "a\n1\n", r"schema\.toml: \[csv\] features is a list"),
     ],
 )
 def test_a_table_that_is_wrong_is_named_with_a_hint(tmp_path: Path, schema: str, text: str, says: str) -> None:
@@ -241,6 +243,15 @@ def test_a_damaged_archive_is_told_as_one_with_how_to_write_it_and_no_unsafe_adv
 def test_a_damaged_pair_is_told_so_too(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.x.npy").write_bytes(b"half")
+    with pytest.raises(ConfigError, match=r"cannot use train/a.x.npy: it is damaged, or no file of numpy"):
+        load_folder(tmp_path)
+
+
+def test_an_array_whose_header_lost_a_bracket_is_told_so_too(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    np.save(tmp_path / "train" / "a.x.npy", np.ones((2, 3), np.float32))
+    path = tmp_path / "train" / "a.x.npy"
+    path.write_bytes(path.read_bytes().replace(b"(2, 3)", b"(2, 3 ", 1))
     with pytest.raises(ConfigError, match=r"cannot use train/a.x.npy: it is damaged, or no file of numpy"):
         load_folder(tmp_path)
 
@@ -371,6 +382,21 @@ def test_a_picture_that_a_card_damaged_is_named(tmp_path: Path, how: str) -> Non
         data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=r"cannot use train/cat/1\.png: "):
+        load_folder(tmp_path)
+
+
+def test_a_photo_whose_note_of_the_camera_is_damaged_is_named(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA)
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    path, note = tmp_path / "train" / "cat" / "1.jpg", Image.Exif()
+    note[0x0112], note[0x011A] = 6, 72.0  # the orientation, and a fraction
+    Image.new("L", (4, 4)).save(path, exif=note)
+    for order in (">", "<"):
+        fraction, text = (struct.pack(f"{order}HHI", 0x011A, kind, 1) for kind in (5, 7))
+        path.write_bytes(path.read_bytes().replace(fraction, text))
+    with pytest.raises(ConfigError, match=r"cannot use train/cat/1\.jpg: it is damaged"):
         load_folder(tmp_path)
 
 

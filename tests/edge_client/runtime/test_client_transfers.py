@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,36 @@ def test_an_error_to_a_request_of_an_earlier_task_stops_no_later_one(stage: Devi
     stage.play(script())
     assert stage.said("nack") == []
     assert stage.last("rdy")["round"] == 2
+
+
+def test_a_model_of_the_task_at_hand_makes_room_for_no_other(stage: DeviceStage) -> None:
+    """The anchor is there from an earlier round, and is the blob that was used longest ago."""
+    stage.play_turns(lambda: stage.ask(stage.fit(0)), lambda: stage.ask(stage.fit(1), round_=2))
+    cache = stage.folder / "state" / "cache"
+    sizes = [file.stat().st_size for file in cache.iterdir() if file.is_file()]
+    anchor = stage.put(stage.model(0), "model")
+    os.utime(cache / anchor.sha256, (0, 0))
+
+    def script() -> Script:
+        yield
+        assert stage.playing is not None
+        stage.playing._session.cache._budget = sum(sizes)  # room for two models
+        stage.ask(stage.fit(2, anchor=stage.model(0), mu=0.1), round_=3)
+        yield
+
+    stage.play(script())
+    assert stage.said("nack") == []
+    assert stage.last("rdy")["round"] == 3
+
+
+def test_a_task_whose_models_are_larger_than_the_cache_is_told_so(stage: DeviceStage) -> None:
+    def script() -> Script:
+        yield
+        assert stage.playing is not None
+        stage.playing._session.cache._budget = 2 * stage.put(stage.model(0), "model").size
+        stage.ask(stage.fit(0, anchor=stage.model(1), mu=0.1))
+        yield
+
+    stage.play(script())
+    assert stage.last("nack")["code"] == "no_space"
+    assert "do not fit" in stage.last("nack")["detail"]

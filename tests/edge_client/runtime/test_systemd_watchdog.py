@@ -8,12 +8,18 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from edge_client.data import images
+from edge_client.protocol.task import Array
+from edge_client.runtime import factory
 from edge_client.runtime.systemd_watchdog import Watchdog
 from tests.support.scripted_coordinator import DeviceStage, Script
+from tests.support.virtual_time import VirtualClock
 
 
 @contextmanager
@@ -75,3 +81,31 @@ def test_a_device_is_ready_once_it_lives_and_gives_signs_of_life_while_it_trains
         stage.play(script())
         assert sum(before) >= 4  # one a second, while the loop of the client was inside the training
         assert heard(line)[-1] == "STOPPING=1"
+
+
+def test_a_start_that_reads_many_pictures_is_given_time_and_a_later_reading_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large photos take a small board a second each."""
+    clock, folder = VirtualClock(), tmp_path / "data"
+
+    def read(*_: object, label: str) -> tuple[Array, Array]:
+        clock.time_s += 60.0
+        return np.zeros((1, 2), np.float32), np.array([int(label == "dog")])
+
+    monkeypatch.setattr(images, "read_image", read)
+    monkeypatch.setattr(factory, "SystemClock", lambda: clock)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "180000000")
+    (folder / "train" / "dog").mkdir(parents=True)
+    (folder / "schema.toml").write_text('[images]\nsize = [1, 2]\nclasses = ["dog"]\n')
+    for number in range(4):
+        (folder / "train" / "dog" / f"{number}.jpg").touch()
+    config = replace(DeviceStage(tmp_path).config(), data=folder, broker="mqtt://127.0.0.1")
+    with manager(str(tmp_path / "notify")) as line:
+        device = factory.make_client(config)
+        assert heard(line) == ["WATCHDOG=1\nEXTEND_TIMEOUT_USEC=180000000"] * 4
+        device._watchdog.notify_ready()
+        (folder / "train" / "dog" / "4.jpg").touch()
+        device._reload_samples(("r1", 1))
+        assert heard(line) == ["READY=1", *["WATCHDOG=1"] * 5]

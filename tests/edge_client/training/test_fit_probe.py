@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from edge_client.training.fit_probe import (
     with_label_prior,
 )
 from edge_client.training.learner import EngineLearner, TrainedModel
+from tests.support import regression
 from tests.support.softmax_program import CLASSES, FEATURES, SoftmaxEngine, program, samples
 
 ENGINE, PROGRAM = SoftmaxEngine(), program()
@@ -291,6 +293,32 @@ def test_a_loss_that_is_no_number_wins_no_vote() -> None:
         2,
         1,
     ]
+
+
+def test_a_regression_is_probed_in_parts_whose_answer_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that draws pictures has outputs as large as its samples, for each of the models."""
+    rng = np.random.default_rng(0)
+    data = Dataset(rng.standard_normal((50, regression.FEATURES)), rng.standard_normal((50, 1)))
+    local, held = DeviceData(train=data), list[int]()
+
+    class Noted(EngineLearner):
+        def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[Array, Array]:
+            held.append(len(data))
+            return super().evaluate(models, data, batch=batch)
+
+    probe = Probe(models=[np.ones(10), np.zeros(10)], want=frozenset({"loss", "votes", "errors"}), batch=8, seed=0)
+    learner = Noted(regression.LinearEngine(), regression.PROGRAM)
+    whole = run_probe(learner, probe, local)
+    monkeypatch.setattr("edge_client.training.fit_probe.PROBED_VALUES", 16)
+    parts = run_probe(learner, probe, local)
+    assert held == [50, 16, 16, 16, 2]
+    assert whole.losses is not None
+    assert whole.errors is not None
+    assert parts.errors is not None
+    np.testing.assert_array_equal(whole.losses, parts.losses)
+    np.testing.assert_array_equal(whole.votes, parts.votes)
+    np.testing.assert_allclose(whole.errors, parts.errors, rtol=1e-12)
+    np.testing.assert_array_equal(whole.errors[:, 2], np.full(2, data.y.var()))
 
 
 def test_only_what_was_asked_for_is_answered() -> None:

@@ -20,7 +20,14 @@ from edge_client.protocol.summed_task import SummedFit, SummedProbe, SumScale
 from edge_client.protocol.task import Array, Flat, Reply
 from edge_client.training.learner import EngineLearner, Learner
 from edge_client.training.skellam import secret_stream
-from edge_client.training.summed import CHOICE_SLOT, TrainedChoice, choose_nearest, contribution, evaluation_words
+from edge_client.training.summed import (
+    CHOICE_SLOT,
+    TrainedChoice,
+    choose_before,
+    choose_nearest,
+    contribution,
+    evaluation_words,
+)
 from tests.support.softmax_program import SoftmaxEngine, grouped_fleet, program, start_of
 
 SIZE = 6
@@ -188,6 +195,19 @@ def test_a_choice_among_other_centers_serves_no_evaluation() -> None:
         return [int(word) for word in reply.words[:2]]
 
     assert words(np.eye(16)[15], 1) == words(None, 1) == words(np.eye(2)[1], 0) != words(None, 0)
+
+
+@pytest.mark.parametrize("choose", ["shares", "posterior"])
+def test_last_weights_in_another_number_of_centers_count_as_none(choose: str) -> None:
+    learner, local = EngineLearner(SoftmaxEngine(), program()), grouped_fleet(1, 1)["d00"]
+    work = task(choose=choose, open=(0, 1), centers=np.stack([start_of(k) for k in range(2)]), refresh=False)
+
+    def scores(last: Array | None) -> list[float]:
+        found = choose_before(learner, work, local, last, lambda _: None)
+        assert found is not None
+        return [float(score) for score in found]
+
+    assert scores(np.full(3, 1 / 3)) == scores(None) != scores(np.array([0.9, 0.1]))
 
 
 @dataclass

@@ -173,7 +173,7 @@ def test_the_least_recently_used_makes_room_but_never_what_is_pinned(tmp_path: P
     for age, sha256 in enumerate(blobs_):
         os.utime(tmp_path / sha256, (age, age))
     folder.read(blobs_[0])  # now the most recently used
-    folder.pin({blobs_[1]})
+    folder.pinned = {blobs_[1]}
     folder.put(b"x" * 300)
     assert [folder.has(sha256) for sha256 in blobs_] == [True, True, False]
 
@@ -221,6 +221,38 @@ def test_a_blob_that_does_not_fit_on_the_disk_is_refused(folder: BlobFolder, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=len(DATA)))
     with pytest.raises(Malformed, match=r"^no_space: "):
         folder.partial(named())
+
+
+def disk_of(size: int, folder: Path) -> SimpleNamespace:
+    """A disk of so many bytes that holds nothing but the blobs of a folder and its transfers."""
+    used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return SimpleNamespace(free=size - used)
+
+
+def test_what_was_used_least_makes_room_on_a_disk_that_is_smaller_than_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_of(3 * len(DATA), path))
+    folder = BlobFolder(tmp_path, 100 * len(DATA), evict=True)
+    earlier = [folder.put(bytes([age]) * len(DATA)) for age in range(2)]
+    for age, sha256 in enumerate(earlier):
+        os.utime(tmp_path / sha256, (age, age))
+    partial = folder.partial(named())
+    fill(partial, range(5))
+    assert partial.finish().is_file()
+    assert [folder.has(sha256) for sha256 in earlier] == [False, True]
+
+
+def test_a_transfer_goes_on_where_the_disk_has_room_for_the_rest_alone(
+    folder: BlobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = folder.partial(named())
+    fill(first, range(3))
+    first.close()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=3 * BLOCK))
+    again = folder.partial(named())
+    fill(again, range(3, 5))
+    assert again.finish().read_bytes() == DATA
 
 
 def test_only_what_is_wanted_is_kept(folder: BlobFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from coordinator.local_broker import Broker, start_broker
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.transport import mqtt
 from edge_client.transport.base import Connected, Disconnected
-from edge_client.transport.mqtt import MqttTransport, parse_url
+from edge_client.transport.mqtt import MqttTransport, PahoSession, parse_url
 from edge_client.transport.tls import Credentials
 from tests.support.guarded_broker import guarded_broker, provision_federation
 
@@ -189,6 +190,25 @@ def test_a_client_outlives_a_restart_of_its_broker(tmp_path: Path, free_port: in
         message = transport.receive(10)
         assert getattr(message, "payload", None) == b"heard"
         transport.close()
+
+
+@pytest.mark.broker
+def test_a_packet_that_paho_cannot_read_ends_the_connection_alone(
+    mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paho 2.1 raises what its parsing raises, and the thread ended that connects again."""
+    serve, wrong = PahoSession.run, [KeyError(23), struct.error("bad char in struct format")]
+
+    def run(session: PahoSession, timeout_s: float, closing: threading.Event) -> None:
+        if wrong:
+            raise wrong.pop()
+        serve(session, timeout_s, closing)
+
+    monkeypatch.setattr(PahoSession, "run", run)
+    transport = MqttTransport(mosquitto.url, "x", jitter=lambda _low, _high: 0.0)
+    transport.connect()
+    transport.close()
+    assert wrong == []
 
 
 def test_closing_twice_or_before_connecting_does_nothing() -> None:

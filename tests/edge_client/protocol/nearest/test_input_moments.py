@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.nearest.learn_from_replies import same_features
 from edge_client.errors import Malformed
 from edge_client.protocol.nearest.input_moments import (
     MAX_VALUES,
@@ -16,7 +19,6 @@ from edge_client.protocol.nearest.input_moments import (
     leave_one_out,
     make_profile,
     moments_of,
-    same_features,
 )
 
 CHANNELS, TIMES = 3, 40
@@ -110,6 +112,18 @@ def test_moments_that_no_samples_have_are_refused(lie: str) -> None:
         second = np.outer(first, first) / n + np.eye(len(first)) - 0.9 * (1 - np.eye(len(first)))
     with pytest.raises(Malformed, match="samples"):
         InputMoments.from_vector(InputMoments(n=n, first=first, second=second).to_vector())
+
+
+def test_moments_of_many_samples_take_little_memory_beside_them() -> None:
+    x = np.random.default_rng(0).random((4_096, 1_024), dtype=np.float32)
+    tracemalloc.start()
+    found = moments_of(x)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2 * x.nbytes
+    half = moments_of(x[:1_000]) + moments_of(x[1_000:])
+    assert found.n == half.n == 4_096
+    np.testing.assert_allclose(found.to_vector(), half.to_vector(), rtol=1e-12)
 
 
 def test_moments_of_too_many_samples_keep_their_means() -> None:
