@@ -155,6 +155,9 @@ class Provisioner:
 
     def revoke(self, name: str) -> None:
         """Revoke certificates or a phone's password; an unused token is taken back, and its name may get a new one."""
+        if "." in name:  # as of the coordinator, which would never have its rights again
+            hint = "--renew for a new certificate; if its key was stolen, provision another folder (docs/security.md)"
+            raise ConfigError(f"{name} is no device: without it the federation could not go on", hint=hint)
         if withdrawn := self.tokens.withdraw(name):
             (self.folder / "devices" / name / "token").unlink(missing_ok=True)
         if withdrawn and name not in self.authority.issued_names():
@@ -375,8 +378,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
 
 
 def _table(plan: ProvisionPlan) -> dict[str, Any]:
-    table = {key.replace("_", "-"): value for key, value in vars(plan).items() if value}
-    return {**table, "hosts": list(plan.hosts)}
+    return {key.replace("_", "-"): value for key, value in vars(plan).items() if value} | {"hosts": list(plan.hosts)}
 
 
 def _toml(table: Mapping[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 REVOKED_FILE = "revoked"
+UNREADABLE = (0,)
 
 
 class RevokedList:
@@ -19,21 +20,29 @@ class RevokedList:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / REVOKED_FILE
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, ...] = ()
         self._names: frozenset[str] = frozenset()
 
     def names(self) -> frozenset[str]:
-        """The revoked names. A name stays revoked while this process lives, also when the file cannot be read."""
+        """The revoked names. A name stays revoked while this process lives, also when the file cannot be read.
+
+        A last line without an end may be a part of a name: the file may be copied at this moment.
+        """
         try:
             found = self._path.stat()
-            if self._seen != (found.st_mtime_ns, found.st_ino):
-                lines = self._path.read_text(encoding="utf-8").splitlines()
-                self._seen = (found.st_mtime_ns, found.st_ino)
-                self._names |= {line.strip() for line in lines if line.strip()}
+            now = (found.st_mtime_ns, found.st_ino, found.st_size)
+            if self._seen != now:
+                whole, _, rest = self._path.read_text(encoding="utf-8").rpartition("\n")
+                self._names |= {line.strip() for line in whole.splitlines() if line.strip()}
+                self._note(now, "its last line does not end" if rest else "")
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as wrong:
-            if self._seen != (0, 0):
-                log.warning("cannot read %s (%s): its devices are waited for; make it readable", self._path, wrong)
-            self._seen = (0, 0)
+            self._note(UNREADABLE, str(wrong))
         return self._names
+
+    def _note(self, seen: tuple[int, ...], wrong: str) -> None:
+        """Remember what was read; say once why the whole file was not, and read it again the next time."""
+        if wrong and self._seen != UNREADABLE:
+            log.warning("cannot read %s (%s): its devices are waited for; make it readable", self._path, wrong)
+        self._seen = UNREADABLE if wrong else seen

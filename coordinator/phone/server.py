@@ -19,6 +19,7 @@ from export.serve.http_gate import create_gated_app
 from export.serve.listener import ConnectionSlots, is_loopback, open_listener
 from export.serve.uvicorn_settings import uvicorn_config
 
+THIS_COMPUTER = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - all addresses of it are none for a browser
 MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 512, 64
 
 
@@ -36,11 +37,13 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     except OSError as wrong:
         raise NetworkError(f"cannot speak TLS: {wrong}", hint="is the certificate right, is it the key's?") from None
     opened = open_listener(host, int(port), what="the phone's page", option="--listen", slots=connection_slots(host))
-    named = f"[{host}]" if ":" in host else host
+    mine = THIS_COMPUTER.get(host, host)
+    named = f"[{mine}]" if ":" in mine else mine
     base = url or f"{'http' if certificate is None else 'https'}://{named}:{opened.getsockname()[1]}"
     link = join_links.phone_link(base)
-    here = is_loopback(host) and not url
-    where = "in a browser of this computer (phones need --listen 0.0.0.0 and --url)" if here else "on a phone"
+    here = is_loopback(mine) and not url
+    wanted = "--listen 0.0.0.0 and --url" if mine == host else "--url, the address by which they reach it"
+    where = f"in a browser of this computer (phones need {wanted})" if here else "on a phone"
     put_on_stderr(f"{join_links.qr_terminal(link)}open this link {where}:\n")
     sys.stdout.write(f"{link}\n")
     sys.stdout.flush()

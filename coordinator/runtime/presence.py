@@ -135,8 +135,10 @@ class FleetPresence:
     def _has_room(self, unix_ms: int) -> bool:
         if len(self.devices) < self.limit:
             return True
-        if unix_ms - self.looked_ms < LOOK_EVERY_MS:
+        if 0 <= unix_ms - self.looked_ms < LOOK_EVERY_MS:
             return False
+        for times in (self.heard, self.told):  # the clock may have been set back
+            times.update({cid: unix_ms for cid, at_ms in times.items() if at_ms > unix_ms})
         away = (cid for cid, device in self.devices.items() if not device.is_online)
         longest = min(away, key=self._known_at_ms, default=None)
         if longest is None or unix_ms - self._known_at_ms(longest) < PLACE_KEPT_MS:

@@ -1,8 +1,9 @@
 """The devices that train: enrolled at the first start, and joined between rounds by those that come later.
 
-The fleet grows only before a round whose tasks are not stored. So a replay asks the devices that were asked before, and
-a restarted coordinator continues with the same fleet. So does the training program, which is compiled for the engines
-that the devices ask for. A replay of an earlier round, whose state was damaged, has the fleet of that round.
+The fleet grows only before a round whose tasks are not stored, and while no other round is under way. So a replay asks
+the devices that were asked before, and a restarted coordinator continues with the same fleet. So does the training
+program, which is compiled for the engines that the devices ask for. A replay of an earlier round, whose state was
+damaged, has the fleet of that round.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class TrainingFleet:
         self._store, self._presence, self._event_log = store, presence, event_log
         self._named: set[ClientId] = set()  # devices of which `left-out` was logged
         self._others = 0  # devices with another engine, when they were last looked at
+
+    def ended(self, run: str) -> int:
+        """How many rounds of a run had ended when this process began."""
+        return len(self._ended.get(run, ()))
 
     def members_of(self, run: str, number: int) -> dict[ClientId, tuple[int, str]]:
         """The members that round `number` of `run` has, sorted by device: not those that joined after its end."""

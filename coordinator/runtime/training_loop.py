@@ -90,7 +90,7 @@ class RunTrainer:
         strategy = with_noise_key(strategy, self.schema, lambda: open_noise_key(self.store.folder))
         begun = self.store.states.last(run_id)
         if begun is None:
-            fleet = self.devices.let_in(run.name, INITIAL_ROUND + 1)
+            fleet = self._let_in(run, run_id, INITIAL_ROUND + 1)
             check_label_totals(strategy, self.prepared.program)
             check_sealed(strategy, self.schema, fleet)
             if spare := spare_centers(strategy, len(fleet)):
@@ -191,12 +191,26 @@ class RunTrainer:
             prune_rounds(self.store, run_id, oldest_needed(self.store, run_id, after, number - keep))
 
     def _fleet(self, run: RunConfig, run_id: str, number: int, strategy: Strategy) -> Fleet:
-        """Who trains: new devices too, unless the round's tasks are stored or the method has a fixed fleet."""
-        begun = self.store.exchanges.exists(ExchangeKey(run_id, number, 0)) or self.store.journal.steps(run_id, number)
-        grows = takes_newcomers(strategy)
-        if grows and not begun:
-            return self.devices.let_in(run.name, number)
-        return self.devices.fleet_of(run.name, number if grows else INITIAL_ROUND + 1)
+        """Who trains in a round: new devices too, unless the method has a fixed fleet."""
+        if takes_newcomers(strategy):
+            return self._let_in(run, run_id, number)
+        return self.devices.fleet_of(run.name, INITIAL_ROUND + 1)
+
+    def _let_in(self, run: RunConfig, run_id: str, number: int) -> Fleet:
+        """Take new devices, unless this round is under way, or one of a later run: a round has its fleet to its end.
+
+        One of a later run is where this one has got more rounds since.
+        """
+        ids = {name: known for known, name in self.store.states.run_names().items()}
+        later = self.config.runs[self.config.runs.index(run) + 1 :]
+        asked = [(ids.get(one.name, ""), self.devices.ended(one.name) + 1, one.rounds) for one in later]
+        if any(self._has_begun(one, next_) for one, next_, of in [*asked, (run_id, number, number)] if next_ <= of):
+            return self.devices.fleet_of(run.name, number)
+        return self.devices.let_in(run.name, number)
+
+    def _has_begun(self, run_id: str, number: int) -> bool:
+        """Whether a device was asked in a round; its first exchange may have been left out (masked_sums.py)."""
+        return self.store.exchanges.has_round(run_id, number) or bool(self.store.journal.steps(run_id, number))
 
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
         """Ask each device how every center does on its samples, with losses of held-out ones.

@@ -42,19 +42,19 @@ class PairedDifference:
         return self.half is not None and abs(self.mean) > self.half
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON types; `interval` is [low, high] or None, in the unit of the measure."""
-        known = not math.isnan(self.mean)
+        """As JSON types; `interval` is [low, high] or None, in the unit of the measure. What is not finite is None."""
+        half = None if self.half is None else _finite(self.half)
         return {
             "data": self.column,
             "measure": self.measure,
             "title": MEASURES[self.measure].title,
             "first": self.first,
             "second": self.second,
-            "difference": self.mean if known else None,
-            "interval": None if self.half is None else [self.mean - self.half, self.mean + self.half],
+            "difference": _finite(self.mean),
+            "interval": None if half is None else [self.mean - half, self.mean + half],
             "confidence": CONFIDENCE,
             "n": len(self.by_seed),
-            "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
+            "by_seed": {str(seed): _finite(value) for seed, value in self.by_seed.items()},
             "clear": self.clear,
         }
 
@@ -133,8 +133,13 @@ def _against_best(cells: Sequence[TableCell], figures: Figures, measure: str) ->
     sign = -1 if MEASURES[measure].lower_is_better else 1
     whole = [cell for cell in cells if len(figures[row_label(cell)]) == most]
     if whole:
-        best = max(whole, key=lambda cell: sign * sum(figures[row_label(cell)].values()))
+        sums = {row_label(cell): sign * sum(figures[row_label(cell)].values()) for cell in whole}
+        best = max(whole, key=lambda cell: -math.inf if math.isnan(sums[row_label(cell)]) else sums[row_label(cell)])
         yield from ((cell, best) for cell in cells if cell != best)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _difference(measure: str, pair: Pair, figures: Figures) -> PairedDifference:

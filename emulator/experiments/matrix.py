@@ -6,6 +6,7 @@ paired differences: this can only make the judged method look worse. The interva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def against_best(found: Figures, judged: str) -> str:
     if not judging:
         return ""
     differences = {row: paired_difference(ours, found[row]) for row in found if row in judging}
-    best = min(differences, key=lambda row: differences[row][0])
+    best = min(differences, key=lambda row: math.inf if math.isnan(differences[row][0]) else differences[row][0])
     mean, half, seeds = differences[best]
     some = "" if seeds == len(ours) else f", {seeds} seeds"
     return f"{mean:+.2f}{plus_minus(half)} ({best}{some})"

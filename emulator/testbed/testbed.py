@@ -8,6 +8,7 @@ most.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +59,9 @@ class Testbed:
         )
         read_config(config, environ={})
         open_signing_key(self.folder)  # made here, so that no device waits for the coordinator to make it
-        return self.children.python("coordinator", "-m", "coordinator", "serve", str(config))
+        processes = (str(os.getpid()), str(self.broker.pid or 0))
+        module = "emulator.testbed.coordinator_process"
+        return self.children.python("coordinator", "-m", module, *processes, str(config))
 
     def write_device(self, folder: str, cid: str, local: DeviceData, *, engine: str) -> testbed_files.DeviceFiles:
         """A device's own folder in `work`/`folder`."""

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -23,8 +21,8 @@ from edge_client.errors import UsageError
 from edge_client.join import reporter, run_clients
 from edge_client.run_cli import run_cli
 from edge_client.runtime.factory import make_client
+from emulator.testbed.parent import stop_with_parent
 
-PARENT_CHECK_S = 1.0
 RUNTIMES = {"onnx": "onnxruntime", "litert": "ai_edge_litert.interpreter", "pt2": "torch.export"}
 
 
@@ -48,13 +46,6 @@ def _warm_up(engine: str) -> None:
     """Import the runtime before the first task arrives. The first task reports a runtime that is missing."""
     with contextlib.suppress(ImportError):
         import_module(RUNTIMES[engine])
-
-
-def stop_with_parent(parent: int) -> None:
-    """Send SIGTERM to this process once its parent has ended, which gives it another parent."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

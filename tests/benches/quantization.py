@@ -118,7 +118,7 @@ def files_of(run: Path) -> Iterator[tuple[int, str, bytes]]:
 
 
 def measure(run: Path, data: Path | None, tensorflow: str, out: Path | None) -> list[dict[str, Any]]:
-    """One row per center, format and tool; accuracies by device."""
+    """One row per center, format and tool; accuracies by device, None where the tool failed."""
     test, seen = simulated.held_out(run, data=data), simulated.calibration(run, data=data)
     if test is None or seen is None:
         raise ValueError("the run has no samples")
@@ -138,6 +138,7 @@ def measure(run: Path, data: Path | None, tensorflow: str, out: Path | None) -> 
                 accuracy, ms, size = accuracy_by_device(go(mine.x), mine), latency_ms(go, mine.x), len(small)
             except Exception as wrong:  # noqa: BLE001 - a tool that fails is a row too
                 print(f"center {k} {fmt} {name}: {str(wrong)[:200]}", file=sys.stderr, flush=True)
+                rows.append({"center": k, "format": fmt, "tool": name, "accuracy": None})
                 continue
             rows.append({"center": k, "format": fmt, "tool": name, "size": size, "ms": ms, "accuracy": accuracy})
             print(
@@ -154,7 +155,10 @@ def measure(run: Path, data: Path | None, tensorflow: str, out: Path | None) -> 
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Per format and tool: bytes, mean accuracy of the devices, loss of the mean, of the worst center and device."""
+    """Per format and tool: bytes, mean accuracy of the devices, loss of the mean, of the worst center and device.
+
+    A tool that failed for a center has no figures: means over the other centers would be of other devices.
+    """
     lines = [
         "| file | made by | bytes | accuracy, mean of devices | loss, mean | worst center | worst device | ms |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -164,6 +168,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         base = {r["center"]: r["accuracy"] for r in mine if r["tool"] == "float32"}
         for tool in dict.fromkeys(r["tool"] for r in mine):
             found = [r for r in mine if r["tool"] == tool]
+            if any(r["accuracy"] is None or base[r["center"]] is None for r in found):
+                lines.append(f"| {fmt} | {tool} | failed | | | | | |")
+                continue
             lost = {r["center"]: {d: base[r["center"]][d] - a for d, a in r["accuracy"].items()} for r in found}
             every = [v for devices in lost.values() for v in devices.values()]
             worst = max(float(np.mean(list(devices.values()))) for devices in lost.values())

@@ -355,9 +355,23 @@ def test_an_address_without_a_path_opens_the_page(tmp_path: Path, third: Path) -
     assert "fedcenters on this phone" in opened.text
 
 
-@pytest.mark.parametrize(("listen", "link"), [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "[::1]")])
+@pytest.mark.parametrize(
+    ("listen", "link", "where"),
+    [
+        ("127.0.0.1:0", "127.0.0.1", "of this computer"),
+        ("[::1]:0", "[::1]", "of this computer"),
+        ("0.0.0.0:0", "127.0.0.1", "phones need --url"),
+        ("[::]:0", "[::1]", "phones need --url"),
+        ("192.0.2.9:0", "192.0.2.9", "on a phone"),
+    ],
+)
 def test_the_printed_link_opens_the_page_that_is_served(
-    listen: str, link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    listen: str,
+    link: str,
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Opened:
         def getsockname(self) -> tuple[str, int]:
@@ -368,4 +382,6 @@ def test_the_printed_link_opens_the_page_that_is_served(
     monkeypatch.setattr(server, "read_config", lambda _: config(tmp_path))
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
     server.run_phone_server(tmp_path, listen, url="", certificate=None, key=None)
-    assert capsys.readouterr().out == f"http://{link}:8090/phone/\n"
+    told = capsys.readouterr()
+    assert told.out == f"http://{link}:8090/phone/\n"
+    assert where in told.err

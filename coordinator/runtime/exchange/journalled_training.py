@@ -45,6 +45,7 @@ class JournalledTraining:
         self.tasks: dict[ClientId, ExchangeKey] = {}
         self.prepared: dict[ClientId, PreparedTask] = {}
         self.counts, self.refused, self.closed = RoundCounts(), dict[ClientId, str](), True
+        self._stopped: list[dict[ClientId, ExchangeKey]] = []  # not stored yet
 
     def open_round(
         self,
@@ -133,7 +134,15 @@ class JournalledTraining:
         except OSError:
             return False
         self._place += steps
+        self._store_stopped()
         return True
+
+    def _store_stopped(self) -> None:
+        """Note the tasks that steps have stopped; with the next step where the disk has no room."""
+        with suppress(OSError):  # until then an update of one is answered `busy`
+            while self._stopped:
+                self._journal.stop(self._stopped[0], STALE)
+                del self._stopped[0]
 
     # -- what a step does, live or in a replay
 
@@ -201,9 +210,8 @@ class JournalledTraining:
         self.refused |= dict.fromkeys(stopped, STALE)
         orders.stopped |= stopped
         orders.given = [who for who in orders.given if who not in stopped]
-        if stopped:
-            with suppress(OSError):  # shown to people; the device is told, or hears "late"
-                self._journal.stop(stopped, STALE)
+        self._stopped += [stopped] if stopped else []
+        self._store_stopped()
 
     def _ended(self, what: str, cid: ClientId, why: str) -> None:
         self.tasks.pop(cid, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,32 @@ def test_the_coordinator_reads_who_is_revoked_beside_its_key_and_keeps_it_when_t
     assert [told.names(), told.names()] == [{"d1", "d2"}] * 2
     assert len(caplog.records) == 1
     assert "make it readable" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["coordinator.0", "server.broker", "server.enrol", "server.web"])
+def test_the_name_of_a_server_cannot_be_revoked(name: str, tmp_path: Path) -> None:
+    """No other coordinator could have its name: the access lists would deny it for ever."""
+    work = provision_federation(tmp_path / "keys", "d1")
+    before = snapshot(work.folder)
+    said = invoke(str(work.folder), "--revoke", name)
+    assert said.exit_code == ConfigError.exit_code
+    assert "provision another folder" in said.stderr
+    assert (snapshot(work.folder), work.revoked_names()) == (before, [])
+
+
+def test_a_name_of_which_a_part_is_copied_is_not_revoked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told, path = RevokedList(tmp_path), tmp_path / REVOKED_FILE
+    path.write_text("d10\nd1")
+    assert [told.names(), told.names()] == [{"d10"}] * 2
+    assert len(caplog.records) == 1
+    assert "its last line does not end" in caplog.text
+    path.write_text("d10\nd11\n")
+    assert told.names() == {"d10", "d11"}
+
+
+def test_a_list_that_grows_within_one_moment_of_the_clock_is_read_again(tmp_path: Path) -> None:
+    told, path = RevokedList(tmp_path), tmp_path / REVOKED_FILE
+    for names in ("d1\n", "d1\nd2\n"):
+        path.write_text(names)
+        os.utime(path, ns=(1, 1))
+        assert told.names() == set(names.split())

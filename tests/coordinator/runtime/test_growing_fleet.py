@@ -47,6 +47,13 @@ def start_late(fed: Federation) -> None:
     fed.start_device(LATE, softmax_program.grouped_fleet(5, 2)["d04"])
 
 
+def at(fed: Federation) -> tuple[str, int]:
+    """The run and the round whose exchange is open."""
+    if fed.live is None or fed.store is None:
+        return "", 0
+    return fed.store.states.run_names()[fed.live.key.run], fed.live.key.round
+
+
 def devices_of(fed: Federation, run: str) -> list[list[str]]:
     """Which devices every round of a run has tested."""
     return [sorted(record["per_device"]) for record in fed.rounds() if record["run"] == run]
@@ -147,6 +154,37 @@ def test_further_rounds_of_a_run_have_the_devices_that_joined_in_the_run_after_i
     four = ["d00", "d01", "d02", "d03"]
     assert devices_of(again, first.name) == [four, four, [*joins, *four], [*joins, *four]]
     assert again.final_states()["second"] == before["second"]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("how", ["plain", "secure"])
+def test_a_round_under_way_keeps_its_fleet_where_the_run_before_it_gets_more_rounds(
+    how: str, number: int, tmp_path: Path
+) -> None:
+    """That run let a device in, which the round was then to ask, too: the coordinator could not go on.
+
+    Of `secure`, exchange 0 asks for keys; in round 2 there is none, because all devices have unused ones.
+    """
+    secure: dict[str, Any] = {"secure": "updates", "secure-bits": 24, "secure-clip": 10.0}
+    first, second = run_of("fedavg"), replace(run_of("fedavg", **(secure if how == "secure" else {})), name="second")
+    fed = Federation.of(tmp_path, devices=6, runs=(replace(first, rounds=2), second))
+    fed.start_coordinator()
+    fed.start_devices(6)
+    fed.world.run(lambda: at(fed) == ("second", number))
+    fed.world.end()
+    again = Federation.of(tmp_path, devices=6, runs=(first, second))
+    again.start_coordinator()
+    again.start_devices(6)
+    start_late(again)
+    again.world.run(lambda: at(again) == ("fedavg", 3))
+    assert again.server is not None
+    again.server.pause()  # the rounds take no time, and a device needs some to announce itself
+    again.world.run(lambda: any(e["event"] == "joined" and e["device"] == LATE for e in again.events))
+    again.server.resume()
+    again.complete()
+    told = [(e["device"], e["run"], e["round"]) for e in again.events if e["event"] == "let-in"]
+    assert told == [(LATE, "second", number + 1)]
+    assert len(devices_of(again, "second")) == 4
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

@@ -100,6 +100,19 @@ def test_a_device_that_had_nothing_to_say_for_days_keeps_its_place_for_a_day_whe
     assert fleet.update("new", born(1), unix_ms=away_ms + day_ms + 60_000)
 
 
+def test_where_the_clock_is_set_back_a_newcomer_waits_for_a_day_and_not_until_it_has_caught_up() -> None:
+    fleet, day_ms, right_ms = FleetPresence(limit=1), 24 * 3_600_000, 1_700_000_000_000
+    wrong_ms = right_ms + 365 * day_ms
+    fleet.update("gone", born(1), unix_ms=wrong_ms)
+    fleet.mark_heard("gone", wrong_ms)
+    fleet.update("gone", {"s": "lost", "bd": 1}, unix_ms=wrong_ms)
+    assert not fleet.update("new", born(1), unix_ms=wrong_ms)
+    assert not fleet.update("new", born(1), unix_ms=right_ms)
+    assert not fleet.update("new", born(1), unix_ms=right_ms + day_ms - 1)
+    assert fleet.update("new", born(1), unix_ms=right_ms + day_ms + 60_000)
+    assert sorted(fleet.devices) == ["new"]
+
+
 @given(st.lists(st.floats(0, 1, allow_nan=False), max_size=300))
 def test_no_burst_gets_more_requests_through_than_the_pace_allows(gaps: list[float]) -> None:
     pace, now_s, allowed = TokenBucket(20.0, 40.0), 0.0, 0

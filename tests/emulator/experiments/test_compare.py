@@ -111,6 +111,17 @@ def test_best_is_that_of_the_measure_among_rows_with_the_most_seeds() -> None:
     assert {second for _, second in compared("best")} == {best}
 
 
+def test_a_row_that_diverged_is_not_the_best_and_its_differences_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = "WeCFL, server momentum, K = 10"
+    figures = {**ACCURACY, "FedAvg": [70.0, math.nan, 71.0]}
+    monkeypatch.setattr(f"{__name__}.ACCURACY", figures)
+    found = compared("best")
+    assert {second for _, second in found} == {best}
+    told = found["FedAvg", best].to_json()
+    assert (told["difference"], told["interval"], told["clear"]) == (None, None, False)
+    assert told["by_seed"] == {"0": -11.0, "1": None, "2": pytest.approx(-11.9)}
+
+
 def test_unknown_words_and_nothing_to_compare_are_refused_with_what_to_do() -> None:
     with pytest.raises(UsageError, match="called fesem") as wrong:
         compared("wecfl", "fesem")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 from emulator.experiments.matrix import against_best, render_matrix
 from emulator.experiments.plan import TableCell, parse_plan
 from emulator.experiments.table import lost_rows
@@ -35,6 +37,7 @@ def test_a_row_that_lacks_seeds_is_judged_on_those_that_it_has_from_three_on() -
     assert against_best({**found, "three": three}, "ours") == "-1.00 ± 0.00 (three, 3 seeds)"
     assert against_best({**found, "three": {0: 79.0, 1: 80.0, 2: 81.0}}, "ours") == "-0.50 ± 0.00 (whole)"
     assert against_best({"ours": {}, "whole": {0: 1.0}}, "ours") == ""
+    assert against_best({"diverged": dict.fromkeys(ours, math.nan), **found}, "ours") == "-0.50 ± 0.00 (whole)"
 
 
 def test_another_figure_takes_the_place_of_an_old_one_and_a_missing_one_does_not() -> None:

@@ -195,3 +195,18 @@ def test_after_a_signal_there_is_no_process_and_it_says_what_is_kept(moment: str
         assert kept == [tmp_path / "home" / "runs" / "mqtt-fesem-0"]
     assert all(f"what was done is kept in {folder}" in stderr for folder in kept)
     assert_nothing_is_left(tmp_path / "home")
+
+
+@pytest.mark.broker
+def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    """The coordinator and mosquitto went on."""
+    with started(tmp_path / "home", "--rounds", "1000", "--broker", "mosquitto") as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "FeSEM round 1/" in line)
+        left = [each for each in processes(tmp_path / "home") if each.pid != process.pid]
+        process.kill()
+    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
+    names = [each.cmdline() for each in alive]
+    for each in alive:
+        each.kill()
+    assert (len(left), names) == (3, [])  # the coordinator, mosquitto, the devices

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.asynchronous.training import Rules, begin_training
-from coordinator.runtime.exchange.journalled_training import EXPIRED, JournalledTraining
+from coordinator.runtime.exchange.journalled_training import EXPIRED, STALE, JournalledTraining
 from coordinator.storage.exchange_store import ReplayDiverged, StoredReply
 from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE
 from coordinator.strategies.base import State
 from edge_client.protocol.task import Reply
-from tests.coordinator.runtime.exchange.test_live_updates import DEADLINE_S, ROUND, Begun, UpdatesRun, begun
+from tests.coordinator.runtime.exchange.test_live_updates import DEADLINE_S, ROUND, Begun, UpdatesRun, begun, full
 from tests.support.wired_coordinator import DEVICES, SAMPLES
 
 __all__ = ["begun"]  # a fixture
@@ -91,3 +91,23 @@ def test_an_update_counts_by_the_samples_that_its_device_has_in_the_fleet_of_thi
     orders = state.take({who: (record, Reply(n=3 * SAMPLES, update=update))})
     assert orders is not None
     assert state.training.buffers[0][who].n == SAMPLES
+
+
+def test_a_task_that_was_stopped_on_a_full_disk_is_over_once_it_has_room(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that missed the `stop` was answered `busy` without an end."""
+    run = begun(concurrency=4, buffer=3, staleness=0)
+    tasks = run.tasks()
+    with monkeypatch.context() as patch:
+        patch.setattr(run.coordinator.store.journal, "stop", full)
+        for cid in ("d0", "d1", "d2"):
+            run.announce(tasks[cid], cid)
+        assert ("d3", "stop", "") in run.told()
+        run.announce(tasks["d3"], "d3")
+        assert run.told() == [("d3", "err", "busy")]
+    run.next_round()
+    run.said()
+    run.announce(tasks["d3"], "d3")
+    assert run.told() == [("d3", "ack", "late")]
+    assert run.coordinator.store.exchanges.refusals("run1", ROUND)["d3"] == STALE

@@ -27,6 +27,10 @@ from tests.support.wired_coordinator import DEVICES, SAMPLES, WiredCoordinator
 DEADLINE_S, ROUND = 300.0, 2
 
 
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 @dataclass
 class UpdatesRun:
     """A coordinator in round 2 of a run that waits for no device; those in `online` are connected."""
@@ -281,10 +285,6 @@ def test_a_step_for_which_the_disk_has_no_room_is_tried_again_after_five_seconds
     run = begun(concurrency=1, buffer=2)
     ((cid, task),) = run.tasks().items()
     journal = run.coordinator.store.journal
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(journal, "take", full)
         run.announce(task, cid)
