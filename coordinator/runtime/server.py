@@ -341,16 +341,18 @@ class Server:
             fleet = enrolled - here.revoked
             return here.count(fleet), part_of(config.round.fraction_connected, len(fleet))
 
-        def is_over() -> bool:
+        def enough() -> bool:
             connected, needed = counts()
-            return connected >= needed or self._controls.paused
+            return connected >= needed
 
         session.status.write("waiting for devices")
-        while session.run_until(is_over, self._clock.now_s() + config.round.deadline_s):
-            if not self._controls.paused:
-                return
+        until_s = self._clock.now_s() + config.round.deadline_s
+        while session.run_until(lambda: self._controls.paused or enough(), until_s):
             session.wait_while_paused()
+            if enough():
+                return
             session.status.write("waiting for devices")
+            until_s = self._clock.now_s() + config.round.deadline_s
         if config.round.below_quorum == "continue":
             return
         raise NetworkError(

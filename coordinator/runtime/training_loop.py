@@ -109,7 +109,7 @@ class RunTrainer:
         before, fleet = self.meter(), self._fleet(run, run_id, number, strategy)
         scoring = scoring_of(self.prepared.program)
         place = RoundPlace(run=run_id, number=number, of=run.rounds, schema=self.schema, fleet=fleet, scoring=scoring)
-        if self.without_rounds and self.without_rounds.plays(strategy, state, fleet):
+        if self.without_rounds and self.without_rounds.plays(place, strategy, state):
             after, report, more = self.without_rounds.round(place, strategy, state)
         else:
             after, report, more = self._waiting_round(place, strategy, state, ask)

@@ -35,7 +35,7 @@ from emulator.experiments.kept_cells import (
     rounds_under_way,
 )
 from emulator.experiments.matrix import render_matrix
-from emulator.experiments.plan import ExperimentPlan, row_label
+from emulator.experiments.plan import ExperimentPlan, TableCell, row_label
 from emulator.experiments.progress import ProgressReporter, Report, format_duration
 from emulator.experiments.table import lost_rows, render_table, replace_section
 from export.output_paths import PICTURES, check_output_file, check_output_folder
@@ -82,6 +82,10 @@ class ExperimentArgs:
         """The plan for commands that run nothing: without `rounds`, with the rounds of the finished cells."""
         return kept_plan(self.name, self.rounds, self.only, self.place, say)
 
+    def seeds_of(self, plan: ExperimentPlan, cells: Sequence[TableCell]) -> int:
+        """How many seeds: the asked ones, else the plan's, where nothing is run all that these cells have finished."""
+        return self.seeds or max(plan.seeds, finished_seeds(cells, self.place) if self.kept else 0)
+
 
 def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     """Run it; -> what is finished, what could not be run and why, and the table in Markdown.
@@ -92,7 +96,7 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     prepared.check_outputs()
     plan = prepared.plan_of_kept(say) if prepared.kept else plans.read_plan(prepared.name, rounds=prepared.rounds)
     chosen, place = plan.only(prepared.only), prepared.place
-    seeds = prepared.seeds or max(plan.seeds, finished_seeds(chosen, place) if prepared.kept else 0)
+    seeds = prepared.seeds_of(plan, chosen)
     todo = cell_runs(chosen, seeds)
     missing = [job for job in todo if read_finished(job, place) is None]
     if not prepared.kept:
@@ -114,8 +118,9 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     if reasons and not done:
         raise ConfigError(f"no cell of {prepared.table} could be run", hint="; ".join(sorted(set(reasons.values()))))
     if prepared.write is not None:
-        every = command_of(replace(prepared, only=()), plan, seeds)  # the file keeps its other rows
-        whole = render(plan, results, command=every, reasons=reasons)
+        most = prepared.seeds_of(plan, plan.cells)
+        every = command_of(replace(prepared, only=()), plan, most)  # the file keeps its other rows
+        whole = render(plan, finished_results(place, most), command=every, reasons=reasons)
         replace_section(prepared.write, prepared.table, whole, lost=lost_rows)
     if prepared.picture is not None:
         from emulator.experiments.curves import draw_table_curves

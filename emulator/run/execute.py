@@ -236,4 +236,5 @@ def _keep_own_models(live: LiveRun, state: State, batch: int) -> None:
     """Where devices are served models of their own, these last: a later evaluation may be the first to name one."""
     if not live.devices.asks_own:
         first = sorted_names(live.fleet)[0]
-        live.devices.asks_own = bool(own_slots(serving_probe(live.strategy, state, first, batch=batch)))
+        some = first if first in state.assignment else next(iter(state.assignment), first)
+        live.devices.asks_own = bool(own_slots(serving_probe(live.strategy, state, some, batch=batch)))

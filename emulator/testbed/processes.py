@@ -54,7 +54,8 @@ class DeferredSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.unraisablehook = self._hook
+        if self._before:  # else the hook is another thread's
+            sys.unraisablehook = self._hook
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 

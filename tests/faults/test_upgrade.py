@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from coordinator.artifacts.stored_settings import CATALOG_FACT
+from coordinator.config_sections import RunConfig
 from coordinator.storage.database import SCHEMA_VERSION, UPGRADES
 from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
+from coordinator.strategies.plans.asynchronous_plan import AsynchronousPlan
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
@@ -147,3 +149,20 @@ def test_a_finished_run_with_the_guide_of_an_older_version_publishes_one_that_de
     assert again.catalog.router is not None
     with closing(Store(fed.config.folder / "store")) as store:
         assert read_router(store.blobs.read(again.catalog.router.sha256)).usual.keys() == {"loss"}
+
+
+def test_a_round_that_an_older_version_began_without_waiting_goes_on_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the first round of `start = "loss"` alone; this one waits for three, and asked other things."""
+    settings = {"clusters": 2, "start": "loss", "least-members": 2, "local-steps": 3, "batch-size": 8}
+    run = RunConfig(method="fesem", rounds=5, name="fesem", settings=settings)
+    fed = Federation.of(tmp_path, runs=(run,), devices=5, concurrency=3, buffer=3)
+    with monkeypatch.context() as older:
+        older.setattr(AsynchronousPlan, "needs_round", lambda _, state: not state.assignment)
+        fed.start()
+        fed.world.run(lambda: fed.live is not None and fed.live.key.round == 2)
+        fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.complete()
+    assert ["asynchronous" in record for record in fed.rounds()] == [False, True, True, True, True]

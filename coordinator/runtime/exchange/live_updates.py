@@ -85,6 +85,7 @@ class LiveUpdates:
         """
         for task in self._sent.values():
             task.until_s += self.unheard_s
+        self._heard_s = context.clock.now_s()  # a round that its journal ends is not looked at
         self._context = context
         self.journalled.open_round(number, training, rules, rounds, context)
         tasks, sent = self.journalled.tasks, self._sent

@@ -26,7 +26,7 @@ from coordinator.runtime.exchange.task_messages import ExchangeContext
 from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
-from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy, drive
+from coordinator.strategies.base import Exchange, Replies, State, Strategy, drive
 from edge_client.protocol.task import ClientId
 
 
@@ -65,10 +65,14 @@ class WithoutRounds:
     tests: IntervalTests
     live: dict[str, UpdatesAndTest] = field(default_factory=dict)  # by run, once it has begun in this process
 
-    def plays(self, strategy: Strategy, state: State, fleet: Fleet) -> bool:
-        """Whether the next round waits for no device: not where the method's centers have to come apart first."""
-        plan = check_asynchronous(strategy, fleet).asynchronous_plan(fleet)
-        return unpack(state) is not None or not plan.needs_round(state)
+    def plays(self, place: RoundPlace, strategy: Strategy, state: State) -> bool:
+        """Whether this round waits for no device: not where the method's centers have to come apart first.
+
+        One that has a journal goes on so: an older version did not wait for as many rounds.
+        """
+        plan = check_asynchronous(strategy, place.fleet).asynchronous_plan(place.fleet)
+        begun = unpack(state) is not None or not plan.needs_round(state)
+        return begun or bool(self.store.journal.steps(place.run, place.number))
 
     def round(self, place: RoundPlace, strategy: Strategy, state: State) -> tuple[State, RoundReport, dict[str, Any]]:
         """Play one round; -> the state to be stored, what a test found, and what the record tells beside it."""

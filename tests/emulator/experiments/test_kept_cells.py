@@ -30,15 +30,15 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 TEN = ExperimentArgs(name="fedsoft-table1", out=RESULTS, kept=True)  # its file says 60 rounds
 
 
-def write_cells(out: Path, rounds: int, count: int) -> None:
+def write_cells(out: Path, rounds: int, count: int, *, seed: int = 0) -> None:
     """Finished cells of fedsoft-table1, without figures, as files."""
     place = CellStorage(data=None, out=out / TEN.name)
     place.out.mkdir(parents=True, exist_ok=True)
     for cell in read_plan(TEN.name, rounds=rounds).cells[:count]:
         settings = method_settings(make_method(cell.row.method, **cell.settings))
-        told = {"seed": 0, "settings": settings, "values": {}, "curves": {}, "note": "", "seconds": 30.0}
+        told = {"seed": seed, "settings": settings, "values": {}, "curves": {}, "note": "", "seconds": 30.0}
         told |= {"row": cell.row.name, "column": cell.column.name, "rounds": rounds}
-        CellRun(cell=cell, seed=0).path(place).write_text(json.dumps(told))
+        CellRun(cell=cell, seed=seed).path(place).write_text(json.dumps(told))
 
 
 @pytest.mark.parametrize(("name", "run", "rounds"), [("fedsoft-table1", 16, 10), ("fesem-table2", 14, 30)])
@@ -62,6 +62,20 @@ def test_the_kept_table_has_all_finished_seeds_and_with_seeds_those_that_are_ask
         assert {line.split(" | ")[-1].strip(" |") for line in table.splitlines() if line.startswith("| 10:90")} == {
             seeds
         }
+
+
+def test_the_kept_rows_that_are_asked_for_do_not_cost_other_rows_of_the_file_their_seeds(tmp_path: Path) -> None:
+    """The file was left as it was, since its other rows had more seeds."""
+    for seed, count in ((0, 8), (3, 4)):
+        write_cells(tmp_path, 10, count, seed=seed)
+    page, last = tmp_path / "RESULTS.md", read_plan(TEN.name, rounds=10).cells[7]
+    asked = replace(TEN, out=tmp_path, write=page)
+    run_experiment(asked, say_nothing)
+    held = page.read_text()
+    few = run_experiment(replace(asked, only=[last.row.name, last.column.name]), say_nothing)
+    assert "--seeds 3 --only" in few["table"]
+    assert "--seeds 4`" in held
+    assert page.read_text() == held
 
 
 def test_the_command_that_repeats_a_table_has_the_rows_that_were_asked_for() -> None:

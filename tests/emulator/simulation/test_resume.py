@@ -20,6 +20,7 @@ from coordinator.rounds.round import EvaluationPlan
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.registry import METHODS, make_method, summed_members
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Flat, OwnModel, Schema
@@ -177,6 +178,25 @@ def test_own_models_that_a_later_evaluation_is_the_first_to_name_come_back(
     with pytest.raises(ProcessEnded):
         play(tmp_path / "cut", progress=after(3))
     assert same(play(tmp_path / "cut"), expected)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class KnownDevicesOnly(FeSEM):
+    """A user's: its first round asks the last devices alone, and it serves no device without a center."""
+
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
+        return super().predictor(state, None) if who is None else ((1.0, state.centers[state.assignment[who]]),)
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        some = fleet if state.assignment else {who: fleet[who] for who in sorted(fleet)[-2:]}
+        return (yield from super().round(state, schema, some, rng))
+
+
+def test_a_device_without_a_center_is_served_by_no_method_before_an_evaluation_asks_it() -> None:
+    settings = RunSettings(rounds=3, seed=0, batch=BATCH, evaluation=EvaluationPlan(every=3))
+    devices = devices_of(grouped_fleet(4, 2))
+    result = run_simulation(KnownDevicesOnly(2, local_steps=2), start_of(), devices, settings)
+    assert len(result.records[-1]["per_device"]) == 4
 
 
 def test_a_finished_run_goes_on_to_more_rounds(bench: Bench, tmp_path: Path) -> None:
