@@ -137,14 +137,13 @@ def test_the_name_of_a_server_cannot_be_revoked(name: str, tmp_path: Path) -> No
     assert (snapshot(work.folder), work.revoked_names()) == (before, [])
 
 
-def test_a_name_of_which_a_part_is_copied_is_not_revoked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_last_line_without_an_end_counts_when_the_file_is_the_same_at_the_next_look(tmp_path: Path) -> None:
     told, path = RevokedList(tmp_path), tmp_path / REVOKED_FILE
-    path.write_text("d10\nd1")
-    assert [told.names(), told.names()] == [{"d10"}] * 2
-    assert len(caplog.records) == 1
-    assert "its last line does not end" in caplog.text
-    path.write_text("d10\nd11\n")
+    path.write_text("d10\nd1")  # is being copied
+    assert told.names() == {"d10"}
+    path.write_text("d10\nd11\nd12")  # an editor that ends no last line
     assert told.names() == {"d10", "d11"}
+    assert told.names() == {"d10", "d11", "d12"}
 
 
 def test_a_list_that_grows_within_one_moment_of_the_clock_is_read_again(tmp_path: Path) -> None:
