@@ -14,11 +14,13 @@ from edge_client.protocol.task import Probe
 def with_over_selection(strategy: Strategy, share: float, fleet: int) -> tuple[Strategy, int | None]:
     """-> the method with a cohort `share` times as large, and how many replies are wanted.
 
-    Without over-selection (`share` = 1) the second value is None: the replies of the whole cohort.
+    Without over-selection (`share` = 1) the second value is None: the replies of the whole cohort. So it is for a
+    user's method without a `fraction_train`, which asks the devices that it chooses itself.
     """
-    if share == 1:
+    settings = method_settings(strategy)
+    if share == 1 or "fraction-train" not in settings:
         return strategy, None
-    fraction = float(method_settings(strategy)["fraction-train"])
+    fraction = float(settings["fraction-train"])
     more = cast("Strategy", replace(cast("Any", strategy), fraction_train=min(1.0, share * fraction)))
     return more, part_of(fraction, fleet)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, cast
+
 import pytest
 
 from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
@@ -26,6 +29,18 @@ def test_more_are_asked_than_count_and_never_more_than_all(
 def test_without_over_selection_the_method_stays_as_it_is_and_all_replies_count() -> None:
     method = FedAvg(fraction_train=0.5)
     assert with_over_selection(method, 1.0, 10) == (method, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsampled:
+    """A method of a user's own that asks the whole fleet."""
+
+    steps: int = 3
+
+
+def test_a_method_without_a_fraction_asks_as_it_says_and_all_replies_count() -> None:
+    method = cast("Any", Unsampled())
+    assert with_over_selection(method, 1.3, 10) == (method, None)
 
 
 def test_a_test_and_an_exchange_that_says_so_need_all_and_others_do_not() -> None:
