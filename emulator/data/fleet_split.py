@@ -169,7 +169,7 @@ def _devices(data: DataSet, cut: PartitionIndices, rng: np.random.Generator) -> 
         dealt = [_dealt(cut.train[i], data.train_share, rng) for i in firsts]
         train, test, other = *([dealt[k][part] for k in which] for part in (0, 1)), None
     mine = _as_devices_see(data, data.train, train, cut)
-    held = _as_devices_see(data, data.train if other is None else other, test, cut)
+    held = _as_devices_see(data, other or data.train, test, cut)
     return [DeviceData(train=fit, test=kept) for fit, kept in zip(mine, held, strict=True)]
 
 
