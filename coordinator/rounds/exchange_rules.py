@@ -14,8 +14,8 @@ The rules (PROTOCOL.md, rounds):
   the client is told once more to go on. While others wait, an upload that is too slow to end within a quarter of the
   exchange's time goes to the end of the queue, so that no client can hold what the others need;
 * the exchange is over when `goal` updates are accepted (more clients may have been asked), when all clients have
-  answered (a refusal is an answer), or at the deadline. What some clients tell `beside` the updates of the others counts
-  too, but not for the goal. The exchange does not wait for `silent` clients (silence.py) once the others have answered,
+  answered (a refusal is an answer), or at the deadline. What some clients tell `beside` the others' updates counts too,
+  but not for the goal. The exchange does not wait for `silent` clients (silence.py) once the others have answered,
   the quorum is met and one update is accepted. Every exchange ends.
 """
 

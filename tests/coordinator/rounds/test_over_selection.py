@@ -64,7 +64,7 @@ def test_losses_beside_fits_do_not_count_for_the_goal(fits: int, probes: int, wa
     """As many fits as their part of the cohort: quick losses of newcomers took the places of fits."""
     told = {f"new-{i}": Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0) for i in range(probes)}
     trained = {f"old-{i}": Fit(start=np.zeros(2), steps=1, lr=0.1, batch=1, seed=0) for i in range(fits)}
-    asked = {**told, **trained}
+    asked: dict[str, Any] = {**told, **trained}
     assert goal_of(asked, wanted) == goal
     assert beside_fits(asked) == (told.keys() if fits else set())
     assert goal_of(RequireAll(asked), wanted) is None
