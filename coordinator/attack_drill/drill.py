@@ -102,7 +102,8 @@ def _seen(attack: Attack[Copy], here: Copy) -> Seen:
 def copied_config(config: CoordinatorConfig, site: Installation) -> CoordinatorConfig:
     """What a copy plays of a configuration: one round of the served run, with this site's broker and keys.
 
-    Every device is asked and waited for, and nothing is exported. A sum is of as few devices as there may be.
+    Every device is asked and waited for, also where the run has no rounds, and nothing is exported. A sum is of as few
+    devices as there may be.
     """
     run = next(run for run in config.runs if run.name == config.served_run)
     settings = dict(run.settings) | {key: 1.0 for key in ("fraction-train",) if key in run.settings}
@@ -122,6 +123,9 @@ def copied_config(config: CoordinatorConfig, site: Installation) -> CoordinatorC
         round=replace(
             config.round,
             over_select=1.0,
+            concurrency=None,
+            buffer=None,
+            max_staleness=None,
             fraction_connected=0.0,
             quorum=0.5,
             below_quorum="continue",

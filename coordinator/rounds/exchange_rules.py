@@ -14,8 +14,9 @@ The rules (PROTOCOL.md, rounds):
   the client is told once more to go on. While others wait, an upload that is too slow to end within a quarter of the
   exchange's time goes to the end of the queue, so that no client can hold what the others need;
 * the exchange is over when `goal` updates are accepted (more clients may have been asked), when all clients have
-  answered (a refusal is an answer), or at the deadline. It does not wait for `silent` clients (silence.py) once the
-  others have answered, the quorum is met and one update is accepted. Every exchange ends.
+  answered (a refusal is an answer), or at the deadline. What some clients tell `beside` the others' updates counts too,
+  but not for the goal. The exchange does not wait for `silent` clients (silence.py) once the others have answered,
+  the quorum is met and one update is accepted. Every exchange ends.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class OpenExchange:
         now_s: float,
         deadline_s: float,
         goal: int | None = None,
+        beside: Collection[ClientId] = (),
         silent: Collection[ClientId] = (),
         credits: int = 32,  # noqa: A002 - the protocol's word
         budget: float = float("inf"),
@@ -86,7 +88,9 @@ class OpenExchange:
         if both := self.accepted.keys() & self.refused.keys():
             raise ValueError(f"{sorted(both)} were accepted and refused")
         self.asked, self.silent = frozenset(asked), frozenset(silent).intersection(asked)
-        self.goal, self.quorum = len(asked) if goal is None else min(goal, len(asked)), quorum
+        self.beside, self.quorum = frozenset(beside).intersection(asked) if goal is not None else frozenset(), quorum
+        self.goal = len(asked) if goal is None else min(goal, len(asked) - len(self.beside))
+        self._beside_accepted = len(self.beside & self.accepted.keys())
         self.closes_at_s, self.closed = now_s + deadline_s, False
         self.turn_s = deadline_s / LEAST_PACE  # in which a whole upload should arrive while others wait
         self.credits, self.budget = credits, budget
@@ -94,10 +98,15 @@ class OpenExchange:
         self.queue: dict[ClientId, int] = {}  # client -> bytes that it offers; first come first served
 
     @property
+    def short(self) -> int:
+        """How many answers the goal lacks."""
+        return max(0, self.goal - len(self.accepted) + self._beside_accepted)
+
+    @property
     def complete(self) -> bool:
         """Whether the goal is reached, or every client that is waited for has answered."""
         missing = len(self.asked) - len(self.accepted) - len(self.refused)
-        if len(self.accepted) >= self.goal or missing == 0:
+        if not self.short or missing == 0:
             return True
         if missing > len(self.silent) or len(self.accepted) < max(1, self.quorum):
             return False
@@ -121,7 +130,7 @@ class OpenExchange:
         silent = self.asked - self.accepted.keys() - self.refused.keys() - self.uploads.keys() - self.queue.keys()
         return {
             "asked": len(self.asked),
-            "wanted": self.goal,
+            "wanted": self.goal + len(self.beside),
             "quorum": self.quorum,
             "closed": self.closed,
             "left_s": round(max(0.0, self.closes_at_s - now_s), 1),
@@ -164,10 +173,12 @@ class OpenExchange:
     def countable(self, updates: Mapping[ClientId, str]) -> list[ClientId]:
         """Which of these updates count (client -> sha256), which are whole and passed every check, in this order."""
         new = [cid for cid, sha256 in updates.items() if not self.status(cid, sha256)]
-        return new[: max(0, self.goal - len(self.accepted))]
+        last = set([cid for cid in new if cid not in self.beside][self.short :])
+        return [cid for cid in new if cid not in last]
 
     def accept(self, updates: Mapping[ClientId, str], now_s: float) -> list[ClientId]:
         """These updates are `countable` and stored -> the clients that may upload now."""
+        self._beside_accepted += len(self.beside & (updates.keys() - self.accepted.keys()))
         self.accepted |= updates
         for cid in updates:
             self.refused.pop(cid, None)

@@ -2,9 +2,9 @@
 
     t_kc = sum_i r_ik n_ic        r_ik: the share of device i's samples that center k was trained on (`label_shares`)
 
-After a round's exchanges, the devices whose updates came are asked for n_i once, and again when their number of samples
-has changed. The counts stay in the state, so that the totals cover devices of earlier cohorts. A center without devices
-keeps its totals, as it keeps its values.
+After a round's exchanges, the devices whose updates came, also late ones, are asked for n_i once, and again when their
+number of samples has changed. The counts stay in the state, so that the totals cover devices of earlier cohorts. A
+center without devices keeps its totals, as it keeps its values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeGuard
 
-from coordinator.strategies.base import Replies, Round, State, Strategy, relay, vector_samples
+from coordinator.strategies.base import Replies, Round, State, Strategy, late_replies, relay, vector_samples
 from coordinator.strategies.common.label_totals import COUNTS_KEY, check_room, label_counts, with_label_totals
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.updates import pack_by_client
@@ -51,6 +51,7 @@ def count_labels(strategy: Strategy, before: State, exchanges: Round) -> Round:
     samples = dict[ClientId, int]()
 
     def count(replies: Replies) -> None:
+        samples.update(vector_samples(late_replies(replies), "update"))
         samples.update(vector_samples(replies, "update"))
 
     after = yield from relay(exchanges, see=count)

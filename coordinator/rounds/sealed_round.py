@@ -31,7 +31,7 @@ from coordinator.rounds.round_record import SecureRecord
 from coordinator.strategies.base import Exchange, Fleet, Replies, Round, SealedSums, State, Strategy, SumByCenter
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY, starts_by_loss
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds, part_of, sample_cohort
 from coordinator.strategies.plans.asynchronous_plan import BY_LOSS_KEY
 from coordinator.strategies.plans.sum_plan import SumPlan, plan_of
 from edge_client.errors import ConfigError
@@ -62,6 +62,26 @@ def check_sealed(strategy: Strategy, schema: Schema, fleet: Fleet) -> None:
             f"secure: no sum of fewer than {least} devices is made, and the fleet has {len(fleet)}",
             hint="add devices, or lower least-members",
         )
+
+
+def too_few_asked(strategy: Strategy, devices: int) -> ConfigError | None:
+    """What is wrong where a round asks fewer of so many devices than a sum has: no round then changes a center."""
+    if not is_sealed(strategy):
+        return None
+    least, asked = strategy.server.least_members, part_of(strategy.fraction_train, devices)
+    if asked >= least:
+        return None
+    told = f"secure: a round asks {asked} of {devices} devices, and no sum of fewer than {least} devices is made"
+    enough = math.ceil(1_000 * least / devices) / 1_000
+    more = f"set fraction-train to {enough:g} or more" if devices >= least else "add devices"
+    return ConfigError(told, hint=f"{more}, with several centers so many for each; or lower least-members")
+
+
+def why_unchanged(strategy: Strategy, before: State, after: State) -> list[str]:
+    """Why a round on sums, none of which failed, left the centers as they were; empty where it moved them."""
+    if not is_sealed(strategy) or after.centers is not before.centers:
+        return []
+    return [f"no center was chosen by {strategy.server.least_members} devices"]
 
 
 def what_is_seen(strategy: Strategy) -> SecureRecord | None:

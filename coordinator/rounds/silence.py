@@ -68,7 +68,7 @@ def count_misses(
     found = dict(misses)
     for cid in heard & misses.keys():
         found[cid] = Misses(0, max(0, misses[cid].owed - 1))
-    if len(closed.accepted) < closed.goal:
+    if closed.short:
         for cid in closed.asked.intersection(told) - heard:
             row, owed = misses.get(cid, NO_MISSES)
             more = 0 if cid in closed.silent else ANSWERS_FOR_ONE

@@ -20,11 +20,11 @@ from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.buffer_bounds import bounded_buffers
 from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import RoundReport, scoring_of
-from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
+from coordinator.rounds.over_selection import goal_of, is_test, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import INITIAL_ROUND, first_state, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, round_record
-from coordinator.rounds.sealed_round import check_sealed, is_sealed, what_is_seen
+from coordinator.rounds.sealed_round import check_sealed, is_sealed, too_few_asked, what_is_seen, why_unchanged
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.runtime.exchange.exchange_driver import Ask
 from coordinator.runtime.exchange.interval_tests import RoundPlace
@@ -95,6 +95,9 @@ class RunTrainer:
             check_sealed(strategy, self.schema, fleet)
             if spare := spare_centers(strategy, len(fleet)):
                 log.warning("%s: %s", run.name, spare)
+            asking, _ = with_over_selection(strategy, self.config.round.over_select, len(fleet))
+            if few := too_few_asked(asking, len(fleet)):  # more devices may come
+                log.warning("%s: %s: %s", run.name, few.message, few.hint)
             state = first_state(strategy, self.prepared.initial, self.schema, fleet, self.config.seed)
             self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)
@@ -140,9 +143,8 @@ class RunTrainer:
             if isinstance(tasks, SumByCenter):
                 exchange += STAGES - 1
                 return masked.sums(ExchangeKey(run_id, number, exchange - STAGES + 1), tasks)
-            test = is_test(tasks)
-            goal = None if needs_all(tasks) else wanted
-            replies = ask(ExchangeKey(run_id, number, exchange), told_choices(tasks), goal, keeps and not test)
+            goal, keep = goal_of(tasks, wanted), keeps and not is_test(tasks)
+            replies = ask(ExchangeKey(run_id, number, exchange), told_choices(tasks), goal, keep)
             return RepliesWithLate(replies, late) if late and exchange == 0 else replies
 
         rng = round_rng(self.config.seed, number)
@@ -159,7 +161,8 @@ class RunTrainer:
             of=place.of,
         )
         after, report = drive(exchanges, ask_next)
-        return after, report, {"failed": masked.failures} if masked.failures else {}
+        failed = masked.failures or why_unchanged(strategy, state, after)
+        return after, report, {"failed": failed} if failed else {}
 
     def _tell_more(
         self, record: RoundRecord, run_id: str, number: int, strategy: Strategy, after: State, more: dict[str, Any]

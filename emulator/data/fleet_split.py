@@ -72,7 +72,8 @@ def label_counts(y: Array, classes: int = 0) -> I64:
 class PartitionIndices:
     """The samples of every device, by number: `train` in the training part, `test` in the test part.
 
-    Where `test` is None, each device's samples are split at random by the data set's `train_share`. `turns` [devices]
+    Where `test` is None, each device's samples of the training part are split at random by the data set's
+    `train_share`, and the test part is left out. `turns` [devices]
     are quarter turns of a device's images; `written` [devices, classes] is the label that it gives to each class.
     `names` are those of the devices; without them they are device-000, device-001, ...
     """
@@ -162,13 +163,13 @@ def latin_square(classes: int, groups: int, rng: np.random.Generator) -> I64:
 
 def _devices(data: DataSet, cut: PartitionIndices, rng: np.random.Generator) -> list[DeviceData]:
     """Each device's two parts; `cut.test` counts in the training part where the data set has no other."""
-    train, test = cut.train, cut.test
+    train, test, other = cut.train, cut.test, data.test
     if test is None:
         firsts, which = _distinct(cut.train)  # devices with the same samples split them in the same way
         dealt = [_dealt(cut.train[i], data.train_share, rng) for i in firsts]
-        train, test = ([dealt[k][part] for k in which] for part in (0, 1))
+        train, test, other = *([dealt[k][part] for k in which] for part in (0, 1)), None
     mine = _as_devices_see(data, data.train, train, cut)
-    held = _as_devices_see(data, data.test or data.train, test, cut)
+    held = _as_devices_see(data, other or data.train, test, cut)
     return [DeviceData(train=fit, test=kept) for fit, kept in zip(mine, held, strict=True)]
 
 

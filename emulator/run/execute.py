@@ -20,7 +20,7 @@ from coordinator.rounds.over_selection import with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import evaluate_round, first_state, round_rng, run_round, serving_probe
 from coordinator.rounds.round_record import RoundRecord, round_record
-from coordinator.rounds.sealed_round import check_sealed, what_is_seen
+from coordinator.rounds.sealed_round import check_sealed, too_few_asked, what_is_seen, why_unchanged
 from coordinator.strategies.base import Fleet, State, Strategy, drive
 from coordinator.strategies.common.assignment import told_assignment
 from coordinator.strategies.numbered_fleet import sorted_names
@@ -91,6 +91,8 @@ def open_run(
     schema, fleet = devices.program.schema, devices.fleet
     strategy = with_emulated_key(strategy, schema, settings.seed)
     check_sealed(strategy, schema, fleet)
+    if few := too_few_asked(with_over_selection(strategy, settings.over_select, len(fleet))[0], len(fleet)):
+        raise few
     kind = getattr(strategy, "representation", DEFAULT_REPRESENTATION)
     network = _make_network(devices, fleet, settings)
     live = LiveRun(
@@ -200,7 +202,7 @@ def _play(live: LiveRun, settings: RunSettings, number: int) -> tuple[State, Rou
 
 def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State, RoundRecord]:
     """-> the state after round `number`, and the round's record."""
-    strategy, network = live.strategy, live.network
+    strategy, network, before = live.strategy, live.network, live.state
     network.open_round(number)
     state, report = _play(live, settings, number)
     _keep_own_models(live, state, settings.batch)
@@ -226,7 +228,8 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
     if privacy := privacy_spent(strategy, state):
         record["privacy"] = privacy
     if secure := what_is_seen(strategy):
-        record["secure"] = secure | ({"failed": network.no_sum} if network.no_sum else {})
+        failed = network.no_sum or why_unchanged(strategy, before, state)
+        record["secure"] = secure | ({"failed": failed} if failed else {})
     if network.refused:
         record["refused"] = dict(sorted(network.refused.items()))
     return state, record

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.rounds.exchange_rules import OpenExchange
-from coordinator.rounds.over_selection import needs_all
+from coordinator.rounds.over_selection import beside_fits, goal_of
 from coordinator.rounds.update_validation import (
     MAX_UPDATE_RATIO,
     MAX_UPDATE_RMS,
@@ -108,8 +108,8 @@ class VirtualNetwork:
         if strange := sorted(str(who) for who in exchange if who not in self._samples):
             hint = f"ask devices of `fleet`, which `round` receives, as {min(self._samples)!r}"
             raise UsageError(f"the method asks {strange[0]!r}, which is no device of this run", hint=hint)
-        goal = None if needs_all(exchange) else self.wanted
-        rules = OpenExchange(asked=exchange, quorum=1, now_s=self.now_s, deadline_s=self._deadline_s, goal=goal)
+        how: dict[str, Any] = {"goal": goal_of(exchange, self.wanted), "beside": beside_fits(exchange)}
+        rules = OpenExchange(asked=exchange, quorum=1, now_s=self.now_s, deadline_s=self._deadline_s, **how)
         replies = _VirtualExchange(self, exchange, rules, next(self._number)).until_closed()
         self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
         found = learned(exchange, replies)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
+from coordinator.rounds.sealed_round import too_few_asked
 from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
@@ -102,6 +103,8 @@ def run_over_mqtt(
 
     if spare := spare_centers(strategy, len(split.devices)):
         progress.say(spare)
+    if few := too_few_asked(strategy, len(split.devices)):
+        raise few
 
     def play(testbed: Testbed) -> None:
         if model is not None:

@@ -151,6 +151,18 @@ def test_the_copy_has_a_users_own_model_method_and_limits(tmp_path: Path, only: 
 
 
 @pytest.mark.broker
+def test_of_a_run_without_rounds_the_copy_has_rounds(tmp_path: Path, only: Only) -> None:
+    """What bounds a round was called broken where none was played."""
+    path = tmp_path / "coordinator.toml"
+    path.write_text(
+        'federation = "mine"\nbroker = "mqtts://broker.example"\nfolder = "run"\nconcurrency = 4\nbuffer = 2\n'
+        'max-staleness = 9\nmodel = { name = "linear-regression" }\nruns = [{ method = "fedavg", num-rounds = 9 }]\n'
+    )
+    only("answer with 2^31 samples")
+    assert play(str(path)) == ([("answer with 2^31 samples", True)], 0)
+
+
+@pytest.mark.broker
 def test_a_round_whose_honest_devices_never_answer_ends_and_says_so(
     monkeypatch: pytest.MonkeyPatch, only: Only
 ) -> None:

@@ -371,3 +371,14 @@ def test_fewer_devices_than_masks_can_hide_are_refused_before_anything_is_done(
     with pytest.raises(ConfigError, match=hint):
         fed.finish()
     assert fed.events == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ifca"])
+def test_rounds_that_ask_too_few_devices_for_a_sum_are_told_at_the_start_and_after_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    fed = Federation.of(tmp_path, devices=DEVICES, runs=(run_of(method, rounds=2, **{"fraction-train": 0.5}),))
+    fed.start()
+    fed.complete()
+    assert len([said for said in caplog.messages if f"a round asks 3 of {DEVICES} devices" in said]) == 1
+    assert fed.rounds()[-1]["secure"]["failed"]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from coordinator.rounds.exchange_rules import OpenExchange
+from coordinator.rounds.over_selection import beside_fits
 from coordinator.rounds.silence import count_misses, silent_devices
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.envelope import Envelope
@@ -54,7 +55,8 @@ class LiveExchange:
         self._receiver = UploadReceiver(prepared, context, policy)
         now_s, accepted = context.clock.now_s(), context.store.exchanges.replies(key)
         gone = (prepared.keys() & context.revoked()) - accepted.keys()
-        goal = min(len(prepared) if wanted is None else wanted, len(prepared) - len(gone))
+        beside = beside_fits(tasks) if wanted is not None else frozenset[ClientId]()
+        goal = min(len(prepared) if wanted is None else wanted, len(prepared.keys() - gone - beside))
         self._quorum = _quorum(tasks, context)  # a share of the goal
         silent = silent_devices(context.misses, prepared, _spare(tasks))
         self._window = TaskWindow(context.config.transfer.task_window)
@@ -62,6 +64,7 @@ class LiveExchange:
         self._rules = OpenExchange(
             asked=prepared.keys(),
             goal=goal,
+            beside=beside,
             silent=silent,
             quorum=part_of(self._quorum, goal),
             now_s=now_s,
@@ -165,7 +168,7 @@ class LiveExchange:
         self._count()
         gone = [cid for cid in sorted(names) if self.wants(cid)]
         left = self._rules.asked - (self._context.revoked() - self._rules.accepted.keys())
-        self._rules.goal = min(self._rules.goal, len(left))
+        self._rules.goal = min(self._rules.goal, len(left - self._rules.beside))
         self._rules.quorum = min(self._rules.quorum, part_of(self._quorum, self._rules.goal))
         for cid in gone:
             self._receiver.uploads.end(cid)

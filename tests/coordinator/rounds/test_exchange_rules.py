@@ -45,6 +45,19 @@ def test_the_first_update_of_a_client_counts_and_no_other() -> None:
     assert exchange.accepted == {"x": A}
 
 
+def test_what_is_told_beside_the_updates_counts_and_does_not_end_the_exchange() -> None:
+    exchange = OpenExchange(asked="abuvwx", goal=2, beside="ab", quorum=1, now_s=0.0, deadline_s=100.0)
+    accepted(exchange, "a", "u")
+    assert not exchange.is_over(1.0)
+    assert exchange.countable({"v": A, "b": A, "w": A}) == ["v", "b"]
+    assert accepted(exchange, "v").is_over(1.0)
+    assert exchange.accepted.keys() == set("auv")
+    again = OpenExchange(
+        asked="abuvwx", goal=2, beside="ab", quorum=1, now_s=0.0, deadline_s=9.0, accepted=exchange.accepted
+    )
+    assert again.complete
+
+
 def test_a_client_that_was_not_asked_is_rejected() -> None:
     exchange = opened()
     assert (exchange.status("stranger", A), exchange.countable({"stranger": A})) == ("rejected", [])

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.rounds.label_counting import count_labels
 from coordinator.rounds.round import serving_probe
-from coordinator.strategies.base import Exchange, Replies, Round, State, drive
+from coordinator.strategies.base import Exchange, Replies, RepliesWithLate, Round, State, drive
 from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, center_totals, label_counts
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
@@ -115,6 +115,26 @@ def test_counts_of_soft_labels_stand_while_they_differ_from_the_samples_by_half_
     after = drive(count_labels(strategy, before, trained()), answer)
     assert heard == [[], *asked]
     assert after.extra[TOTALS_KEY].tolist() == [(counted if asked else known).tolist()]
+
+
+def test_a_device_whose_update_is_always_late_is_asked_for_its_labels() -> None:
+    strategy, heard = build("fedavg-late", {"label-prior": "device"}), []
+    before = State(centers=np.zeros((1, 2)), assignment={"a": 0, "b": 0})
+
+    def trained() -> Round:
+        yield {}
+        return before
+
+    def answer(exchange: Exchange) -> Replies:
+        heard.append(sorted(exchange))
+        if exchange:
+            return {c: Reply(n=10, labels=np.array([4.0, 6.0])) for c in exchange}
+        update = {c: Reply(n=10, update=np.zeros(2)) for c in "ab"}
+        return RepliesWithLate({"a": update["a"]}, {"b": update["b"]})
+
+    after = drive(count_labels(strategy, before, trained()), answer)
+    assert heard == [[], ["a", "b"]]
+    assert after.extra[TOTALS_KEY].tolist() == [[8.0, 12.0]]
 
 
 def test_a_center_that_no_device_has_keeps_its_totals() -> None:

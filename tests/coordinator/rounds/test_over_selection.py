@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
 import pytest
 
-from coordinator.rounds.over_selection import is_test, needs_all, with_over_selection
+from coordinator.rounds.over_selection import beside_fits, goal_of, is_test, needs_all, with_over_selection
 from coordinator.strategies.base import RequireAll
 from coordinator.strategies.baselines.fedavg import FedAvg
-from edge_client.protocol.task import Probe
+from edge_client.protocol.task import Fit, Probe
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,18 @@ def test_without_over_selection_the_method_stays_as_it_is_and_all_replies_count(
     assert with_over_selection(method, 1.0, 10) == (method, None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unsampled:
+    """A method of a user's own that asks the whole fleet."""
+
+    steps: int = 3
+
+
+def test_a_method_without_a_fraction_asks_as_it_says_and_all_replies_count() -> None:
+    method = cast("Any", Unsampled())
+    assert with_over_selection(method, 1.3, 10) == (method, None)
+
+
 def test_a_test_and_an_exchange_that_says_so_need_all_and_others_do_not() -> None:
     want = frozenset({"labels"})  # the probe that needs no model
     train, test = ({"a": Probe(models=(), want=want, batch=1, seed=0, split=part)} for part in ("train", "test"))
@@ -38,3 +54,17 @@ def test_a_test_and_an_exchange_that_says_so_need_all_and_others_do_not() -> Non
         False,
     )
     assert (needs_all(test), needs_all(train), needs_all(RequireAll(train))) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("fits", "probes", "wanted", "goal"),
+    [(13, 0, 10, 10), (10, 3, 10, 8), (1, 12, 10, 1), (0, 13, 10, 10), (0, 0, 10, 10), (10, 3, None, None)],
+)
+def test_losses_beside_fits_do_not_count_for_the_goal(fits: int, probes: int, wanted: int | None, goal: int) -> None:
+    """As many fits as their part of the cohort: quick losses of newcomers took the places of fits."""
+    told = {f"new-{i}": Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0) for i in range(probes)}
+    trained = {f"old-{i}": Fit(start=np.zeros(2), steps=1, lr=0.1, batch=1, seed=0) for i in range(fits)}
+    asked: dict[str, Any] = {**told, **trained}
+    assert goal_of(asked, wanted) == goal
+    assert beside_fits(asked) == (told.keys() if fits else set())
+    assert goal_of(RequireAll(asked), wanted) is None

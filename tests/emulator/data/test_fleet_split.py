@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from edge_client.data.dataset import Dataset
 from edge_client.errors import ConfigError
-from emulator.data.fleet_split import FleetData, device_names, digits_fleet, label_permutation_groups, rotate_images
+from emulator.data.fleet_split import (
+    FleetData,
+    PartitionIndices,
+    device_names,
+    digits_fleet,
+    label_permutation_groups,
+    make_fleet_data,
+    rotate_images,
+)
 from emulator.data.given_parts import given_parts
 from emulator.data.loaders.samples import DataSet, RawSamples
 from emulator.data.partition_schemes import parse_scheme
@@ -55,6 +63,17 @@ def test_devices_are_alike_in_size_and_keep_a_fifth_for_testing() -> None:
     assert all(abs(a / (a + b) - 0.8) < 0.01 for a, b in sizes)
     assert Counter(split.groups[c] for c in split.devices) == {0: 4, 1: 4, 2: 4}
     assert sorted(split.groups[c] for c in split.new_devices) == [0, 1, 2]
+
+
+def test_a_cut_without_a_test_part_tests_on_training_samples_also_where_the_data_have_a_test_part() -> None:
+    """As a user's own partition does (docs/plug-ins.md)."""
+    train, rows = NUMBERED.train, [np.arange(i, 400, 2) for i in range(2)]
+    data = DataSet(train=train, test=RawSamples(x=train.x + 1_000, y=train.y))
+    split = make_fleet_data(data, PartitionIndices(train=rows), np.random.default_rng(0))
+    for mine, local in zip(rows, split.devices.values(), strict=True):
+        assert local.test is not None
+        held = np.concatenate([local.train.x[:, 0], local.test.x[:, 0]])
+        assert sorted(held.tolist()) == mine.tolist()
 
 
 def test_new_devices_count_groups_from_the_first() -> None:

@@ -205,6 +205,18 @@ def test_over_selection_closes_a_round_with_the_first_replies_that_it_wants() ->
     assert quick.virtual_seconds < 5 * STRAGGLER.step_s < slow.virtual_seconds
 
 
+def test_over_selection_loses_no_fits_to_the_losses_of_newcomers() -> None:
+    """Newcomers tell losses, which are quick. They filled the goal, and rounds trained little or nothing."""
+    strategy = make_method("fesem", **{"local-steps": 50, "fraction-train": 0.25, "clusters": 2})
+    facts: dict[str, Any] = {"seed": 0, "batch": 16, "profiles": (USUAL,), "over_select": 2.0}
+    one, two = (
+        run_simulation(strategy, start_of(), devices_of(EQUAL), RunSettings(rounds=rounds, **facts)).state
+        for rounds in (1, 2)
+    )
+    assert len(two.assignment) > len(one.assignment) == 3  # there were newcomers
+    assert (two.centers != one.centers).any()
+
+
 def test_options_that_need_each_other_are_asked_for_by_name() -> None:
     with pytest.raises(UsageError, match="buffer without concurrency"):
         resolve_run(SimulateArgs(buffer=5))

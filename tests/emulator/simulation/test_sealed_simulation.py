@@ -97,3 +97,23 @@ def test_a_fleet_below_least_members_is_refused_before_its_first_round() -> None
     method = make_method("fedavg", secure="updates", **{"least-members": 13})
     with pytest.raises(ConfigError, match="the fleet has 12"):
         run_simulation(method, start_of(), devices_of(LOCAL), RunSettings(rounds=1, seed=0, batch=16))
+
+
+@pytest.mark.parametrize(("method", "more"), [("fedavg", {}), ("fesem", {"clusters": 2})])
+def test_a_cohort_below_least_members_is_refused_before_its_first_round(method: str, more: dict[str, int]) -> None:
+    """Every sum of a center would be of too few devices, so no round would change a center."""
+    few = make_method(method, **more, secure="updates", **{"fraction-train": 0.3})
+    plan = RunSettings(rounds=1, seed=0, batch=16)
+    with pytest.raises(ConfigError, match=r"a round asks 4 of 12 devices") as refused:
+        run_simulation(few, start_of(), devices_of(LOCAL), plan)
+    assert "set fraction-train to 0.417 or more" in (refused.value.hint or "")
+    run_simulation(few, start_of(), devices_of(LOCAL), replace(plan, over_select=1.3))  # which asks five
+
+
+def test_a_round_in_which_no_center_has_enough_devices_says_why_nothing_changed() -> None:
+    method = make_method("ifca", **SETTINGS, secure="updates", **{"fraction-train": 0.42})
+    found = run_simulation(method, start_of(), devices_of(LOCAL), RunSettings(rounds=6, seed=0, batch=16))
+    told = [record["secure"].get("failed") for record in found.records[1:]]
+    assert ["no center was chosen by 5 devices"] in told
+    line = format_milestone(found.records[1 + told.index(["no center was chosen by 5 devices"])])
+    assert "; no sum: no center was chosen by 5 devices" in line, line
