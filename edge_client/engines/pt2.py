@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import threading
 import typing
 import zipfile
@@ -28,6 +29,11 @@ from edge_client.protocol.task import Array, Tensors
 from edge_client.rare_collection import rare_collection
 
 MAX_CONFIG_BYTES = 1 << 20
+# What a program's archive holds; torch also reads others, which it unpickles, or loads as a library.
+_MEMBERS = re.compile(
+    r"[^/]+/(models/model\.json|archive_format|archive_version|byteorder|\.data/\w+"
+    r"|data/(weights|constants)/(model_\w+_config\.json|(weight|tensor)_\d+))"
+)
 _local = threading.local()
 _LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
 
@@ -165,8 +171,8 @@ def load_graph(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated mod
     from torch.export.passes import move_to_device_pass
 
     try:
-        _refuse_pickles(path)
-        exported = read_exported(path.read_bytes())
+        refuse_pickles(file := path.read_bytes(), path.name)
+        exported = read_exported(file)
         return (exported if place == "cpu" else move_to_device_pass(exported, place)).module()
     except ProgramRefused:
         raise
@@ -233,14 +239,18 @@ def _remembered_types() -> Iterator[None]:
         reader.typing = used
 
 
-def _refuse_pickles(path: Path) -> None:
+def refuse_pickles(file: bytes, name: str) -> None:
     """Programs carry no weights and no objects, so nothing in the archive may be unpickled when torch loads it."""
-    with zipfile.ZipFile(path) as archive:
+    hint = "compile the program with fedcenters"
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
         for member in archive.infolist():
+            no_samples = member.filename.endswith("/data/sample_inputs/model.pt") and not member.file_size
+            if not no_samples and not _MEMBERS.fullmatch(member.filename):
+                raise ProgramRefused(f"{name} holds {member.filename}, which no program has", hint=hint)
             if not member.filename.endswith("_config.json"):
                 continue
             if member.file_size > MAX_CONFIG_BYTES:
-                raise ProgramRefused(f"{path.name}: {member.filename} is too big", hint="compile the program again")
+                raise ProgramRefused(f"{name}: {member.filename} is too big", hint="compile the program again")
             entries = json.loads(archive.read(member)).get("config", {})
             if any(entry.get("use_pickle") for entry in entries.values()):
-                raise ProgramRefused(f"{path.name} holds pickled objects", hint="compile the program with fedcenters")
+                raise ProgramRefused(f"{name} holds pickled objects", hint=hint)

@@ -11,14 +11,11 @@ from collections.abc import Callable, Sequence
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
-from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.nearest.router_file import read_router
-from edge_client.protocol.program import Program
 from edge_client.protocol.task import Flat
 from edge_client.runtime.task_runner import TaskRunner
 from edge_client.training.learner import EngineLearner
-from edge_client.transport.blobs import BlobFolder
 
 FetchBlobs = Callable[[list[Manifest]], None]
 
@@ -30,59 +27,35 @@ class CatalogCenterSource:
         self.catalog, self._workshop, self._fetch = catalog, runner, fetch
         runner.check_signature(catalog.program)
         fetch([catalog.program])
-        self._program = runner.program(catalog.program)
+        self.program = runner.program(catalog.program)
         self._engine = runner.config.engine
         if self._engine not in catalog.containers:
             raise Malformed("no_engine", f"the catalog has no program for {self._engine}")
-        self._guide = self._read_guide(runner.blobs)
-
-    def _read_guide(self, blobs: BlobFolder) -> Router | None:
-        router = self.catalog.router
-        if router is None:
-            return None
-        self._fetch([router])
-        found = read_router(blobs.read(router.sha256))
-        if found.centers != self.centers:
-            raise Malformed("bad_field", f"a guide to {found.centers} centers, the catalog has {self.centers}")
-        return found
-
-    @property
-    def program(self) -> Program:
-        return self._program
-
-    @property
-    def centers(self) -> int:
-        return len(self.catalog.centers)
-
-    @property
-    def router(self) -> Router | None:
-        return self._guide
-
-    @property
-    def abstain(self) -> float:
-        return self.catalog.abstain
-
-    @property
-    def tree(self) -> CenterTree | None:
-        return self.catalog.tree
+        self.abstain, self.tree, self.centers = catalog.abstain, catalog.tree, len(catalog.centers)
+        self.router: Router | None = None
+        if catalog.router is not None:
+            fetch([catalog.router])
+            self.router = found = read_router(runner.blobs.read(catalog.router.sha256))
+            if found.centers != self.centers:
+                raise Malformed("bad_field", f"a guide to {found.centers} centers, the catalog has {self.centers}")
 
     def learner(self, *, training: bool) -> EngineLearner:
         needed = [self.catalog.containers[self._engine]]
         if training:
             needed.append(self._step())
         for function, container in zip(("evaluate", "step"), needed, strict=False):
-            self._workshop.check_container(self._program, function, container)
+            self._workshop.check_container(self.program, function, container)
         functions = ["evaluate", "step"][: len(needed)]
         block = self.catalog.containers[self._engine].block
-        files = self._program.files(self._engine, functions)
+        files = self.program.files(self._engine, functions)
         self._fetch([file.manifest(name, block) for name, file in files.items()])
-        if training and (refused := self._workshop.use(self._program, self._engine, self.catalog.program.sha256)):
+        if training and (refused := self._workshop.use(self.program, self._engine, self.catalog.program.sha256)):
             raise refused.error()
-        return EngineLearner(self._workshop.engine(self._program, functions), self._program)
+        return EngineLearner(self._workshop.engine(self.program, functions), self.program)
 
     def _step(self) -> Manifest:
         """The file of training steps: program.json names it, the catalog need not."""
-        files, block = self._program.containers.get(self._engine, {}), self.catalog.containers[self._engine].block
+        files, block = self.program.containers.get(self._engine, {}), self.catalog.containers[self._engine].block
         if "step" not in files:
             raise Malformed("no_engine", f"the program has no step for {self._engine}")
         return files["step"].manifest("step", block)
@@ -90,7 +63,7 @@ class CatalogCenterSource:
     def models(self, centers: Sequence[int]) -> list[Flat]:
         named = [self.catalog.centers[k].model for k in centers]
         self._fetch(named)
-        return [self._workshop.vector(manifest, self._program.schema) for manifest in named]
+        return [self._workshop.vector(manifest, self.program.schema) for manifest in named]
 
     def start(self) -> Flat | None:
         return None if self.catalog.start is None else self._vector(self.catalog.start)
@@ -100,4 +73,4 @@ class CatalogCenterSource:
 
     def _vector(self, manifest: Manifest) -> Flat:
         self._fetch([manifest])
-        return self._workshop.vector(manifest, self._program.schema)
+        return self._workshop.vector(manifest, self.program.schema)

@@ -29,7 +29,7 @@ from edge_client.protocol.nearest.router import (
     Router,
     joint_fit,
 )
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.task import Array, Flat
 from edge_client.training.learner import Learner
 
@@ -141,6 +141,8 @@ def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str 
         return Selection(center=None, best=0, way=by, samples=len(data), ranking=(), fit=FITS[-1], reasons=why)
     rows = np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:MAX_SAMPLES]
     few = Dataset(data.x[rows], data.y[rows])
+    if labels and few.y.dtype.kind == "i" and (few.y == IGNORED).all():
+        raise UsageError(f"all labels are {IGNORED}, which counts nothing", hint="leave y out")
     way = by if by != AUTO else _default_rule(source, labels=labels)
     ranked = _rank(source, few, way, labels=labels)
     return _judged(source, few, ranked, labels=labels, told_way=by != AUTO)

@@ -1,8 +1,7 @@
 """The nearest center from a site: a bundle on any web server (docs/serve-centers.md).
 
 index.json names a generation. Each file of the generation is checked against manifest.json, and manifest.json against
-the federation's key. choose_center.py chooses; the device sends nothing about itself or its data. Files are cached by
-their hash.
+the federation's key. choose_center.py chooses; the device sends its name alone. Files are cached by their hash.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from edge_client.protocol.nearest import bundle_fields, selection_rule
 from edge_client.protocol.nearest.bundle_fields import MAX_CLASSES, MAX_MANIFEST_BYTES
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
 from edge_client.protocol.nearest.center_tree import CenterTree
-from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.nearest.router_file import read_router
 from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
@@ -197,54 +195,31 @@ class SiteCenterSource:
             None if keys.unsigned else signing.verify_bundle(raw, site.signature(self._generation), keys.trusted)
         )
         self.manifest = MANIFEST_SCHEMA(parse_json(raw, MAX_MANIFEST_BYTES), "manifest.json")
-        self._program = Program.from_json(parse_json(self._read(self.manifest["program"]), MAX_PROGRAM_BYTES))
+        self.program = Program.from_json(parse_json(self._read(self.manifest["program"]), MAX_PROGRAM_BYTES))
         guide, tree = self.manifest.get("guide"), self.manifest.get("tree")
-        self._guide = None if guide is None else read_router(self._read(guide))
-        self._tree = None if tree is None else CenterTree.from_json(tree["edges"], self.centers)
-        if self._guide is not None and self._guide.centers != self.centers:
-            raise Malformed("bad_field", f"a guide to {self._guide.centers} centers, the bundle has {self.centers}")
-        if self._tree is not None and self._tree.splits != len(tree["splits"]):
+        self.centers, self.abstain = len(self.manifest["centers"]), selection_rule.guessing_loss(self.program)
+        self.class_names = tuple(self.manifest.get("names", {}).get("classes", ()))
+        self.router = None if guide is None else read_router(self._read(guide))
+        self.tree = None if tree is None else CenterTree.from_json(tree["edges"], self.centers)
+        if self.router is not None and self.router.centers != self.centers:
+            raise Malformed("bad_field", f"a guide to {self.router.centers} centers, the bundle has {self.centers}")
+        if self.tree is not None and self.tree.splits != len(tree["splits"]):
             raise Malformed("bad_field", "the bundle's tree has another number of models than splits")
-
-    @property
-    def program(self) -> Program:
-        return self._program
-
-    @property
-    def centers(self) -> int:
-        return len(self.manifest["centers"])
-
-    @property
-    def router(self) -> Router | None:
-        return self._guide
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """What the fleet calls the classes 0, 1, ...; empty where the bundle does not say."""
-        return tuple(self.manifest.get("names", {}).get("classes", ()))
-
-    @property
-    def abstain(self) -> float:
-        return selection_rule.guessing_loss(self._program)
-
-    @property
-    def tree(self) -> CenterTree | None:
-        return self._tree
 
     def learner(self, *, training: bool) -> EngineLearner:
         engine, files = self._config.engine, {}
         known = {entry["sha256"]: entry for entry in self.manifest["containers"]}
-        held = self._program.containers.get(engine, {})
+        held = self.program.containers.get(engine, {})
         for name in ("evaluate", *(["step"] if training else []), *([FROZEN] if FROZEN in held else [])):
             if name not in held or held[name].sha256 not in known:
-                hint = f"set --engine to one of {', '.join(self._program.containers)}"
+                hint = f"set --engine to one of {', '.join(self.program.containers)}"
                 raise UsageError(f"the bundle has no {name} for {engine}", hint=hint)
             files[name] = self._site.file(self._generation, known[held[name].sha256])
         settings: dict[str, Any] = {"threads": self._config.threads, "device": self._config.device}
-        opened = open_engine(engine, self._program, files, **settings)
+        opened = open_engine(engine, self.program, files, **settings)
         if training:
-            require_golden(opened, self._program)
-        return EngineLearner(opened, self._program)
+            require_golden(opened, self.program)
+        return EngineLearner(opened, self.program)
 
     def models(self, centers: Sequence[int]) -> list[Flat]:
         return [self._vector(self.manifest["centers"][k]["model"]) for k in centers]
@@ -264,7 +239,7 @@ class SiteCenterSource:
         return self._site.file(self._generation, files[form]), files[form]["sha256"]
 
     def _vector(self, entry: ManifestEntry) -> Flat:
-        return codecs.decode_vector(self._read(entry), self._program.schema, kind="model")
+        return codecs.decode_vector(self._read(entry), self.program.schema, kind="model")
 
     def _read(self, entry: ManifestEntry) -> bytes:
         return self._site.file(self._generation, entry).read_bytes()

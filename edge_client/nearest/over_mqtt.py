@@ -20,7 +20,7 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData, require_fit
 from edge_client.engines.base import open_engine
 from edge_client.engines.onnx_files import replace_constants
-from edge_client.errors import Malformed, NetworkError, ProgramRefused
+from edge_client.errors import FedcentersError, Malformed, NetworkError, ProgramRefused
 from edge_client.nearest import result as answers
 from edge_client.nearest.catalog_centers import CatalogCenterSource
 from edge_client.nearest.choose_center import AUTO, CenterSource, Selection, choose_center
@@ -160,7 +160,8 @@ class NearestClient:
             fetched=self._bytes,
             signed_by=self.config.federation,
         )
-        metrics = {name: v for name, v in (("accuracy", answer.accuracy), ("loss", answer.loss)) if v is not None}
+        told = {name: getattr(answer, name) for name in ("accuracy", "loss")}
+        metrics = {name: v for name, v in told.items() if v is not None and v < inf}
         self._session.sender.send("served", center=chosen.center, sha256=manifest.sha256, n=answer.n, metrics=metrics)
         return answer
 
@@ -243,14 +244,19 @@ class NearestClient:
 
 def personalise_and_score(
     source: CenterSource, center: int, file: str | None, local: DeviceData, steps: int, config: ClientConfig
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Train a few local steps from the center -> the model's files, and accuracy and loss before and after them.
 
     `file`: the center's; the model gets one like it where that is of ONNX, beside its weights alone. The numbers are of
-    held-out samples, and None without these: those of the training samples would favour the local model.
+    held-out samples, and None without these: training samples would favour the local model. Steps that fail write
+    nothing, and are told in the log.
     """
-    (model,), schema = source.models([center]), source.program.schema
-    mine = personalise(source, model, local.train, steps)
+    try:
+        (model,), schema = source.models([center]), source.program.schema
+        mine = personalise(source, model, local.train, steps)
+    except FedcentersError as wrong:
+        log.warning("no personal model: %s; %s", wrong.message, wrong.hint)
+        return None
     path = config.state / f"personal-{center}.safetensors"
     write_atomically(path, codecs.encode_vector(mine, schema, codec="f32", kind="model"), private=True)
     names = "before", "loss_before", "accuracy", "loss"

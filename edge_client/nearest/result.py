@@ -15,6 +15,7 @@ import numpy as np
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.center_file import run_file
 from edge_client.engines.targets import accuracy_of, classes_last
+from edge_client.errors import ProgramRefused
 from edge_client.nearest.choose_center import UNSURE, Selection
 from edge_client.printable import printable_line
 from edge_client.protocol.program import IGNORED, Program
@@ -71,7 +72,8 @@ class NearestAnswer:
         if self.accuracy is not None:
             lines.append(f"  accuracy {self.accuracy:.1%} on {self.n} samples")
         elif self.loss is not None:
-            lines.append(f"  mean squared error {self.loss:.4g} on {self.n} samples")
+            what = "cross-entropy" if self.predicted else "mean squared error"
+            lines.append(f"  {what} {self.loss:.4g} on {self.n} samples")
         if self.personal is not None:
             kept = " and ".join(filter(None, (self.personal["file"], self.personal["model"])))
             lines.append(f"  {self.personal['steps']} local steps{self._gain()}; kept in {kept}")
@@ -143,8 +145,10 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
     content = path.read_bytes()
     data = (local.test or local.train) if labels else local.train
     logits = run_file(file_format, content, data.x, threads=threads)
+    if np.isnan(logits).any():
+        raise ProgramRefused(f"the {file_format} file of center {chosen.center} gives NaN", hint="try another --format")
     scored = labels and (program.has_classes or not program.own_loss)  # the file has no loss of the user's own
-    accuracy, loss = score(logits, data) if scored else (None, None)
+    accuracy, loss = score(logits, data, soft=program.has_classes) if scored else (None, None)
     kept = state / f"center-{chosen.center}.{file_format}"
     write_atomically(kept, content)
     missing = no_center_answer(device, chosen, fetched=fetched, signed_by=signed_by)
@@ -159,15 +163,21 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
         sha256=sha256,
         bytes=len(content),
         predicted=_counted(logits, program),
-        class_names=local.class_names,
     )
 
 
-def score(logits: Array, data: Dataset) -> tuple[float | None, float]:
-    """Outputs [n, ...] and what is true -> (accuracy or None for targets that are no classes, mean loss)."""
+def score(logits: Array, data: Dataset, *, soft: bool = False) -> tuple[float | None, float | None]:
+    """Outputs [n, ...] and what is true -> (accuracy or None for targets that are no classes, mean loss).
+
+    `soft`: targets are probabilities. Both are None where no label counts.
+    """
     if not np.issubdtype(data.y.dtype, np.integer):
+        if soft:
+            return None, float(-(data.y * log_softmax(logits)).sum(axis=-1).mean())
         return None, float(np.square(logits - data.y).mean())
     counted = data.y != IGNORED
+    if not counted.any():
+        return None, None
     truth, scores = data.y[counted], log_softmax(classes_last(logits, data.y))[counted]
     return accuracy_of(logits, data.y), float(-scores[np.arange(len(truth)), truth].mean())
 

@@ -45,11 +45,22 @@ def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN
     return choose_center(source, data, labels=y is not None)
 
 
-def predict_samples(source: RunCenters, x: Any, *, device: object, center: int | None) -> Array:  # noqa: ANN401
-    """Classes [n], or targets [n, ...], for samples `x` [n, ...]. Raises UsageError for an unknown device or center."""
+def predict_samples(
+    source: RunCenters,
+    x: Any,  # noqa: ANN401
+    *,
+    device: object,
+    center: int | None,
+    classes: int | None = None,
+) -> Array:
+    """Classes [n], or targets [n, ...], for samples `x` [n, ...]. Raises UsageError for an unknown device or center.
+
+    `classes`: of outputs [n, C] only the first so many are predicted.
+    """
     if device is not None and center is not None:
         raise UsageError("predict by a device and by a center", hint="give one of them")
     outputs = _of_center(source, x, center) if device is None else _of_device(source, x, device)
+    outputs = outputs if classes is None else outputs[:, :classes]
     if not source.program.has_classes:
         return np.asarray(outputs)
     found: Array = outputs.argmax(axis=1 + source.program.class_axis)

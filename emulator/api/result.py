@@ -123,7 +123,7 @@ class Result:
                 "bytes": record["bytes"]["down"] + record["bytes"]["up"],
                 "seconds": record["seconds"],
                 "real_seconds": real_s,
-                **{name: value["micro"] for name, value in record.get("metrics", {}).items()},
+                **{name: value["micro"] for name, value in sorted(record.get("metrics", {}).items())},
             }
 
     @property

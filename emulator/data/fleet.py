@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import logging
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,13 @@ from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import DataSet
 from emulator.data.partition_schemes import PartitionScheme
 
+log = logging.getLogger(__name__)
 SHOWN_DEVICES = 10  # rows in a notebook
+MARKED_DEVICES, MARKED_SAMPLES = 10, 4  # by which two cuts are told apart
+OTHER_CUT = (
+    "this fleet has no seed, so it shows the devices' samples as seed 0 cuts them, and a run with another seed trains "
+    "on other ones, also on test samples that are shown here. Take those of `result.split`, or give the fleet a seed"
+)
 SHOWN_COLUMNS = 4  # of a table, in one line
 SHOWN_NAMES = 60  # characters of the names of devices that are left out; longer lists are a number and a checksum
 
@@ -56,8 +63,10 @@ class Fleet(Mapping[ClientId, DeviceData]):
     `options` are the options of emulator/options.py by which a run's folder names this fleet; `model` is the model that
     suits the data, if there is one; `classes` are the values of labels that were no numbers, `columns` the names of
     the inputs where they are a table's; `pixels`: the user's samples were uint8 and became 0 to 1. `seed` cuts the
-    data; None takes the seed of the run, as the command line does. `given` has the name of each device by what the user
-    called it, where that is no name that the protocol allows: `fleet[7]` is the device `subject-7`.
+    data; None takes the seed of the run, as the command line does. Then the mapping, `groups` and `new_devices` are
+    those of seed 0, and `Result.split` has those of the run: a warning says where the two differ. `given` has the name
+    of each device by what the user called it, where that is no name that the protocol allows: `fleet[7]` is the device
+    `subject-7`.
 
     >>> from emulator.data.fleet import named_fleet
     >>> fleet = named_fleet("digits", devices=4)
@@ -80,6 +89,7 @@ class Fleet(Mapping[ClientId, DeviceData]):
     pixels: bool = False
     given: Mapping[Any, ClientId] = field(default_factory=dict)
     _cuts: dict[int, FleetData] = field(default_factory=dict, init=False)
+    _marks: dict[str, int] = field(default_factory=dict, init=False)  # of the cut that was shown, and of the last run's
 
     __eq__ = object.__eq__  # a fleet is itself alone: a mapping would compare samples, whose equality is an array
     __hash__ = object.__hash__
@@ -97,15 +107,35 @@ class Fleet(Mapping[ClientId, DeviceData]):
             self._cuts[seed] = replace(found, **names, pixels=self.pixels)
         return self._cuts[seed]
 
+    def cut_for_run(self, seed: int) -> FleetData:
+        """See `cut`. Warns where the user has seen other samples of this fleet than those of the run."""
+        found = self.cut(seed)
+        self._mark("run", found)
+        return found
+
+    def _show(self) -> FleetData:
+        """What the user sees. Warns where the last run had other samples."""
+        found = self.cut()
+        if "shown" not in self._marks:
+            self._mark("shown", found)
+        return found
+
+    def _mark(self, which: str, found: FleetData) -> None:
+        if self.seed is None and "told" not in self._marks:
+            self._marks[which] = _mark_of(found)
+            if len(set(self._marks.values())) > 1:
+                log.warning("%s", OTHER_CUT)
+                self._marks["told"] = 1
+
     @property
     def groups(self) -> Mapping[ClientId, int]:
         """The true group of each device, where the partition makes groups."""
-        return self.cut().groups
+        return self._show().groups
 
     @property
     def new_devices(self) -> _Called:
         """The devices that do not train, for `Result.nearest`; also by what the user called them."""
-        return _Called(self.cut().new_devices, self.given)
+        return _Called(self._show().new_devices, self.given)
 
     def only(self, devices: Iterable[object] | object) -> Fleet:
         """The fleet of these devices; the others become its `new_devices`. Raises UsageError for an unknown one."""
@@ -141,7 +171,7 @@ class Fleet(Mapping[ClientId, DeviceData]):
         return made
 
     def __getitem__(self, name: object) -> DeviceData:
-        cut = self.cut()
+        cut = self._show()
         return _Called(cut.devices, self.given, cut.new_devices)[name]
 
     def __iter__(self) -> Iterator[ClientId]:
@@ -174,11 +204,17 @@ class Fleet(Mapping[ClientId, DeviceData]):
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{who}</td><td>{len(local.train)}</td><td>{len(local.test) if local.test else 0}</td></tr>"
-            for who, local in islice(self.items(), SHOWN_DEVICES)
+            for who, local in islice(self.cut().devices.items(), SHOWN_DEVICES)
         )
         more = f"<p>and {len(self) - SHOWN_DEVICES} more</p>" if len(self) > SHOWN_DEVICES else ""
         head = "<tr><th>device</th><th>training samples</th><th>test samples</th></tr>"
         return f"<p>{html.escape(repr(self))}</p><table>{head}{rows}</table>{more}"
+
+
+def _mark_of(found: FleetData) -> int:
+    """A checksum of a few samples of the first devices."""
+    some = islice((*found.devices.values(), *found.new_devices.values()), MARKED_DEVICES)
+    return zlib.crc32(b"".join(local.train.x[:MARKED_SAMPLES].tobytes() for local in some))
 
 
 class _Called(Mapping[ClientId, DeviceData]):

@@ -52,6 +52,9 @@ class Mixtures:
         if len(parts) != 2:  # noqa: PLR2004 - a training and a test part
             raise ConfigError("mixtures need a data set with a test part", hint="use another data set")
         train_rows, test_rows = (_rows_of_domains(part) for part in parts)
+        if [len(rows) > 0 for rows in train_rows] != [len(rows) > 0 for rows in test_rows]:
+            told = f"test samples of {len(test_rows)} domains, training samples of {len(train_rows)}"
+            raise ConfigError(told, hint="mixtures need samples of each domain in both; use another partition")
         u = mixture_shares(self.shares, devices, len(train_rows), rng)
         count = rng.integers(self.least, self.most + 1, size=devices)
         cut = PartitionIndices(

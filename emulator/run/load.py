@@ -69,7 +69,7 @@ def make_fleet(args: SimulateArgs, fleet: Fleet | None = None) -> tuple[Simulate
             f"no model of ours suits {fleet.options['data_set']}",
             hint="name yours: --model package.module:Factory; in Python model=MyModule, or the name of one of ours",
         )
-    split = fleet.cut(args.seed)
+    split = fleet.cut_for_run(args.seed)
     model = summed_name(model, summed_members(args.method))
     found: dict[str, Any] = {**fleet.options, "model": model, "devices": len(split.devices)}
     return replace(args, **found), split

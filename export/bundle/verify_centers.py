@@ -16,6 +16,7 @@ from edge_client.engines.onnx import session as open_session
 from edge_client.engines.pt2 import read_exported
 from edge_client.engines.targets import accuracy_of
 from edge_client.errors import UsageError
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
 from export.bundle.bundle_contents import LabelledSamples
 from export.containers.write_tflite import open_tflite
@@ -84,11 +85,15 @@ def file_logits(file: bytes, fmt: str, x: Array, center: int | None = None) -> A
 
 
 def accuracy_by_device(logits: Array, samples: LabelledSamples) -> dict[str, float]:
-    """Device -> share of right answers; {} where labels or owners are unknown, or the targets are no classes."""
+    """Device -> share of right answers; {} where labels or owners are unknown, or the targets are no classes.
+
+    A device without a label that counts is left out.
+    """
     if samples.y is None or not np.issubdtype(samples.y.dtype, np.integer):
         return {}
     owned = {str(name): samples.device == name for name in np.unique(samples.device)}
-    return {name: accuracy_of(logits[mine], samples.y[mine]) for name, mine in owned.items()}
+    counted = {name: mine for name, mine in owned.items() if (samples.y[mine] != IGNORED).any()}
+    return {name: accuracy_of(logits[mine], samples.y[mine]) for name, mine in counted.items()}
 
 
 def lost_share(got: Array, expected: Array, class_axis: int | None) -> float:

@@ -235,7 +235,7 @@ class _BundleBuild:
         networks = [load_infer_module(infer, schema, vector, frozen=frozen) for vector in centers]
         off = [largest_difference(net, data, fmt, self._samples, k) for k, net in enumerate(networks)]
         parity = float(np.max(off))  # max() may pass over what is no number
-        scale = max(float(np.abs(torch_logits(net, self._samples[:1])).max()) for net in networks)
+        scale = max(float(np.abs(torch_logits(net, self._samples)).max()) for net in networks)
         if not parity <= parity_limit(scale):
             raise ProgramRefused(f"the stacked {fmt} file differs from torch by {parity:.1e}", hint="leave it out")
         return {**self.writer.put(f"stacked/centers.{fmt}", data), "parity": parity}
@@ -243,7 +243,7 @@ class _BundleBuild:
     def _checked(self, network: nn.Module, file: bytes, fmt: str, center: int) -> float:
         """The file's largest absolute difference from torch. Raises ProgramRefused above the limit."""
         parity = largest_difference(network, file, fmt, self._samples)
-        scale = float(np.abs(file_logits(file, fmt, self._samples[:1])).max())
+        scale = float(np.abs(torch_logits(network, self._samples)).max())
         if not parity <= parity_limit(scale):
             raise ProgramRefused(
                 f"center {center} as {fmt} differs from torch by {parity:.1e}",

@@ -71,7 +71,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     texts, and True and False, are classes in alphabetical order, which the fleet's `classes` names and `Result.predict`
     returns; floats are targets. `columns` has the names of a table's inputs. `test` is the share of each device's
     samples that only test, where it brings none that do, or data of the same kind. `seed` cuts the data; without it the
-    seed of the run does. `groups`, a column, an array [n] of the samples, or a mapping from each device, is the true
+    seed of the run does, `fleet["anna"]` and `new_devices` are those of seed 0, and `Result.split` has those of the
+    run. `groups`, a column, an array [n] of the samples, or a mapping from each device, is the true
     group: where each device has one, a run says how well a method found them (`ari`). `name` is what reports call the
     data. Devices are named by the values of `by`, or by the keys of a dict; a number stands behind the column's name,
     and `fleet[7]` finds it; `frame["subject"].map(fleet.name).map(result.assignments)` is the center of each row.

@@ -18,6 +18,8 @@ from coordinator.strategies.fesem import FeSEM
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array, ClientId
 from emulator.api.data.user_fleet import fleet
+from emulator.api.nearest import predict_samples
+from emulator.api.progress import show_work
 from emulator.api.runs import simulate
 
 if TYPE_CHECKING:
@@ -129,7 +131,9 @@ class MultiCenter(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sciki
     def _numbers(self, x: Array, device: ClientId | None) -> Array:
         """The numbers of the classes [n], for rows of one device."""
         only = 0 if device is None and len(self.result_.centers) == 1 else None
-        return self.result_.predict(x, device=device, center=only)
+        source = self.result_._source  # noqa: SLF001 - `predict` would take in outputs that no class has
+        with show_work("predicting"):
+            return predict_samples(source, x, device=device, center=only, classes=len(self.classes_))
 
 
 def _devices(given: Any, x: Array) -> Array:  # noqa: ANN401 - what scikit-learn reads

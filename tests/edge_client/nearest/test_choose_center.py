@@ -22,7 +22,7 @@ from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.input_moments import make_profile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.nearest.selection_rule import guessing_loss, sketch_distance
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.task import Fit, Flat
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import EngineLearner
@@ -373,3 +373,11 @@ def test_a_few_samples_fill_whatever_batch_an_engine_takes(shelf: CenterShelf) -
     learner = EngineLearner(softmax_program.SoftmaxEngine(fixed_batch=8), softmax_program.program())
     assert features.sketch_local_round(learner, shelf.vectors[0], few, ROUND).shape == (384,)
     assert features.norm_distances(learner, shelf.vectors, few) is None  # this model has no batch norm
+
+
+def test_labels_that_all_count_for_nothing_are_no_labels(shelf: CenterShelf) -> None:
+    """Their loss was 0, so that the first center fitted well."""
+    data = Dataset(data_of(0).x, np.full((N, 3), IGNORED))
+    with pytest.raises(UsageError, match="all labels are -100, which counts nothing") as told:
+        choose_center(shelf, data, labels=True)
+    assert told.value.hint == "leave y out"

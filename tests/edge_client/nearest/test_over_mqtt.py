@@ -18,6 +18,7 @@ from edge_client.nearest.result import score
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest import catalog as offered
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array, Flat, Tensors
 from tests.support import softmax_program
 from tests.support.frozen_stage import fetches_of_the_base, frozen_stage
@@ -25,6 +26,7 @@ from tests.support.scripted_coordinator import (
     CONTAINERS,
     DEVICE,
     FEDERATION,
+    BallastEngine,
     DeviceStage,
     Script,
     program,
@@ -348,3 +350,41 @@ def test_numbers_instead_of_classes_have_no_accuracy() -> None:
 def test_a_file_that_is_no_model_is_refused_in_words(file_format: str, words: str) -> None:
     with pytest.raises(ProgramRefused, match=words):
         run_file(file_format, b"no model", np.zeros((1, 5), np.float32))
+
+
+def test_personal_steps_that_diverge_are_told_beside_the_answer(
+    stage: DeviceStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The visit ended with an error after the center's file had come."""
+    step, catalog = BallastEngine.step, catalog_of(stage, [stage.model(1), good_model(stage)])
+
+    def diverges(self: BallastEngine, feeds: Tensors) -> Tensors:
+        return step(self, feeds) | {"loss": np.array(np.nan)}
+
+    monkeypatch.setattr(BallastEngine, "step", diverges)
+    answer = stage.visit(answering(stage, catalog), steps=3)
+    assert (answer.center, answer.accuracy, answer.personal) == (1, 1.0, None)
+    assert "no personal model: not_finite: training diverged" in caplog.text
+    assert not list(stage.config().state.glob("personal-*"))
+
+
+def test_a_centers_file_that_gives_nan_is_refused_as_a_bad_file(stage: DeviceStage) -> None:
+    """Its loss could not be sent, so the visit ended with a message about the protocol."""
+    fine = good_model(stage)
+    catalog = catalog_of(stage, [stage.model(1), fine])
+    bad = {"onnx": stage.blob(onnx_file(stage, np.full_like(fine, np.nan)), "container")}
+    other = replace(catalog, centers=(catalog.centers[0], replace(catalog.centers[1], files=bad)))
+    with pytest.raises(ProgramRefused, match=r"^the onnx file of center 1 gives NaN"):
+        stage.visit(answering(stage, other))
+
+
+def test_soft_labels_have_the_cross_entropy_as_their_loss() -> None:
+    """It was the squared error of the logits."""
+    y = np.array([[0.9, 0.1], [0.25, 0.75]])
+    logits: Array = np.log(np.array([[0.8, 0.2], [0.5, 0.5]])) + 3.0
+    known = -(y * np.log([[0.8, 0.2], [0.5, 0.5]])).sum() / 2
+    assert score(logits, Dataset(np.zeros((2, 1)), y), soft=True) == (None, pytest.approx(known))
+
+
+def test_labels_of_which_none_counts_have_no_score() -> None:
+    assert score(np.zeros((2, 3, 4)), Dataset(np.zeros((2, 1)), np.full((2, 3), IGNORED))) == (None, None)

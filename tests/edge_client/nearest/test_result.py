@@ -77,3 +77,9 @@ def test_targets_that_are_no_classes_have_an_error_and_a_gain_in_words() -> None
     classes = replace(answer, accuracy=0.5, personal={**kept, "before": 0.5, "accuracy": 0.75, "loss": 0.1})
     assert "accuracy 50.0% on 7 samples" in classes.in_words()
     assert "20 local steps: accuracy 50.0% before, 75.0% after" in classes.in_words()
+
+
+def test_the_loss_of_soft_labels_is_named_cross_entropy() -> None:
+    chosen = Selection(center=1, best=1, way="loss", samples=3, ranking=(1, 0), fit="well")
+    answer = replace(no_center_answer("porch", chosen, fetched=0, signed_by=None), loss=0.125, n=7, predicted={0: 7})
+    assert answer.in_words().splitlines()[-1] == "  cross-entropy 0.125 on 7 samples"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ from torch import nn
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.targets import accuracy_of
 from edge_client.nearest.choose_center import Selection
+from edge_client.nearest.features import model_distances
 from edge_client.nearest.result import evaluate_center, score
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
+from edge_client.training.learner import Learner
 from export.bundle.center_files import export_center
 from export.bundle.verify_centers import torch_logits
 from tests.support import softmax_program
@@ -73,3 +77,27 @@ def test_a_model_of_numbers_names_no_class_and_has_a_loss_only_where_that_is_kno
     assert (answer.accuracy, answer.predicted) == (None, {})
     known = None if loss is None else float(np.square(torch_logits(network, x) - y).mean())
     assert answer.loss == (known if known is None else pytest.approx(known, rel=1e-4))
+
+
+class TokenLearner:
+    """Losses and logits [M, n, 3, 2] that are given, as of a program with a label per token; see `Learner`."""
+
+    fixed_batch, program = None, replace(softmax_program.program(), loss="token-cross-entropy", target=(3, 2))
+
+    def evaluate(self, models: Sequence[Array], data: Dataset, *, batch: int) -> tuple[Array, Array]:
+        counted = (data.y != IGNORED).any(axis=1)
+        losses = np.stack([np.where(counted, model, 0.0) for model in models])
+        return losses, np.zeros((len(models), len(data), 3, 2))
+
+
+def test_samples_without_a_label_that_counts_say_nothing_of_how_a_center_fits() -> None:
+    """Each counted as a loss of 0, so that most of them made every center fit."""
+    y = np.full((6, 3), IGNORED)
+    y[4, 1], y[5] = 1, 0
+    far = np.array([9.0, 9.0, 9.0, 9.0, 2.0, 4.0])
+    learner = cast("Learner", TokenLearner())
+    found = model_distances(
+        learner, [far, far + np.array([0, 0, 0, 0, 1.0, -1.0])], Dataset(np.zeros((6, 1)), y), labels=True
+    )
+    assert found["loss"].tolist() == [3.0, 3.0]
+    assert found["votes"].tolist() == [0.5, 0.5]

@@ -334,3 +334,10 @@ def test_a_known_data_set_that_was_shared_in_python_keeps_what_its_devices_taugh
         next(iter(found.split.devices.values()))
     hint = str(repeat_in_python(read_table(tmp_path / "run" / "config.toml"), tmp_path / "run"))
     assert hint == "('samples', 'fc.simulate(fc.FeSEM(2, local_steps=5), fleet=fleet, rounds=1, seed=0)')"
+
+
+def test_a_loaded_history_has_its_columns_in_the_same_order(tmp_path: Path) -> None:
+    """Metrics came in alphabetical order after `fc.load`."""
+    metrics = {"wrong": lambda y, outputs: (outputs.argmax(1) != y).mean(), "bias": lambda y, outputs: outputs.mean()}
+    made = fc.simulate(fc.FeSEM(2), model=net(), fleet=fruit(), rounds=1, metrics=metrics)
+    assert list(fc.load(made.save(tmp_path / "mine")).history.columns) == list(made.history.columns)

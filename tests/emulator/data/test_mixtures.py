@@ -85,3 +85,11 @@ def test_regressions_keep_their_targets_and_their_test_pools() -> None:
 def test_a_mixture_that_cannot_be_made_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
         parse_scheme(f"mixtures:{wrong}").split(two_domains(), devices=4, seed=0)
+
+
+def test_a_domain_that_only_one_part_has_is_named() -> None:
+    """Groups of training samples beside a test part without any ended with an error of zip."""
+    whole = two_domains()
+    bare = RawSamples(x=whole.train.x, y=whole.train.y)
+    with pytest.raises(ConfigError, match="test samples of 1 domains, training samples of 2"):
+        parse_scheme("mixtures").split(DataSet(train=whole.train, test=bare), devices=10, seed=0)

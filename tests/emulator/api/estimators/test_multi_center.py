@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
+from torch import nn
 
 import fedcenters as fc
 from coordinator.strategies.base import Strategy
@@ -132,3 +134,13 @@ def test_a_score_without_devices_says_what_a_search_needs(fitted: Any, samples: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fitted.score(x, y, devices=devices) > 0.9
+
+
+def test_an_output_that_no_class_has_is_predicted_for_no_row(samples: tuple[Array, Array, Array]) -> None:
+    """A row that such an output won ended the prediction with an IndexError."""
+    x, y, devices = samples
+    net = nn.Linear(2, 5)
+    nn.init.zeros_(net.weight)
+    net.bias = nn.Parameter(torch.tensor([0.0, 1.0, 9.0, 9.0, 9.0]))
+    fitted = fc.MultiCenter(fc.FedAvg(local_steps=1, learning_rate=1e-6), model=net, rounds=1).fit(x, y, devices)
+    assert set(fitted.predict(x, devices)) == set(fitted.predict(x[:5])) == {"right"}
