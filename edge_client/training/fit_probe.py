@@ -241,7 +241,7 @@ def recalibrate(learner: Learner, model: Flat, data: Dataset, *, batch: int) -> 
     """
     n, size = learner.program.schema.n_params, learner.fixed_batch or batch
     cuts = [np.arange(at, min(at + size, len(data))) for at in range(0, len(data), size)]
-    whole = [cut for cut in cuts if len(cut) == size] or ([cuts[0]] if learner.fixed_batch is None else [])
+    whole = [cut for cut in cuts if len(cut) == size] or (cuts[:1] if learner.fixed_batch is None else [])
     if n == len(model) or not whole or len(whole[0]) == 1:
         return model
     (found,), moved = batch_statistics(learner, [model], data, whole)

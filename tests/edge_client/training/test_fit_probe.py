@@ -136,6 +136,12 @@ def test_statistics_that_overflow_are_not_taken() -> None:
     np.testing.assert_array_equal(recalibrate(learner, sent, huge, batch=8), sent)
 
 
+def test_without_training_samples_no_statistics_are_taken() -> None:
+    learner = EngineLearner(ENGINE, program(buffered=True))
+    sent = RNG.standard_normal(learner.program.schema.size)
+    assert recalibrate(learner, sent, Dataset(DATA.x[:0], DATA.y[:0]), batch=8) is sent
+
+
 @pytest.mark.parametrize("buffers", ["own", "batch"])
 def test_a_probe_evaluates_with_the_statistics_that_it_names(buffers: str) -> None:
     learner = EngineLearner(ENGINE, program(buffered=True))
