@@ -169,6 +169,7 @@ class Client:
             self._uploader.announce()
         finally:
             self._session.downloads.pause()
+            self._session.cache.pinned.clear()
             if self._task is task:
                 self._task = None
 

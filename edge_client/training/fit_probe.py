@@ -180,7 +180,7 @@ def _probe_in_parts(
     task: Probe,
     keep: Callable[[F64], None],
 ) -> Reply:
-    """A probe of a program whose outputs may be as large as its samples: they are counted some samples at a time."""
+    """A probe whose outputs may be as large as its samples: they are counted some samples at a time."""
     program, want = learner.program, task.want
     if "answers" in want or task.label_totals is not None:
         _check_classifier(program, "answers, like a label prior,")
@@ -189,7 +189,7 @@ def _probe_in_parts(
     losses: list[F64] = []
     scores: dict[str, Array] = {}
     for at in range(0, len(data), rows):
-        some = Dataset(data.x[at : at + rows], data.y[at : at + rows])
+        some = data if rows >= len(data) else Dataset(data.x[at : at + rows], data.y[at : at + rows])
         found, logits = learner.evaluate(models, some, batch=task.batch)
         losses.append(found)
         for name, value in score_outputs(program, logits, some.y, task).items():
@@ -241,7 +241,7 @@ def recalibrate(learner: Learner, model: Flat, data: Dataset, *, batch: int) -> 
     """
     n, size = learner.program.schema.n_params, learner.fixed_batch or batch
     cuts = [np.arange(at, min(at + size, len(data))) for at in range(0, len(data), size)]
-    whole = [cut for cut in cuts if len(cut) == size] or ([cuts[0]] if learner.fixed_batch is None else [])
+    whole = [cut for cut in cuts if len(cut) == size] or (cuts[:1] if learner.fixed_batch is None else [])
     if n == len(model) or not whole or len(whole[0]) == 1:
         return model
     (found,), moved = batch_statistics(learner, [model], data, whole)

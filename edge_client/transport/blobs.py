@@ -169,7 +169,7 @@ class BlobFolder:
         staged = StagedBlob(beside, file, len(data), descriptor)
         try:
             _write_at(descriptor, data, 0)
-        except OSError:  # a full disk does not need half a file as well
+        except OSError:
             staged.discard()
             raise
         return staged
@@ -199,7 +199,7 @@ class BlobFolder:
         size, file = manifest.size, self._partial_file(manifest)
         if self._budget is not None and size > self._budget:
             raise Malformed("no_space", f"blob of {size} bytes, the folder holds at most {self._budget}")
-        here = 512 * file.stat().st_blocks if file.exists() else 0  # of a sparse file
+        here = 512 * getattr(file.stat(), "st_blocks", 0) if file.exists() else 0  # not on Windows
         if self._evict:
             self._make_room(size, but=file, on_disk=size - here)
         if not self._disk_takes(size - here):

@@ -148,7 +148,7 @@ def unread_alert(receive: Callable[[int], bytes]) -> str:
 
 def explain_failure(wrong: Exception | str, ca: Path | None = None) -> tuple[str, str]:
     """-> (what went wrong, what to do), for a connection that failed; the hint is "" when TLS is not to blame."""
-    text = str(wrong)
+    text = repr(wrong) if isinstance(wrong, LookupError) else str(wrong)
     if isinstance(wrong, ssl.SSLCertVerificationError):
         return _explain_verification(wrong, ca)
     for words, reason, hint in TLS_ALERTS:

@@ -14,21 +14,27 @@ import { yieldToPage } from "./runtime/inbox.js";
 import { argmax, checkData, softmax } from "./training/fit_probe.js";
 import { ENGINE } from "./runtime/task_runner.js";
 
-const TIMEOUT_MS = 120_000;
+const TIMEOUT_MS = 120_000; // without a block or an answer
 const ASK_AGAIN_MS = 8_000;
 const BATCH = 32;
 const FORMAT = "onnx";
 
 /** One visit of `client`; -> {center, losses, fit, accuracy, n, sha256, catalog, names}; center is null when none fits, `catalog` the hash of what was tried. */
 export async function findCenter(client) {
-  const until = client.now() + TIMEOUT_MS;
+  let until = client.now() + TIMEOUT_MS;
+  let came = client.downloader.arrived;
+  const expect = () => {
+    [until, came] = [client.now() + TIMEOUT_MS, client.downloader.arrived];
+  };
   const check = () => {
+    if (client.downloader.arrived > came) expect();
     if (client.stopping) throw new Malformed("internal", "the page was closed");
     if (client.task !== null) throw new Malformed("unavailable", "there is something to train first; ask again after it");
     if (client.now() > until) throw new Malformed("unreachable", "the coordinator did not send its centers in time");
   };
   const between = async () => {
     await yieldToPage();
+    expect(); // what the phone computes is no silence of the coordinator
     check();
   };
   if (client.pointer === null) throw new Malformed("unavailable", "no centers yet: the coordinator publishes them when training is done");

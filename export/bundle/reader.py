@@ -183,7 +183,10 @@ class Bundle:
     def reference_samples(self) -> LabelledSamples | None:
         """The bundle's own samples, if it has any."""
         entry = self.manifest["reference"]
-        return None if entry is None else LabelledSamples.read(self.root / entry["path"])
+        if entry is None:
+            return None
+        self.read(entry)  # for its hash
+        return LabelledSamples.read(self.root / entry["path"])
 
 
 def read_bundle(path: str | Path, trusted: Sequence[bytes] = ()) -> Bundle:

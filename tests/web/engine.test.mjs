@@ -1,4 +1,4 @@
-// The page's engine and learner on a runtime of plain objects: where a phone's memory ends, and when the page may do other things.
+// The page's engine and learner on a runtime of plain objects: where memory ends, when the page may do other things, which weights count.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -7,6 +7,7 @@ import { openEngine } from "../../edge_client/web/engines/onnx.js";
 import { runGolden } from "../../edge_client/web/engines/golden_run.js";
 import { runProbe } from "../../edge_client/web/training/fit_probe.js";
 import { Learner } from "../../edge_client/web/training/learner.js";
+import { addWords } from "../../edge_client/web/training/summed.js";
 import { nackFields } from "../../edge_client/web/runtime/train_conditions.js";
 
 const BAD_ALLOC = "ERROR_CODE: 6, ERROR_MESSAGE: std::bad_alloc"; // as version 1.30 says it
@@ -59,4 +60,24 @@ test("before each batch of a probe the page may do other things: of a gradient, 
   };
   assert.equal(await waits({ want: ["grad"] }), 3);
   assert.equal(await waits({ want: ["loss"], buffers: "batch" }), 2 * 2 + 3);
+});
+
+test("last weights in another number of centers count as none", async () => {
+  const program = { ...PROGRAM, input: [2], target: [2], schema: { tensors: PROGRAM.schema.tensors, size: 2, nParams: 2, spans: { a: [0, 2] } } };
+  const engine = {
+    program, fixedBatch: null, update: () => ({ step: async () => 0, read: () => ({ "w/a": new Float32Array(2) }) }),
+    evaluate: async ({ x: { dims: [rows] }, "w/a": { data } }) => ({ loss: new Float32Array(rows).fill(data[0]), logits: new Float32Array(2 * rows) }),
+  };
+  const centers = [Float32Array.of(1, 0), Float32Array.of(2, 0)];
+  const vectors = new Map(centers.map((center, k) => [`m${k}`, center]));
+  const train = { n: 2, x: new Float32Array(4), labels: new Int32Array(2) };
+  const work = { job: "fit", start: { sha256: "m0" }, lr: 0, momentum: 0, mu: 0, steps: 1, batch: 2, seed: 0 };
+  const sum = { centers: [...vectors.keys()].map((sha256) => ({ sha256 })) };
+  for (const choose of ["shares", "posterior"]) {
+    const task = { part: "choose", choose, work, sum, centers, open: [0, 1], refresh: false, sigma: 0.1, repeats: 1, move: 1 };
+    const chosen = async (choice) => (await addWords(new Learner(engine), task, { train }, { choice, own: new Map() }, { vectors, between: async () => {} })).choice;
+    const [fresh, other, same] = [await chosen(undefined), await chosen([0.2, 0.3, 0.5]), await chosen([0.1, 0.9])];
+    assert.deepEqual(other, fresh);
+    assert.notDeepEqual(same, fresh);
+  }
 });

@@ -51,6 +51,7 @@ function visitor(changes, evaluated = () => {}) {
   const client = {
     now: () => 0, stopping: false, task: null, pointer: { catalog: { sha256: "1".repeat(64) } }, sent: [], kept: [], sizes: [],
     blobs: { read: async () => new TextEncoder().encode(catalog), keepOnly: async () => {} },
+    downloader: { arrived: 0 },
     fetch: async () => {},
     local: async () => ({ train: data, test: { n: 0 } }),
     taskRunner: {
@@ -106,6 +107,27 @@ test("a page that is closed ends a search that compares centers", async () => {
     client.stopping = true;
   });
   await assert.rejects(findCenter(client), /the page was closed/);
+});
+
+test("a search is given up after two minutes without a block, and not while blocks come or the phone computes", async () => {
+  let now = 0;
+  const client = visitor({ now: () => now }, () => {
+    now += 200_000;
+  });
+  let blocks = 5;
+  client.fetch = async (_manifests, check) => {
+    for (; blocks > 0; blocks -= 1) {
+      now += 100_000;
+      client.downloader.arrived += 1;
+      check();
+    }
+  };
+  assert.equal((await findCenter(client)).center, 0);
+  client.fetch = async (_manifests, check) => {
+    now += 130_000;
+    check();
+  };
+  await assert.rejects(findCenter(client), /in time/);
 });
 
 test("a center's memory is given back when another takes its place, and when its trial is broken off", async () => {

@@ -62,6 +62,7 @@ export class Downloader {
   constructor(blobs, sendGet, tell = () => {}) {
     Object.assign(this, { blobs, sendGet, tell });
     this.mark = 0; // of the block that came last
+    this.arrived = 0; // blocks so far
     this.clear();
   }
 
@@ -112,6 +113,7 @@ export class Downloader {
     await this.blobs.putBlock(manifest, index, body);
     pull.bitmap.add(index);
     pull.markArrived(index);
+    this.arrived += 1;
     this.notBefore = 0; // a block shows that the coordinator is no longer busy
     this.tell({ what: "fetching", done: pull.bitmap.count / totalOf(manifest), size: manifest.size, kind: manifest.kind });
     if (pull.bitmap.complete) await this.finish(manifest);

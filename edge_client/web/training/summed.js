@@ -61,8 +61,9 @@ async function train(learner, task, local, memory, { vectors, between }) {
 }
 
 /** Scores [K] by which the device chooses before it trains, undefined: by its trained model; and the responsibilities that it saw. */
-async function chooseBefore(learner, task, local, last, given) {
+async function chooseBefore(learner, task, local, kept, given) {
   const { choose, work, centers } = task;
+  const last = kept?.length === centers.length ? kept : undefined;
   if (choose === "only") return { scores: [1] };
   if (choose === "given") {
     if (!(task.group < centers.length)) throw bad("no center is given");

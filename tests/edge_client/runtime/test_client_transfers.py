@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edge_client.protocol.messages import canonical_json
 from tests.support.scripted_coordinator import BLOCK, DEVICE, FEDERATION, DeviceStage, Script
 
 
@@ -142,6 +144,24 @@ def test_a_model_of_the_task_at_hand_makes_room_for_no_other(stage: DeviceStage)
     stage.play(script())
     assert stage.said("nack") == []
     assert stage.last("rdy")["round"] == 3
+
+
+def test_the_models_of_a_task_that_is_over_make_room_for_another_program(stage: DeviceStage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(0))
+        yield
+        assert stage.playing is not None
+        folder = stage.folder / "state" / "cache"
+        stage.playing._session.cache._budget = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        other = replace(stage.program, model=stage.program.model[::-1])
+        manifest = stage.blob(canonical_json(other.to_json()), "program")
+        stage.ask(stage.fit(1), round_=2, program=manifest.to_json())
+        yield
+
+    stage.play(script())
+    assert stage.said("nack") == []
+    assert stage.last("rdy")["round"] == 2
 
 
 def test_a_task_whose_models_are_larger_than_the_cache_is_told_so(stage: DeviceStage) -> None:

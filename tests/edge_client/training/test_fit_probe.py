@@ -136,6 +136,12 @@ def test_statistics_that_overflow_are_not_taken() -> None:
     np.testing.assert_array_equal(recalibrate(learner, sent, huge, batch=8), sent)
 
 
+def test_without_training_samples_no_statistics_are_taken() -> None:
+    learner = EngineLearner(ENGINE, program(buffered=True))
+    sent = RNG.standard_normal(learner.program.schema.size)
+    assert recalibrate(learner, sent, Dataset(DATA.x[:0], DATA.y[:0]), batch=8) is sent
+
+
 @pytest.mark.parametrize("buffers", ["own", "batch"])
 def test_a_probe_evaluates_with_the_statistics_that_it_names(buffers: str) -> None:
     learner = EngineLearner(ENGINE, program(buffered=True))
@@ -299,11 +305,11 @@ def test_a_regression_is_probed_in_parts_whose_answer_is_that_of_the_whole(monke
     """A model that draws pictures has outputs as large as its samples, for each of the models."""
     rng = np.random.default_rng(0)
     data = Dataset(rng.standard_normal((50, regression.FEATURES)), rng.standard_normal((50, 1)))
-    local, held = DeviceData(train=data), list[int]()
+    local, held = DeviceData(train=data), list[Dataset]()
 
     class Noted(EngineLearner):
         def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[Array, Array]:
-            held.append(len(data))
+            held.append(data)
             return super().evaluate(models, data, batch=batch)
 
     probe = Probe(models=[np.ones(10), np.zeros(10)], want=frozenset({"loss", "votes", "errors"}), batch=8, seed=0)
@@ -311,7 +317,8 @@ def test_a_regression_is_probed_in_parts_whose_answer_is_that_of_the_whole(monke
     whole = run_probe(learner, probe, local)
     monkeypatch.setattr("edge_client.training.fit_probe.PROBED_VALUES", 16)
     parts = run_probe(learner, probe, local)
-    assert held == [50, 16, 16, 16, 2]
+    assert held[0] is data  # whose tensors an emulator keeps
+    assert [len(each) for each in held] == [50, 16, 16, 16, 2]
     assert whole.losses is not None
     assert whole.errors is not None
     assert parts.errors is not None

@@ -255,6 +255,24 @@ def test_a_transfer_goes_on_where_the_disk_has_room_for_the_rest_alone(
     assert again.finish().read_bytes() == DATA
 
 
+def test_a_transfer_goes_on_where_a_file_system_tells_no_blocks(
+    folder: BlobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = folder.partial(named())
+    fill(first, range(3))
+    first.close()
+    stat = Path.stat
+
+    def as_on_windows(path: Path, **more: bool) -> object:
+        found = stat(path, **more)
+        return SimpleNamespace(**{name: getattr(found, name) for name in ("st_mode", "st_size", "st_mtime_ns")})
+
+    monkeypatch.setattr(Path, "stat", as_on_windows)
+    again = folder.partial(named())
+    fill(again, range(3, 5))
+    assert again.finish().read_bytes() == DATA
+
+
 def test_only_what_is_wanted_is_kept(folder: BlobFolder) -> None:
     keep, drop = folder.put(b"a"), folder.put(b"b")
     folder.keep_only({keep})

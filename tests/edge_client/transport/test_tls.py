@@ -276,6 +276,7 @@ def test_a_connection_that_ends_in_the_handshake_may_mean_a_revoked_certificate(
 
 def test_what_is_not_about_tls_is_quoted_as_it_is() -> None:
     assert explain_failure(ConnectionRefusedError(111, "Connection refused")) == ("[Errno 111] Connection refused", "")
+    assert explain_failure(KeyError(23)) == ("KeyError(23)", "")  # of paho, for a packet that it cannot read
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_client.errors import Malformed, UsageError
 from export.bundle.bundle_contents import BundleNames
 from export.bundle.reader import MAX_DEVICES, read_bundle
 from export.bundle.writer import BundleOptions, write_bundle
-from tests.support.bundle_material import centers, material
+from tests.support.bundle_material import centers, judged, material
 from tests.support.programs import compiled
 
 
@@ -78,9 +79,12 @@ def test_a_bundle_that_was_read_gives_nothing_of_the_one_that_took_its_place(tmp
     write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
     before = read_bundle(tmp_path / "b")
     assert (before.vector(1) == centers()[1]).all()
-    write_bundle(tmp_path / "b", material(centers=centers()[::-1]), BundleOptions(formats=()))
+    others = judged().rows(np.array([1, 0, 3, 2]))
+    write_bundle(tmp_path / "b", material(centers=centers()[::-1], reference=others), BundleOptions(formats=()))
     with pytest.raises(Malformed, match="bad_hash"):
         before.vector(1)
+    with pytest.raises(Malformed, match="bad_hash"):
+        before.reference_samples()
     assert before.files() == compiled("digits-mlp").files  # the same in both
 
 
