@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -324,14 +325,20 @@ def test_personal_steps_gain_and_stay_near(shelf: CenterShelf) -> None:
     assert np.linalg.norm(held - center) < np.linalg.norm(mine - center)  # without a guide the rate is careful
 
 
+def personal(*asked: Any) -> dict[str, Any]:  # noqa: ANN401 - those of personalise_and_score
+    told = personalise_and_score(*asked)
+    assert told is not None
+    return told
+
+
 def test_personal_steps_are_told_with_accuracy_and_loss_before_and_after(shelf: CenterShelf, tmp_path: Path) -> None:
     config = ClientConfig(federation="f", device_id="d", broker="", data=tmp_path, state=tmp_path, signing_keys=())
     local = DeviceData(train=data_of(0, seed=9), test=data_of(0, seed=8))
-    told = personalise_and_score(shelf, 1, None, local, 30, config)
+    told = personal(shelf, 1, None, local, 30, config)
     assert Path(told["file"]).stat().st_mode & 0o077 == 0  # what a device trained is its owner's
     assert told["accuracy"] > told["before"]
     assert told["loss"] < told["loss_before"]
-    unmeasured = personalise_and_score(shelf, 1, None, replace(local, test=None), 30, config)
+    unmeasured = personal(shelf, 1, None, replace(local, test=None), 30, config)
     assert {name for name, value in unmeasured.items() if value is not None} == {"steps", "file"}
 
 
@@ -341,12 +348,12 @@ def test_no_personal_file_of_other_weights_stays_beside_the_newest(
     config = ClientConfig(federation="f", device_id="d", broker="", data=tmp_path, state=tmp_path, signing_keys=())
     local, earlier = DeviceData(train=data_of(0, seed=9)), tmp_path / "personal-1.onnx"
     earlier.write_bytes(b"of an earlier visit")
-    assert personalise_and_score(shelf, 1, "center-1.tflite", local, 1, config)["model"] is None
+    assert personal(shelf, 1, "center-1.tflite", local, 1, config)["model"] is None
     assert not earlier.exists()
     other = tmp_path / "center-1.onnx"  # has none of the program's constants
     other.write_bytes(b"")
     onnx = replace(shelf, program=replace(shelf.program, containers={"onnx": {}}))
-    told = personalise_and_score(onnx, 1, str(other), local, 1, config)
+    told = personal(onnx, 1, str(other), local, 1, config)
     assert told["model"] is None
     assert Path(told["file"]).exists()  # the answer and the weights are kept
     assert "no personal ONNX file" in caplog.text
