@@ -243,11 +243,17 @@ def test_a_coordinator_refuses_them_before_the_first_round(tmp_path: Path) -> No
     wired = WiredCoordinator(tmp_path, VirtualClock(), 0, len(DEVICES))
     store, log = wired.store, EventLog(tmp_path / "log", wired.store.events, lambda _: None, lambda: 0)
     prepared = replace(wired.context.prepared, program=replace(program(), target=(40,)))
+    run = RunConfig(name="r", method="fedrc", rounds=2)
     trainer = RunTrainer(
-        config=wired.config, store=store, event_log=log, meter=lambda: (0.0, 0, 0), prepared=prepared, devices=Fleet(),  # type: ignore[arg-type]
-    )  # fmt: skip
+        config=replace(wired.config, runs=(run,)),
+        store=store,
+        event_log=log,
+        meter=lambda: (0.0, 0, 0),
+        prepared=prepared,
+        devices=Fleet(),  # type: ignore[arg-type]
+    )
     with pytest.raises(ConfigError, match="40 label totals for each of 16 centers"):
-        trainer.run(RunConfig(name="r", method="fedrc", rounds=2), make_method("fedrc", clusters=16), _never)
+        trainer.run(run, make_method("fedrc", clusters=16), _never)
     assert store.states.last(store.states.run_id("r", lambda: "0" * 16)) is None
     store.close()
 
