@@ -20,7 +20,7 @@ from tests.support.virtual_time import Killed, Participant
 
 DEVICES = 3
 WRITES = 34  # of an undisturbed life: checked below, so that no write is left out when there are more of them
-SENDS, BLOCKS_UP = 92, 30  # messages of the coordinator, and blocks that it is sent
+SENDS, BLOCKS_UP = 93, 30  # messages of the coordinator, and blocks that it is sent
 OURS = ("coord", "cat", "t", "b")
 
 

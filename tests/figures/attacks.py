@@ -105,7 +105,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def _spread(cells: Cells) -> list[float]:
-    return [float(np.std(values)) for found in cells.values() for values in found.values()]
+    return [float(np.std(values, ddof=1)) for found in cells.values() for values in found.values()]
 
 
 def drawn(cells: Cells, path: Path) -> None:
