@@ -5,7 +5,7 @@ for 30 % of the time. Every way trains the same devices from the same model with
 as many of them at once; the clock stops when the mean accuracy over all held-out samples reaches the target, which is
 looked at after as many updates as a round wants and costs no time. Three seeds; the interval is that of Student's t of
 the logarithms (95 %). Each case and seed leaves a file in `--parts DIR` (build/asynchronous), and is not played again;
-`--case N` and `--seed N` play one of them. What every seed has played is written into docs/emulate-a-fleet.md, between
+`--case N` and `--seed N` play one of them. When all are played they are written into docs/emulate-a-fleet.md, between
 its marks, and drawn into docs/asynchronous.svg.
 """
 
@@ -255,6 +255,9 @@ def main() -> None:
             if not path.is_file():
                 path.write_text(json.dumps(play(CASES[number], seed)), encoding="utf-8")
     found, cpu_s = read_parts(asked.parts)
+    if missing := sorted({case.title for case in CASES} - {title for title, *_ in found}):
+        sys.stderr.write(f"nothing is written until every seed is played of: {'; '.join(missing)}\n")
+        return
     put(PAGE, "asynchronous", tables(found, cpu_s))
     drawn(found, PICTURE)
 
