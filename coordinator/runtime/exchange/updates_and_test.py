@@ -6,10 +6,9 @@ others train meanwhile. A test has its own exchange (live_exchange.py), and may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
-from coordinator.rounds.asynchronous.training import Rules, Training
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.exchange.live_updates import LiveUpdates, Presence
@@ -43,18 +42,10 @@ class UpdatesAndTest:
         self.updates = LiveUpdates(run, context, presence)
         self._not_asked: set[ClientId] = set()  # of the test: devices that had a task when it was begun
 
-    def open_round(
-        self,
-        number: int,
-        training: Training,
-        rules: Rules,
-        rounds: Mapping[ClientId, int],
-        context: ExchangeContext,
-    ) -> None:
-        """As `LiveUpdates.open_round`. Time between two rounds, as of a pause, is not taken from the test either."""
+    def postpone_tests(self) -> None:
+        """Before a round is opened: the time since the last one, as of a pause, is taken from no test."""
         for test in self._open_tests():
             test.postpone(self.updates.unheard_s)
-        self.updates.open_round(number, training, rules, rounds, context)
 
     @property
     def key(self) -> ExchangeKey:

@@ -92,7 +92,8 @@ class WithoutRounds:
             run_id, context, is_online=self.network.is_online, newcomers=self.network.newcomers
         )
         self.live[run_id] = live
-        live.open_round(number, before.training, rules, before.rounds, context)
+        live.postpone_tests()
+        live.updates.open_round(number, before.training, rules, before.rounds, context)
         self.tests.begin(place, strategy, before, live, context)
         if begun is None:
             live.updates.begin()  # the tasks of an earlier process go on; those of the test are sent

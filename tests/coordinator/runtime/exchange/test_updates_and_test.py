@@ -233,7 +233,8 @@ def test_a_pause_between_two_rounds_is_taken_neither_from_tasks_nor_from_the_tes
     clock.time_s += 3 * deadline_s
     state = live.updates.journalled
     for number in (3, 4):  # a replay may end a round at once
-        live.open_round(number, state.training, state.rules, state.rounds, coordinator.context)
+        live.postpone_tests()
+        live.updates.open_round(number, state.training, state.rules, state.rounds, coordinator.context)
     heard(coordinator)
     live.tick()
     assert heard(coordinator) == {}
