@@ -87,6 +87,14 @@ def test_a_table_with_targets_is_a_regression(tmp_path: Path) -> None:
     assert train.y.tolist() == [[2.0], [4.0]]
 
 
+def test_a_table_that_has_no_row_yet_is_no_sample(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text('[csv]\nfeatures = ["a"]\ntargets = ["b"]\n')
+    (tmp_path / "train").mkdir()
+    for day, rows_ in (("1", "1,2\n"), ("2", "")):
+        (tmp_path / "train" / f"{day}.csv").write_text(f"a,b\n{rows_}")
+    assert load_folder(tmp_path).train.y.tolist() == [[2.0]]
+
+
 def test_a_table_may_begin_with_excels_mark_and_end_lines_with_a_separator(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(CSV_SCHEMA)
     (tmp_path / "train").mkdir()
