@@ -73,12 +73,15 @@ class SelfUpdater:
             raise Malformed("bad_program", f"the release is not version {version}")
         beside = self._folder / ".unpacking"
         shutil.rmtree(beside, ignore_errors=True)
-        for name, content in found.items():
-            _write(beside / name, content)
         lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(found.items())]
-        _write(beside / launcher.HASHES_FILE, "".join(lines).encode("ascii"))
-        for folder in {path.parent for path in beside.rglob("*")}:
-            launcher.sync_folder(folder)
+        try:
+            for name, content in (*found.items(), (launcher.HASHES_FILE, "".join(lines).encode("ascii"))):
+                _write(beside / name, content)
+            for folder in {path.parent for path in beside.rglob("*")}:
+                launcher.sync_folder(folder)
+        except OSError:  # a full disk does not need half a release as well
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
         place = self._folder / version
         shutil.rmtree(place, ignore_errors=True)  # of an earlier try that nothing names yet
         beside.replace(place)

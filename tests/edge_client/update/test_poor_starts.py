@@ -121,3 +121,11 @@ def test_a_release_that_a_bad_card_damaged_gives_way_and_is_fetched_again(tmp_pa
     damages[damage]()
     assert start() == OLD
     assert SelfUpdater(releases, running=OLD).wanted(NEW)
+
+
+def test_a_release_that_cannot_be_written_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    """A file whose name is that of another one's folder fails as a full disk does, after a part was written."""
+    names = ("edge_client/cli.py", "edge_client/part", "edge_client/part/a.py")
+    with pytest.raises(OSError, match="part"):
+        SelfUpdater(tmp_path, running=OLD).install(pack_release(dict.fromkeys(names, b"1"), NEW), NEW)
+    assert list(tmp_path.iterdir()) == []
