@@ -117,6 +117,23 @@ def test_a_runtime_that_gives_nonsense_or_fails_in_the_run_is_refused(
     assert refused.difference == FAR
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [MemoryError(), RuntimeError("std::bad_alloc"), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")],
+)
+def test_a_run_that_ends_for_want_of_memory_says_nothing_of_the_runtime(
+    tmp_path: Path, program: Program, wrong: Exception
+) -> None:
+    """It was noted as a wrong runtime, and the device trained no more until the file was deleted."""
+
+    def check(*_: object) -> float:
+        raise wrong
+
+    with pytest.raises(MemoryError):
+        GoldenResults(tmp_path / FILE, check).refused(Named(), program, SHA)
+    assert GoldenResults(tmp_path / FILE, Counted()).refused(Named(), program, SHA) is None
+
+
 def test_the_file_stays_small(tmp_path: Path, program: Program) -> None:
     vets = GoldenResults(tmp_path / FILE, Counted())
     for k in range(KEPT_MAX + 5):
