@@ -116,7 +116,7 @@ def test_samples_for_which_there_is_no_memory_leave_those_of_before(
     samples = DataFolder(tmp_path)
     samples.load()
     (tmp_path / "train").mkdir()
-    with (tmp_path / "train" / "b.x.npy").open("wb") as file:  # a header that promises 2^60 numbers
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 60, 3)})
+    with (tmp_path / "train" / "b.x.npy").open("wb") as file:  # more than any address space
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 46, 3)})
     assert samples.reload_if_changed() is None
     assert "new samples cannot be used, so those before are: " in caplog.text
