@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from edge_client.errors import UsageError
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
@@ -67,6 +67,11 @@ def run_step(engine: Engine, feeds: Tensors) -> dict[str, Array]:
     update = engine.update(feeds)
     loss = update.step(feeds)
     return update.read() | {"loss": np.asarray(loss)}
+
+
+def unfit(told: str) -> ProgramRefused:
+    """The refusal of a file that is not what its manifest says."""
+    return ProgramRefused(told, hint="compile the program again")
 
 
 class FlatPorts:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.engines import litert_compiled
-from edge_client.engines.base import Engine, FlatPorts, Rule, ports_by_role
+from edge_client.engines.base import Engine, FlatPorts, Rule, ports_by_role, unfit
 from edge_client.engines.silence import silence_stderr
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.malloc import trim_heap
@@ -137,9 +137,7 @@ def _agree(interpreter: Any, name: str, function: Function) -> None:  # noqa: AN
     try:
         runner = interpreter.get_signature_runner(name)
     except (KeyError, ValueError, RuntimeError) as wrong:
-        raise ProgramRefused(
-            f"the TFLite file has no function {name!r}: {wrong}", hint="compile the program again"
-        ) from wrong
+        raise unfit(f"the TFLite file has no function {name!r}: {wrong}") from wrong
     places, results = runner.get_input_details(), runner.get_output_details()
     main = {detail["index"] for detail in interpreter.get_input_details()}
     if (
@@ -147,9 +145,7 @@ def _agree(interpreter: Any, name: str, function: Function) -> None:  # noqa: AN
         or set(results) != {f"output_{i}" for i in range(len(function.outputs))}
         or (name == "step" and {place["index"] for place in places.values()} != main)
     ):
-        raise ProgramRefused(
-            "the TFLite file takes other inputs than its manifest says", hint="compile the program again"
-        )
+        raise unfit("the TFLite file takes other inputs than its manifest says")
 
 
 def _opened(path: Path, name: str, function: Function, threads: int) -> Any:  # noqa: ANN401 - no types there
@@ -172,6 +168,7 @@ def interpreter(model: bytes, *, threads: int) -> Any:  # noqa: ANN401 - the run
 
 def _make_interpreter(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
     """By the first runtime that can make one: an installed runtime may be broken, and shows it only here."""
+    litert_compiled.refuse_named_files(model)
     reasons = []
     for package, module in RUNTIMES.items():
         try:

@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import FlatPorts, Rule, ports_by_role
+from edge_client.engines.base import FlatPorts, Rule, ports_by_role, unfit
+from edge_client.engines.onnx_files import named_file
 from edge_client.engines.silence import silence_stderr
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 DTYPES = ("float32", "int32")  # that a buffer takes, of those that ports have
+OTHER_FILES = (8, 9)  # fields of a TFLite model: names of files, and what lies in them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,22 @@ class CompiledUpdate:
         return {name: _read(self._now[name], port) for name, port in self._moved.items() if name.startswith(role)}
 
 
+def refuse_named_files(data: bytes) -> None:
+    """Raise ProgramRefused for a TFLite file with tensors in other files: CompiledModel reads any file into them.
+
+    It is a flatbuffer: the place of its root, and behind that the place of the root's fields.
+    """
+
+    def number(at: int, size: int = 2) -> int:
+        return int.from_bytes(data[at : at + size], "little", signed=size > 2)  # noqa: PLR2004 - places are signed
+
+    fields = number(0, 4) - number(number(0, 4), 4)
+    if any(4 + 2 * field < number(fields) and number(fields + 4 + 2 * field) for field in OTHER_FILES):
+        raise named_file("TFLite")
+
+
 def _opened(path: Path, name: str, function: Function, threads: int) -> Signature:
+    refuse_named_files(path.read_bytes())
     try:
         from ai_edge_litert.compiled_model import CompiledModel, CpuOptions, HardwareAccelerator, Options
     except (ImportError, OSError) as missing:
@@ -138,7 +155,7 @@ def _opened(path: Path, name: str, function: Function, threads: int) -> Signatur
     except (ValueError, RuntimeError) as wrong:
         raise ProgramRefused(f"LiteRT cannot load {path.name}: {wrong}", hint="use another engine") from wrong
     if listed is None:
-        raise ProgramRefused(f"the TFLite file has no function {name!r}", hint="compile the program again")
+        raise unfit(f"the TFLite file has no function {name!r}")
     inputs = _named(listed["inputs"], "args_", function.inputs)
     outputs = _named(listed["outputs"], "output_", function.outputs)
     unchanged = _unchanged(model, name, function)
@@ -150,9 +167,7 @@ def _named(listed: Iterable[str], prefix: str, ports: tuple[Port, ...]) -> tuple
     names = {f"{prefix}{i}": port for i, port in enumerate(ports)}
     order = tuple(listed)
     if set(order) != set(names):
-        raise ProgramRefused(
-            "the TFLite file takes other inputs than its manifest says", hint="compile the program again"
-        )
+        raise unfit("the TFLite file takes other inputs than its manifest says")
     other = sorted({port.dtype for port in ports} - set(DTYPES))
     if other:
         raise ProgramRefused(f"a buffer of LiteRT takes no {other[0]}", hint="use another engine")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import FlatPorts, Rule, ports_by_role
+from edge_client.engines.base import FlatPorts, Rule, ports_by_role, unfit
 from edge_client.engines.frozen import open_frozen
 from edge_client.engines.onnx_files import refuse_named_files
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint, raise_for_memory
@@ -226,9 +226,7 @@ def _agree(session: Any, function: Function, frozen: Iterable[str]) -> None:  # 
     given = [i.name for i in session.get_inputs()]
     wanted = [*(port.name for port in function.inputs), *frozen]
     if given != wanted or len(session.get_outputs()) != len(function.outputs):
-        raise ProgramRefused(
-            "the ONNX file takes other inputs than its manifest says", hint="compile the program again"
-        )
+        raise unfit("the ONNX file takes other inputs than its manifest says")
 
 
 def _place(session: Any) -> str:  # noqa: ANN401 - onnxruntime has no types

@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge_client import __version__
 from edge_client.errors import Malformed
@@ -115,28 +115,6 @@ class SelfUpdater:
         if self._began_s is None:
             self._began_s = now_s
         return now_s >= self._began_s + TRIAL_TIMEOUT_S and self.on_trial
-
-
-def pack_release(files: Mapping[str, bytes], version: str) -> bytes:
-    """A release: the same files give the same bytes. `files` are named as in `edge_client/cli.py`."""
-    import tarfile
-
-    version_numbers(version)
-    made = io.BytesIO()
-    note = json.dumps({"version": version}).encode()
-    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in [(NOTE_FILE, note), *sorted(files.items())]:
-            header = tarfile.TarInfo(name)
-            header.size, header.mode = len(data), 0o644
-            tar.addfile(header, io.BytesIO(data))
-    unpack_release(made.getvalue())
-    return made.getvalue()
-
-
-def release_version(data: bytes) -> str:
-    """The version of a release. Raises Malformed."""
-    note: Any = json.loads(unpack_release(data)[NOTE_FILE])
-    return str(note["version"])
 
 
 def unpack_release(data: bytes) -> dict[str, bytes]:

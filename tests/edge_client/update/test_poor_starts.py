@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from edge_client.board.pack import pack_release
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
 from edge_client.join import start_patiently
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord
-from edge_client.update.self_update import TRIAL_PATIENCE_S, TRIAL_TIMEOUT_S, SelfUpdater, pack_release
+from edge_client.update.self_update import TRIAL_PATIENCE_S, TRIAL_TIMEOUT_S, SelfUpdater
 from tests.support.virtual_time import VirtualClock
 
 OLD, NEW = "0.1.0", "0.2.0"
