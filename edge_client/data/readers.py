@@ -92,12 +92,12 @@ def list_files(folder: Path, split: str) -> list[DataFile]:
     found: list[DataFile] = []
     whole, pieces = folder / f"{split}.npz", folder / split
     if whole.is_file():
-        found.append(_part(folder, whole, lambda: _npz(whole)))
+        found.append(DataFile(stamp=_stamp(folder, whole), read=lambda: _npz(whole)))
     for path in sorted(pieces.rglob("*")) if pieces.is_dir() else ():
         reader = _reader(path, pieces, schema) if path.is_file() and not _is_hidden(path, pieces) else None
         if reader is not None:
             with suppress(FileNotFoundError):  # it was removed just now
-                found.append(_part(folder, path, reader))
+                found.append(DataFile(stamp=_stamp(folder, path), read=reader))
     return sorted(found, key=lambda part: part.stamp[::-2])  # time, name
 
 
@@ -171,10 +171,6 @@ def to_labels(y: Array) -> Array:
 def _is_hidden(path: Path, folder: Path) -> bool:
     """Whether a name below the folder begins with a dot, as that of a file browser's thumbnails."""
     return any(name.startswith(".") for name in path.relative_to(folder).parts)
-
-
-def _part(folder: Path, path: Path, read: Callable[[], Samples]) -> DataFile:
-    return DataFile(stamp=_stamp(folder, path), read=read)
 
 
 def _stamp(folder: Path, path: Path) -> FileStamp:

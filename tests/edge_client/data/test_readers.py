@@ -284,14 +284,14 @@ def test_a_file_that_is_removed_while_its_folder_is_listed_is_not_read(
 ) -> None:
     for at, name in enumerate(("a", "b")):
         write(tmp_path / "train" / f"{name}.npz", at=at, x=np.zeros((2, 3)), y=np.zeros(2, np.int64))
-    look = readers._part
+    look = readers._stamp
 
-    def too_late(folder: Path, path: Path, read: Any) -> readers.DataFile:  # noqa: ANN401 - as the function has it
+    def too_late(folder: Path, path: Path) -> readers.FileStamp:
         if path.name == "a.npz":
             path.unlink(missing_ok=True)
-        return look(folder, path, read)
+        return look(folder, path)
 
-    monkeypatch.setattr(readers, "_part", too_late)
+    monkeypatch.setattr(readers, "_stamp", too_late)
     assert len(load_folder(tmp_path).train) == 2
 
 
