@@ -149,7 +149,7 @@ def _varint(number: int) -> bytes:
 
 def tflite_of(file: Path) -> bytes:
     """y = x + w, of four numbers; w is in a file."""
-    import flatbuffers
+    import flatbuffers  # type: ignore[import-untyped]
     from ai_edge_litert import schema_py_generated as schema
 
     made, graph = schema.ModelT(), schema.SubGraphT()
