@@ -6,6 +6,7 @@ import datetime as dt
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -69,7 +70,8 @@ def test_a_renewed_certificate_for_another_kind_of_key_takes_the_place_of_the_fi
 ) -> None:
     """OpenSSL keeps one of each kind, and clients prefer EC: the server showed it until it had ended."""
     key = rsa.generate_private_key(65537, 2048)
-    made = authority.issue_server(key.public_key(), "server", ["127.0.0.1"], NOW)
+    public: Any = key.public_key()  # typed for EC keys
+    made = authority.issue_server(public, "server", ["127.0.0.1"], NOW)
     (tmp_path / "server.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     (tmp_path / "server.pem").write_bytes(made.public_bytes(Encoding.PEM))
     assert [shown(site), shown(site)] == [made.serial_number] * 2
