@@ -53,14 +53,20 @@ _OS_HINTS = {  # by errno
 _USERS_HINT = "look at that line; where it uses fedcenters as the documentation says, report the lines above"
 
 
-_NO_MEMORY = ("bad_alloc", "bad allocation", "can't allocate memory", "Failed to allocate memory")  # as C++ says it
+_NO_MEMORY = ("bad_alloc", "bad allocation", "t allocate memory", "to allocate memory", "out of memory")
 TOO_LITTLE_MEMORY = "too little memory"
 
 
-def raise_for_memory(wrong: BaseException) -> None:
-    """Raise MemoryError where memory has ended: then neither a model nor a runtime is to blame."""
-    if isinstance(wrong, MemoryError) or any(words in str(wrong) for words in _NO_MEMORY):
+def lacks_memory(wrong: BaseException) -> bool:
+    """Whether memory has ended: then neither a model nor a runtime is to blame."""
+    return isinstance(wrong, MemoryError) or any(words in str(wrong) for words in _NO_MEMORY)
+
+
+def raise_for_memory(wrong: BaseException) -> str:
+    """The first line of what a runtime says. Raises MemoryError where memory has ended."""
+    if lacks_memory(wrong):
         raise MemoryError(TOO_LITTLE_MEMORY) from wrong
+    return (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
 
 
 class FedcentersError(Exception):

@@ -10,11 +10,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from coordinator.identity.release_signature import SIGN_HINT, read_release, read_signature, signature_file
+from coordinator.identity.release_signature import (
+    SIGN_HINT,
+    read_release,
+    read_signature,
+    release_version,
+    signature_file,
+)
 from coordinator.identity.signing_key import SigningKey
 from edge_client.protocol.blocks import manifest_of
 from edge_client.transport.blobs import BlobFolder
-from edge_client.update.self_update import release_version
 
 log = logging.getLogger(__name__)
 

@@ -97,7 +97,7 @@ class EnrolmentServer(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(
-        self, address: tuple[str, int], tls: ssl.SSLContext, registrar: Registrar, look: Callable[[], None]
+        self, address: tuple[str, int], tls: ssl.SSLContext, registrar: Registrar, look: Callable[[], object]
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.registrar, self._take_renewed_certificate = registrar, look

@@ -7,6 +7,7 @@ coordinator has no public key to check `sig` by, and boards do not report a rele
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from coordinator.identity.signing_key import SigningKey
@@ -14,7 +15,7 @@ from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import messages, signing, validators
 from edge_client.protocol.blocks import manifest_of
 from edge_client.transport.blobs import write_atomically
-from edge_client.update.self_update import MAX_BYTES, release_version
+from edge_client.update.self_update import MAX_BYTES, NOTE_FILE, unpack_release
 
 PACK_HINT = "make it with `fedcenters-edge release FILE.tar`"
 SIGN_HINT = "where the release key is: `fedcenters-coordinator provision keys --sign-release FILE.tar`"
@@ -39,7 +40,7 @@ def read_release(path: Path) -> bytes:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_BYTES >> 20} MiB", hint=PACK_HINT)
         data = path.read_bytes()
-        release_version(data)
+        unpack_release(data)
     except OSError as missing:
         raise ConfigError(f"cannot read the release {path}: {missing.strerror}", hint=PACK_HINT) from missing
     except Malformed as wrong:
@@ -71,3 +72,8 @@ def read_signature(path: Path, federation: str) -> dict[str, str] | None:
     if signature.get("sha256") not in (None, hashlib.sha256(read_release(path)).hexdigest()):
         raise ConfigError(f"{file} is for another {path.name}: boards would not take it", hint=SIGN_HINT)
     return {"key": signature["key"], "sig": signature["sig"]}
+
+
+def release_version(data: bytes) -> str:
+    """The version of a release. Raises Malformed."""
+    return str(json.loads(unpack_release(data)[NOTE_FILE])["version"])

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import sys
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from edge_client import __version__
@@ -12,7 +16,8 @@ from edge_client.board.flash import PACKAGE
 from edge_client.board.wheels import ENGINE_REQUIREMENTS, client_files
 from edge_client.errors import EXIT_OK
 from edge_client.transport.blobs import write_atomically
-from edge_client.update.self_update import pack_release
+from edge_client.update.launcher import version_numbers
+from edge_client.update.self_update import NOTE_FILE, unpack_release
 
 EXAMPLE = 'example: fedcenters-edge release client.tar, then release = "client.tar" in the coordinator\'s file'
 
@@ -33,3 +38,17 @@ def release_client(options: argparse.Namespace) -> int:
     write_atomically(options.file, data)
     print(f"{options.file}: version {__version__}, {len(files)} files, {len(data)} bytes", file=sys.stderr)
     return EXIT_OK
+
+
+def pack_release(files: Mapping[str, bytes], version: str) -> bytes:
+    """A release: the same files give the same bytes. `files` are named as in `edge_client/cli.py`."""
+    version_numbers(version)
+    made = io.BytesIO()
+    note = json.dumps({"version": version}).encode()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in [(NOTE_FILE, note), *sorted(files.items())]:
+            header = tarfile.TarInfo(name)
+            header.size, header.mode = len(data), 0o644
+            tar.addfile(header, io.BytesIO(data))
+    unpack_release(made.getvalue())
+    return made.getvalue()

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_client.data import readers
-from edge_client.errors import ConfigError, Malformed, RuntimeMissing
+from edge_client.errors import TOO_LITTLE_MEMORY, ConfigError, Malformed, RuntimeMissing
 from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.samples.input_parts import FROM_PARTS, Parts, other_parts
 from edge_client.protocol.task import I64, Array
@@ -136,10 +136,16 @@ def _misshapen(name: str, what: str, values: Array, wanted: tuple[int, ...]) -> 
     return f"{name} has {what} of shape {has}, the program reads {reads}: save {name} with shape [{whole}]"
 
 
-def load_folder(folder: Path, *, limit: int = 0, between: Callable[[], object] = lambda: None) -> DeviceData:
+def load_folder(
+    folder: Path,
+    *,
+    limit: int = 0,
+    between: Callable[[], object] = lambda: None,
+    held: tuple[readers.Held, readers.Held] | None = None,
+) -> DeviceData:
     """Read a device's folder, at most the newest `limit` training samples (0: all); `between` its files is called.
 
-    Raises ConfigError with the file's name when something is missing or wrong.
+    What earlier calls left in `held` is not read again. Raises ConfigError, which names the file that is wrong.
     """
     train, test = readers.list_files(folder, "train"), readers.list_files(folder, "test")
     if unread := [*readers.unread_files(folder, "train"), *readers.unread_files(folder, "test")]:
@@ -152,9 +158,11 @@ def load_folder(folder: Path, *, limit: int = 0, between: Callable[[], object] =
             hint="write train.npz with numpy.savez(path, x=samples, y=labels), or put files into a folder train "
             "(docs/bring-your-own-data.md); another folder is named by `data` in the configuration, or by --data",
         )
-    names = readers.class_names(folder)
-    found = [_read(parts, most, between) for parts, most in ((train, limit), (test, 0)) if parts]
-    return DeviceData(train=found[0], test=found[1] if test else None, class_names=names)
+    of_train, of_test = held or ({}, {})
+    trained = _read(train, limit, between, of_train)
+    return DeviceData(
+        train=trained, test=_read(test, 0, between, of_test) if test else None, class_names=readers.class_names(folder)
+    )
 
 
 def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
@@ -171,16 +179,21 @@ def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
 
 
 class DataFolder:
-    """A folder of samples; `reload_if_changed` reads it again after a change. `between` files is called."""
+    """A folder of samples; `reload_if_changed` reads what has changed in it. `between` files is called."""
 
     def __init__(self, folder: Path, *, most: int = 0, between: Callable[[], object] = lambda: None) -> None:
         self._folder, self._most, self._between = folder, most, between
         self._seen: readers.FolderSignature | None = None
+        self._schema: readers.FolderSignature = ()  # of its file, by which `_held` was read
+        self._held: tuple[readers.Held, readers.Held] = {}, {}
 
     def load(self) -> DeviceData:
         """Read the folder. Raises ConfigError."""
         self._seen = readers.folder_signature(self._folder)
-        return load_folder(self._folder, limit=self._most, between=self._between)
+        schema = tuple(each for each in self._seen if each[0] == readers.SCHEMA_FILE)
+        if schema != self._schema:
+            self._schema, self._held = schema, ({}, {})
+        return load_folder(self._folder, limit=self._most, between=self._between, held=self._held)
 
     def reload_if_changed(self) -> DeviceData | None:
         """The folder's samples if they have changed; None otherwise, or when they cannot be used as they are.
@@ -193,19 +206,18 @@ class DataFolder:
             if not readers.list_files(self._folder, "train"):
                 raise Malformed("no_data", "no samples on this device: its folder has no training data any more")
             return self.load()
-        except (
-            ConfigError,
-            RuntimeMissing,
-        ) as wrong:  # a file that is still being written, perhaps: what is held goes on
-            log.warning("new samples cannot be used, so those before are: %s", wrong.message)
+        except (ConfigError, RuntimeMissing, MemoryError, OSError) as wrong:  # of half a file, perhaps
+            told = getattr(wrong, "message", wrong) if str(wrong) else TOO_LITTLE_MEMORY
+            log.warning("new samples cannot be used, so those before are: %s", told)
             return None
 
 
-def _read(parts: Sequence[readers.DataFile], most: int, between: Callable[[], object]) -> Dataset:
-    found = readers.gather_samples(parts, most, between)
+def _read(parts: Sequence[readers.DataFile], most: int, between: Callable[[], object], held: readers.Held) -> Dataset:
+    found = readers.gather_samples(parts, most, between, held)
     try:
         return Dataset(found.x, found.y, parts=found.parts)
     except ValueError as wrong:
+        held.clear()  # a second copy of the samples
         raise ConfigError(f"cannot use {_wrong_part(parts).name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
 
 

@@ -38,7 +38,8 @@ UNFINISHED = (".tmp", ".part", ".new")  # endings of what is still being written
 NUMPY_HINT = "write it again, with numpy.savez(path, x=samples, y=labels)"
 CSV_KEYS = ("features", "label", "targets", "classes", "shape", "mean", "scale")
 MAX_LINE_CHARS = 1 << 20  # characters of a CSV field
-FolderSignature = tuple[tuple[str, int, int], ...]  # name, size, time of every file
+FileStamp = tuple[str, int, int]  # name, size, time
+FolderSignature = tuple[FileStamp, ...]  # of every file
 
 
 class NoArrays(ValueError):
@@ -70,13 +71,19 @@ class Samples:
     parts: Parts = ()
 
 
+Held = dict[FileStamp, Samples]  # views of samples by file, as `gather_samples` left them
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataFile:
-    """One file, or a pair of them: when it was last changed, what it is called, and how it is read."""
+    """One file, or a pair of them: what changes with it, and how it is read."""
 
-    changed_ns: int
-    name: str
+    stamp: FileStamp
     read: Callable[[], Samples]
+
+    @property
+    def name(self) -> str:
+        return self.stamp[0]
 
 
 def list_files(folder: Path, split: str) -> list[DataFile]:
@@ -85,13 +92,13 @@ def list_files(folder: Path, split: str) -> list[DataFile]:
     found: list[DataFile] = []
     whole, pieces = folder / f"{split}.npz", folder / split
     if whole.is_file():
-        found.append(_part(folder, whole, lambda: _npz(whole)))
+        found.append(DataFile(stamp=_stamp(folder, whole), read=lambda: _npz(whole)))
     for path in sorted(pieces.rglob("*")) if pieces.is_dir() else ():
         reader = _reader(path, pieces, schema) if path.is_file() and not _is_hidden(path, pieces) else None
         if reader is not None:
             with suppress(FileNotFoundError):  # it was removed just now
-                found.append(_part(folder, path, reader))
-    return sorted(found, key=lambda part: (part.changed_ns, part.name))
+                found.append(DataFile(stamp=_stamp(folder, path), read=reader))
+    return sorted(found, key=lambda part: part.stamp[::-2])  # time, name
 
 
 def unread_files(folder: Path, split: str) -> list[str]:
@@ -104,10 +111,10 @@ def unread_files(folder: Path, split: str) -> list[str]:
     return [name for name in names if name not in read]
 
 
-def gather_samples(parts: Sequence[DataFile], limit: int, between: Callable[[], object]) -> Samples:
+def gather_samples(parts: Sequence[DataFile], limit: int, between: Callable[[], object], held: Held) -> Samples:
     """The newest `limit` samples of the parts (0: all), the oldest first. Raises ConfigError naming a wrong part.
 
-    `between` is called before each part.
+    `between` is called before each part. What is `held` of an earlier call is not read again; then this call's is held.
     """
     taken: list[Samples] = []
     count = 0
@@ -115,21 +122,26 @@ def gather_samples(parts: Sequence[DataFile], limit: int, between: Callable[[], 
         if limit and count >= limit:
             break
         between()
-        taken.append(_checked(part, taken[0] if taken else None))
+        taken.append(_checked(part, taken[0] if taken else None, held))
         count += len(taken[-1].x)
     taken.reverse()
     x, y = (np.concatenate([getattr(each, name) for each in taken]) for name in ("x", "y"))
+    held.clear()
+    at = len(x)
+    for part, each in zip(reversed(parts), reversed(taken), strict=False):
+        end, at = at, at - len(each.x)
+        if not part.name.endswith(".npy"):  # whose labels are in another file
+            held[part.stamp] = Samples(x[at:end], y[at:end], each.parts)
     return Samples(x[-limit:], y[-limit:], taken[0].parts) if limit else Samples(x, y, taken[0].parts)
 
 
 def folder_signature(folder: Path) -> FolderSignature:
     """What changes when a sample is added, changed or removed: names, sizes and times of the files."""
-    found: list[tuple[str, int, int]] = []
+    found: list[FileStamp] = []
     for root, _, names in os.walk(folder):  # which passes over a folder that is gone in between
         for path in (Path(root) / name for name in names if not name.startswith(".")):
             with suppress(OSError):
-                status = path.stat()
-                found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
+                found.append(_stamp(folder, path))
     return tuple(sorted(found))
 
 
@@ -161,8 +173,9 @@ def _is_hidden(path: Path, folder: Path) -> bool:
     return any(name.startswith(".") for name in path.relative_to(folder).parts)
 
 
-def _part(folder: Path, path: Path, read: Callable[[], Samples]) -> DataFile:
-    return DataFile(changed_ns=path.stat().st_mtime_ns, name=str(path.relative_to(folder)), read=read)
+def _stamp(folder: Path, path: Path) -> FileStamp:
+    status = path.stat()
+    return str(path.relative_to(folder)), status.st_size, status.st_mtime_ns
 
 
 def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[], Samples] | None:
@@ -180,9 +193,9 @@ def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[],
     return None
 
 
-def _checked(part: DataFile, other: Samples | None) -> Samples:
+def _checked(part: DataFile, other: Samples | None, held: Held) -> Samples:
     try:
-        found = part.read()
+        found = held.get(part.stamp) or part.read()
         x, y = to_float(found.x), to_labels(found.y)
         if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
             raise ValueError(f"x is {x.shape} and y is {y.shape}; the first dimensions must agree")  # noqa: TRY301 - joined below
@@ -242,7 +255,8 @@ def _csv(path: Path, table: Mapping[str, Any]) -> Samples:
     if "shape" in table:
         x = x.reshape(len(x), *map(int, table["shape"]))
     if targets is not None:
-        return Samples(x, np.array([_numbers(row[width:], line) for line, row in rows], dtype=np.float32))
+        y = np.array([_numbers(row[width:], line) for line, row in rows], dtype=np.float32)
+        return Samples(x, y.reshape(-1, len(targets)))
     names = [str(name) for name in table["classes"]]
     unknown = sorted({row[width] for _, row in rows} - set(names))
     if unknown:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from edge_client.errors import UsageError
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
@@ -69,8 +69,13 @@ def run_step(engine: Engine, feeds: Tensors) -> dict[str, Array]:
     return update.read() | {"loss": np.asarray(loss)}
 
 
+def unfit(told: str) -> ProgramRefused:
+    """The refusal of a file that is not what its manifest says."""
+    return ProgramRefused(told, hint="compile the program again")
+
+
 class FlatPorts:
-    """One array [n_params] for all ports of a role, and a view of it for each of them, by the parameter's name."""
+    """One array [n_params] for all ports of a role, and a view of it for each of them, by name."""
 
     def __init__(self, function: Function, role: str) -> None:
         ports = [port for port in function.inputs if port.name.partition("/")[0] == role]
@@ -78,14 +83,17 @@ class FlatPorts:
         self.flat = np.zeros(sum(sizes), dtype=ports[0].dtype)
         parts = np.split(self.flat, np.cumsum(sizes)[:-1])
         self.views = {
-            port.name.partition("/")[2]: part.reshape(tuple(int(d) for d in port.shape))
-            for port, part in zip(ports, parts, strict=True)
+            port.name: part.reshape(tuple(int(d) for d in port.shape)) for port, part in zip(ports, parts, strict=True)
         }
 
     def fill(self, values: Mapping[str, Array]) -> None:
-        """Copy one array per parameter."""
+        """Copy one array per port."""
         for name, view in self.views.items():
             np.copyto(view, values[name])
+
+    def copies(self) -> dict[str, Array]:
+        """Arrays of the caller's own."""
+        return {name: view.copy() for name, view in self.views.items()}
 
 
 def ports_by_role(function: Function) -> tuple[tuple[Port, ...], tuple[Port, ...], tuple[Port, ...]]:

@@ -25,8 +25,7 @@ def run_file(file_format: str, data: bytes, x: Array, *, threads: int = 1) -> Ar
     except (ProgramRefused, RuntimeMissing):
         raise
     except Exception as wrong:  # onnxruntime's own classes have no public base
-        raise_for_memory(wrong)
-        text = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0][:300]
+        text = raise_for_memory(wrong)
         raise ProgramRefused(f"the {file_format} file does not run: {text}", hint="try another --format") from wrong
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from edge_client.errors import Malformed, ProgramRefused
+from edge_client.engines.base import unfit
+from edge_client.errors import Malformed
 from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array, Tensors
@@ -52,6 +53,6 @@ def open_frozen(program: Program, files: Mapping[str, Path]) -> Tensors:
                 held = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
             arrays = decode_frozen(held, program.frozen, program.dtype)
         except (Malformed, ValueError) as wrong:
-            raise ProgramRefused(f"{path.name}: {wrong}", hint="compile the program again") from wrong
+            raise unfit(f"{path.name}: {wrong}") from wrong
         _OPEN[key] = found = FrozenTensors({f"{FROZEN}/{name}": array for name, array in arrays.items()})
     return found

@@ -80,8 +80,10 @@ def golden_inputs(program: Program, golden: Golden, *, fixed: bool) -> Run:
     return Run(start=start, steps=steps, signs=signs)
 
 
-def run_golden(engine: Engine, program: Program, golden: Golden) -> float:
+def run_golden(engine: Engine, program: Program, golden: Golden, between: Callable[[], None] = lambda: None) -> float:
     """Train, and give the largest relative difference from what is expected; infinite for what is not finite.
+
+    `between` is called before each step.
 
     As in a real training, nothing but the engine holds what the update began with; and here the memory is taken at once
     by numbers that are not finite, so that a runtime that reads it after it was freed is seen.
@@ -93,7 +95,10 @@ def run_golden(engine: Engine, program: Program, golden: Golden) -> float:
         sizes = [(value.shape, value.dtype) for value in run.start.values()]
         run.start.clear()
         taken = [np.full(shape, np.nan, dtype) for shape, dtype in sizes]
-        losses = [update.step(fresh) for fresh in run.steps]
+        losses = []
+        for fresh in run.steps:
+            between()
+            losses.append(update.step(fresh))
         taken.clear()
         return golden_difference(golden, losses, digests(program, run.signs, begun, update.read()))
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.engines import litert_compiled
-from edge_client.engines.base import Engine, FlatPorts, Rule, ports_by_role
+from edge_client.engines.base import Engine, FlatPorts, Rule, ports_by_role, unfit
 from edge_client.engines.silence import silence_stderr
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.malloc import trim_heap
@@ -62,9 +62,7 @@ class LitertEngine:
         self._held: tuple[str, Any] = ("", None)
 
     def update(self, feeds: Tensors, rule: Rule | None = None) -> LitertUpdate:
-        if rule is None:
-            return LitertUpdate(self.open("step"), self._functions["step"], feeds)
-        return LitertRuledUpdate(self.open("step"), self._functions["step"], feeds, rule)
+        return LitertUpdate(self.open("step"), self._functions["step"], feeds, rule)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         run, function = self.open("evaluate").get_signature_runner("evaluate"), self._functions["evaluate"]
@@ -87,49 +85,38 @@ class LitertUpdate:
     what moved is copied back, from buffer to buffer.
     """
 
-    def __init__(self, interpreter: Any, function: Function, feeds: Tensors) -> None:  # noqa: ANN401 - no types there
-        self._interpreter = interpreter
+    def __init__(self, interpreter: Any, function: Function, feeds: Tensors, rule: Rule | None = None) -> None:  # noqa: ANN401 - no types there
+        self._interpreter, self._rule = interpreter, rule
         self._inputs, outputs = _places(interpreter, "step", function)
         moved, kept, self._fresh = ports_by_role(function)
-        self._moved = {port.name: (self._inputs[port.name], outputs[port.name]) for port in moved}
+        turned = [port.name for port in moved if rule is None or port.name.startswith("buffers/")]
+        self._moved = {name: (self._inputs[name], outputs[name]) for name in turned}
         self._loss = outputs["loss"]
         self._write((*moved, *kept), feeds)
+        if rule is not None:
+            self._w, self._g = FlatPorts(function, "w"), FlatPorts(function, "velocity")
+            self._w.fill(feeds)
+            self._gradients = {name: outputs[name] for name in self._g.views}
 
     def step(self, feeds: Tensors) -> float:
         self._write(self._fresh, feeds)
         self._interpreter.invoke()
         for into, out in self._moved.values():
             self._interpreter.set_tensor(into, self._interpreter.tensor(out)())
+        if self._rule is not None:
+            self._g.fill({name: self._interpreter.tensor(out)() for name, out in self._gradients.items()})
+            self._rule(self._w.flat, self._g.flat)
+            for name, view in self._w.views.items():
+                self._interpreter.set_tensor(self._inputs[name], view)
         return float(self._interpreter.get_tensor(self._loss))
 
     def read(self) -> dict[str, Array]:
-        return {name: self._interpreter.get_tensor(into) for name, (into, _) in self._moved.items()}
+        found = {name: self._interpreter.get_tensor(into) for name, (into, _) in self._moved.items()}
+        return found if self._rule is None else found | self._w.copies()
 
     def _write(self, ports: Iterable[Port], feeds: Tensors) -> None:
         for port in ports:
             self._interpreter.set_tensor(self._inputs[port.name], feeds[port.name])
-
-
-class LitertRuledUpdate(LitertUpdate):
-    """The weights are one array of the host's, which the rule moves; a step reads a copy and gives gradients."""
-
-    def __init__(self, interpreter: Any, function: Function, feeds: Tensors, rule: Rule) -> None:  # noqa: ANN401 - no types there
-        super().__init__(interpreter, function, feeds)
-        self._rule, self._w, self._g = rule, FlatPorts(function, "w"), FlatPorts(function, "velocity")
-        self._w.fill({name: feeds[f"w/{name}"] for name in self._w.views})
-        self._gradients = {name: self._moved[f"velocity/{name}"][1] for name in self._g.views}
-        self._moved = {name: places for name, places in self._moved.items() if name.startswith("buffers/")}
-
-    def step(self, feeds: Tensors) -> float:
-        loss = super().step(feeds)
-        self._g.fill({name: self._interpreter.tensor(out)() for name, out in self._gradients.items()})
-        self._rule(self._w.flat, self._g.flat)
-        for name, view in self._w.views.items():
-            self._interpreter.set_tensor(self._inputs[f"w/{name}"], view)
-        return loss
-
-    def read(self) -> dict[str, Array]:
-        return super().read() | {f"w/{name}": view.copy() for name, view in self._w.views.items()}
 
 
 def _places(interpreter: Any, name: str, function: Function) -> tuple[dict[str, int], dict[str, int]]:  # noqa: ANN401
@@ -150,9 +137,7 @@ def _agree(interpreter: Any, name: str, function: Function) -> None:  # noqa: AN
     try:
         runner = interpreter.get_signature_runner(name)
     except (KeyError, ValueError, RuntimeError) as wrong:
-        raise ProgramRefused(
-            f"the TFLite file has no function {name!r}: {wrong}", hint="compile the program again"
-        ) from wrong
+        raise unfit(f"the TFLite file has no function {name!r}: {wrong}") from wrong
     places, results = runner.get_input_details(), runner.get_output_details()
     main = {detail["index"] for detail in interpreter.get_input_details()}
     if (
@@ -160,9 +145,7 @@ def _agree(interpreter: Any, name: str, function: Function) -> None:  # noqa: AN
         or set(results) != {f"output_{i}" for i in range(len(function.outputs))}
         or (name == "step" and {place["index"] for place in places.values()} != main)
     ):
-        raise ProgramRefused(
-            "the TFLite file takes other inputs than its manifest says", hint="compile the program again"
-        )
+        raise unfit("the TFLite file takes other inputs than its manifest says")
 
 
 def _opened(path: Path, name: str, function: Function, threads: int) -> Any:  # noqa: ANN401 - no types there
@@ -185,6 +168,7 @@ def interpreter(model: bytes, *, threads: int) -> Any:  # noqa: ANN401 - the run
 
 def _make_interpreter(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
     """By the first runtime that can make one: an installed runtime may be broken, and shows it only here."""
+    litert_compiled.refuse_named_files(model)
     reasons = []
     for package, module in RUNTIMES.items():
         try:

@@ -2,7 +2,7 @@
 
 LiteRT calls its Interpreter deprecated. Both run the same kernels and give the same bits. CompiledModel takes buffers:
 a local update has two of each tensor that moves, and a step reads one set and writes the other, so weights cross no
-border between steps. In Python a buffer is written and read by copy. BENCHMARKS.md has both side by side.
+border between steps. In Python a buffer is written and read by copy.
 
 A tensor that a step does not change, as a buffer that is a constant, is an input and an output of the file at once.
 CompiledModel binds it to one buffer, the output's, and then reads what that holds (seen with 2.3.0). So both get the
@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import FlatPorts, Rule, ports_by_role
+from edge_client.engines.base import FlatPorts, Rule, ports_by_role, unfit
+from edge_client.engines.onnx_files import named_file
 from edge_client.engines.silence import silence_stderr
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 DTYPES = ("float32", "int32")  # that a buffer takes, of those that ports have
+OTHER_FILES = (8, 9)  # fields of a TFLite model: names of files, and what lies in them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +61,7 @@ class CompiledEngine:
         self._held: tuple[str, Signature | None] = ("", None)
 
     def update(self, feeds: Tensors, rule: Rule | None = None) -> CompiledUpdate:
-        step = self.open("step"), self._functions["step"], feeds
-        return CompiledUpdate(*step) if rule is None else CompiledRuledUpdate(*step, rule)
+        return CompiledUpdate(self.open("step"), self._functions["step"], feeds, rule)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         opened, function = self.open("evaluate"), self._functions["evaluate"]
@@ -87,8 +88,8 @@ class CompiledEngine:
 class CompiledUpdate:
     """See `LocalUpdate`."""
 
-    def __init__(self, opened: Signature, function: Function, feeds: Tensors) -> None:
-        self._opened = opened
+    def __init__(self, opened: Signature, function: Function, feeds: Tensors, rule: Rule | None = None) -> None:
+        self._opened, self._rule = opened, rule
         moved, kept, self._fresh = ports_by_role(function)
         self._moved = {port.name: port for port in moved}
         self._given, made = _buffers(opened)
@@ -98,6 +99,9 @@ class CompiledUpdate:
                 _write(self._given[port.name], feeds[port.name])
         # Each with the buffers that the next step reads and writes; they take turns.
         self._now, self._then = ({name: of[name] for name in self._moved} for of in (self._given, made))
+        if rule is not None:
+            self._w, self._g = FlatPorts(function, "w"), FlatPorts(function, "velocity")
+            self._w.fill(feeds)
 
     def step(self, feeds: Tensors) -> float:
         for port in self._fresh:
@@ -107,34 +111,36 @@ class CompiledUpdate:
             self._opened.index, [read[n] for n in self._opened.inputs], [write[n] for n in self._opened.outputs]
         )
         self._now, self._then = self._then, self._now
+        if self._rule is not None:
+            self._g.fill(self._read("velocity/"))
+            self._rule(self._w.flat, self._g.flat)
+            for name, view in self._w.views.items():
+                _write(self._now[name], view)
         return float(self._loss.read(1, np.float32)[0])
 
     def read(self) -> dict[str, Array]:
-        return {name: _read(self._now[name], port) for name, port in self._moved.items()}
+        return self._read() if self._rule is None else self._read() | self._w.copies()
+
+    def _read(self, role: str = "") -> dict[str, Array]:
+        return {name: _read(self._now[name], port) for name, port in self._moved.items() if name.startswith(role)}
 
 
-class CompiledRuledUpdate(CompiledUpdate):
-    """The weights are one array of the host's, which the rule moves; a step reads a copy and gives gradients."""
+def refuse_named_files(data: bytes) -> None:
+    """Raise ProgramRefused for a TFLite file with tensors in other files: CompiledModel reads any file into them.
 
-    def __init__(self, opened: Signature, function: Function, feeds: Tensors, rule: Rule) -> None:
-        super().__init__(opened, function, feeds)
-        self._rule, self._w, self._g = rule, FlatPorts(function, "w"), FlatPorts(function, "velocity")
-        self._w.fill({name: feeds[f"w/{name}"] for name in self._w.views})
+    It is a flatbuffer: the place of its root, and behind that the place of the root's fields.
+    """
 
-    def step(self, feeds: Tensors) -> float:
-        loss = super().step(feeds)
-        ports = {name: self._moved[f"velocity/{name}"] for name in self._g.views}
-        self._g.fill({name: _read(self._now[port.name], port) for name, port in ports.items()})
-        self._rule(self._w.flat, self._g.flat)
-        for name, view in self._w.views.items():
-            _write(self._now[f"w/{name}"], view)
-        return loss
+    def number(at: int, size: int = 2) -> int:
+        return int.from_bytes(data[at : at + size], "little", signed=size > 2)  # noqa: PLR2004 - places are signed
 
-    def read(self) -> dict[str, Array]:
-        return super().read() | {f"w/{name}": view.copy() for name, view in self._w.views.items()}
+    fields = number(0, 4) - number(number(0, 4), 4)
+    if any(4 + 2 * field < number(fields) and number(fields + 4 + 2 * field) for field in OTHER_FILES):
+        raise named_file("TFLite")
 
 
 def _opened(path: Path, name: str, function: Function, threads: int) -> Signature:
+    refuse_named_files(path.read_bytes())
     try:
         from ai_edge_litert.compiled_model import CompiledModel, CpuOptions, HardwareAccelerator, Options
     except (ImportError, OSError) as missing:
@@ -149,7 +155,7 @@ def _opened(path: Path, name: str, function: Function, threads: int) -> Signatur
     except (ValueError, RuntimeError) as wrong:
         raise ProgramRefused(f"LiteRT cannot load {path.name}: {wrong}", hint="use another engine") from wrong
     if listed is None:
-        raise ProgramRefused(f"the TFLite file has no function {name!r}", hint="compile the program again")
+        raise unfit(f"the TFLite file has no function {name!r}")
     inputs = _named(listed["inputs"], "args_", function.inputs)
     outputs = _named(listed["outputs"], "output_", function.outputs)
     unchanged = _unchanged(model, name, function)
@@ -161,9 +167,7 @@ def _named(listed: Iterable[str], prefix: str, ports: tuple[Port, ...]) -> tuple
     names = {f"{prefix}{i}": port for i, port in enumerate(ports)}
     order = tuple(listed)
     if set(order) != set(names):
-        raise ProgramRefused(
-            "the TFLite file takes other inputs than its manifest says", hint="compile the program again"
-        )
+        raise unfit("the TFLite file takes other inputs than its manifest says")
     other = sorted({port.dtype for port in ports} - set(DTYPES))
     if other:
         raise ProgramRefused(f"a buffer of LiteRT takes no {other[0]}", hint="use another engine")

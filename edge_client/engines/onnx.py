@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import FlatPorts, Rule, ports_by_role
+from edge_client.engines.base import FlatPorts, Rule, ports_by_role, unfit
 from edge_client.engines.frozen import open_frozen
 from edge_client.engines.onnx_files import refuse_named_files
 from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint, raise_for_memory
@@ -51,11 +51,10 @@ class OnnxEngine:
             _agree(session, program.functions[name], frozen)
         self._lent = frozen  # onnxruntime reads these arrays in place
         place = "cpu" if self.place == "cpu" else "cuda"
-        self._frozen = {n: runtime().OrtValue.ortvalue_from_numpy(value, place, 0) for n, value in frozen.items()}
+        self._frozen = _lend(frozen, place)
 
     def update(self, feeds: Tensors, rule: Rule | None = None) -> OnnxUpdate:
-        step = self._sessions["step"], self._functions["step"], self._frozen, feeds
-        return OnnxUpdate(*step) if rule is None else OnnxRuledUpdate(*step, rule)
+        return OnnxUpdate(self._sessions["step"], self._functions["step"], self._frozen, feeds, rule)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         session, function = self._sessions["evaluate"], self._functions["evaluate"]
@@ -73,36 +72,56 @@ class OnnxEngine:
 
 
 class OnnxUpdate:
-    """See `LocalUpdate`."""
+    """See `LocalUpdate`.
 
-    def __init__(self, session: Any, function: Function, frozen: Mapping[str, Any], feeds: Tensors) -> None:  # noqa: ANN401 - no types there
-        ort, place = runtime(), _place(session)
-        self._session = session
+    With a rule a step reads the host's weights in place; what it makes of them itself is not fetched.
+    """
+
+    def __init__(
+        self,
+        session: Any,  # noqa: ANN401 - no types there
+        function: Function,
+        frozen: Mapping[str, Any],
+        feeds: Tensors,
+        rule: Rule | None = None,
+    ) -> None:
+        self._session, self._place, self._rule = session, _place(session), rule
         moved, kept, self._fresh = ports_by_role(function)
-        now, then = ({port.name: _room(port, place) for port in moved} for _ in range(2))
+        turned = [port for port in moved if rule is None or port.name.startswith("buffers/")]
+        now, then = ({port.name: _room(port, self._place) for port in turned} for _ in range(2))
         for name, value in now.items():
             value.update_inplace(np.asarray(feeds[name], order="C"))
+        still = [port.name for port in (*moved, *kept) if port not in turned and not port.name.startswith("w/")]
         # onnxruntime reads these arrays in place, and before 1.30 it does not keep them alive: the update does.
-        self._lent = {port.name: np.asarray(feeds[port.name], order="C") for port in kept}
-        still = {name: ort.OrtValue.ortvalue_from_numpy(array, place, 0) for name, array in self._lent.items()}
-        still |= frozen
+        self._lent = {name: np.asarray(feeds[name], order="C") for name in still}
+        read, written, self._weights = _lend(self._lent, self._place) | dict(frozen), {}, dict[str, Any]()
+        if rule is not None:
+            self._w, self._g = FlatPorts(function, "w"), FlatPorts(function, "velocity")
+            self._w.fill(feeds)
+            self._weights, written = _lend(self._w.views, self._place), _lend(self._g.views, "cpu")
+            read |= self._weights
         self._loss = _room(next(port for port in function.outputs if port.name == "loss"), "cpu")
         # Each with what it writes; they take turns.
-        self._next = (self._bound(function, still | now, then), then)
-        self._after = (self._bound(function, still | then, now), now)
+        self._next = (self._bound(function, read | now, written | then), then)
+        self._after = (self._bound(function, read | then, written | now), now)
         self._now = now
 
     def step(self, feeds: Tensors) -> float:
-        binding, written = self._next
+        binding, turned = self._next
         for port in self._fresh:  # read in place as well, until the step is over
             self._lent[port.name] = np.asarray(feeds[port.name], order="C")
             binding.bind_cpu_input(port.name, self._lent[port.name])
         self._session.run_with_iobinding(binding)
-        self._next, self._after, self._now = self._after, self._next, written
+        self._next, self._after, self._now = self._after, self._next, turned
+        if self._rule is not None:
+            self._rule(self._w.flat, self._g.flat)
+            for name, value in self._weights.items() if self._place != "cpu" else ():  # there is a copy
+                value.update_inplace(self._w.views[name])
         return float(self._loss.numpy())
 
     def read(self) -> dict[str, Array]:
-        return {name: np.array(value.numpy()) for name, value in self._now.items()}
+        found = {name: np.array(value.numpy()) for name, value in self._now.items()}
+        return found if self._rule is None else found | self._w.copies()
 
     def _bound(self, function: Function, read: Mapping[str, Any], write: Mapping[str, Any]) -> Any:  # noqa: ANN401
         binding = self._session.io_binding()
@@ -113,56 +132,6 @@ class OnnxUpdate:
             if port.name == "loss" or port.name in write:
                 binding.bind_ortvalue_output(output.name, self._loss if port.name == "loss" else write[port.name])
         return binding
-
-
-class OnnxRuledUpdate(OnnxUpdate):
-    """The weights are one array of the host's, which steps read in place and the rule moves.
-
-    Gradients are written into another one; what the step itself makes of the weights is not fetched.
-    """
-
-    def __init__(
-        self,
-        session: Any,  # noqa: ANN401 - no types there
-        function: Function,
-        frozen: Mapping[str, Any],
-        feeds: Tensors,
-        rule: Rule,
-    ) -> None:
-        ort, self._place = runtime(), _place(session)
-        self._session, self._rule = session, rule
-        self._w, self._g = FlatPorts(function, "w"), FlatPorts(function, "velocity")
-        self._w.fill({name: feeds[f"w/{name}"] for name in self._w.views})
-        moved, kept, self._fresh = ports_by_role(function)
-        now, then = (
-            {port.name: _room(port, self._place) for port in moved if port.name.startswith("buffers/")}
-            for _ in range(2)
-        )
-        for name, value in now.items():
-            value.update_inplace(np.asarray(feeds[name], order="C"))
-        zero = [port for port in moved if port.name.startswith("velocity/")]
-        self._lent = {port.name: np.asarray(feeds[port.name], order="C") for port in (*zero, *kept)}
-        still = {n: ort.OrtValue.ortvalue_from_numpy(array, self._place, 0) for n, array in self._lent.items()}
-        self._weights = {n: ort.OrtValue.ortvalue_from_numpy(v, self._place, 0) for n, v in self._w.views.items()}
-        still |= {f"w/{name}": value for name, value in self._weights.items()} | dict(frozen)
-        gradients = {
-            f"velocity/{n}": ort.OrtValue.ortvalue_from_numpy(view, "cpu", 0) for n, view in self._g.views.items()
-        }
-        self._loss = _room(next(port for port in function.outputs if port.name == "loss"), "cpu")
-        self._next = (self._bound(function, still | now, gradients | then), then)
-        self._after = (self._bound(function, still | then, gradients | now), now)
-        self._now = now
-
-    def step(self, feeds: Tensors) -> float:
-        loss = super().step(feeds)
-        self._rule(self._w.flat, self._g.flat)
-        if self._place != "cpu":  # there the session holds a copy
-            for name, value in self._weights.items():
-                value.update_inplace(self._w.views[name])
-        return loss
-
-    def read(self) -> dict[str, Array]:
-        return super().read() | {f"w/{name}": view.copy() for name, view in self._w.views.items()}
 
 
 def runtime() -> Any:  # noqa: ANN401 - onnxruntime has no types
@@ -246,8 +215,7 @@ def _session(path: Path, threads: int, device: str) -> Any:  # noqa: ANN401 - on
     except (ProgramRefused, RuntimeMissing):
         raise
     except Exception as wrong:  # onnxruntime's own classes have no public base
-        raise_for_memory(wrong)
-        text = str(wrong).strip().splitlines()[0][:300]
+        text = raise_for_memory(wrong)
         raise ProgramRefused(
             f"onnxruntime {version} cannot load {path.name}: {text}",
             hint="use onnxruntime 1.19 or newer, or another engine",
@@ -258,9 +226,7 @@ def _agree(session: Any, function: Function, frozen: Iterable[str]) -> None:  # 
     given = [i.name for i in session.get_inputs()]
     wanted = [*(port.name for port in function.inputs), *frozen]
     if given != wanted or len(session.get_outputs()) != len(function.outputs):
-        raise ProgramRefused(
-            "the ONNX file takes other inputs than its manifest says", hint="compile the program again"
-        )
+        raise unfit("the ONNX file takes other inputs than its manifest says")
 
 
 def _place(session: Any) -> str:  # noqa: ANN401 - onnxruntime has no types
@@ -270,3 +236,8 @@ def _place(session: Any) -> str:  # noqa: ANN401 - onnxruntime has no types
 
 def _room(port: Port, place: str) -> Any:  # noqa: ANN401 - onnxruntime has no types
     return runtime().OrtValue.ortvalue_from_shape_and_type(port.shape, np.dtype(port.dtype), place, 0)
+
+
+def _lend(arrays: Mapping[str, Array], place: str) -> dict[str, Any]:
+    """The runtime's values of these arrays, which it reads and writes in place on the CPU."""
+    return {name: runtime().OrtValue.ortvalue_from_numpy(array, place, 0) for name, array in arrays.items()}

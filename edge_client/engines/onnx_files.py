@@ -44,12 +44,17 @@ def refuse_named_files(data: memoryview) -> None:
         for number, value in _fields(message):
             is_named = kind == "tensor" and (number == EXTERNAL_DATA or (number == DATA_LOCATION and value))
             if is_named or (kind == "node" and number == OP_TYPE and _is_text(value, COMPILED)):
-                raise ProgramRefused(
-                    "the ONNX file has a part that would be read from another file of this device",
-                    hint="do not trust who signed it; programs that fedcenters compiles hold all their tensors",
-                )
+                raise named_file("ONNX")
             if isinstance(value, memoryview) and number in PARTS[kind]:
                 left.append((PARTS[kind][number], value))
+
+
+def named_file(form: str) -> ProgramRefused:
+    """The refusal of a program that names a file."""
+    return ProgramRefused(
+        f"the {form} file has a part that would be read from another file of this device",
+        hint="do not trust who signed it; programs that fedcenters compiles hold all their tensors",
+    )
 
 
 def replace_constants(data: bytes, values: Mapping[str, bytes]) -> bytes:

@@ -104,18 +104,18 @@ class Pt2RuledUpdate(Pt2Update):
 
         super().__init__(call, feeds)
         self._rule, given, gradient = rule, FlatPorts(call.function, "w"), FlatPorts(call.function, "velocity")
-        given.fill({name: feeds[f"w/{name}"] for name in given.views})
+        given.fill(feeds)
         self._w, self._g = (torch.tensor(ports.flat, device=call.place) for ports in (given, gradient))
-        self._names, sizes = list(given.views), [view.size for view in given.views.values()]
-        self._gradients = torch.split(self._g, sizes)
+        sizes = [view.size for view in given.views.values()]
+        self._gradients = dict(zip(gradient.views, torch.split(self._g, sizes), strict=True))
         weights = zip(given.views.items(), torch.split(self._w, sizes), strict=True)
-        self._held |= {f"w/{name}": part.view(view.shape) for (name, view), part in weights}
+        self._held |= {name: part.view(view.shape) for (name, view), part in weights}
         self._moved = [name for name in self._moved if name.startswith("buffers/")]
 
     def step(self, feeds: Tensors) -> float:
         results = self._call(self._held | self._call.tensors(self._fresh, feeds))
-        for name, into in zip(self._names, self._gradients, strict=True):
-            into.copy_(results[f"velocity/{name}"].reshape(-1))
+        for name, into in self._gradients.items():
+            into.copy_(results[name].reshape(-1))
         self._held |= {name: results[name] for name in self._moved}
         on_host = self._call.place == "cpu"  # numpy's views of the same memory: parts of them stay in the cache
         self._rule(*((t.numpy() for t in (self._w, self._g)) if on_host else (self._w, self._g)))
@@ -177,8 +177,7 @@ def load_graph(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated mod
     except ProgramRefused:
         raise
     except Exception as wrong:  # torch raises many kinds for a file that it cannot read
-        raise_for_memory(wrong)
-        text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
+        text = raise_for_memory(wrong)
         raise ProgramRefused(
             f"torch {torch.__version__} cannot load {path.name}: {text}",
             hint="use the torch version that program.json names, or another engine",

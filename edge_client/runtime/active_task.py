@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edge_client.errors import TOO_LITTLE_MEMORY, DeviceRefused, Malformed, ProgramRefused, RuntimeMissing
+from edge_client.errors import TOO_LITTLE_MEMORY, DeviceRefused, Malformed, ProgramRefused, RuntimeMissing, lacks_memory
 from edge_client.protocol import sum_codec, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS, NACK_CODES
@@ -117,7 +117,7 @@ class ActiveTask:
         work, found = self.runner.add_words(message, memory, self._poll)
         sums, data = state.sums, sum_codec.KEPT
         if stage == "add" and isinstance(work, SummedFit | SummedProbe):
-            sums, data = device_stages.mask(sums, self._order(), self._place, work.scale, found.words)
+            sums, data = device_stages.mask(sums, self._order(), self._place, work.scale, found.words, self._poll)
         elif stage == "tell" and isinstance(work, SummedFit) and work.stage == "choose":
             data = sum_codec.encode_told(found.words)
         elif stage != "keep":
@@ -220,6 +220,6 @@ def nack_fields(wrong: Exception) -> tuple[str, str, int | None]:
         return "no_engine", wrong.message[:MAX_DETAIL_CHARS], None
     if isinstance(wrong, ProgramRefused):
         return "bad_program", wrong.message[:MAX_DETAIL_CHARS], None
-    if isinstance(wrong, MemoryError | OSError):
+    if isinstance(wrong, OSError) or lacks_memory(wrong):
         return "no_space", (str(wrong) or TOO_LITTLE_MEMORY)[:MAX_DETAIL_CHARS], None
     return "internal", "see this device's own log", None

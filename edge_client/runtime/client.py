@@ -11,6 +11,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -63,7 +64,7 @@ class Client:
         clock: Clock,
         rng: np.random.Generator,
         open_engine: OpenEngine = open_engine,
-        check: Check = run_golden,
+        check: Check | None = None,
         watchdog: Watchdog | None = None,
         samples: DataFolder | None = None,
         updates: SelfUpdater | None = None,
@@ -84,7 +85,8 @@ class Client:
             self.state.forget_result()
         self._uploader = Uploader(self.state, session.sender, session.transport, clock=clock, rng=rng)
         handlers |= {"go": self._uploader.on_go, "ack": self._on_ack}
-        self._runner = TaskRunner(config, session.cache, local, open_engine, GoldenResults(config.state / FILE, check))
+        golden = GoldenResults(config.state / FILE, check or partial(run_golden, between=self._alive))
+        self._runner = TaskRunner(config, session.cache, local, open_engine, golden)
         self._task: ActiveTask | None = None
         self._boot: str | None = None  # of the coordinator's process
         self._link: tuple[str, int] | None = None  # its process and connection that this device is known to
@@ -108,7 +110,7 @@ class Client:
             self._session.transport.connect()
             self._watchdog.notify_ready()
             while not self._session.stopping.is_set():
-                self._watchdog.notify_alive(self._clock.now_s())
+                self._alive()
                 self._take((yield self._wait_s()))
                 if self._task is not None:
                     yield from self._work(self._task)
@@ -126,6 +128,9 @@ class Client:
         self._tell({"event": "stopping"})
         self._session.stop()
 
+    def _alive(self) -> None:
+        self._watchdog.notify_alive(self._clock.now_s())
+
     def _wait_s(self) -> float:
         if self._task is not None:
             return 0.0
@@ -134,7 +139,7 @@ class Client:
         return min(MAX_IDLE_S, max(0.0, until_s - self._clock.now_s()), inf if wait_s is None else wait_s)
 
     def _take(self, event: Event | None) -> None:
-        self._watchdog.notify_alive(self._clock.now_s())
+        self._alive()
         if isinstance(event, Connected):  # told before the presence message, which may bring a stop
             self._tell({"event": "connected", "broker": self.config.broker})
         self._session.handle(event)

@@ -16,7 +16,7 @@ from pathlib import Path
 from edge_client.engines.base import Engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
-from edge_client.errors import Malformed, RuntimeMissing
+from edge_client.errors import Malformed, RuntimeMissing, raise_for_memory
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import Program
@@ -102,10 +102,8 @@ def _far(check: Check, engine: Engine, program: Program, golden: Golden) -> floa
     """The difference; FAR if the runtime fails in the run, or its result is not finite."""
     try:
         off = check(engine, program, golden)
-    except MemoryError:
-        raise
     except Exception as wrong:  # noqa: BLE001 - each runtime raises its own kinds
-        log.warning("%s fails in its golden run: %s", engine.name, wrong)
+        log.warning("%s fails in its golden run: %s", engine.name, raise_for_memory(wrong))
         return FAR
     return min(off, FAR) if math.isfinite(off) else FAR
 

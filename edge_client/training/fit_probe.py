@@ -211,8 +211,11 @@ def _answer_looks(learner: Learner, models: Sequence[Flat], local: DeviceData, l
     _check_classifier(learner.program, "answers")
     if learner.program.classes > MAX_CLASSES:
         raise Malformed("bad_task", f"answers are asked of at most {MAX_CLASSES} classes")
-    train = learner.evaluate(models, local.train, batch=batch)[1]
-    test = train[:, :0] if local.test is None else learner.evaluate(models, local.test, batch=batch)[1]
+    parts = (local.train, *([local.test] if local.test else ()))  # one without samples is none
+    for data in parts:
+        _check_data(learner.program, data)
+    train, *held = (learner.evaluate(models, data, batch=batch)[1] for data in parts)
+    test = held[0] if held else train[:, :0]
     looks = [
         AnswerLook(entropy=mean_entropy(rows), train=answer_moments(trained), test=answer_moments(held_out))
         for rows, trained, held_out in zip(logits, train, test, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +28,11 @@ def secret_stream() -> np.random.Generator:
 def with_noise(words: Array, deviation: float, rng: np.random.Generator) -> NDArray[np.int64]:
     """Whole numbers plus Skellam noise of this standard deviation, in units of a word."""
     half = deviation**2 / 2
-    if half < NUMPY_MEAN:
-        noise: NDArray[np.int64] = rng.poisson(half, words.shape) - rng.poisson(half, words.shape)
-        return words.astype(np.int64) + noise
     out = words.astype(np.int64)
-    flat = out.reshape(-1)
+    flat, draw = out.reshape(-1), rng.poisson if half < NUMPY_MEAN else partial(_large_poisson, rng=rng)
     for start in range(0, flat.size, BLOCK):
         part = flat[start : start + BLOCK]
-        part += _large_poisson(half, part.size, rng) - _large_poisson(half, part.size, rng)
+        part += draw(half, part.size) - draw(half, part.size)
     return out
 
 

@@ -154,7 +154,7 @@ class BlobFolder:
         """Store bytes durably; returns their sha256."""
         sha256 = hashlib.sha256(data).hexdigest()
         if not self.has(sha256):
-            self._make_room(len(data))
+            self._make_room(len(data), on_disk=len(data) if self._evict else 0)
             write_atomically(self._file(sha256), data)
         return sha256
 
@@ -206,8 +206,8 @@ class BlobFolder:
             raise Malformed("no_space", f"blob of {size} bytes does not fit on the disk")
         return PartialBlob(self, manifest, file)
 
-    def _disk_takes(self, size: int) -> bool:
-        return size <= MAX_DISK_SHARE * shutil.disk_usage(self._path).free
+    def _disk_takes(self, size: int, removed: int = 0) -> bool:
+        return size <= MAX_DISK_SHARE * (shutil.disk_usage(self._path).free + removed)
 
     def drop_partials(self, *, but: Collection[Manifest] = ()) -> None:
         """Forget all transfers that are not finished, except those of `but`."""
@@ -243,14 +243,17 @@ class BlobFolder:
             files += [file for file in (self._path / PARTIAL).iterdir() if file != but]
         stats = sorted((file.stat().st_mtime_ns, file.stat().st_size, file) for file in files)
         total, kept = sum(length for _, length, _ in stats) + size, len(stats) + 1
-        for _, length, file in stats if self._evict else ():
+        spare = [each for each in stats if self._evict and each[2].name not in self.pinned]
+        most = sum(length for _, length, _ in spare)
+        if total - most > self._budget:
+            raise Malformed("no_space", f"{size} bytes do not fit into the folder's {self._budget}")
+        if not self._disk_takes(on_disk, most):  # nothing is removed in vain
+            raise Malformed("no_space", f"blob of {size} bytes does not fit on the disk")
+        for _, length, file in spare:
             if total <= self._budget and kept <= MOST_KEPT and self._disk_takes(on_disk):
                 break
-            if file.name not in self.pinned:
-                file.unlink(missing_ok=True)
-                total, kept = total - length, kept - 1
-        if total > self._budget:
-            raise Malformed("no_space", f"{size} bytes do not fit into the folder's {self._budget}")
+            file.unlink(missing_ok=True)
+            total, kept = total - length, kept - 1
 
 
 class PartialBlob:

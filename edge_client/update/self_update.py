@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge_client import __version__
 from edge_client.errors import Malformed
@@ -73,12 +73,15 @@ class SelfUpdater:
             raise Malformed("bad_program", f"the release is not version {version}")
         beside = self._folder / ".unpacking"
         shutil.rmtree(beside, ignore_errors=True)
-        for name, content in found.items():
-            _write(beside / name, content)
         lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(found.items())]
-        _write(beside / launcher.HASHES_FILE, "".join(lines).encode("ascii"))
-        for folder in {path.parent for path in beside.rglob("*")}:
-            launcher.sync_folder(folder)
+        try:
+            for name, content in (*found.items(), (launcher.HASHES_FILE, "".join(lines).encode("ascii"))):
+                _write(beside / name, content)
+            for folder in {path.parent for path in beside.rglob("*")}:
+                launcher.sync_folder(folder)
+        except OSError:  # a full disk does not need half a release as well
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
         place = self._folder / version
         shutil.rmtree(place, ignore_errors=True)  # of an earlier try that nothing names yet
         beside.replace(place)
@@ -112,28 +115,6 @@ class SelfUpdater:
         if self._began_s is None:
             self._began_s = now_s
         return now_s >= self._began_s + TRIAL_TIMEOUT_S and self.on_trial
-
-
-def pack_release(files: Mapping[str, bytes], version: str) -> bytes:
-    """A release: the same files give the same bytes. `files` are named as in `edge_client/cli.py`."""
-    import tarfile
-
-    version_numbers(version)
-    made = io.BytesIO()
-    note = json.dumps({"version": version}).encode()
-    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in [(NOTE_FILE, note), *sorted(files.items())]:
-            header = tarfile.TarInfo(name)
-            header.size, header.mode = len(data), 0o644
-            tar.addfile(header, io.BytesIO(data))
-    unpack_release(made.getvalue())
-    return made.getvalue()
-
-
-def release_version(data: bytes) -> str:
-    """The version of a release. Raises Malformed."""
-    note: Any = json.loads(unpack_release(data)[NOTE_FILE])
-    return str(note["version"])
 
 
 def unpack_release(data: bytes) -> dict[str, bytes]:

@@ -70,8 +70,7 @@ def _export_file(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Seq
     except ImportError as wrong:
         raise converter_missing(wrong) from wrong
     except Exception as wrong:  # exporters raise many kinds; what they cannot convert is a refusal
-        raise_for_memory(wrong)
-        text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
+        text = raise_for_memory(wrong)
         raise ProgramRefused(f"this model cannot be written as {fmt}: {text}", hint="use another format") from wrong
 
 

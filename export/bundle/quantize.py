@@ -52,8 +52,7 @@ def quantize_file(file: bytes, fmt: str, scheme: str, calibration: LabelledSampl
     except ImportError as wrong:
         raise converter_missing(wrong) from wrong
     except Exception as wrong:  # the tools raise many kinds; what they cannot convert is a refusal
-        raise_for_memory(wrong)
-        text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
+        text = raise_for_memory(wrong)
         raise ProgramRefused(f"{fmt} cannot be quantized to {scheme}: {text}", hint="leave this scheme out") from wrong
 
 

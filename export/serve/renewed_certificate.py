@@ -1,8 +1,7 @@
 """A server's certificate that is renewed while the server runs: its files are looked at when a client connects.
 
-Public certificates last for three months or less, and coordinators run for longer. The client that finds new files
-still gets the certificate of before, and each later one the new. A certificate that ends soon, or has ended, is told in
-the log: clients would say it, and the server serve on without a word.
+Public certificates last for three months or less, and coordinators run for longer. A certificate that ends soon, or has
+ended, is told in the log: clients would say it, and the server serve on without a word.
 """
 
 from __future__ import annotations
@@ -23,36 +22,46 @@ FileStamps = tuple[tuple[int, int, int], ...]  # of both files: modification tim
 def follow_renewals(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     """Let `context`, which has these files already, take them again whenever they have changed and fit each other."""
     look = renewal_watch(context, certificate, key)
-    context.sni_callback = lambda *_: look()
+
+    def show(connection: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
+        connection.context = look()
+
+    context.sni_callback = show
 
 
-def renewal_watch(context: ssl.SSLContext, certificate: Path, key: Path) -> Callable[[], None]:
+def renewal_watch(context: ssl.SSLContext, certificate: Path, key: Path) -> Callable[[], ssl.SSLContext]:
     """What lets `context` take its files again, if they have changed, when it is called; never from two threads.
+
+    It gives a context with these files alone. `context` itself keeps a certificate of before that is for another kind
+    of key, as of EC beside RSA, and shows that to clients which prefer it.
 
     A server with a thread for each connection calls it before it accepts one, as another thread may be in the middle of
     using the context where its own handshake would.
     """
-    seen, told = _stamps(certificate, key), _today()
+    seen, told, shown = _stamps(certificate, key), _today(), context
     _tell_end(certificate)
 
-    def look() -> None:
-        nonlocal seen, told
+    def look() -> ssl.SSLContext:
+        nonlocal seen, told, shown
         if told != _today():  # once a day
             told = _today()
             _tell_end(certificate)
         now = _stamps(certificate, key)
         if now is None or now == seen:
-            return
-        seen = now
+            return shown
+        seen, fresh = now, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        fresh.set_ciphers(":".join(cipher["name"] for cipher in context.get_ciphers()))
         try:
             # in a context of its own first: a certificate of another key would leave this one with neither
-            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            for each in (fresh, context):
                 each.load_cert_chain(certificate, key, password="")  # a key with a password would ask a terminal
         except (OSError, ssl.SSLError) as wrong:  # one of the two is still to be copied
             log.warning("%s is not taken: %s; the server goes on with the certificate of before", certificate, wrong)
-            return
+            return shown
         log.info("%s is taken", certificate)
         _tell_end(certificate)
+        shown = fresh
+        return shown
 
     return look
 

@@ -73,9 +73,7 @@ class SiteFolder:
 
         One that is damaged here, or has another signature, is replaced. Raises as `read_bundle` does.
         """
-        part = self.root / f".{os.getpid()}.partial"
-        shutil.rmtree(part, ignore_errors=True)
-        part.parent.mkdir(parents=True, exist_ok=True)
+        part = partial_folder(self.root)
         try:
             source = read_bundle(bundle, self.trusted)
             for path in (*(entry["path"] for entry in file_entries(source.manifest)), SIGNATURE_FILE):
@@ -159,6 +157,15 @@ def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> s
     site.point(name)
     site.prune([name])
     return name
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where a copy is made that `folder` will hold. What a writer that was killed has left there is removed."""
+    for left in folder.glob(".*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
+    part = folder / f".{os.getpid()}.partial"
+    part.mkdir(parents=True)
+    return part
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_client.engines import litert, litert_compiled
 from edge_client.engines.center_file import run_file
 from edge_client.engines.onnx import session
 from edge_client.engines.onnx_files import refuse_named_files
 from edge_client.errors import ProgramRefused
+from edge_client.protocol.program import Function, Port
 
 Model = onnx.ModelProto
 X, Y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
@@ -142,3 +145,53 @@ def _varint(number: int) -> bytes:
         out.append(number & 127 | 128)
         number >>= 7
     return bytes([*out, number])
+
+
+def tflite_of(file: Path) -> bytes:
+    """y = x + w, of four numbers; w is in a file."""
+    import flatbuffers  # type: ignore[import-untyped]
+    from ai_edge_litert import schema_py_generated as schema
+
+    made, graph = schema.ModelT(), schema.SubGraphT()
+    made.version, made.operatorCodes, made.buffers = 3, [schema.OperatorCodeT()], [schema.BufferT() for _ in range(3)]
+    graph.tensors = [schema.TensorT() for _ in range(3)]
+    for at, (tensor, name) in enumerate(zip(graph.tensors, "xwy", strict=True)):
+        tensor.name, tensor.shape, tensor.type, tensor.buffer = name, [4], schema.TensorType.FLOAT32, (1, 0, 2)[at]
+    graph.tensors[1].externalBuffer = 1
+    group, beside = schema.ExternalBufferGroupT(), schema.ExternalBufferT()
+    group.name, beside.id, beside.length = str(file), 1, 16
+    made.externalBufferGroups, made.externalBuffers = [group], [beside]
+    add = schema.OperatorT()
+    add.inputs, add.outputs = [0, 1], [2]
+    add.builtinOptionsType, add.builtinOptions = schema.BuiltinOptions.AddOptions, schema.AddOptionsT()
+    graph.operators, graph.inputs, graph.outputs = [add], [0], [2]
+    signature, into, out = schema.SignatureDefT(), schema.TensorMapT(), schema.TensorMapT()
+    into.name, out.name, out.tensorIndex = "args_0", "output_0", 2
+    signature.signatureKey, signature.inputs, signature.outputs = "infer", [into], [out]
+    made.subgraphs, made.signatureDefs = [graph], [signature]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(made.Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+def test_no_tensor_of_a_tflite_file_is_read_from_a_file_that_it_names(tmp_path: Path) -> None:
+    """LiteRT's CompiledModel reads it, from any folder (seen with 2.3.0); its Interpreter does not."""
+    (tmp_path / "device.key").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    program, data = tmp_path / "program", tflite_of(tmp_path / "device.key")
+    program.write_bytes(data)
+    ports = [Port(name=name, dtype="float32", shape=(4,)) for name in ("x", "logits")]
+    infer = Function(inputs=(ports[0],), outputs=(ports[1],))
+    asked: list[Callable[[], object]] = [
+        lambda: litert_compiled._opened(program, "infer", infer, 1),
+        lambda: litert._opened(program, "infer", infer, 1),
+        lambda: run_file("tflite", data, np.zeros((1, 4), np.float32)),
+    ]
+    for ask in asked:
+        with pytest.raises(ProgramRefused, match="the TFLite file has a part that would be read from another file"):
+            ask()
+
+
+@given(data=st.binary(max_size=64))
+def test_bytes_that_are_no_tflite_file_are_left_to_the_runtime(data: bytes) -> None:
+    with suppress(ProgramRefused):
+        litert_compiled.refuse_named_files(data)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from edge_client.board.pack import pack_release
 from edge_client.protocol import signing
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord
-from edge_client.update.self_update import SelfUpdater, pack_release
+from edge_client.update.self_update import SelfUpdater
 from tests.support.scripted_coordinator import FEDERATION, PRIVATE, DeviceStage, Script
 
 RELEASE_PRIVATE = bytes(32)

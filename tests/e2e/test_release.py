@@ -19,11 +19,11 @@ from coordinator.runtime.server import Server
 from coordinator.storage.store import Store
 from edge_client.board import wheels
 from edge_client.board.flash import PACKAGE
+from edge_client.board.pack import pack_release
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord
-from edge_client.update.self_update import pack_release
 from tests.support import virtual_federation
 
 pytestmark = pytest.mark.broker

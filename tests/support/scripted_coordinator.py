@@ -17,7 +17,6 @@ import numpy as np
 
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DataFolder, DeviceData
-from edge_client.engines.golden_run import run_golden
 from edge_client.nearest.over_mqtt import NearestClient, NearestOptions
 from edge_client.nearest.result import NearestAnswer
 from edge_client.protocol import blocks, codecs, messages, signing, task_codec
@@ -106,7 +105,7 @@ class DeviceStage:
     before_step: Callable[[], None] = lambda: None
     environment: dict[str, str] = field(default_factory=dict)  # of the device's process
     updates: SelfUpdater | None = None  # of a device that a launcher started
-    check: Check = run_golden
+    check: Check | None = None
     samples: DataFolder | None = None  # a folder that is looked at again; else what `local` holds
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ The rules of the keys and shares are in device_sums.py; this file ties a stage t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from edge_client.errors import Malformed
@@ -40,13 +41,20 @@ def deal(sums: DeviceSums, message: bytes, key: Place) -> tuple[DeviceSums, byte
     return replace(after, sums={roster.roster: after.sums[roster.roster]}), answer
 
 
-def mask(sums: DeviceSums, message: bytes, key: Place, scale: SumScale, words: Words) -> tuple[DeviceSums, bytes]:
-    """Mask the device's words for the sum whose shares were relayed."""
+def mask(
+    sums: DeviceSums,
+    message: bytes,
+    key: Place,
+    scale: SumScale,
+    words: Words,
+    between: Callable[[], None] = lambda: None,
+) -> tuple[DeviceSums, bytes]:
+    """Mask the device's words for the sum whose shares were relayed; `between` is called now and then."""
     name = RelayedShares.from_bytes(message).roster
     roster = _roster_of(sums, name, key, "add")
     if roster.bits != scale.bits or roster.devices > scale.devices:
         raise Malformed("bad_task", f"a sum of {roster.devices} devices in {roster.bits} bits could overflow")
-    return device_sums.on_vector(device_sums.on_relay(sums, message), name, words)
+    return device_sums.on_vector(device_sums.on_relay(sums, message), name, words, between)
 
 
 def show(sums: DeviceSums, message: bytes, key: Place) -> tuple[DeviceSums, bytes]:

@@ -13,7 +13,7 @@ changes nothing. The rules:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from edge_client.errors import Malformed
@@ -139,7 +139,9 @@ def _digests(plain: bytes, context: keys.SumContext, dealer: str, holder: str) -
     )
 
 
-def on_vector(state: DeviceSums, name: str, words: Words) -> tuple[DeviceSums, bytes]:
+def on_vector(
+    state: DeviceSums, name: str, words: Words, between: Callable[[], None] = lambda: None
+) -> tuple[DeviceSums, bytes]:
     """Mask the device's own vector, uint32 [words], for the sum of this roster; it is not changed."""
     mine = _sum_of(state, name)
     roster, context = mine.roster, mine.roster.context(state.federation)
@@ -153,7 +155,7 @@ def on_vector(state: DeviceSums, name: str, words: Words) -> tuple[DeviceSums, b
         key = keys.pair_mask_key(private, roster.neighbours[cid].mask, context, state.cid, cid)
         masks.append((key, pair_sign(state.cid, cid)))
     masked = words.copy()
-    add_masks_into(masked, masks)
+    add_masks_into(masked, masks, between)
     upload = write_upload(roster.roster, roster.words, roster.bits, pack_words(masked, roster.bits))
     sha256 = hashlib.sha256(upload).hexdigest()
     if mine.upload not in (None, sha256):

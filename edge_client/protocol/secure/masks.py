@@ -7,7 +7,7 @@ little-endian. It is added in blocks of 256 KiB, so memory does not grow with th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -30,12 +30,13 @@ def stream_bytes(key: bytes, size: int) -> bytes:
     return Cipher(AES(key), CTR(bytes(16))).encryptor().update(bytes(size))
 
 
-def add_masks_into(words: Words, keys: Iterable[tuple[bytes, int]]) -> None:
-    """Add to `words` [d] the masks of `keys`, pairs of a key [16 bytes] and a sign (1 or -1)."""
+def add_masks_into(words: Words, keys: Iterable[tuple[bytes, int]], between: Callable[[], None] = lambda: None) -> None:
+    """Add to `words` [d] the masks of `keys`: a key [16 bytes] and a sign (1 or -1). `between` blocks is called."""
     buffer = bytearray(4 * BLOCK_WORDS + 15)  # update_into asks for a block's room beyond what it writes
     for key, sign in keys:
         stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
         for start in range(0, len(words), BLOCK_WORDS):
+            between()
             part = words[start : start + BLOCK_WORDS]
             stream.update_into(memoryview(_ZEROS)[: 4 * len(part)], buffer)
             mask = np.frombuffer(buffer, "<u4", len(part))

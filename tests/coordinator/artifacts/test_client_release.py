@@ -8,11 +8,11 @@ import pytest
 
 from coordinator.config import read_config
 from coordinator.identity.release_signature import read_signature
+from edge_client.board.pack import pack_release
 from edge_client.config import load_config
 from edge_client.errors import ConfigError
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
-from edge_client.update.self_update import pack_release
 from tests.support.guarded_broker import provision_federation
 from tests.support.virtual_federation import FEDERATION, TOPICS, Federation
 

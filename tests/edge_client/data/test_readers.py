@@ -87,6 +87,14 @@ def test_a_table_with_targets_is_a_regression(tmp_path: Path) -> None:
     assert train.y.tolist() == [[2.0], [4.0]]
 
 
+def test_a_table_that_has_no_row_yet_is_no_sample(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text('[csv]\nfeatures = ["a"]\ntargets = ["b"]\n')
+    (tmp_path / "train").mkdir()
+    for day, rows_ in (("1", "1,2\n"), ("2", "")):
+        (tmp_path / "train" / f"{day}.csv").write_text(f"a,b\n{rows_}")
+    assert load_folder(tmp_path).train.y.tolist() == [[2.0]]
+
+
 def test_a_table_may_begin_with_excels_mark_and_end_lines_with_a_separator(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(CSV_SCHEMA)
     (tmp_path / "train").mkdir()
@@ -276,14 +284,14 @@ def test_a_file_that_is_removed_while_its_folder_is_listed_is_not_read(
 ) -> None:
     for at, name in enumerate(("a", "b")):
         write(tmp_path / "train" / f"{name}.npz", at=at, x=np.zeros((2, 3)), y=np.zeros(2, np.int64))
-    look = readers._part
+    look = readers._stamp
 
-    def too_late(folder: Path, path: Path, read: Any) -> readers.DataFile:  # noqa: ANN401 - as the function has it
+    def too_late(folder: Path, path: Path) -> readers.FileStamp:
         if path.name == "a.npz":
             path.unlink(missing_ok=True)
-        return look(folder, path, read)
+        return look(folder, path)
 
-    monkeypatch.setattr(readers, "_part", too_late)
+    monkeypatch.setattr(readers, "_stamp", too_late)
     assert len(load_folder(tmp_path).train) == 2
 
 

@@ -22,7 +22,8 @@ def break_engine(monkeypatch: pytest.MonkeyPatch, engine: str, group: str, spoil
 
     def broken(self: Any, *given: Any) -> None:  # noqa: ANN401 - of three classes
         begin(self, *given)
-        names = [name for name in given[-1] if name.split("/")[0] == group]
+        feeds = next(each for each in reversed(given) if each is not None)  # a rule may follow
+        names = [name for name in feeds if name.split("/")[0] == group]
         assert names
         for name in names:
             overwrite(self, name, spoil)

@@ -210,6 +210,15 @@ def test_our_own_bug_is_answered_internal_and_the_device_lives_on(
     assert len(stage.said("rdy")) == 1
 
 
+@pytest.mark.parametrize("wrong", [MemoryError(), RuntimeError("std::bad_alloc"), RuntimeError("CUDA out of memory")])
+def test_a_runtime_that_finds_no_memory_is_answered_no_space(stage: DeviceStage, wrong: Exception) -> None:
+    def fail() -> None:
+        raise wrong
+
+    stage.before_step = fail
+    assert refusal(stage, stage.fit()) == "no_space"
+
+
 def test_a_task_whose_fields_contradict_is_answered_bad_task(stage: DeviceStage) -> None:
     def script() -> Script:
         yield

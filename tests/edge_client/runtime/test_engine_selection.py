@@ -15,15 +15,17 @@ import pytest
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.base import Engine, open_engine
 from edge_client.engines.golden_run import run_golden
+from edge_client.engines.onnx import OnnxUpdate
 from edge_client.engines.runtime_versions import RUNTIME_PACKAGES, runtime_version
 from edge_client.protocol import codecs
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.message_schemas import RUNTIME
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Fit, Probe
+from edge_client.protocol.task import Fit, Probe, Tensors
 from edge_client.runtime import engine_selection, golden_results
-from edge_client.runtime.golden_results import FAR, FILE, KEPT_MAX, LIMIT_BYTES, GoldenResults
+from edge_client.runtime.golden_results import FAR, FILE, KEPT_MAX, LIMIT_BYTES, Check, GoldenResults
+from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner
 from tests.edge_client.engines.broken import break_engine
@@ -115,6 +117,23 @@ def test_a_runtime_that_gives_nonsense_or_fails_in_the_run_is_refused(
     refused = GoldenResults(tmp_path / FILE, Counted(off=off)).refused(Named(), program, SHA)
     assert refused is not None
     assert refused.difference == FAR
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [MemoryError(), RuntimeError("std::bad_alloc"), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")],
+)
+def test_a_run_that_ends_for_want_of_memory_says_nothing_of_the_runtime(
+    tmp_path: Path, program: Program, wrong: Exception
+) -> None:
+    """It was noted as a wrong runtime, and the device trained no more until the file was deleted."""
+
+    def check(*_: object) -> float:
+        raise wrong
+
+    with pytest.raises(MemoryError):
+        GoldenResults(tmp_path / FILE, check).refused(Named(), program, SHA)
+    assert GoldenResults(tmp_path / FILE, Counted()).refused(Named(), program, SHA) is None
 
 
 def test_the_file_stays_small(tmp_path: Path, program: Program) -> None:
@@ -268,3 +287,23 @@ def test_a_task_that_names_the_file_of_another_engine_is_done_with_ones_own(stag
     stage.play_turns(lambda: stage.ask(stage.task, container=stage.of["litert"]["step"]))
     assert set(stage.started) == {"onnx"}
     assert len(stage.said("rdy")) == 1
+
+
+@pytest.mark.parametrize("check", [None, run_golden])
+def test_a_device_is_alive_before_each_step_of_a_golden_run(
+    stage: RealStage, monkeypatch: pytest.MonkeyPatch, check: Check | None
+) -> None:
+    """A step of a large model may take a minute; `run_golden` by itself gives no sign."""
+    alive, before, step = list[float](), list[int](), OnnxUpdate.step
+    monkeypatch.setattr(Watchdog, "notify_alive", lambda _, now_s: alive.append(now_s))
+
+    def noted(self: OnnxUpdate, feeds: Tensors) -> float:
+        before.append(len(alive))
+        return step(self, feeds)
+
+    monkeypatch.setattr(OnnxUpdate, "step", noted)
+    stage.check = check
+    probe = Probe(models=[stage.model(1)], want=frozenset({"loss"}), batch=BATCH, seed=1)
+    stage.play_turns(lambda: stage.ask(probe))
+    assert len(before) == len(stage.program.golden["onnx"].losses)
+    assert len(set(before)) == (len(before) if check is None else 1)

@@ -106,6 +106,7 @@ def test_a_start_that_reads_many_pictures_is_given_time_and_a_later_reading_is_a
         device = factory.make_client(config)
         assert heard(line) == ["WATCHDOG=1\nEXTEND_TIMEOUT_USEC=180000000"] * 4
         device._watchdog.notify_ready()
-        (folder / "train" / "dog" / "4.jpg").touch()
+        for number in range(5):  # a new one, and others in the place of four
+            (folder / "train" / "dog" / f"{number}.jpg").write_bytes(b"1")
         device._reload_samples(("r1", 1))
         assert heard(line) == ["READY=1", *["WATCHDOG=1"] * 5]

@@ -366,3 +366,15 @@ def test_a_limit_takes_the_same_samples_for_the_same_seed() -> None:
 def test_a_device_without_held_out_samples_says_so() -> None:
     with pytest.raises(Malformed, match=r"^no_data: "):
         run_probe(LEARNER, asked("confusion", split="test"), DeviceData(train=DATA))
+
+
+def test_answers_of_a_device_whose_held_out_samples_are_none_or_wrong() -> None:
+    """It answered "internal", and only its own log had the reason."""
+    task = Probe(models=[np.zeros(SCHEMA.size)], want=frozenset({"answers"}), batch=8, seed=0)
+    nothing, beyond = Dataset(DATA.x[:0], DATA.y[:0]), Dataset(DATA.x, DATA.y + CLASSES)
+    found, alone = (run_probe(LEARNER, task, DeviceData(train=DATA, test=test)).answers for test in (nothing, None))
+    assert found is not None
+    assert alone is not None
+    assert (found == alone).all()
+    with pytest.raises(Malformed, match=f"no_data: y holds the label {2 * CLASSES - 1}"):
+        run_probe(LEARNER, task, DeviceData(train=DATA, test=beyond))

@@ -273,6 +273,31 @@ def test_a_transfer_goes_on_where_a_file_system_tells_no_blocks(
     assert again.finish().read_bytes() == DATA
 
 
+def test_nothing_is_removed_for_a_blob_that_does_not_fit_even_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_of(len(DATA), path))
+    folder = BlobFolder(tmp_path, 100 * len(DATA), evict=True)
+    earlier = folder.put(DATA[:BLOCK])
+    with pytest.raises(Malformed, match=r"^no_space: .* does not fit on the disk"):
+        folder.partial(named())
+    assert folder.has(earlier)
+    folder.pinned = {folder.put(DATA[BLOCK : 2 * BLOCK])}
+    small = BlobFolder(tmp_path, 2 * BLOCK, evict=True)
+    small.pinned = folder.pinned
+    with pytest.raises(Malformed, match=r"^no_space: .* do not fit into the folder"):
+        small.put(bytes(BLOCK + 1))
+    assert small.has(earlier)
+
+
+def test_a_small_blob_takes_the_room_of_others_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_of(len(DATA), path))
+    folder = BlobFolder(tmp_path, 100 * len(DATA), evict=True)
+    earlier = folder.put(DATA[: 4 * BLOCK])
+    later = folder.put(DATA[: 3 * BLOCK])
+    assert (folder.has(earlier), folder.has(later)) == (False, True)
+
+
 def test_only_what_is_wanted_is_kept(folder: BlobFolder) -> None:
     keep, drop = folder.put(b"a"), folder.put(b"b")
     folder.keep_only({keep})

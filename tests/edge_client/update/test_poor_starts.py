@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from edge_client.board.pack import pack_release
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
 from edge_client.join import start_patiently
 from edge_client.update import launcher
 from edge_client.update.launcher import ReleaseRecord
-from edge_client.update.self_update import TRIAL_PATIENCE_S, TRIAL_TIMEOUT_S, SelfUpdater, pack_release
+from edge_client.update.self_update import TRIAL_PATIENCE_S, TRIAL_TIMEOUT_S, SelfUpdater
 from tests.support.virtual_time import VirtualClock
 
 OLD, NEW = "0.1.0", "0.2.0"
@@ -121,3 +122,11 @@ def test_a_release_that_a_bad_card_damaged_gives_way_and_is_fetched_again(tmp_pa
     damages[damage]()
     assert start() == OLD
     assert SelfUpdater(releases, running=OLD).wanted(NEW)
+
+
+def test_a_release_that_cannot_be_written_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    """A file whose name is that of another one's folder fails as a full disk does, after a part was written."""
+    names = ("edge_client/cli.py", "edge_client/part", "edge_client/part/a.py")
+    with pytest.raises(OSError, match="part"):
+        SelfUpdater(tmp_path, running=OLD).install(pack_release(dict.fromkeys(names, b"1"), NEW), NEW)
+    assert list(tmp_path.iterdir()) == []

@@ -16,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import edge_client
+from coordinator.identity.release_signature import release_version
+from edge_client.board.pack import pack_release
 from edge_client.cli import main
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.update import launcher
 from edge_client.update.launcher import MAX_TRIAL_STARTS, ReleaseRecord, choose_release
-from edge_client.update.self_update import TRIAL_TIMEOUT_S, SelfUpdater, pack_release, release_version, unpack_release
+from edge_client.update.self_update import TRIAL_TIMEOUT_S, SelfUpdater, unpack_release
 from tests.support.scripted_coordinator import DeviceStage, Script
 
 ROOT = Path(__file__).parents[3]

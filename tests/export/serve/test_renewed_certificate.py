@@ -6,10 +6,12 @@ import datetime as dt
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from coordinator.identity.certificate_authority import CERTIFICATE_DAYS, CertificateAuthority, open_authority
 from edge_client.transport.keys import open_private_key
@@ -60,7 +62,22 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
 ) -> None:
     assert shown(site) == first
     second = issue(authority, tmp_path, "server")
-    assert [shown(site), shown(site), shown(site)] == [first, second, second]
+    assert [shown(site), shown(site)] == [second, second]
+
+
+def test_a_renewed_certificate_for_another_kind_of_key_takes_the_place_of_the_first(
+    site: DashboardSite, authority: CertificateAuthority, first: int, tmp_path: Path
+) -> None:
+    """OpenSSL keeps one of each kind, and clients prefer EC: the server showed it until it had ended."""
+    key = rsa.generate_private_key(65537, 2048)
+    public: Any = key.public_key()  # typed for EC keys
+    made = authority.issue_server(public, "server", ["127.0.0.1"], NOW)
+    (tmp_path / "server.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (tmp_path / "server.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    assert [shown(site), shown(site)] == [made.serial_number] * 2
+    again = issue(authority, tmp_path, "other")
+    (tmp_path / "other.key").replace(tmp_path / "server.key")
+    assert [shown(site), shown(site)] == [again] * 2
 
 
 def test_half_of_a_renewal_or_none_leaves_the_certificate_of_before(
@@ -72,7 +89,7 @@ def test_half_of_a_renewal_or_none_leaves_the_certificate_of_before(
     assert [shown(site), shown(site)] == [first, first]
     (tmp_path / "away.pem").rename(tmp_path / "server.pem")
     (tmp_path / "other.key").rename(tmp_path / "server.key")
-    assert [shown(site), shown(site)] == [first, second]
+    assert [shown(site), shown(site)] == [second, second]
 
 
 @pytest.mark.parametrize(("days", "told"), [(-1, "has ended"), (5, "ends in 5 days"), (20, "")])

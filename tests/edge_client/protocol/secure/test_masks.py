@@ -31,8 +31,10 @@ def test_a_mask_is_one_stream_whatever_the_blocks() -> None:
     words = np.zeros(2 * masks.BLOCK_WORDS + 5, np.uint32)
     masks.add_masks_into(words, [(bytes(16), 1)])
     assert words.astype("<u4").tobytes() == masks.stream_bytes(bytes(16), 4 * len(words))
-    masks.add_masks_into(words, [(bytes(16), -1)])
+    seen = list[int]()
+    masks.add_masks_into(words, [(bytes(16), -1)], lambda: seen.append(int(words[-1])))
     assert not words.any()
+    assert len(seen) == 3  # a sign of life before each block
 
 
 def test_packed_words_are_added_block_by_block_modulo_2_to_the_bits() -> None:
