@@ -20,7 +20,7 @@ from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.buffer_bounds import bounded_buffers
 from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import RoundReport, scoring_of
-from coordinator.rounds.over_selection import goal_of, is_test, with_over_selection
+from coordinator.rounds.over_selection import goal_of, has_updates, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import INITIAL_ROUND, first_state, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, round_record
@@ -143,7 +143,7 @@ class RunTrainer:
             if isinstance(tasks, SumByCenter):
                 exchange += STAGES - 1
                 return masked.sums(ExchangeKey(run_id, number, exchange - STAGES + 1), tasks)
-            goal, keep = goal_of(tasks, wanted), keeps and not is_test(tasks)
+            goal, keep = goal_of(tasks, wanted), keeps and has_updates(tasks)
             replies = ask(ExchangeKey(run_id, number, exchange), told_choices(tasks), goal, keep)
             return RepliesWithLate(replies, late) if late and exchange == 0 else replies
 
