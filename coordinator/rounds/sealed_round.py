@@ -113,7 +113,8 @@ def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet,
     parts: dict[str, Any] = {"strategy": strategy, "plan": plan, "schema": schema, "fleet": fleet}
     if first and plan.first == "groups":
         starts, least = _SealedStarts(parts=parts, every=tuple(sorted(fleet))), strategy.server.least_members
-        known: dict[str, int] = {"least": least, "sorts": plan.sorts, "n_params": schema.n_params}
+        moves = np.arange(schema.size) < schema.n_params
+        known: dict[str, Any] = {"least": least, "sorts": plan.sorts, "moves": moves}
         state = yield from starts_by_loss(starts, state, fleet, rng, **known)
         if COUNTS_KEY not in state.extra:
             return state
