@@ -74,8 +74,5 @@ def test_an_exchange_has_updates_where_a_fit_is_uploaded() -> None:
     fit = Fit(start=np.zeros(2), steps=1, lr=0.1, batch=1, seed=0)
     probe = Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0)
     kept = replace(fit, upload=False)
-    assert [has_updates(tasks) for tasks in ({"a": probe, "b": fit}, {"a": probe, "b": kept}, {})] == [
-        True,
-        False,
-        False,
-    ]
+    asked: list[Any] = [{"a": probe, "b": fit}, {"a": probe, "b": kept}, {}]
+    assert [has_updates(tasks) for tasks in asked] == [True, False, False]
