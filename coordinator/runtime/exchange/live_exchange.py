@@ -59,8 +59,9 @@ class LiveExchange:
         now_s, accepted = context.clock.now_s(), context.store.exchanges.replies(key)
         gone = (prepared.keys() & context.revoked()) - accepted.keys()
         beside = beside_fits(tasks) if wanted is not None else frozenset[ClientId]()
-        goal = min(len(prepared) if wanted is None else wanted, len(prepared.keys() - gone - beside))
-        self._quorum = partial(_quorum, tasks, context.config.round.quorum)  # of a goal
+        most = len(prepared) if wanted is None or _is_of_a_sum(tasks) else wanted
+        goal = min(most, len(prepared.keys() - gone - beside))
+        self._quorum = partial(_quorum, tasks, context.config.round.quorum, wanted)  # of a goal
         spare, self._pays = _spare(tasks), _pays(tasks)
         silent = silent_devices(context.misses, prepared, spare)
         self._window = TaskWindow(context.config.transfer.task_window)
@@ -312,13 +313,18 @@ class LiveExchange:
         return first
 
 
-def _quorum(tasks: NetworkExchange, share: float, goal: int) -> int:
+def _quorum(tasks: NetworkExchange, share: float, wanted: int | None, goal: int) -> int:
     """So many of `goal` answers suffice at the deadline. A sum that has begun fails by its own threshold."""
     if not all(task.needs_quorum for task in tasks.values() if isinstance(task, AskedStage)):
         return 0
     if isinstance(tasks, PartOfCohort):
         return max(0, goal - (tasks.of - part_of(share, tasks.of)))
-    return part_of(share, goal)
+    return part_of(share, goal if wanted is None else min(goal, wanted))
+
+
+def _is_of_a_sum(tasks: NetworkExchange) -> bool:
+    """Whether the exchange waits for all that it asks, also for more than are wanted: a sum loses none on purpose."""
+    return any(isinstance(task, AskedStage) and task.stage != "tell" for task in tasks.values())
 
 
 def _is_part(tasks: NetworkExchange, spare: int | None) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from coordinator.config_sections import RunConfig
 from coordinator.rounds.silence import ANSWERS_FOR_ONE, WAITED_MISSES
 from coordinator.strategies.base import PartOfCohort
+from edge_client.errors import NetworkError
 from edge_client.protocol import messages
 from tests.support.memory_broker import MemoryBroker
 from tests.support.methods import build, world
@@ -131,3 +132,23 @@ def test_what_a_method_asks_beside_its_fits_is_a_part_of_its_cohort(case: str, a
         parts += [(len(one), one.of) for one in made.exchanges if isinstance(one, PartOfCohort)]
     assert (1, 6) in parts if alone else all(part == (5, 5) for part in parts[:12])
     assert all(asked <= of for asked, of in parts)
+
+
+def test_the_quorum_of_a_sum_is_a_share_of_the_wanted_devices_where_more_are_asked(tmp_path: Path) -> None:
+    """All nine are asked and six are wanted; with a quorum of nine the two that leave ended the training."""
+    run = run_of("fedavg", 2, secure="updates", secure_clip=10.0, fraction_train=0.6)
+    fed = Federation.of(tmp_path, runs=(run,), devices=9, quorum=1.0, deadline_s=60.0, over_select=2.0)
+    spy = Spy(fed.world.broker)
+    fed.start()
+    fed.world.run(lambda: fed.happened("round"))
+    for cid in ("d07", "d08"):
+        fed.world.kill(cid)
+    with pytest.raises(NetworkError, match="only 7 of 9 devices gave an answer that counts"):  # of the test of all
+        fed.finish()
+    second = [task for task in spy.said("task", cid="d00") if task["round"] == 2]
+    assert [(task["exchange"], task["stage"]) for task in second] == [
+        (1, "shares"),
+        (2, "add"),
+        (3, "show"),
+        (5, "shares"),
+    ]
