@@ -9,6 +9,7 @@ In the end the centers, weighted by their devices, are clustered by k-means, and
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
@@ -18,21 +19,29 @@ APART = 0.1  # of a half from the center that is split, in units of the center's
 
 
 def refilled(
-    centers: Array, counts: I64, start: Flat, *, least: int, rng: np.random.Generator, n_params: int | None = None
+    centers: Array,
+    counts: I64,
+    start: Flat,
+    *,
+    least: int,
+    rng: np.random.Generator,
+    moves: NDArray[np.bool_] | None = None,
 ) -> Array:
     """Centers [M, p] of which those without devices are halves of others; each half expects `least` devices or more.
 
-    `counts` [M] are the devices of each center, `start` [p] is where all of them began. Columns from `n_params` on are
-    buffers, which both halves have as they are: a variance that a direction moves may be negative.
+    `counts` [M] are the devices of each center, `start` [p] is where all of them began. `moves` [p] are the
+    numbers that a direction changes. The others both halves have as they are: buffers, of which a variance may become
+    negative, and what training holds.
     """
-    out, expected, border = centers.copy(), counts.astype(np.float64), len(start) if n_params is None else n_params
+    out, expected = centers.copy(), counts.astype(np.float64)
+    some = np.ones(len(start), dtype=np.bool_) if moves is None else moves
     for free in np.flatnonzero(counts == 0).tolist():
         split = int(expected.argmax())
         if expected[split] < 2 * least:
             break
         way = rng.standard_normal(len(start))
-        way[border:] = 0
-        moved = (out[split].astype(np.float64) - start)[:border]
+        way[~some] = 0
+        moved = (out[split].astype(np.float64) - start)[some]
         way *= APART * np.linalg.norm(moved) / np.linalg.norm(way)
         out[free], out[split] = out[split] - way, out[split] + way
         expected[free] = expected[split] = expected[split] / 2

@@ -16,7 +16,7 @@ The rules (PROTOCOL.md, rounds):
 * the exchange is over when `goal` updates are accepted (more clients may have been asked), when all clients have
   answered (a refusal is an answer), or at the deadline. What some clients tell `beside` the others' updates counts too,
   but not for the goal. The exchange does not wait for `silent` clients (silence.py) once the others have answered,
-  the quorum is met and one update is accepted. Every exchange ends.
+  the quorum is met and `least` updates are accepted. Every exchange ends.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class OpenExchange:
         now_s: float,
         deadline_s: float,
         goal: int | None = None,
+        least: int = 1,
         beside: Collection[ClientId] = (),
         silent: Collection[ClientId] = (),
         credits: int = 32,  # noqa: A002 - the protocol's word
@@ -89,6 +90,7 @@ class OpenExchange:
             raise ValueError(f"{sorted(both)} were accepted and refused")
         self.asked, self.silent = frozenset(asked), frozenset(silent).intersection(asked)
         self.beside, self.quorum = frozenset(beside).intersection(asked) if goal is not None else frozenset(), quorum
+        self._least = least
         self.goal = len(asked) if goal is None else min(goal, len(asked) - len(self.beside))
         self._beside_accepted = len(self.beside & self.accepted.keys())
         self.closes_at_s, self.closed = now_s + deadline_s, False
@@ -108,7 +110,7 @@ class OpenExchange:
         missing = len(self.asked) - len(self.accepted) - len(self.refused)
         if not self.short or missing == 0:
             return True
-        if missing > len(self.silent) or len(self.accepted) < max(1, self.quorum):
+        if missing > len(self.silent) or len(self.accepted) < max(self._least, self.quorum):
             return False
         return missing == len(self.silent - self.accepted.keys() - self.refused.keys())
 

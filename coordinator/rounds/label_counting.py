@@ -12,7 +12,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeGuard
 
-from coordinator.strategies.base import Replies, Round, State, Strategy, late_replies, relay, vector_samples
+from coordinator.strategies.base import (
+    PartOfCohort,
+    Replies,
+    Round,
+    State,
+    Strategy,
+    late_replies,
+    relay,
+    vector_samples,
+)
 from coordinator.strategies.common.label_totals import COUNTS_KEY, check_room, label_counts, with_label_totals
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.updates import pack_by_client
@@ -58,7 +67,8 @@ def count_labels(strategy: Strategy, before: State, exchanges: Round) -> Round:
     counts = dict(label_counts(before))
     unknown = [c for c, n in sorted(samples.items()) if c not in counts or abs(counts[c].sum() - n) > SAME_NUMBER]
     if unknown:
-        replies = yield dict.fromkeys(unknown, Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0))
+        task = Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0)
+        replies = yield PartOfCohort(dict.fromkeys(unknown, task), of=len(samples))
         counts |= {c: reply.labels for c, reply in sorted(replies.items()) if reply.labels is not None}
     if not counts:
         return after

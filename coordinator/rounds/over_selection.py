@@ -52,3 +52,8 @@ def needs_all(tasks: Exchange) -> bool:
 def is_test(tasks: Exchange) -> bool:
     """Whether the exchange only evaluates on held-out samples; such an exchange waits for all devices."""
     return any(isinstance(task, Probe) and task.split == "test" for task in tasks.values())
+
+
+def has_updates(tasks: Exchange) -> bool:
+    """Whether an update of the exchange may come late; the late ones of an exchange without any go on being taken."""
+    return any(isinstance(task, Fit) and task.upload for task in tasks.values())

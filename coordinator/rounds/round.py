@@ -25,7 +25,7 @@ from coordinator.rounds.metrics import (
 from coordinator.rounds.privacy_accounting import count_releases
 from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import is_sealed, sealed_round
-from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, Strategy, relay
+from coordinator.strategies.base import Exchange, Fleet, PartOfCohort, Replies, Round, State, Strategy, relay
 from coordinator.strategies.common.assignment import told_assignment
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
@@ -131,7 +131,8 @@ def evaluate_round(  # noqa: PLR0913 - an evaluation has these
     """
     asked: dict[str, Any] = {"batch": batch, "want": scoring.want, "own_loss": scoring.signed}
     served = {c: serving_probe(strategy, after, c, **asked) for c in cohort}
-    replies = {c: r for c, r in sorted((yield served).items()) if isinstance(r, Reply)} if served else {}
+    asking = served if fleet is None else PartOfCohort(served, of=len(fleet))
+    replies = {c: r for c, r in sorted((yield asking).items()) if isinstance(r, Reply)} if served else {}
     matrices = {c: r.confusion[0] for c, r in replies.items() if r.confusion is not None}
     report = make_report(
         matrices,
@@ -275,7 +276,7 @@ def _measure_centers(
         for c, ks in members.items()
         if 0 < len(ks) <= MAX_MODELS
     }
-    replies = (yield tasks) if tasks else {}
+    replies = (yield PartOfCohort(tasks, of=len(cohort))) if tasks else {}
     found = {
         (k, c): counted
         for c, reply in replies.items()

@@ -28,7 +28,17 @@ from coordinator.aggregation.skellam_accounting import SPENT_KEY, sum_cost
 from coordinator.aggregation.summed_centers import centers_of_sums, cluster_sums
 from coordinator.clustering.summed_kmeans import ClusterSums, summed_kmeans
 from coordinator.rounds.round_record import SecureRecord
-from coordinator.strategies.base import Exchange, Fleet, Replies, Round, SealedSums, State, Strategy, SumByCenter
+from coordinator.strategies.base import (
+    Exchange,
+    Fleet,
+    PartOfCohort,
+    Replies,
+    Round,
+    SealedSums,
+    State,
+    Strategy,
+    SumByCenter,
+)
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY, starts_by_loss
 from coordinator.strategies.common.sampling import TaskSeeds, part_of, sample_cohort
@@ -103,7 +113,8 @@ def sealed_round(strategy: LocalSgd, state: State, schema: Schema, fleet: Fleet,
     parts: dict[str, Any] = {"strategy": strategy, "plan": plan, "schema": schema, "fleet": fleet}
     if first and plan.first == "groups":
         starts, least = _SealedStarts(parts=parts, every=tuple(sorted(fleet))), strategy.server.least_members
-        known: dict[str, int] = {"least": least, "sorts": plan.sorts, "n_params": schema.n_params}
+        moves = np.arange(schema.size) < schema.n_params
+        known: dict[str, Any] = {"least": least, "sorts": plan.sorts, "moves": moves}
         state = yield from starts_by_loss(starts, state, fleet, rng, **known)
         if COUNTS_KEY not in state.extra:
             return state
@@ -225,7 +236,7 @@ class _SealedRound:
             if not hidden:
                 astray = {c: replace(task(c), open=open_centers) for c, i in chosen.items() if i not in open_centers}
                 if astray:
-                    chosen |= _told((yield astray))
+                    chosen |= _told((yield PartOfCohort(astray, of=len(self.cohort))))
                 chosen = {c: i for c, i in chosen.items() if i in open_centers}
             else:
                 least = max(least, len(cohort) - int(min(counts[list(open_centers)]) - least))

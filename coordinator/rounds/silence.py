@@ -12,7 +12,8 @@ either. That is so for one device in ten, and at least one: those that owe most.
 devices are often away would have all of them left out, and exchanges would end at the quorum.
 
 A device holds up fewer than one exchange in four: a wait in vain costs it as many answers, or, where it owes so much
-already, came after as many misses in a row.
+already, came after as many misses in a row. The stages of a sum are one exchange here: else a device could answer all
+but one of them, and hold up each sum.
 """
 
 from __future__ import annotations
@@ -58,16 +59,17 @@ def silent_devices(
 
 
 def count_misses(
-    misses: Mapping[ClientId, Misses], closed: OpenExchange, told: Collection[ClientId]
+    misses: Mapping[ClientId, Misses], closed: OpenExchange, told: Collection[ClientId], *, pays: bool = True
 ) -> dict[ClientId, Misses]:
     """The misses after an exchange, without zeros; only devices that were `told` their task can miss it.
 
+    `pays`: whether its answers count for those that are owed; of the stages of a sum those of the last one do.
     An exchange that had enough answers for its goal tells nothing of the others.
     """
     heard = closed.accepted.keys() | closed.refused.keys()
     found = dict(misses)
     for cid in heard & misses.keys():
-        found[cid] = Misses(0, max(0, misses[cid].owed - 1))
+        found[cid] = Misses(0, max(0, misses[cid].owed - pays))
     if closed.short:
         for cid in closed.asked.intersection(told) - heard:
             row, owed = misses.get(cid, NO_MISSES)

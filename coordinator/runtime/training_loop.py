@@ -20,7 +20,7 @@ from coordinator.nearest.learn_from_replies import look_of_a_device
 from coordinator.rounds.buffer_bounds import bounded_buffers
 from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import RoundReport, scoring_of
-from coordinator.rounds.over_selection import goal_of, is_test, with_over_selection
+from coordinator.rounds.over_selection import goal_of, has_updates, with_over_selection
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import INITIAL_ROUND, first_state, round_rng, run_round
 from coordinator.rounds.round_record import SCORES, RoundRecord, SecureRecord, round_record
@@ -49,6 +49,7 @@ from coordinator.strategies.base import (
     takes_newcomers,
     uses_late,
 )
+from coordinator.strategies.common.sampling import part_of
 from coordinator.strategies.common.setting_checks import spare_centers
 from edge_client.protocol import codecs
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
@@ -131,19 +132,22 @@ class RunTrainer:
         asking, wanted = with_over_selection(strategy, self.config.round.over_select, len(fleet))
         keeps = uses_late(strategy)
         late = self._late(run_id, number, fleet) if keeps else {}
+        of_sums: int | None = None  # of the sum that is made now: how many devices the round wants of those asked
         masked = MaskedSums(
-            ask=lambda key, tasks: ask(key, tasks, None, False),  # noqa: FBT003 - as Ask says
+            ask=lambda key, tasks: ask(key, tasks, of_sums, False),  # noqa: FBT003 - as Ask says
             store=self.store,
             federation=self.config.federation,
         )
 
         def ask_next(tasks: Exchange) -> Replies:
-            nonlocal exchange
+            nonlocal exchange, of_sums
             exchange += 1
             if isinstance(tasks, SumByCenter):
                 exchange += STAGES - 1
+                cohort = part_of(asking.fraction_train, len(fleet)) if is_sealed(asking) else 0
+                of_sums = goal_of(tasks, wanted) if len(tasks) <= cohort else None
                 return masked.sums(ExchangeKey(run_id, number, exchange - STAGES + 1), tasks)
-            goal, keep = goal_of(tasks, wanted), keeps and not is_test(tasks)
+            goal, keep = goal_of(tasks, wanted), keeps and has_updates(tasks)
             replies = ask(ExchangeKey(run_id, number, exchange), told_choices(tasks), goal, keep)
             return RepliesWithLate(replies, late) if late and exchange == 0 else replies
 

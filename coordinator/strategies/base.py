@@ -23,6 +23,7 @@ Fleet = Mapping[ClientId, int]  # enrolled clients -> number of training samples
 # Weights and models, whose probabilities a device mixes; the second where a model may be one that it keeps itself.
 Mixture = tuple[tuple[float, Flat], ...]
 ServedModels = tuple[tuple[float, Flat | OwnModel], ...]
+T = TypeVar("T")
 
 
 class ServingOptions(TypedDict):
@@ -45,6 +46,17 @@ class StreamingExchange(dict[ClientId, Fit | Probe]):
 
 class RequireAll(dict[ClientId, Fit | Probe]):
     """An exchange that needs a reply from each client it asks; over-selection does not apply to it."""
+
+
+class PartOfCohort(dict[ClientId, T]):
+    """An exchange that asks some of the `of` clients of a round. As many may be missing as of all of them.
+
+    With the quorum of its own clients one that is asked alone could end a run.
+    """
+
+    def __init__(self, tasks: Mapping[ClientId, T], *, of: int) -> None:
+        super().__init__(tasks)
+        self.of = of
 
 
 class StoredReplies(Mapping[ClientId, Reply]):
@@ -249,7 +261,6 @@ def relay(
         return cast("State", done.value)
 
 
-T = TypeVar("T")
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 

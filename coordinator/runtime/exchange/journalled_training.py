@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.rounds.asynchronous import training as machine
 from coordinator.rounds.asynchronous.counts import RoundCounts
+from coordinator.rounds.asynchronous.snapshot import Snapshot
 from coordinator.rounds.asynchronous.training import Rules, Taken, Training
 from coordinator.rounds.update_validation import update_moves
 from coordinator.runtime.exchange.reply_recorder import read_reply
@@ -47,23 +48,19 @@ class JournalledTraining:
         self.counts, self.refused, self.closed = RoundCounts(), dict[ClientId, str](), True
         self._stopped: list[dict[ClientId, ExchangeKey]] = []  # not stored yet
 
-    def open_round(
-        self,
-        number: int,
-        training: Training,
-        rules: Rules,
-        rounds: Mapping[ClientId, int],
-        context: ExchangeContext,
-    ) -> None:
-        """Round `number` begins, or goes on after its journal; `rounds` says when each device at work got its task.
+    def open_round(self, number: int, before: Snapshot, rules: Rules, context: ExchangeContext) -> None:
+        """Round `number` begins where the one `before` ended, or goes on after its journal.
 
         The program of `context` has the engines of the devices that were let in. Raises ReplayDiverged where the
         journal has other tasks.
         """
         self._context = context
+        training = before.training
         self.round, self.training, self.rules, self._place = number, training, rules, 0
         self.counts, self.refused, self.closed = RoundCounts(), {}, False
-        keys = {who: ExchangeKey(self._run, rounds[who], handed.number) for who, handed in training.at_work.items()}
+        keys = {
+            who: ExchangeKey(self._run, before.rounds[who], handed.number) for who, handed in training.at_work.items()
+        }
         again = {who: machine.task_again(training, rules, who) for who in keys}
         self._put(keys, prepare_each(keys, again, self._context))
         for step in self._journal.steps(self._run, number):

@@ -2,8 +2,8 @@
 
 A late update is validated like any other, stored apart, and answered `ok`, because the device's next update has to add
 the residual of this one. The round that it was meant for keeps its result; the next round of the run is given the late
-updates (training_loop.py). Only updates of the exchange that closed last are taken, one per device, within the credits
-and the bytes of an exchange.
+updates (training_loop.py). Only updates of the exchange that closed last, of those that ask for updates, are taken: one
+per device, within the credits and the bytes of an exchange.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from coordinator.rounds.exchange_rules import OpenExchange
@@ -18,11 +19,13 @@ from coordinator.runtime.exchange.task_messages import ExchangeContext, NetworkE
 from coordinator.runtime.exchange.task_window import TaskWindow, line_of
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
+from coordinator.strategies.base import PartOfCohort
 from coordinator.strategies.common.sampling import part_of
 from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId, Reply
 
 HEARTBEAT_S = 5.0
+STAGES_BEFORE = ("prekeys", "shares", "add")  # of a sum, before its last one
 NOT_MEMBER, REVOKED = "not_member", "revoked"  # of a device that was turned away: the code, and the reason
 
 
@@ -56,17 +59,20 @@ class LiveExchange:
         now_s, accepted = context.clock.now_s(), context.store.exchanges.replies(key)
         gone = (prepared.keys() & context.revoked()) - accepted.keys()
         beside = beside_fits(tasks) if wanted is not None else frozenset[ClientId]()
-        goal = min(len(prepared) if wanted is None else wanted, len(prepared.keys() - gone - beside))
-        self._quorum = _quorum(tasks, context)  # a share of the goal
-        silent = silent_devices(context.misses, prepared, _spare(tasks))
+        most = len(prepared) if wanted is None or _is_of_a_sum(tasks) else wanted
+        goal = min(most, len(prepared.keys() - gone - beside))
+        self._quorum = partial(_quorum, tasks, context.config.round.quorum, wanted)  # of a goal
+        spare, self._pays = _spare(tasks), _pays(tasks)
+        silent = silent_devices(context.misses, prepared, spare)
         self._window = TaskWindow(context.config.transfer.task_window)
         self._order = line_of(key, prepared, silent)
         self._rules = OpenExchange(
             asked=prepared.keys(),
             goal=goal,
+            least=0 if _is_part(tasks, spare) else 1,
             beside=beside,
             silent=silent,
-            quorum=part_of(self._quorum, goal),
+            quorum=self._quorum(goal),
             now_s=now_s,
             deadline_s=context.store.exchanges.begin_try(key, context.config.round.deadline_s),
             credits=context.config.transfer.credits,
@@ -169,7 +175,7 @@ class LiveExchange:
         gone = [cid for cid in sorted(names) if self.wants(cid)]
         left = self._rules.asked - (self._context.revoked() - self._rules.accepted.keys())
         self._rules.goal = min(self._rules.goal, len(left - self._rules.beside))
-        self._rules.quorum = min(self._rules.quorum, part_of(self._quorum, self._rules.goal))
+        self._rules.quorum = min(self._rules.quorum, self._quorum(self._rules.goal))
         for cid in gone:
             self._receiver.uploads.end(cid)
             self._refuse(cid, NOT_MEMBER, REVOKED)
@@ -268,7 +274,7 @@ class LiveExchange:
         self._rules.close()
         self._granted.clear()
         self._receiver.forget_unsynced()
-        misses = count_misses(self._context.misses, self._rules, self._sent)
+        misses = count_misses(self._context.misses, self._rules, self._sent, pays=self._pays)
         self._context.misses.clear()
         self._context.misses.update(misses)
         accepted = self._rules.accepted.keys()
@@ -307,16 +313,36 @@ class LiveExchange:
         return first
 
 
-def _quorum(tasks: NetworkExchange, context: ExchangeContext) -> float:
-    """A sum that has begun fails by its own threshold."""
-    waits = all(task.needs_quorum for task in tasks.values() if isinstance(task, AskedStage))
-    return context.config.round.quorum if waits else 0.0
+def _quorum(tasks: NetworkExchange, share: float, wanted: int | None, goal: int) -> int:
+    """So many of `goal` answers suffice at the deadline. A sum that has begun fails by its own threshold."""
+    if not all(task.needs_quorum for task in tasks.values() if isinstance(task, AskedStage)):
+        return 0
+    if isinstance(tasks, PartOfCohort):
+        return max(0, goal - (tasks.of - part_of(share, tasks.of)))
+    return part_of(share, goal if wanted is None else min(goal, wanted))
+
+
+def _is_of_a_sum(tasks: NetworkExchange) -> bool:
+    """Whether the exchange waits for all that it asks, also for more than are wanted: a sum loses none on purpose."""
+    return any(isinstance(task, AskedStage) and task.stage != "tell" for task in tasks.values())
+
+
+def _is_part(tasks: NetworkExchange, spare: int | None) -> bool:
+    """Whether the others of the round, or of each sum, are not asked here: then an exchange without answers may end."""
+    if isinstance(tasks, PartOfCohort):
+        return len(tasks) < tasks.of
+    return spare is not None and len(tasks) <= spare
 
 
 def _spare(tasks: NetworkExchange) -> int | None:
     """How many devices the sums of this exchange may lose, the smallest of them; None where none is lost so."""
     known = (task.spare for task in tasks.values() if isinstance(task, AskedStage) and task.spare is not None)
     return min(known, default=None)
+
+
+def _pays(tasks: NetworkExchange) -> bool:
+    """Whether an answer makes up for a miss: of the stages of a sum one to the last does."""
+    return all(task.stage not in STAGES_BEFORE for task in tasks.values() if isinstance(task, AskedStage))
 
 
 def _key_of(message: Mapping[str, Any]) -> ExchangeKey:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.rounds.asynchronous.training import Rules, Training
+from coordinator.rounds.asynchronous.snapshot import Snapshot
+from coordinator.rounds.asynchronous.training import Rules
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.journalled_training import EXPIRED, JournalledTraining, Orders
 from coordinator.runtime.exchange.live_exchange import REVOKED
@@ -71,14 +72,7 @@ class LiveUpdates:
         self._credits = UploadCredits.of(self._receiver.uploads, context.config)
         self._events: deque[Callable[[], None]] = deque()
 
-    def open_round(
-        self,
-        number: int,
-        training: Training,
-        rules: Rules,
-        rounds: Mapping[ClientId, int],
-        context: ExchangeContext,
-    ) -> None:
+    def open_round(self, number: int, before: Snapshot, rules: Rules, context: ExchangeContext) -> None:
         """As `JournalledTraining.open_round`; a task of this process keeps its time, another has a whole deadline.
 
         Its time stands still between two rounds, which a pause, or an engine to be compiled for, makes long.
@@ -87,7 +81,7 @@ class LiveUpdates:
             task.until_s += self.unheard_s
         self._heard_s = context.clock.now_s()  # a round that its journal ends is not looked at
         self._context = context
-        self.journalled.open_round(number, training, rules, rounds, context)
+        self.journalled.open_round(number, before, rules, context)
         tasks, sent = self.journalled.tasks, self._sent
         self._sent = {
             who: sent[who] if who in sent and sent[who].key == key else self._begun(key) for who, key in tasks.items()

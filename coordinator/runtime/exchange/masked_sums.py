@@ -37,7 +37,7 @@ from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.exchange.task_messages import NetworkExchange
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
-from coordinator.strategies.base import Exchange, Replies, SealedSums, Strategy, SumByCenter
+from coordinator.strategies.base import Exchange, PartOfCohort, Replies, SealedSums, Strategy, SumByCenter
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.secure.keys import PublicPrekey, check_public
 from edge_client.protocol.secure.masks import Words, add_packed_into, check_packed, packed_size
@@ -64,7 +64,8 @@ def told_choices(tasks: Exchange) -> NetworkExchange:
     """The exchange as it travels: a device tells its choice of a center, and nothing else; others stay as they are."""
     if not any(isinstance(task, SummedFit) for task in tasks.values()):
         return tasks  # a `StreamingExchange` is shown each reply
-    return {cid: _tell(task) if isinstance(task, SummedFit) else task for cid, task in tasks.items()}
+    told = {cid: _tell(task) if isinstance(task, SummedFit) else task for cid, task in tasks.items()}
+    return PartOfCohort(told, of=tasks.of) if isinstance(tasks, PartOfCohort) else told
 
 
 def _tell(task: SummedFit) -> AskedStage:

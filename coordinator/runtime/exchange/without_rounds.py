@@ -93,7 +93,7 @@ class WithoutRounds:
         )
         self.live[run_id] = live
         live.postpone_tests()
-        live.updates.open_round(number, before.training, rules, before.rounds, context)
+        live.updates.open_round(number, before, rules, context)
         self.tests.begin(place, strategy, before, live, context)
         if begun is None:
             live.updates.begin()  # the tasks of an earlier process go on; those of the test are sent

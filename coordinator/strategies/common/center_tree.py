@@ -15,7 +15,7 @@ import numpy as np
 from coordinator.aggregation.centers import one_hot
 from coordinator.aggregation.rows import Rows
 from coordinator.clustering.cosine_kmeans import assign_by_cosine, unit_means
-from coordinator.strategies.base import Exchange, Fleet, Replies, RequireAll, Round, State
+from coordinator.strategies.base import Exchange, Fleet, PartOfCohort, Replies, RequireAll, Round, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
 from coordinator.strategies.common.representation import check_representation, represent, represent_rows
@@ -64,12 +64,16 @@ class SplitTree:
         )
 
     def walk(
-        self, clients: Iterable[ClientId], ask: TaskFactory, compared: Callable[[Array], Array], size: int
+        self, clients: Iterable[ClientId], ask: TaskFactory, compared: Callable[[Array], Array], size: int, *, of: int
     ) -> Generator[Exchange, Replies, dict[ClientId, int]]:
-        """The leaf of each client that answered all the way; one exchange per level. `compared`: deltas -> points."""
+        """The leaf of each client that answered all the way; one exchange per level. `compared`: deltas -> points.
+
+        The clients are a part of a cohort that has `of`.
+        """
         at = dict.fromkeys(clients, 0 if len(self.models) else ~0)
         while walking := {c: s for c, s in at.items() if s >= 0}:
-            updates = ClientUpdates.from_replies((yield {c: ask(self.models[s], c) for c, s in walking.items()}), size)
+            asked = PartOfCohort({c: ask(self.models[s], c) for c, s in walking.items()}, of=of)
+            updates = ClientUpdates.from_replies((yield asked), size)
             at = {c: s for c, s in at.items() if s < 0}
             for c, row in zip(updates.clients, updates.rows, strict=True):
                 point = compared((row - self.models[walking[c]])[None])
@@ -141,13 +145,17 @@ class TreeOfCenters(LocalSgd):
         return represent_rows(rows, schema, self.representation, less=model)
 
     def _newcomers(
-        self, state: State, schema: Schema, cohort: Iterable[ClientId], rng: np.random.Generator
+        self, state: State, schema: Schema, cohort: Collection[ClientId], rng: np.random.Generator
     ) -> Generator[Exchange, Replies, dict[ClientId, int]]:
         new, seeds = [c for c in cohort if c not in state.assignment], TaskSeeds.from_rng(rng)
         tree = SplitTree.from_state(state)
         return (
             yield from tree.walk(
-                new, lambda model, c: self._first(model, seeds.of(c)), self._compared(schema), schema.size
+                new,
+                lambda model, c: self._first(model, seeds.of(c)),
+                self._compared(schema),
+                schema.size,
+                of=len(cohort),
             )
         )
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.aggregation.spare_centers import merged, refilled
+from coordinator.models.members import SumLayout
 from coordinator.strategies.base import Fleet, Replies, RequireAll, Round, State
 from coordinator.strategies.common.assignment import told_losses
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -52,9 +54,11 @@ def starts_by_loss(  # noqa: PLR0913 - a start has these
     *,
     least: int,
     sorts: int,
-    n_params: int,
+    moves: NDArray[np.bool_],
 ) -> Round:
     """The state with its first K centers, and COUNTS_KEY; the state as it is where no center could be made.
+
+    `moves` [size] is that of `refilled`.
 
     A fleet with no more groups of `least` devices than K begins with one group for each center, as does one with
     `sorts` of zero.
@@ -71,7 +75,7 @@ def starts_by_loss(  # noqa: PLR0913 - a start has these
     for number in range(1, sorts + 1):
         if number > 1:
             counts = wide.extra[COUNTS_KEY]
-            halves = refilled(wide.centers, counts, common, least=least, rng=rng, n_params=n_params)
+            halves = refilled(wide.centers, counts, common, least=least, rng=rng, moves=moves)
             wide = replace(wide, centers=halves)
         wide = yield from devices.sort(wide, number, TaskSeeds.from_rng(rng))
     compared = devices.points(wide.centers).astype(np.float64)
@@ -102,9 +106,11 @@ class ClearStarts:
         With `privacy_noise` the groups are the centers: each sort is a release more, and refills and the merge read
         exact numbers of devices.
         """
-        least, n_params = self.method.server.least_members, self.schema.n_params
+        least, moves = self.method.server.least_members, np.arange(self.schema.size) < self.schema.n_params
+        if self.method.members > 1:  # the others are held
+            moves &= SumLayout(self.schema, self.method.members).places[-1]
         sorts = 0 if self.method.server.privacy_noise else sorts
-        after = yield from starts_by_loss(self, state, self.fleet, rng, least=least, sorts=sorts, n_params=n_params)
+        after = yield from starts_by_loss(self, state, self.fleet, rng, least=least, sorts=sorts, moves=moves)
         if COUNTS_KEY not in after.extra:
             return state  # the callers make the start again
         return replace(after, assignment={}, extra={k: v for k, v in after.extra.items() if k != COUNTS_KEY})

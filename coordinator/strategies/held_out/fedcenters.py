@@ -32,7 +32,7 @@ from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import canonical_labels
-from coordinator.strategies.base import Fleet, Round, ServedModels, State
+from coordinator.strategies.base import Fleet, PartOfCohort, Round, ServedModels, State
 from coordinator.strategies.common.assignment import centers_of_newcomers, newcomers, serving_center, told_losses
 from coordinator.strategies.common.label_totals import label_counts, label_totals_of, with_label_totals
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -185,7 +185,7 @@ class FedCenters(LocalSgd):
             if trial or self._shares(state, c)[-1] > 0
         }
         if personal:
-            yield personal
+            yield PartOfCohort(personal, of=len(cohort))
         last = number == self.trial_rounds
         for _ in range(LAST_STEPS if last else int(trial)):
             state = yield from self._weighed(state, {c: held[c] for c in updates.clients})
@@ -281,7 +281,7 @@ class FedCenters(LocalSgd):
         }
         if not asked:
             return state
-        told, before = told_losses((yield asked)), state
+        told, before = told_losses((yield PartOfCohort(asked, of=len(held)))), state
         for one in proposals:
             who = [c for c in one.updates.clients if c in told]
             if not who:
@@ -311,7 +311,7 @@ class FedCenters(LocalSgd):
             for c, m in held.items()
             if m and c in state.assignment
         }
-        replies = (yield asked) if asked else {}
+        replies = (yield PartOfCohort(asked, of=len(held))) if asked else {}
         told = {c: r.posterior for c, r in sorted(replies.items()) if r.posterior is not None}
         if not told:
             return state

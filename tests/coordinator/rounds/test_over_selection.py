@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from coordinator.rounds.over_selection import beside_fits, goal_of, is_test, needs_all, with_over_selection
+from coordinator.rounds.over_selection import beside_fits, goal_of, has_updates, is_test, needs_all, with_over_selection
 from coordinator.strategies.base import RequireAll
 from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.protocol.task import Fit, Probe
@@ -68,3 +68,11 @@ def test_losses_beside_fits_do_not_count_for_the_goal(fits: int, probes: int, wa
     assert goal_of(asked, wanted) == goal
     assert beside_fits(asked) == (told.keys() if fits else set())
     assert goal_of(RequireAll(asked), wanted) is None
+
+
+def test_an_exchange_has_updates_where_a_fit_is_uploaded() -> None:
+    fit = Fit(start=np.zeros(2), steps=1, lr=0.1, batch=1, seed=0)
+    probe = Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0)
+    kept = replace(fit, upload=False)
+    asked: list[Any] = [{"a": probe, "b": fit}, {"a": probe, "b": kept}, {}]
+    assert [has_updates(tasks) for tasks in asked] == [True, False, False]

@@ -14,7 +14,7 @@ from coordinator.rounds.privacy_accounting import privacy_spent
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.rounds.sealed_evaluation import sealed_evaluation
 from coordinator.rounds.sealed_round import check_sealed, sealed_round, what_is_seen
-from coordinator.strategies.base import Exchange, Replies, SealedSums, State, SumByCenter, drive, learned
+from coordinator.strategies.base import Exchange, PartOfCohort, Replies, SealedSums, State, SumByCenter, drive, learned
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
@@ -57,8 +57,10 @@ class Watched:
     def __init__(self, made: MethodWorld, silent: Mapping[str, set[ClientId]] | None = None) -> None:
         self.made, self.silent = made, silent or {}
         self.seen: list[Replies] = []
+        self.asked: list[Exchange] = []
 
     def ask(self, exchange: Exchange) -> Replies:
+        self.asked.append(exchange)
         found: dict[ClientId, Reply] = {}
         for who, task in exchange.items():
             stage = task.stage if isinstance(task, SummedFit) else ""
@@ -147,8 +149,11 @@ def test_a_center_of_too_few_devices_is_closed_and_they_take_their_next_choice(s
     rare = trained_alone(local, ["e0", "e1", "e2"])
     common = trained_alone(local, sorted(local)[:8])
     made.state = State(centers=np.stack([common, rare]), extra=made.state.extra)
-    state = one_round(made, Watched(made))
+    watch = Watched(made)
+    state = one_round(made, watch)
     np.testing.assert_array_equal(state.centers[1], rare)
+    parts = [(sorted(one), one.of) for one in watch.asked if isinstance(one, PartOfCohort)]
+    assert parts == ([(["e0", "e1", "e2"], 11)] if secure == "updates" else [])
     assert state.extra[COUNTS_KEY].tolist() == [11, 0]
     assert not set(state.assignment.values()) - {0}
 

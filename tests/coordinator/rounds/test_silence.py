@@ -57,6 +57,19 @@ def test_without_an_answer_an_exchange_is_not_over_before_its_deadline() -> None
     assert not opened("ab", "ab", quorum=0).is_over(1.0)
 
 
+def test_where_no_answer_is_needed_an_exchange_of_silent_devices_is_over_at_once() -> None:
+    silent = OpenExchange(asked="ab", silent="ab", quorum=0, least=0, now_s=0.0, deadline_s=DEADLINE_S)
+    assert silent.is_over(0.0)
+    awake = OpenExchange(asked="ab", silent="a", quorum=0, least=0, now_s=0.0, deadline_s=DEADLINE_S)
+    assert not awake.is_over(0.0)
+    assert answered(awake, "b").is_over(1.0)
+
+
+def test_an_answer_that_pays_for_nothing_ends_a_row_and_leaves_what_is_owed() -> None:
+    misses = {"d": Misses(2, 8)}
+    assert count_misses(misses, answered(opened("abcd"), "abcd"), told="abcd", pays=False) == {"d": Misses(0, 8)}
+
+
 def test_a_refusal_of_the_last_device_that_is_waited_for_ends_it() -> None:
     exchange = answered(opened("abcd", "d"), "ab")
     exchange.refuse("c", "no_data", 1.0)

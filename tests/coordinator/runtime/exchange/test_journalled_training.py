@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from coordinator.rounds.asynchronous.snapshot import Snapshot
 from coordinator.rounds.asynchronous.training import Rules, begin_training
 from coordinator.runtime.exchange.journalled_training import EXPIRED, STALE, JournalledTraining
 from coordinator.storage.exchange_store import ReplayDiverged, StoredReply
@@ -24,7 +25,7 @@ def again(run: UpdatesRun, rules: Rules | None = None) -> JournalledTraining:
     made = JournalledTraining("run1", run.coordinator.context)
     start = run.coordinator.context.prepared.initial
     training = begin_training(State(centers=start[None].astype(np.float64), extra={"start": start}))
-    made.open_round(ROUND, training, rules or run.rules, {}, run.coordinator.context)
+    made.open_round(ROUND, Snapshot(training), rules or run.rules, run.coordinator.context)
     return made
 
 

@@ -20,8 +20,11 @@ from tests.support import softmax_program
 from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS, Federation, Spy, program
 
 
-def federation(folder: Path, method: str = "fedavg-late", *, ballast: int = BALLAST) -> Federation:
-    run = RunConfig(method=method, rounds=2, name="run", settings={"local-steps": 2, "batch-size": 8})
+def federation(
+    folder: Path, method: str = "fedavg-late", *, ballast: int = BALLAST, prior: str = "model"
+) -> Federation:
+    settings = {"local-steps": 2, "batch-size": 8, "label-prior": prior}
+    run = RunConfig(method=method, rounds=2, name="run", settings=settings)
     return Federation.of(folder, runs=(run,), ballast=ballast, quorum=0.5, deadline_s=60.0)
 
 
@@ -147,6 +150,20 @@ def test_a_late_upload_goes_on_while_other_exchanges_end(tmp_path: Path) -> None
     assert [ack["status"] for ack in said(fed, spy, "ack")] == ["ok"]
     assert len(spy.said("go", cid="d03")) == 1
     fed.complete()
+
+
+def test_late_updates_are_taken_while_devices_tell_their_labels_and_afterwards(tmp_path: Path) -> None:
+    """The end of the exchange in which labels are counted ended the time of the updates, of which it has none."""
+    fed = federation(tmp_path, prior="device")
+    spy = begun(fed)
+    data = announce(spy)
+    said(fed, spy, "go")
+    upload(spy, data, slice(-1))
+    fed.world.run(lambda: _exchange(spy, "d00") == 2)
+    upload(spy, data, slice(-1, None))
+    assert [ack["status"] for ack in said(fed, spy, "ack")] == ["ok"]
+    fed.complete()
+    assert shown(fed, 2) == ["d03"]
 
 
 def test_an_upload_under_way_at_the_end_of_its_exchange_goes_on_when_that_of_a_round_before_is_given_up(

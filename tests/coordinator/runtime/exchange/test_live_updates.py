@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.asynchronous.options import Asynchronous, check_asynchronous
+from coordinator.rounds.asynchronous.snapshot import Snapshot
 from coordinator.rounds.asynchronous.training import Rules, begin_training
 from coordinator.runtime.exchange.journalled_training import EXPIRED, STALE
 from coordinator.runtime.exchange.updates_and_test import UpdatesAndTest
@@ -57,13 +58,13 @@ class UpdatesRun:
         )
         made.dispatcher.exchange.live = self.live
         training = begin_training(State(centers=start[None].astype(np.float64), extra={"start": start}))
-        self.live.updates.open_round(ROUND, training, self.rules, {}, context)
+        self.live.updates.open_round(ROUND, Snapshot(training), self.rules, context)
         self.live.begin()
 
     def next_round(self) -> None:
         state = self.live.updates.journalled
         context = self.coordinator.context
-        self.live.updates.open_round(state.round + 1, state.training, self.rules, state.rounds, context)
+        self.live.updates.open_round(state.round + 1, Snapshot(state.training, state.rounds), self.rules, context)
         self.live.begin()
 
     def said(self) -> list[tuple[str, dict[str, Any]]]:

@@ -16,7 +16,7 @@ from coordinator.runtime.exchange.masked_sums import MaskedSums, check_masked, t
 from coordinator.runtime.exchange.task_messages import NetworkExchange
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
-from coordinator.strategies.base import SealedSums, SumByCenter
+from coordinator.strategies.base import PartOfCohort, SealedSums, SumByCenter
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.common.server_options import ServerOptions
 from edge_client.errors import ConfigError, Malformed
@@ -260,6 +260,9 @@ def test_a_choice_is_told_as_one_word_for_each_center_and_other_tasks_stay_as_th
     probe = Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0)
     plain = {"a": probe}
     assert told_choices(plain) is plain
+    part = told_choices(PartOfCohort({"b": work(0, 1, 2)}, of=7))
+    assert isinstance(part, PartOfCohort)
+    assert (part.of, sorted(part)) == (7, ["b"])
     mixed = told_choices({"a": probe, "b": work(0, 1, 2)})
     tell = mixed["b"]
     assert mixed["a"] is probe

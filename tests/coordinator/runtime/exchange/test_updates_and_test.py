@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.asynchronous.options import Asynchronous, check_asynchronous
+from coordinator.rounds.asynchronous.snapshot import Snapshot
 from coordinator.rounds.asynchronous.training import Rules, begin_training
 from coordinator.runtime.exchange.exchange_driver import open_exchange
 from coordinator.runtime.exchange.live_exchange import LiveExchange
@@ -49,7 +50,7 @@ def begun(coordinator: WiredCoordinator, concurrency: int) -> tuple[UpdatesAndTe
     training = begin_training(State(centers=start[None].astype(np.float64), extra={"start": start}))
     live = UpdatesAndTest("run1", context, is_online=lambda _: True, newcomers=lambda: False)
     coordinator.dispatcher.exchange.live = live
-    live.updates.open_round(2, training, rules, {}, context)
+    live.updates.open_round(2, Snapshot(training), rules, context)
     live.begin()
     return live, sorted(cid for cid, _ in coordinator.said())
 
@@ -234,7 +235,7 @@ def test_a_pause_between_two_rounds_is_taken_neither_from_tasks_nor_from_the_tes
     state = live.updates.journalled
     for number in (3, 4):  # a replay may end a round at once
         live.postpone_tests()
-        live.updates.open_round(number, state.training, state.rules, state.rounds, coordinator.context)
+        live.updates.open_round(number, Snapshot(state.training, state.rounds), state.rules, coordinator.context)
     heard(coordinator)
     live.tick()
     assert heard(coordinator) == {}

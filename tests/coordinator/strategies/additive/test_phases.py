@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from coordinator.models.members import SumLayout
+from edge_client.protocol.task import Probe
 from tests.support.methods import build, world
 from tests.support.softmax_program import grouped_fleet
 
@@ -18,3 +21,15 @@ def test_a_round_without_replies_takes_none_of_the_rounds_of_a_phase(case: str, 
     assert int(fleet.state.extra[key]) == begun
     fleet.round()
     assert abs(int(fleet.state.extra[key]) - begun) == 1
+
+
+def test_models_that_devices_compare_at_the_start_differ_in_the_member_of_the_group_alone() -> None:
+    """A center without devices became one half of another in all members, and the common one is held."""
+    made = world(build("cam start=loss least-members=2"), grouped_fleet(16, 2), rounds=1)
+    layout = SumLayout(made.schema, 2)
+    compared = [task.models for exchange in made.exchanges for task in exchange.values() if isinstance(task, Probe)]
+    wide = [np.stack([np.asarray(model) for model in models]) for models in compared if len(models) > 2]
+    assert len(wide) == 4 * 16
+    for models in wide:
+        assert np.ptp(models[:, layout.places[0]], axis=0).max() < 1e-12  # means of equal numbers are rounded
+        assert np.ptp(models[:, layout.places[-1]], axis=0).max() > 1e-3
