@@ -366,7 +366,7 @@ def _sum_contradiction(task: Mapping[str, Any]) -> str | None:
 def _added_contradiction(work: Mapping[str, Any]) -> str | None:
     added = work.get("sum", {})
     opened, compare = added.get("open", []), added.get("compare", ())
-    if added.get("usual", -1) >= len(work.get("models", ())):
+    if added.get("served") == "center" and added["usual"] >= len(work["models"]):
         return "usual is the number of no model"
     if any(one >= other for one, other in pairwise(opened)) or (opened and opened[-1] >= len(added["centers"])):
         return "open names no rising numbers of centers"

@@ -193,7 +193,7 @@ func checkSum(m object) {
 func checkWords(work, sum object) {
 	if work["job"] == "probe" {
 		checkFields(sum, ofProbe)
-		need(int(sum["usual"].(int64)) < len(list(work["models"])), "bad_task", "usual of a sum")
+		need(sum["served"] != "center" || int(sum["usual"].(int64)) < len(list(work["models"])), "bad_task", "usual of a sum")
 		checkFields(sum["scale"].(object), ofScale)
 		return
 	}

@@ -272,8 +272,8 @@ function sumContradiction(task) {
   return (asked.sum && addedContradiction(asked.sum, asked.models)) ?? CONTRADICTIONS[asked.job](asked);
 }
 
-function addedContradiction({ open = [], centers, part, choose, compare, points, points_open: openPoints, usual }, models) {
-  if (usual >= models?.length) return "usual is the number of no model";
+function addedContradiction({ open = [], centers, part, choose, compare, points, points_open: openPoints, served, usual }, models) {
+  if (served === "center" && usual >= models.length) return "usual is the number of no model";
   if (open.some((k, i) => k >= centers.length || (i && k <= open[i - 1]))) return "open names no rising numbers of centers";
   const means = ["count", "points"].includes(part);
   if ((means || choose === "nearest") && !compare?.every(([start, end]) => start < end)) return "models are compared in columns, start before end";
