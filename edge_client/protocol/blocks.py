@@ -115,8 +115,6 @@ class Manifest:
         missing = {"sha256", "size", "block", "kind"} - set(obj)
         if missing:
             raise Malformed("bad_field", f"manifest without {', '.join(sorted(missing))}")
-        if None in (obj.get("key", ""), obj.get("sig", "")):
-            raise Malformed("bad_signature", "key and sig are absent rather than null")
         inline = None if "inline" not in obj else decode_base64(obj["inline"], MAX_INLINE_BYTES)
         manifest = Manifest(
             sha256=obj["sha256"],
@@ -124,8 +122,8 @@ class Manifest:
             block=obj["block"],
             kind=obj["kind"],
             inline=inline,
-            key=obj.get("key"),
-            sig=obj.get("sig"),
+            key=(obj["key"] or "") if "key" in obj else None,  # null is no absent one
+            sig=(obj["sig"] or "") if "sig" in obj else None,
         )
         if manifest.kind == "program" and manifest.sig is None:
             raise Malformed("bad_signature", "a program's manifest must be signed")
