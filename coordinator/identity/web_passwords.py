@@ -52,15 +52,16 @@ class WebDevices:
         if path.exists():
             return []
         link = phone_link(page, device=cid, secret=secrets.token_urlsafe(SECRET_BYTES))
-        write_private_file(path, link.encode("ascii") + b"\n")
         write_private_file(folder / "link.svg", qr_svg(link).encode())
+        write_private_file(path, link.encode("ascii") + b"\n")  # the last: without it both are made again
         return [path, folder / "link.svg"]
 
     def revoke(self, cid: str) -> bool:
         """Revoke a phone and delete its link; False for a name that is no phone's."""
-        if cid not in self.names():
+        before = self.revoked()
+        if cid not in (*self.names(), *before):
             return False
-        gone = sorted({*self.revoked(), cid})
+        gone = sorted({*before, cid})
         write_atomically(self.folder / "authority" / "web-revoked", "".join(f"{name}\n" for name in gone).encode())
         for name in ("link.txt", "link.svg"):
             (self.folder / "devices" / cid / name).unlink(missing_ok=True)

@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 
+from coordinator.aggregation.sum_graph import Graph
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import keys
-from edge_client.protocol.secure.graph import Graph
 from edge_client.protocol.secure.shamir import combine_shares
 from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares
 

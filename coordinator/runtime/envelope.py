@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
+from edge_client.protocol.message_schemas import COMMON_FIELDS
 from edge_client.protocol.task import ClientId
 from edge_client.protocol.topics import Route
+from edge_client.protocol.validators import record
 
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """One control message. `cid` is "" for a coordinator's; a message that breaks a rule has `error` and no fields."""
+    """One control message. `cid` is "" of a coordinator's; one that breaks a rule has `error`, and its id alone."""
 
     cid: ClientId
     fields: Mapping[str, Any]
@@ -31,4 +34,11 @@ def open_envelope(route: Route, payload: bytes) -> Envelope:
     try:
         return Envelope(cid=route.cid or "", fields=messages.read_message(payload, route.kind))
     except Malformed as wrong:
-        return Envelope(cid=route.cid or "", fields={}, error=wrong)
+        return Envelope(cid=route.cid or "", fields=_named(payload), error=wrong)
+
+
+def _named(payload: bytes) -> dict[str, Any]:
+    """The id of a message that breaks another rule, so that the answer names it; nothing where it has none."""
+    with suppress(Malformed):
+        return dict(record({"id": COMMON_FIELDS["id"]})(messages.parse_json(payload), "message"))
+    return {}

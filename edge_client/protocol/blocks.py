@@ -105,8 +105,8 @@ class Manifest:
         return out
 
     @staticmethod
-    def from_json(obj: object, *, limit_bytes: int | None = None) -> Manifest:
-        """Read a received manifest of at most `limit_bytes` (the kind's own limit always holds). Raises Malformed.
+    def from_json(obj: object) -> Manifest:
+        """Read a received manifest. Raises Malformed.
 
         A program must carry a signature; whether it is a right one is for signing.py to say.
         """
@@ -115,18 +115,15 @@ class Manifest:
         missing = {"sha256", "size", "block", "kind"} - set(obj)
         if missing:
             raise Malformed("bad_field", f"manifest without {', '.join(sorted(missing))}")
-        size = obj["size"]
-        if limit_bytes is not None and is_count(size, 1, 2**53) and size > limit_bytes:
-            raise Malformed("too_big", f"blob of {size} bytes, at most {limit_bytes}")
         inline = None if "inline" not in obj else decode_base64(obj["inline"], MAX_INLINE_BYTES)
         manifest = Manifest(
             sha256=obj["sha256"],
-            size=size,
+            size=obj["size"],
             block=obj["block"],
             kind=obj["kind"],
             inline=inline,
-            key=obj.get("key"),
-            sig=obj.get("sig"),
+            key=(obj["key"] or "") if "key" in obj else None,  # null is no absent one
+            sig=(obj["sig"] or "") if "sig" in obj else None,
         )
         if manifest.kind == "program" and manifest.sig is None:
             raise Malformed("bad_signature", "a program's manifest must be signed")

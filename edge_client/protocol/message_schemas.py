@@ -112,11 +112,9 @@ _IDENT = matching(r"[A-Za-z0-9-]{1,36}")
 _U32 = integer(0, 2**32 - 1)
 _COUNT = integer(0, MAX_SAFE_INTEGER)
 _WINDOW = integer(1, 16)
-_NAME = matching(r"[A-Za-z0-9_.-]{1,32}")
 _CENTER = integer(0, MAX_CENTERS - 1)
 _SAMPLES = integer(1, 2**31)
 _METRICS = map_of(matching(r"[A-Za-z0-9_./-]{1,64}"), number(-math.inf), 16)
-_SOURCES = list_of(matching(r"bcast|mqtt|https://[!-~]{1,256}"), 0, 8)
 _ENGINE = matching(r"[a-z0-9-]{1,16}")
 _RUNTIME = matching(RUNTIME)
 _REFUSED = record(required(engine=_ENGINE, runtime=_RUNTIME, difference=number()))
@@ -129,19 +127,16 @@ _STATE = record(
 )
 _CAPS = record(
     required(engine=_ENGINE, n=integer(0, 2**31))
-    | optional(ram=_COUNT, disk=_COUNT, codecs=list_of(_NAME, 0, 16), window=_WINDOW)
+    | optional(ram=_COUNT, disk=_COUNT, codecs=list_of(matching(r"[A-Za-z0-9_.-]{1,32}"), 0, 16), window=_WINDOW)
     | optional(runtime=_RUNTIME, refused=list_of(_REFUSED, 0, 8))
 )
 _KEY = required(run=_run, round=_U32, exchange=_U32)  # with the device id of the topic: one answer of one device
 _MODEL = manifest("model")
 _SLOT = matching(SLOT_PATTERN)
 _CANDIDATE = with_field("own", record(required(own=_SLOT) | optional(init=_MODEL)), _MODEL)
-_STATS = manifest("stats")
 
 COMMON_FIELDS: FieldTable = required(id=_IDENT, t=_COUNT)
 EPOCH_FIELDS: FieldTable = required(epoch=_COUNT)
-
-
 _OPTIMISER = named(
     {
         name: {option: number(*OPTION_RANGES[option]) if option in OPTION_RANGES else boolean for option in options}
@@ -251,7 +246,7 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
         spread_ms=_COUNT,
         block=_block_size,
         window=_WINDOW,
-        src=_SOURCES,
+        src=list_of(matching(r"bcast|mqtt|https://[!-~]{1,256}"), 0, 8),
     )
     | optional(
         release=record(
@@ -281,7 +276,7 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
     "nack": required(re=_IDENT, code=one_of(*NACK_CODES))
     | optional(run=_run, round=_U32, exchange=_U32, detail=text(MAX_DETAIL_CHARS), retry_ms=_COUNT),
     "near": required(how=one_of("sketch", "loss", "round"))
-    | optional(sketch=manifest("sketch"), stats=_STATS, n=_SAMPLES, centers=list_of(_CENTER, 1, MAX_MODELS)),
+    | optional(sketch=manifest("sketch"), stats=manifest("stats"), n=_SAMPLES, centers=list_of(_CENTER, 1, MAX_MODELS)),
     "near-answer": required(re=_IDENT, center=or_null(_CENTER))
     | optional(
         distance=or_null(number(-math.inf)),  # of a loss of the user's own also below zero
@@ -291,7 +286,6 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
     "served": required(center=_CENTER, sha256=_sha256, n=_SAMPLES, metrics=_METRICS),
 }
 NULLABLE = frozenset({("near", "center"), ("near", "distance")})
-
 # Which kinds belong on which topic (`Route.kind`), and which of them a coordinator sends.
 ROUTES: Mapping[str, frozenset[str]] = {
     "coord": frozenset({"coord"}),
@@ -366,14 +360,20 @@ def _sum_contradiction(task: Mapping[str, Any]) -> str | None:
         return None
     if ("sum" in work) != (stage != "keep"):
         return f"the work of stage {stage} has a sum, or lacks one"
-    return _sum_of_centers_contradiction(work.get("sum", {})) or _CONTRADICTIONS[work["job"]](work)
+    return _added_contradiction(work) or _CONTRADICTIONS[work["job"]](work)
 
 
-def _sum_of_centers_contradiction(added: Mapping[str, Any]) -> str | None:
-    opened = added.get("open", [])
+def _added_contradiction(work: Mapping[str, Any]) -> str | None:
+    added = work.get("sum", {})
+    opened, compare = added.get("open", []), added.get("compare", ())
+    if added.get("served") == "center" and added["usual"] >= len(work["models"]):
+        return "usual is the number of no model"
     if any(one >= other for one, other in pairwise(opened)) or (opened and opened[-1] >= len(added["centers"])):
         return "open names no rising numbers of centers"
-    if added.get("part") in ("count", "points") and not {"points", "points_open"} <= added.keys():
+    means = added.get("part") in ("count", "points")
+    if (means or added.get("choose") == "nearest") and not (compare and all(start < end for start, end in compare)):
+        return "models are compared in columns, start before end"
+    if means and not {"points", "points_open"} <= added.keys():
         return "a part of k-means has no centroids"
     return None
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
-from edge_client.protocol.blocks import KIND_LIMITS, Manifest
+from edge_client.protocol.blocks import KIND_LIMITS, Manifest, is_count
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.samples.input_parts import Parts, read_parts
 from edge_client.protocol.task import MAX_DIMS, Schema, TensorSpec
@@ -35,7 +35,9 @@ _SEED = validators.integer(0, validators.MAX_SAFE_INTEGER)
 _SHA256 = validators.matching("[0-9a-f]{64}")
 _SHAPE = validators.list_of(_COUNT, 0, MAX_DIMS)
 _BATCH = validators.word_or("any", _COUNT)
-_DIMENSION = validators.word_or("batch", _COUNT)
+_PORT_SHAPE = validators.list_of(validators.word_or("batch", _COUNT), 0, MAX_PORTS)
+_NAMES = validators.list_of(_TEXT, 0, MAX_PORTS)
+_NUMBER = validators.number(-math.inf)
 _DTYPE = validators.one_of("float32", "float64")
 _PORT_DTYPE = validators.one_of("float32", "float64", "int32", "int64")
 _FUNCTION = validators.one_of(*FUNCTIONS)
@@ -220,7 +222,7 @@ class Program:
         """Read what `to_json` wrote, parsed by the strict reader. Raises Malformed("bad_program")."""
         if not isinstance(raw, Mapping):
             raise Malformed("bad_program", "program.json is not a JSON object")
-        if raw.get("v") != FORMAT_VERSION:
+        if not is_count(raw.get("v"), FORMAT_VERSION, FORMAT_VERSION):
             raise Malformed(
                 "bad_version", f"program.json version {raw.get('v')!r:.40}; this side reads {FORMAT_VERSION}"
             )
@@ -237,7 +239,7 @@ class Program:
                         TensorSpec(name=_TEXT(n, "a tensor's name"), role=r, shape=tuple(_SHAPE(s, "a tensor's shape")))
                         for n, r, s in raw["schema"]
                     ),
-                    tuple(_TEXT(n, "classifier") for n in raw["classifier"]),
+                    tuple(_NAMES(raw["classifier"], "classifier")),
                 ),
                 input=(shape := tuple(_SHAPE(raw["input"], "input"))),
                 parts=read_parts(raw.get("parts"), shape),
@@ -259,7 +261,7 @@ class Program:
                 batch={_TEXT(k, "an engine"): _BATCH(v, "batch") for k, v in raw["batch"].items()},
                 opset=_COUNT(raw["opset"], "opset"),
                 versions={_TEXT(k, "a package"): _TEXT(v, "a version") for k, v in raw["versions"].items()},
-                parity={_TEXT(k, "an engine"): float(v) for k, v in raw["parity"].items()},
+                parity={_TEXT(k, "an engine"): float(_NUMBER(v, "parity")) for k, v in raw["parity"].items()},
                 origin=None if raw["origin"] is None else Origin.from_json(raw["origin"]),
                 frozen=_frozen(raw.get(FROZEN)),
             )
@@ -335,7 +337,7 @@ def _ports(rows: object) -> tuple[Port, ...]:
         Port(
             name=_TEXT(name, "a port's name"),
             dtype=_PORT_DTYPE(dtype, "a port's dtype"),
-            shape=tuple(_DIMENSION(d, "a port's dimension") for d in shape),
+            shape=tuple(_PORT_SHAPE(shape, "a port's shape")),
         )
         for name, dtype, shape in rows
     )

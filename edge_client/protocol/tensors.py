@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from edge_client.protocol.blocks import is_count
 from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.task import Array, Tensors
-from edge_client.protocol.topics import check_sha256
 
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -32,6 +32,7 @@ MAX_TENSORS = 4_096
 MAX_DIMS = 8
 TENSOR_FILE_KINDS = ("model", "linear", "delta", "stats", "router", "sketch", "frozen")
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+_SHA256 = "[0-9a-f]{64}"
 Buffer = bytes | memoryview | mmap
 _LENGTH = struct.Struct("<Q")  # of the header, at the start of the file
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1"}
@@ -54,11 +55,13 @@ class TensorFileMeta:
             )
         if self.codec not in CODECS:
             raise Malformed("bad_codec", f"codec {self.codec!r:.80}; expected one of {', '.join(CODECS)}")
-        if (self.kind == "delta") != (self.base is not None):
-            raise Malformed("bad_codec", f"a delta names its base and nothing else does; {self.kind} has {self.base}")
-        check_sha256(self.schema)
-        if self.base not in (None, "zero"):
-            check_sha256(self.base)
+        if re.fullmatch(_SHA256, self.schema) is None:
+            raise Malformed("bad_schema", f"schema {self.schema!r:.80} is no sha256")
+        named = self.base is None or re.fullmatch(f"zero|{_SHA256}", self.base)
+        if (self.kind == "delta") != (self.base is not None) or not named:
+            raise Malformed(
+                "bad_codec", f"a delta names its base and nothing else does; {self.kind} has {self.base!r:.80}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The object behind `fc`."""

@@ -13,8 +13,8 @@ from edge_client.protocol.blocks import Bitmap, Manifest
 
 INITIAL_WINDOW = 4
 MAX_WINDOW = 16
-REQUEST_TIMEOUTS_S = (8.0, 16.0, 32.0, 60.0)  # by the number of timeouts in a row before
-MAX_TIMEOUTS_IN_A_ROW = 3  # then this source is given up
+REQUEST_TIMEOUTS_S = (8.0, 16.0, 32.0)  # by the number of timeouts in a row before
+MAX_TIMEOUTS_IN_A_ROW = len(REQUEST_TIMEOUTS_S)  # then this source is given up
 
 
 @dataclass
@@ -41,7 +41,7 @@ class BlobPull:
         if self.exhausted or len(self._due) > self.window // 2:
             return []
         runs = self.bitmap.missing(self.window - len(self._due), skip=self._due)
-        until = now_s + REQUEST_TIMEOUTS_S[min(self.timeouts, len(REQUEST_TIMEOUTS_S) - 1)]
+        until = now_s + REQUEST_TIMEOUTS_S[self.timeouts]
         self._due |= {index: until for first, count in runs for index in range(first, first + count)}
         return runs
 

@@ -184,7 +184,7 @@ class Client:
             self._uploader.announce()
         while self.state.owes_answer:
             self._uploader.step()
-            self._take((yield min(self._uploader.wait_s() or 0.0, task.left_s())))
+            self._take((yield min(MAX_IDLE_S, self._uploader.wait_s() or 0.0, task.left_s())))
             task.check_wanted()
 
     def _reload_samples(self, now: tuple[str, int]) -> None:

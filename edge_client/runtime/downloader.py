@@ -70,7 +70,7 @@ class Downloader:
         if self._pull is None:
             return None
         if now_s < self._not_before_s:
-            return self._not_before_s - now_s
+            return min(MAX_POLL_S, self._not_before_s - now_s)
         if runs := self._pull.next_request(now_s):
             self._gets.append(self._send_get(self._queue[0], runs, self._mark))
         if self._pull.exhausted:

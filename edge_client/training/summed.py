@@ -220,7 +220,7 @@ def evaluation_words(
     models: Sequence[Flat | OwnModel] = task.models
     prior = task.prior
     if task.served == "center":
-        models = [models[task.usual if choice is None else int(np.argmax(choice))]]
+        models, prior = [models[task.usual if choice is None else int(np.argmax(choice))]], None
     elif task.served == "mixture":
         share = np.ones(len(models)) if choice is None else choice
         prior = (share / share.sum()).tolist()

@@ -7,6 +7,7 @@ simulate.toml, which repeats the run, and the true groups.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -115,7 +116,7 @@ def run_over_mqtt(
         records = _rounds(testbed, args, strategy, split)
         finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
-    run_testbed(args.folder, args.broker, progress, play, federation=_plain(args.folder.name))
+    run_testbed(args.folder, args.broker, progress, play, federation=federation_name(args.folder.name))
 
 
 def _put_program(
@@ -185,6 +186,13 @@ def _answered(folder: Path, number: int) -> float | None:
     with open_database(folder) as db:
         asked, answered = db.execute(f"select count(*), count(c.cid) from {join} where round = ?", (number,)).fetchone()  # noqa: S608
     return answered / asked if asked else None
+
+
+def federation_name(folder: str) -> str:
+    """The federation of a run in this folder, another one for each name: runs may share a broker."""
+    plain = _plain(folder)
+    digest = hashlib.sha256(folder.encode(errors="surrogatepass")).hexdigest()
+    return plain if plain == folder else f"{plain[:23]}-{digest[:8]}"
 
 
 def _plain(name: str) -> str:

@@ -40,6 +40,7 @@ type client struct {
 	block         int64
 	task          object
 	taskID        any
+	taskEpoch     int64
 	cancel        context.CancelFunc
 	deadline      *time.Timer
 	waiting       object // a task that waits for the answer to an i8 update
@@ -187,8 +188,8 @@ func (c *client) onCoord(m object, retained bool) {
 		return
 	}
 	c.lock.Lock()
-	if epoch > c.disk.Epoch {
-		c.disk.Epoch = epoch
+	if key := m["key"].(string); epoch > c.disk.Epoch || key != c.disk.EpochKey {
+		c.disk.Epoch, c.disk.EpochKey = epoch, key
 		c.save()
 	}
 	c.lock.Unlock()
@@ -229,8 +230,10 @@ func (c *client) onMessage(m object) {
 	case "task":
 		if r != nil && sameKey(m, r.Run, r.Round, r.Exchange) {
 			c.announce = time.Now()
+		} else if r != nil && r.isPast(m) {
+			return // the run is further here
 		} else if sameKey(c.task, m["run"], m["round"], m["exchange"]) {
-			c.taskID = m["id"]
+			c.taskID, c.taskEpoch = m["id"], m["epoch"].(int64)
 			c.deadline.Reset(leftOf(m))
 		} else if r != nil && !r.Freed && r.Answer.Residual != nil {
 			c.waiting, c.until = m, time.Now().Add(leftOf(m)) // the answer decides which residual the next update adds
@@ -287,7 +290,7 @@ func (c *client) start(m object) {
 		os.Exit(7)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c.task, c.taskID, c.cancel = m, m["id"], cancel
+	c.task, c.taskID, c.taskEpoch, c.cancel = m, m["id"], m["epoch"].(int64), cancel
 	c.deadline = time.AfterFunc(leftOf(m), cancel)
 	go func() {
 		began := time.Now()
@@ -314,7 +317,7 @@ func (c *client) finish(f finished) {
 	for _, change := range f.after {
 		change(&c.disk)
 	}
-	c.disk.Result = &result{Run: f.task["run"].(string), Round: f.task["round"].(int64), Exchange: f.task["exchange"].(int64), Answer: *f.answer, Seconds: f.seconds, Block: c.block}
+	c.disk.Result = &result{Run: f.task["run"].(string), Round: f.task["round"].(int64), Exchange: f.task["exchange"].(int64), Epoch: c.taskEpoch, Answer: *f.answer, Seconds: f.seconds, Block: c.block}
 	c.save()
 	c.lock.Unlock()
 	c.sendReady()

@@ -83,7 +83,7 @@ func (c *client) connect() bool {
 	c.lock.Lock()
 	c.link, c.outbox, c.delivered = link, make(chan outgoing, 256), make(chan bool, 1)
 	c.lock.Unlock()
-	token := link.SubscribeMultiple(map[string]byte{root + "/bc/+": 1, root + "/dn/" + c.cid + "/#": 1}, nil)
+	token := link.SubscribeMultiple(map[string]byte{root + "/bc/coord": 1, root + "/bc/cat": 1, root + "/dn/" + c.cid + "/#": 1}, nil)
 	if !token.WaitTimeout(15*time.Second) || token.Error() != nil {
 		link.Disconnect(100)
 		return false

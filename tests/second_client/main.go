@@ -42,6 +42,9 @@ func main() {
 		panic(err)
 	}
 	c.load()
+	if _, trusted := c.ring[c.disk.EpochKey]; !trusted {
+		c.disk.Epoch = 0 // of a federation that began anew since
+	}
 	if who.folder != "" {
 		who.federation, who.cid = c.federation, c.cid
 		who.enrol()

@@ -136,8 +136,9 @@ func checkProbe(m object) {
 	models, want := list(m["models"]), texts(m["want"])
 	need(len(models) <= 16 && len(want) == len(list(m["want"])) && len(want) > 0, "bad_field", "models or want of a probe")
 	for i, one := range want {
-		need(contains([]string{"loss", "votes", "posterior", "confusion", "inputs", "answers", "grad", "labels"}, one) && !contains(want[:i], one), "bad_field", "want %q", one)
-		need(len(want) == 1 || one != "grad" && one != "labels", "bad_field", "%s is wanted alone", one)
+		need(contains([]string{"loss", "votes", "posterior", "confusion", "errors", "positions", "inputs", "answers", "grad", "labels"}, one), "bad_field", "want %q", one)
+		need(!contains(want[:i], one), "bad_task", "%s is wanted twice", one)
+		need(len(want) == 1 || one != "grad" && one != "labels", "bad_task", "%s is wanted alone", one)
 	}
 	for _, one := range models {
 		kept, _ := one.(object)
@@ -192,6 +193,7 @@ func checkSum(m object) {
 func checkWords(work, sum object) {
 	if work["job"] == "probe" {
 		checkFields(sum, ofProbe)
+		need(sum["served"] != "center" || int(sum["usual"].(int64)) < len(list(work["models"])), "bad_task", "usual of a sum")
 		checkFields(sum["scale"].(object), ofScale)
 		return
 	}
@@ -212,6 +214,13 @@ func checkWords(work, sum object) {
 	clip, _ := number(sum["scale"].(object)["clip"])
 	need(share <= 1 && clip > 0, "bad_field", "share or clip of a sum")
 	points := sum["part"] == "count" || sum["part"] == "points"
+	compare := list(sum["compare"])
+	need(len(compare) > 0 || !points && sum["choose"] != "nearest", "bad_task", "a sum without columns to compare")
+	for _, one := range compare {
+		bounds := numbers(one)
+		need(len(bounds) == 2 && bounds[0] >= 0, "bad_field", "compare of a sum")
+		need(bounds[0] < bounds[1], "bad_task", "compare of a sum")
+	}
 	need(!points || sum["points"] != nil && sum["points_open"] != nil, "bad_task", "a sum of centroids without centroids")
 }
 

@@ -52,6 +52,13 @@ func readProgram(text []byte, engine string) *program {
 		need(name != "" && !strings.Contains(name, "#") && (role == "p" || role == "b"), "bad_program", "a row of the schema")
 		p.schema = append(p.schema, row{name, role, readShape(fields[2])})
 	}
+	classifier, isList := p.raw["classifier"].([]any)
+	parity, isObject := p.raw["parity"].(object)
+	need(isList && isObject && len(texts(classifier)) == len(classifier), "bad_program", "classifier or parity")
+	for _, off := range parity {
+		_, isNumber := number(off)
+		need(isNumber, "bad_program", "parity")
+	}
 	functions, _ := p.raw["functions"].(object)
 	step, _ := functions["step"].(object)
 	for _, value := range list(step["inputs"]) {

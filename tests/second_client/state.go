@@ -18,16 +18,25 @@ type posterior struct {
 type result struct {
 	Run             string
 	Round, Exchange int64
+	Epoch           int64 // of the task
 	Answer          answer
 	Seconds         float64
 	Block           int64
 	Freed, Resent   bool
 }
 
+// isPast tells whether a task comes before this result in its run. A later epoch may ask for it again, as that of a restored backup.
+func (r *result) isPast(task object) bool {
+	round, exchange := task["round"].(int64), task["exchange"].(int64)
+	earlier := round < r.Round || round == r.Round && exchange < r.Exchange
+	return task["run"] == r.Run && earlier && task["epoch"].(int64) <= r.Epoch
+}
+
 // memory is all that survives a restart; one file, replaced as a whole.
 type memory struct {
 	Births    uint32
 	Epoch     int64
+	EpochKey  string // which signed its record
 	Slots     map[string][]byte
 	Posterior posterior
 	Result    *result

@@ -114,6 +114,7 @@ func (w *work) offer(disk memory, change func(func(*memory))) []byte {
 	if number, there := w.task["after"].(int64); there {
 		after = number
 	}
+	need(after <= disk.Offered+1000000, "bad_task", "prekeys after %d, where %d was the last one", after, disk.Offered)
 	roots, numbers, next := map[int64][]byte{}, []int64{}, disk.Offered
 	for number, root := range disk.Prekeys {
 		if number > after {

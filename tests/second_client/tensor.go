@@ -178,7 +178,8 @@ func readTensors(file []byte, schemaSha, kind string) (map[string]entry, []byte)
 	need(attempt(func() { facts = readObject([]byte(fc)) }) == nil && string(writeJSON(facts)) == fc, "bad_schema", "`fc` is not canonical JSON")
 	need(facts["v"] == int64(1), "bad_version", "v of a tensor file")
 	_, hasBase := facts["base"]
-	need(facts["codec"] == "f32" && hasBase == (facts["kind"] == "delta"), "bad_codec", "codec or base of a tensor file")
+	base, _ := facts["base"].(string)
+	need(facts["codec"] == "f32" && hasBase == (facts["kind"] == "delta") && (!hasBase || base == "zero" || isSha.MatchString(base)), "bad_codec", "codec or base of a tensor file")
 	need(facts["kind"] == kind && facts["schema"] == schemaSha, "bad_schema", "kind or schema of a tensor file")
 	entries := map[string]entry{}
 	delete(header, "__metadata__")

@@ -195,8 +195,7 @@ func (w *work) evaluationWords(task, sum object, last []float64) (words []uint32
 		if len(last) == len(models) { // else it has none, or one among other centers
 			usual = int64(largestOf(last))
 		}
-		need(int(usual) < len(models), "bad_task", "usual of a sum")
-		models = models[usual : usual+1]
+		models, prior = models[usual:usual+1], nil
 	case "mixture":
 		prior = last
 		if len(last) != len(models) {

@@ -100,6 +100,8 @@ def refused() -> dict[str, dict[str, Any]]:
     open_twice = {**add, "work": {**add["work"], "sum": {**add["work"]["sum"], "open": [1, 1]}}}
     open_unknown = {**add, "work": {**add["work"], "sum": {**add["work"]["sum"], "open": [2]}}}
     without = {k: v for k, v in means["work"]["sum"].items() if k != "points_open"}
+    uncompared = {k: v for k, v in add["work"]["sum"].items() if k != "compare"}
+    served = job("add, evaluation")["work"]
     return {
         "no message": {k: v for k, v in add.items() if k != "message"},
         "no work": {k: v for k, v in add.items() if k != "work"},
@@ -110,4 +112,10 @@ def refused() -> dict[str, dict[str, Any]]:
         "a center twice": open_twice,
         "an unknown center": open_unknown,
         "no open centroids": {**means, "work": {**means["work"], "sum": without}},
+        "no columns to compare": {**add, "work": {**add["work"], "sum": uncompared}},
+        "columns that end before they start": {
+            **add,
+            "work": {**add["work"], "sum": uncompared | {"compare": [[0, 2], [5, 3]]}},
+        },
+        "an unknown model to serve": {**add, "work": {**served, "sum": served["sum"] | {"usual": 2}}},
     }

@@ -180,6 +180,14 @@ test("the next roster ends the sum before, and prekeys that the coordinator has 
   assert.equal(new Set(stages.freshRoots().map(toHex)).size, 16);
 });
 
+test("numbers that a device can hardly have offered are refused", async () => {
+  const fresh = sums.freshSums("demo", "dev-000");
+  for (const after of [1_000_000, Number.MAX_SAFE_INTEGER]) await assert.rejects(stages.offer(fresh, stages.freshRoots(), after), refused("bad_task"));
+  const { state, out } = await stages.offer(fresh, stages.freshRoots(), 999_999);
+  assert.equal([...readSumMessage("prekeys", out).keys.keys()][0], 1_000_000);
+  await stages.offer(state, stages.freshRoots(), state.nextNumber + 999_999);
+});
+
 test("what was stored by another version or for another device is not taken", () => {
   const state = { ...sums.freshSums("demo", "dev-000"), nextNumber: 7 };
   assert.equal(reloaded(state).nextNumber, 7);

@@ -184,9 +184,9 @@ class Router:
         """
         usual, wider = self.usual[feature], max(1.0, self.sizes[0] / max(1, n)) ** 0.5
         middle = max(self._at(usual.middle, n), MIN_SPREAD)
-        well, none = (
-            middle * (max(self._at(limit, n), MIN_SPREAD) / middle) ** wider for limit in (usual.well, usual.none)
-        )
+        told = np.maximum([self._at(limit, n) for limit in (usual.well, usual.none)], MIN_SPREAD)
+        with np.errstate(over="ignore"):  # of far fewer samples: then every distance is below
+            well, none = (middle * (told / middle) ** wider).tolist()
         return well, none
 
     def _fit(self, feature: str, distance: float, n: int) -> str:

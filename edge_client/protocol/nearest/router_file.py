@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
-from edge_client.protocol.blocks import KIND_LIMITS
+from edge_client.protocol.blocks import KIND_LIMITS, decode_base64
 from edge_client.protocol.message_schemas import MAX_CENTERS
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerProfile
@@ -221,10 +221,7 @@ def _read_answers(raw: Mapping[str, Any], centers: int) -> list[AnswerProfile]:
 
 def _numbers(text: str, rows: int, columns: int) -> F64:
     """Base64 of float32, little-endian, row after row -> [rows, columns]. Raises Malformed."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except ValueError as wrong:
-        raise Malformed("bad_field", f"numbers of the guide are no base64: {wrong}") from wrong
+    data = decode_base64(text, rows * columns * 4)
     if len(data) != rows * columns * 4:
         raise Malformed("bad_field", f"the guide has {len(data)} bytes for {rows} times {columns} numbers")
     points = np.frombuffer(data, "<f4").reshape(rows, columns).astype(np.float64)

@@ -17,6 +17,7 @@ from edge_client.protocol.summed_task import SumScale, Words
 
 Place = tuple[str, int, int]  # run, round and exchange of a task
 RANDOM_BYTES = MAX_PREKEYS * ROOT_BYTES
+MAX_NUMBER_JUMP = 1_000_000  # prekeys of which a device may have lost its state; numbers end at 2^53 - 1
 STAGE_AFTER_ROSTER = {"add": 1, "show": 2}  # numbers of exchanges after the roster's
 
 
@@ -24,8 +25,10 @@ def offer_prekeys(sums: DeviceSums, random: bytes, after: int) -> tuple[DeviceSu
     """Refill the unused prekeys from RANDOM_BYTES random bytes, and offer them; fresh ones have numbers beyond `after`.
 
     Sums have taken all up to there, also those of which the device never saw the roster, or of whose keys it lost its
-    state since.
+    state since. Raises Malformed for numbers that it can hardly have offered: it would soon have none left.
     """
+    if after >= sums.next_number + MAX_NUMBER_JUMP:
+        raise Malformed("bad_task", f"prekeys after {after}, and the next one here is {sums.next_number}")
     left = {number: root for number, root in sums.roots.items() if number > after}
     sums = replace(sums, next_number=max(sums.next_number, after + 1), roots=left)
     roots = tuple(random[at : at + ROOT_BYTES] for at in range(0, RANDOM_BYTES, ROOT_BYTES))

@@ -219,7 +219,7 @@ function checkInlineForm(text, size) {
 }
 
 function readSignatureForm(obj, kind) {
-  const there = ["key", "sig"].filter((name) => Object.hasOwn(obj, name) && obj[name] !== null);
+  const there = ["key", "sig"].filter((name) => Object.hasOwn(obj, name));
   if (there.length === 1) throw new Malformed("bad_signature", "key and sig come together");
   for (const name of there) {
     if (typeof obj[name] !== "string" || !SIGNATURE[name].test(obj[name])) {

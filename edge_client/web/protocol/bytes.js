@@ -35,7 +35,7 @@ export function toBase64(data) {
 
 /** Strict base64 of at most `limit` bytes: no line breaks, padded, no spare bits. */
 export function fromBase64(text, limit) {
-  if (typeof text !== "string") throw new Malformed("bad_field", `expected base64 text, got ${shown(text)}`);
+  if (typeof text !== "string" || /[^\x00-\x7f]/.test(text)) throw new Malformed("bad_field", `expected base64 text, got ${shown(text)}`);
   if (text.length > 4 * Math.ceil(limit / 3)) {
     throw new Malformed("too_big", `base64 of ${text.length} characters, at most ${limit} bytes are allowed`);
   }

@@ -135,7 +135,10 @@ const JOBS = {
     ...optional({ after: COUNT, message: manifest("sum"), work, step: manifest("container") }),
   },
 };
-const RELEASE = record(required({ version: matching("[0-9]{1,6}(\\.[0-9]{1,6}){0,3}"), file: manifest("release") }));
+const RELEASE = record({
+  ...required({ version: matching("[0-9]{1,6}(\\.[0-9]{1,6}){0,3}"), file: manifest("release") }),
+  ...optional({ key: matching("[0-9a-f]{16}"), sig: matching("[0-9a-f]{128}") }),
+});
 const REPLY = record(
   required({ codec: oneOf(...CODECS), base: oneOf("start", "anchor", "zero"), max_size: integer(1, KIND_LIMITS.delta) }),
 );
@@ -266,12 +269,15 @@ function sumContradiction(task) {
   if (task.after !== undefined && stage !== "prekeys") return "numbers are asked of prekeys only";
   if (!asked) return null;
   if ((asked.sum !== undefined) !== (stage !== "keep")) return `the work of stage ${stage} has a sum, or lacks one`;
-  return (asked.sum && centersContradiction(asked.sum)) ?? CONTRADICTIONS[asked.job](asked);
+  return (asked.sum && addedContradiction(asked.sum, asked.models)) ?? CONTRADICTIONS[asked.job](asked);
 }
 
-function centersContradiction({ open = [], centers, part, points, points_open: openPoints }) {
+function addedContradiction({ open = [], centers, part, choose, compare, points, points_open: openPoints, served, usual }, models) {
+  if (served === "center" && usual >= models.length) return "usual is the number of no model";
   if (open.some((k, i) => k >= centers.length || (i && k <= open[i - 1]))) return "open names no rising numbers of centers";
-  if (["count", "points"].includes(part) && !(points && openPoints)) return "a part of k-means has no centroids";
+  const means = ["count", "points"].includes(part);
+  if ((means || choose === "nearest") && !compare?.every(([start, end]) => start < end)) return "models are compared in columns, start before end";
+  if (means && !(points && openPoints)) return "a part of k-means has no centroids";
   return null;
 }
 

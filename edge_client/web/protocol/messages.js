@@ -3,7 +3,7 @@
 
 import { checkInline, isCount } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";
-import { record } from "./validators.js";
+import { isObject, record } from "./validators.js";
 import { canonicalJson, parseJson, plain } from "./json.js";
 import { checkRules, isDownlink, KINDS, ROUTES, tableOf } from "./message_schemas.js";
 
@@ -18,7 +18,7 @@ export async function readMessage(payload, route) {
 /** The same, with fractions as json.js reads them, so that it can be written back byte by byte. */
 export async function readExactMessage(payload, route) {
   const message = parseJson(payload, MAX_MESSAGE_BYTES);
-  if (message === null || typeof message !== "object" || Array.isArray(message) || message instanceof Number) {
+  if (!isObject(message)) {
     throw new Malformed("bad_json", "a control message is a JSON object");
   }
   if (!isCount(message.v, VERSION, VERSION)) throw new Malformed("bad_version", `message version ${shown(message.v)}`);

@@ -11,7 +11,7 @@ function bad(name, value, wanted) {
   return new Malformed("bad_field", `${name} is ${shown(value)}; expected ${wanted}`);
 }
 
-const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && !(value instanceof Real);
+export const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && !(value instanceof Real);
 
 /** An integer from `low` to `high`, written as one. */
 export const integer = (low, high) => (value, name) => {

@@ -7,8 +7,7 @@ import { routingLabel } from "../protocol/topics.js";
 
 const INITIAL_WINDOW = 4;
 export const MAX_WINDOW = 16;
-const REQUEST_TIMEOUTS_MS = [8_000, 16_000, 32_000, 60_000];
-const MAX_TIMEOUTS_IN_A_ROW = 3;
+const REQUEST_TIMEOUTS_MS = [8_000, 16_000, 32_000]; // then the coordinator is given up
 const MAX_POLL_MS = 60_000;
 const MAX_KNOWN_REQUESTS = 64;
 
@@ -23,7 +22,7 @@ export class BlobPull {
   }
 
   get exhausted() {
-    return this.timeouts >= MAX_TIMEOUTS_IN_A_ROW;
+    return this.timeouts >= REQUEST_TIMEOUTS_MS.length;
   }
 
   /** The `at` of the next `get`, or nothing for now; asks once half of the window is free. */
@@ -31,7 +30,7 @@ export class BlobPull {
     this.expire(now);
     if (this.exhausted || this.due.size > Math.floor(this.window / 2)) return [];
     const runs = this.bitmap.missing(this.window - this.due.size, this.due);
-    const until = now + REQUEST_TIMEOUTS_MS[Math.min(this.timeouts, REQUEST_TIMEOUTS_MS.length - 1)];
+    const until = now + REQUEST_TIMEOUTS_MS[this.timeouts];
     for (const [first, count] of runs) for (let i = first; i < first + count; i += 1) this.due.set(i, until);
     return runs;
   }

@@ -194,13 +194,12 @@ export async function evaluationWords(learner, work, local, { choice: last, own 
   const { served, usual } = work.sum;
   let { models, prior } = work;
   const choice = last?.length === models.length ? last : undefined; // else among the spare centers of the first round, whose end it missed
-  if (served === "center") models = [models[choice ? argmax(choice) : usual]];
+  if (served === "center") [models, prior] = [[models[choice ? argmax(choice) : usual]], undefined];
   if (served === "mixture") {
     const share = choice ?? models.map(() => 1);
     prior = share.map((each) => each / sum(share));
   }
   const probe = { ...work, models, prior, want: ["confusion"], label_totals: undefined };
-  if (!models[0]) throw bad("no model serves this device");
   const { confusion: [matrix] } = await runProbe(learner, probe, local, { ...given, own });
   return scoreWords(matrix);
 }

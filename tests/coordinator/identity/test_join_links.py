@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import segno
 
 from coordinator.identity.join_links import LINK_TITLE, phone_link, qr_svg, qr_terminal
@@ -53,3 +54,29 @@ def test_a_line_of_another_hand_in_the_password_file_is_replaced_and_a_right_one
     path.write_text(f"guest:with:colons\nno colon\n{before}")
     phones.write_passwords()
     assert path.read_text() == before
+
+
+def test_a_link_whose_picture_could_not_be_written_is_made_again_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "devices" / "phone-1"
+    (folder / "link.svg").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        WebDevices(tmp_path).add("phone-1", folder, "https://host")
+    (folder / "link.svg").rmdir()
+    assert {path.name for path in WebDevices(tmp_path).add("phone-1", folder, "https://host")} == {
+        "link.txt",
+        "link.svg",
+    }
+    assert (folder / "link.svg").is_file()
+
+
+def test_a_phone_may_be_revoked_twice_as_after_a_command_that_was_killed(tmp_path: Path) -> None:
+    phones = WebDevices(tmp_path)
+    (tmp_path / "authority").mkdir()
+    phones.add("phone-1", tmp_path / "devices" / "phone-1", "https://host")
+    link = (tmp_path / "devices" / "phone-1" / "link.txt").read_bytes()
+    assert phones.revoke("phone-1")
+    (tmp_path / "devices" / "phone-1" / "link.txt").write_bytes(link)
+    assert phones.revoke("phone-1")
+    assert (phones.revoked(), phones.names()) == (["phone-1"], [])
+    assert not (tmp_path / "devices" / "phone-1" / "link.txt").exists()
+    assert not phones.revoke("phone-2")

@@ -80,6 +80,8 @@ def send_blocks(spy: Spy, cid: str, data: bytes, indices: list[int]) -> None:
         (b'{"v":1,"k":"task","id":"x","t":0}', "bad_kind"),
         (b'{"v":2,"k":"get","id":"x","t":0}', "bad_version"),
         (b'{"v":1,"k":"get","id":"x","t":0}', "bad_field"),
+        (b'{"v":1,"k":"get","id":"x/y","t":0}', "bad_field"),
+        (b'["id"]', "bad_json"),
         (b"x" * 9000, "too_big"),
     ],
 )
@@ -88,7 +90,8 @@ def test_a_request_that_breaks_a_rule_is_answered_with_its_code(
 ) -> None:
     waiting(fed)
     spy.publish(TOPICS.request("d01"), payload)
-    assert answers(fed, spy, "err", "d01")[0]["code"] == code
+    told = answers(fed, spy, "err", "d01")[0]
+    assert (told["code"], told.get("re")) == (code, "x" if b'"id":"x"' in payload else None)
 
 
 def test_a_stranger_is_asked_who_it_is(fed: Federation, spy: Spy) -> None:

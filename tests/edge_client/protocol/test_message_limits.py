@@ -27,8 +27,8 @@ SUM: dict[str, Any] = {
     "reply": FIT["reply"],
 }
 SUM_OF_PROBE = SUM | {
-    "work": {name: PROBE[name] for name in ("models", "want", "batch", "seed")}
-    | {"job": "probe", "sum": {"served": "center", "usual": 0, "scale": SCALE}}
+    "work": {name: PROBE[name] for name in ("want", "batch", "seed")}
+    | {"job": "probe", "models": [MODEL] * 16, "sum": {"served": "center", "usual": 0, "scale": SCALE}}
 }
 SGD: dict[str, Any] = {name: value for name, value in FIT.items() if name != "momentum"} | {
     "optimiser": {"name": "sgd", "momentum": 0.5, "nesterov": False, "weight_decay": 0, "clip_norm": 0}

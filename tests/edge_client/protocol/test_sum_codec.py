@@ -20,11 +20,11 @@ from edge_client.protocol.sum_codec import (
     stage_fields,
     words_of,
 )
-from edge_client.protocol.summed_task import SummedFit
+from edge_client.protocol.summed_task import SummedFit, SummedProbe
 from edge_client.protocol.task import Optimiser
 from edge_client.protocol.task_codec import container_functions, task_manifests
 from edge_client.training.summed import plain_fits
-from tests.support.sum_tasks import FIT, STAGES, get, job, put, refused, task_message
+from tests.support.sum_tasks import CENTERS, FIT, STAGES, get, job, put, put_message, refused, task_message
 
 
 @pytest.mark.parametrize("name", [name for name, stage in STAGES.items() if stage.work is not None])
@@ -86,3 +86,12 @@ def test_centroids_are_finite_numbers_of_eight_bytes(data: bytes) -> None:
     assert decode_points(encode_points(np.array([[0.1], [-2.0]]))).tolist() == [0.1, -2.0]
     with pytest.raises(Malformed):
         decode_points(data)
+
+
+def test_a_device_with_models_of_its_own_is_told_the_usual_center_too() -> None:
+    """The coordinator asks all devices alike, also where one has a single model to be served by."""
+    asked = STAGES["add, evaluation"]
+    assert isinstance(asked.work, SummedProbe)
+    work = replace(asked.work, models=list(CENTERS[:1]), served="asked", usual=1)
+    told = stage_fields(replace(asked, work=work), put, put_message)
+    assert messages.read_message(task_message(told), "t")["work"]["sum"]["usual"] == 1

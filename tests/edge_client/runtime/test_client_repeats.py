@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.task import Array, Probe, Tensors
-from tests.support.scripted_coordinator import DEVICE, FEDERATION, BallastEngine, DeviceStage, Script
+from edge_client.transport.base import Event
+from tests.support.scripted_coordinator import (
+    DEVICE,
+    FEDERATION,
+    BallastEngine,
+    DeviceStage,
+    Script,
+    StagedTransport,
+)
 
 
 @pytest.fixture
@@ -166,6 +176,41 @@ def test_retry_and_busy_are_obeyed_after_the_time_they_name(stage: DeviceStage) 
         assert len(stage.said("rdy")) == 3
 
     stage.play(script())
+
+
+def test_the_longest_times_that_a_message_can_name_are_waited_for_in_parts(
+    stage: DeviceStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue raises OverflowError for a wait of more than 292 years, and a message can name a thousand times that."""
+    longest_ms, waits, receive = 2**53 - 1, list[float](), StagedTransport.receive
+
+    def noted(transport: StagedTransport, timeout_s: float) -> Event | None:
+        waits.append(timeout_s)
+        return receive(transport, timeout_s)
+
+    monkeypatch.setattr(StagedTransport, "receive", noted)
+    stage.serve = False
+    first, second = (partial(stage.ask, stage.fit(k), round_=k, codec="i8", left_ms=longest_ms) for k in (1, 2))
+
+    def script() -> Script:
+        yield
+        first()
+        yield
+        stage.tell("err", re=stage.last("get")["id"], code="busy", retry_ms=longest_ms)
+        yield 1
+        stage.send_blocks(stage.last("get"))
+        stage.serve = True
+        yield
+        stage.ack("retry", retry_ms=longest_ms)
+        yield
+        second()
+        yield 1
+
+    stage.play(script())
+    assert len(stage.said("rdy")) >= 2
+    with pytest.raises(OverflowError):
+        SimpleQueue[None]().get(timeout=longest_ms / 1000)
+    assert max(waits) <= 60
 
 
 def test_a_wrong_hash_is_sent_again_once(stage: DeviceStage) -> None:

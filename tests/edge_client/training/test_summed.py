@@ -187,7 +187,7 @@ def test_a_choice_among_other_centers_serves_no_evaluation() -> None:
     def words(choice: Array | None, usual: int) -> list[int]:
         probe = SummedProbe(
             models=models, want=frozenset({"confusion"}), split="test", batch=64, seed=0, served="center",
-            usual=usual, scale=SumScale(bits=32, devices=5, clip=1.0),
+            usual=usual, scale=SumScale(bits=32, devices=5, clip=1.0), prior=[0.0, 1.0],
         )  # fmt: skip
         own = {CHOICE_SLOT: choice}
         reply = evaluation_words(learner, probe, local, own=own.get, drawn=secret_stream())

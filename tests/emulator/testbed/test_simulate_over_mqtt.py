@@ -17,6 +17,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from edge_client.protocol.topics import check_federation
 from emulator.cli import app
 from emulator.config import CONFIG_FILE as ASKED
 from emulator.config import make_args, read_table
@@ -25,7 +26,7 @@ from emulator.options import OPTIONS
 from emulator.reports import comparison
 from emulator.simulate import simulate_json
 from emulator.testbed import simulate_over_mqtt as over_mqtt
-from emulator.testbed.simulate_over_mqtt import VIRTUAL_ONLY
+from emulator.testbed.simulate_over_mqtt import VIRTUAL_ONLY, federation_name
 
 PATIENCE_S = 150
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,6 +62,14 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
 
 def centers(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "centers").rglob("*.safetensors")}
+
+
+def test_runs_in_folders_of_other_names_have_federations_of_their_own() -> None:
+    long = "fesem-digits-by-label-of-forty-devices"
+    names = ["digits", "Digits", "digits_1", "digits-1", f"{long}-1", f"{long}-2", "\udcff"]
+    found = [federation_name(name) for name in names]
+    assert len(set(map(check_federation, found))) == len(names)
+    assert found[0] == "digits"
 
 
 @pytest.mark.parametrize("method", ["fesem", pytest.param("fedsoft", marks=pytest.mark.slow)])

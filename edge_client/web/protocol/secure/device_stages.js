@@ -6,6 +6,7 @@ import * as sums from "./device_sums.js";
 import { KEY_BYTES } from "./keys.js";
 import { MAX_PREKEYS, readSumMessage } from "./sum_messages.js";
 
+const MAX_NUMBER_JUMP = 1_000_000; // prekeys of which a device may have lost its state; numbers end at 2^53 - 1
 const AFTER_ROSTER = { shares: 0, add: 1, show: 2 }; // numbers of exchanges after the roster's
 
 /** As many random roots as a device can offer prekeys. */
@@ -13,9 +14,11 @@ export const freshRoots = () => Array.from({ length: MAX_PREKEYS }, () => crypto
 
 /**
  * Refill the unused prekeys from random roots [32 bytes each], and offer them; fresh ones have numbers beyond `after`. Sums have taken all
- * up to there, also those of which the device never saw the roster, or of whose keys it lost its state since.
+ * up to there, also those of which the device never saw the roster, or of whose keys it lost its state since. Numbers that it can
+ * hardly have offered are refused: it would soon have none left.
  */
 export async function offer(state, roots, after = -1) {
+  if (after >= state.nextNumber + MAX_NUMBER_JUMP) throw new Malformed("bad_task", `prekeys after ${after}, and the next one here is ${state.nextNumber}`);
   const left = new Map([...state.roots].filter(([number]) => number > after));
   return sums.offerPrekeys({ ...state, nextNumber: Math.max(state.nextNumber, after + 1), roots: left }, roots);
 }

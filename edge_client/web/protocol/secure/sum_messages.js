@@ -5,7 +5,7 @@ import { fromBase64, fromHex, toBase64 } from "../bytes.js";
 import { Malformed } from "../errors.js";
 import { canonicalJson, MAX_INTEGER, parseJson } from "../json.js";
 import { checkName } from "../topics.js";
-import { integer, listOf, matching, record, required } from "../validators.js";
+import { integer, isObject, listOf, matching, record, required } from "../validators.js";
 import { COMMITMENT_BYTES, DIGEST_BYTES, joined, KEY_BYTES, SEALED_BYTES } from "./keys.js";
 import { SHARE_BYTES } from "./shamir.js";
 
@@ -59,7 +59,7 @@ const TABLES = {
 /** Read a message of a kind; Malformed for what breaks a rule. */
 export function readSumMessage(kind, data) {
   const given = parseJson(data, MAX_SUM_MESSAGE_BYTES);
-  if (given === null || typeof given !== "object" || Array.isArray(given)) throw new Malformed("bad_json", `${kind} is a JSON object`);
+  if (!isObject(given)) throw new Malformed("bad_json", `${kind} is a JSON object`);
   if (given.v !== 1) throw new Malformed("bad_version", `${kind} of another version than 1`);
   const message = record(TABLES[kind])(given, kind);
   if (kind === "roster") {

@@ -13,6 +13,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import (
+    FeatureBaseline,
     FeatureRule,
     RouterPrediction,
     joint_fit,
@@ -211,6 +212,15 @@ def test_fewer_samples_than_any_device_had_scatter_more() -> None:
     assert FEW.limits("loss", 99) == pytest.approx((2.0, 3.0))
     never = replace(FEW, usual={"loss": replace(FEW.usual["loss"], middle=np.zeros(2), well=np.zeros(2))})
     assert never.limits("loss", 4) == pytest.approx((1e-12, 3.0))  # no logarithm of 0
+
+
+def test_a_device_with_far_fewer_samples_than_the_fleet_has_limits_beyond_every_number() -> None:
+    """A ratio of 1e8 to the root of 2,000: `none` of one sample, which ended the coordinator in an OverflowError."""
+    tight = FeatureBaseline(middle=np.array([1e-9]), spread=np.ones(1), well=np.array([0.1]), none=np.array([0.5]))
+    guide = replace(FEW, sizes=(2000,), usual={"loss": tight})
+    assert guide.limits("loss", 1) == (np.inf, np.inf)
+    assert guide.limits("loss", 2000) == pytest.approx((0.1, 0.5))
+    assert guide.fits({"loss": 3.0}, 1) == {"loss": "well"}
 
 
 @pytest.mark.parametrize(("n", "devices"), [(1, 4), (4, 4), (5, 4), (15, 4), (16, 9), (99, 9)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,3 +141,11 @@ def test_a_guide_of_another_version_is_refused_with_what_to_do_whatever_its_fiel
     with pytest.raises(Malformed, match=f"guide version {version}; this side reads 3") as refused:
         read_router(canonical_json({"v": version, "centers": 2}))
     assert hint in refused.value.hint
+
+
+def test_numbers_in_another_spelling_of_base64_are_refused() -> None:
+    recorded = json.loads((Path(__file__).parents[3] / "golden" / "vectors.json").read_text(encoding="utf-8"))
+    guide = recorded["spelled"]["guide"].encode()
+    assert guide.count(b"QA==") == 1
+    with pytest.raises(Malformed, match=r"^bad_field: "):
+        read_router(guide.replace(b"QA==", b"QB=="))
