@@ -10,6 +10,7 @@ export const PAGE_STORE = "fedcenters"; // what is no single federation's
 const IDENTITY = "identity/";
 const LAST_FACTS = "join/"; // of each address: below another path may be another coordinator
 const RETRY_MS = 5_000;
+const MODEL_POLL_MS = 2_000;
 const PATIENCE_MS = 8_000; // as worker.js has it: a network that drops what is sent answers nothing, for minutes
 const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 
@@ -17,7 +18,7 @@ const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 class Unreachable extends Error {}
 
 /** What the coordinator says at join.json, checked: {federation, broker, keys, open, model}. Throws Error with words. */
-export async function fetchJoin(url, kept) {
+async function fetchJoin(url, kept) {
   const signal = AbortSignal.timeout(PATIENCE_MS); // also for the body
   let answer;
   try {
@@ -59,6 +60,19 @@ async function confirm(url, { federation, broker, keys }, kept) {
     try {
       if (facts(await fetchJoin(url, kept)) === facts({ federation, broker, keys })) return;
       throw new Error("the coordinator has another broker, or other keys, than at the last visit; load this page again");
+    } catch (wrong) {
+      if (!(wrong instanceof Unreachable)) throw wrong;
+    }
+  }
+}
+
+/** The model, once the coordinator has prepared it. Throws as fetchJoin does, but waits for a coordinator that cannot be reached. */
+export async function awaitModel(url, kept) {
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, MODEL_POLL_MS));
+    try {
+      const { model } = await fetchJoin(url, kept);
+      if (model) return model;
     } catch (wrong) {
       if (!(wrong instanceof Unreachable)) throw wrong;
     }

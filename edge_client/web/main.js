@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { fetchJoin, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
+import { awaitModel, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
 import { ScreenLock } from "./screen_lock.js";
 import { OFFLINE, View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
@@ -10,7 +10,6 @@ import { largestOf, rangeWarning, readCsv, Samples } from "./data/samples.js";
 import { Store } from "./runtime/store.js";
 import { openCenter, rankClasses } from "./nearest.js";
 
-const MODEL_POLL_MS = 2_000;
 const MAX_THREADS = 4;
 const VENDORED = new URL(document.querySelector("meta[name=third-party]").content, document.baseURI).href;
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11]; // a module with one vector
@@ -58,10 +57,7 @@ async function main() {
   view.showRole(client);
   connectControls(client, samples, () => model);
   const modelKnown = (async () => {
-    while (model === null) {
-      await new Promise((resolve) => setTimeout(resolve, MODEL_POLL_MS));
-      model = (await fetchJoin(FACTS, kept).catch(() => ({ model: null }))).model;
-    }
+    model ??= await awaitModel(FACTS, kept);
     view.showEntry(model);
     view.showSamples(await samples.overview(), model);
     await store.write({ model }).catch((wrong) => console.warn("the model is not kept for offline starts:", wrong.message)); // a full disk
@@ -116,8 +112,16 @@ function connectControls(client, samples, model) {
   });
   view.on("unload", async () => {
     const last = loaded;
-    loaded = 0; // pressed twice
-    if (last) await samples.remove({ last });
+    if (!last) return; // pressed twice
+    loaded = 0;
+    let gone = false;
+    try {
+      await samples.remove({ last }, () => {
+        gone = true;
+      });
+    } finally {
+      if (!gone) loaded = last; // it can be pressed again
+    }
   });
   view.on("undo", () => samples.remove());
   view.on("empty", async () => {

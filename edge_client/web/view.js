@@ -109,6 +109,7 @@ export class View {
         this.clearError(TURNED_AWAY);
       },
       lost: () => {
+        this.newest = null; // what there is comes again with the next connection
         this.showLink("offline", false);
         this.showOffline(event.refused ? "" : OFFLINE);
         if (event.refused) this.showError(TURNED_AWAY);
@@ -321,7 +322,7 @@ export class View {
     this.part("earlier").textContent = earlier ? `This is from an earlier training. ${now}` : "";
     this.part("earlier").hidden = !earlier;
     const found = this.home !== null && this.home.catalog === this.newest;
-    if (this.part("doing").textContent === (found ? FIND : FOUND)) this.showProgress(found ? FOUND : FIND);
+    if (this.newest !== null && this.part("doing").textContent === (found ? FIND : FOUND)) this.showProgress(found ? FOUND : FIND);
   }
 
   /** Probabilities of what was drawn, best first, or null. */

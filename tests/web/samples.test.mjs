@@ -147,3 +147,18 @@ test("the samples of a table can be removed together", async () => {
   await samples.remove({ last: 3 });
   assert.deepEqual([await samples.count(), await samples.largest()], [1, 1]);
 });
+
+test("one separator stands in the whole file: a decimal comma separates nothing, and is told of", () => {
+  assert.throws(() => readCsv("0,5;1;2\n0,5;1;2\n", PLANE), /^RangeError: line 1 holds something that is no number: “0,5” in column 1; numbers have decimal points$/);
+  const four = { ...PLANE, input: [4] };
+  assert.throws(() => readCsv("0,5;0,7;1\n", four), /line 1 has 3 columns/); // and is no sample of 0, 5, 0 and 7
+  assert.throws(() => readCsv("a;b;label\n0,5;0,7;1\n0,5;0,7;1\n", four), /line 2 has 3 columns/);
+  const named = readCsv("a;b;label\n1;2;left, up\n", { ...PLANE, classes: ["right", "left, up", "down"] });
+  assert.deepEqual(named.map(({ label, x }) => [label, ...x]), [[1, 1, 2]]);
+  assert.deepEqual(readCsv("1\t2\t0\n3\t4\t1", PLANE).map(({ label, x }) => [label, ...x]), [[0, 1, 2], [1, 3, 4]]);
+});
+
+test("a line is named by its number in the file, blank lines included; a file that is no UTF-8 is told of", () => {
+  assert.throws(() => readCsv("a,b,label\n\n1,2,0\n\n1,x,0\n", PLANE), /line 5/);
+  assert.throws(() => readCsv("1\0,\x002\0,\x000\0", PLANE), /save it as CSV in UTF-8/);
+});
