@@ -164,7 +164,7 @@ class DashboardView:
         return [("facts", dict(self.facts))]
 
     def _begin_again(self, rounds: Mapping[str, int]) -> None:
-        """The runs have another number of rounds: those that had ended go on, and no centers are published till then."""
+        """The runs have another number of rounds: those that had ended go on, and their centers are published again."""
         self._last_ms = self.facts.get("ended") or self._last_ms  # what came later is no time of the runs
         self.facts |= {"done": False, "ended": None, "bundle": False, "served": None}
         for name, of in rounds.items():
