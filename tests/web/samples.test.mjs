@@ -149,7 +149,7 @@ test("the samples of a table can be removed together", async () => {
 });
 
 test("one separator stands in the whole file: a decimal comma separates nothing, and is told of", () => {
-  assert.throws(() => readCsv("0,5;1;2\n0,5;1;2\n", PLANE), /^RangeError: line 1 holds something that is no number: “0,5” in column 1; numbers have decimal points$/);
+  for (const line of ["0,5;1;2", "0,5;1,5;2", "0,5\t1,5\t2"]) assert.throws(() => readCsv(`${line}\n${line}\n`, PLANE), /^RangeError: line 1 holds something that is no number: “0,5” in column 1; numbers have decimal points$/);
   const four = { ...PLANE, input: [4] };
   assert.throws(() => readCsv("0,5;0,7;1\n", four), /line 1 has 3 columns/); // and is no sample of 0, 5, 0 and 7
   assert.throws(() => readCsv("a;b;label\n0,5;0,7;1\n0,5;0,7;1\n", four), /line 2 has 3 columns/);

@@ -121,7 +121,7 @@ const formOf = ({ x, target }) => `${x.length} ${target?.length}`;
 
 /** What stands between the cells of a line of so many; a decimal comma is no separator where semicolons or tabs are. */
 function separatorOf(line, columns) {
-  return [",", ";", "\t"].find((each) => line.split(each).length === columns) ?? ["\t", ";"].find((each) => line.includes(each)) ?? ",";
+  return ["\t", ";", ","].find((each) => line.split(each).length === columns) ?? ["\t", ";"].find((each) => line.includes(each)) ?? ",";
 }
 
 function concatenate(samples) {
