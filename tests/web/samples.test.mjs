@@ -85,6 +85,7 @@ test("which labels there are is told with the names, of many classes the first o
   assert.equal(labelsInWords({ target: [3] }), "0 to 2");
   assert.equal(labelsInWords({ target: [3], classes: ["a", "", "c"] }), "0 to 2, or a name: 0 is a, 2 is c");
   assert.equal(labelsInWords({ target: [2], classes: ["3", "5"] }), "0 to 1: 0 is 3, 1 is 5");
+  assert.equal(labelsInWords({ target: [2], classes: ["\u05d0", "\u05d1"] }), "0 to 1, or a name: 0 is \u2068\u05d0\u2069, 1 is \u2068\u05d1\u2069"); // else read as "1, \u05d0 is"
   assert.match(labelsInWords({ target: [20], classes: Array.from({ length: 20 }, (_, k) => `n${k}`) }), /, 11 is n11, …$/);
 });
 

@@ -233,3 +233,14 @@ test("no center can be looked for while the coordinator offers none: after it to
   assert.equal(can({ what: "coordinator", online: true, state: { doing: "train", round: 3, of: 9 } }), false);
   assert.match(page.parts.earlier.textContent, /The training that goes on has no centers yet/);
 });
+
+test("the losses of a training that diverged fit into their place", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const bars = [];
+  view.makeBar = (_name, _share, value) => bars.push(value);
+  view.showCenter({ ...HOME, losses: [1.5e12, 0.5, NaN] });
+  assert.deepEqual(bars, ["1.5e+12", "0.50", "NaN"]);
+  view.tell({ what: "training", step: 0, steps: 2, round: 1, loss: 123456789 });
+  assert.equal(page.parts.loss.textContent, "1.2e+8");
+});

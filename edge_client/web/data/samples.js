@@ -8,6 +8,7 @@ const PREFIX = "sample/";
 const HELD_OUT = 5;
 const ALIKE = 4; // times: samples of one model whose largest values are further apart are told of
 const TOLD_NAMES = 12; // of classes, in a sentence
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
 const WHOLE_MAX = 2 ** 24; // whole numbers up to here are exact in float32
 const NOTHING = /^(n\/?a|nan|null|none|\?|-)$/i; // a missing value: a first line with one names no columns
 const DECIMAL_COMMA = /^[+-]?\d*,\d+$/;
@@ -101,7 +102,8 @@ export const nameOfClass = (names, k) => names?.[k]?.trim() || String(k);
 
 /** Which labels a table may have, for people. */
 export function labelsInWords({ target, classes = [] }) {
-  const named = classes.flatMap((name, k) => (name.trim() ? [`${k} is ${name}`] : []));
+  const isolated = (name) => (RIGHT_TO_LEFT.test(name) ? `\u2068${name}\u2069` : name); // else the next number stands before it
+  const named = classes.flatMap((name, k) => (name.trim() ? [`${k} is ${isolated(name)}`] : []));
   const told = named.slice(0, TOLD_NAMES).join(", ") + (named.length > TOLD_NAMES ? ", …" : "");
   return `0 to ${target.at(-1) - 1}${labelsByName(classes).size ? ", or a name" : ""}${told && `: ${told}`}`;
 }
