@@ -92,18 +92,20 @@ function readFacts(raw) {
 }
 
 /**
- * {id, username, password} of this browser in a federation, kept before it is returned; null where a link is needed and none
- * was followed. `before`: where earlier versions of the page kept it.
+ * {id, username, password, before} of this browser in a federation, kept before it is returned; null where a link is needed and
+ * none was followed. `before` is the id that another link replaced, if one did; `earlier`, where earlier versions of the page kept it.
  */
-export async function loadIdentity({ federation, open }, address, kept, before = globalThis.localStorage) {
+export async function loadIdentity({ federation, open }, address, kept, earlier = globalThis.localStorage) {
   const name = IDENTITY + federation;
   const here = await kept.get(name);
-  const old = here ?? JSON.parse(before?.getItem(`fedcenters/identity/${federation}`) ?? "null");
+  const old = here ?? JSON.parse(earlier?.getItem(`fedcenters/identity/${federation}`) ?? "null");
   const found = givenIn(address) ?? old ?? (open ? freshIdentity() : null);
   if (found === null) return null;
-  if (found !== here) await kept.write({ [name]: found }); // a full disk takes not even the same again
   const { id, secret } = found;
-  return secret ? { id, username: id, password: secret } : { id };
+  const before = old && old.id !== id ? old.id : old?.before;
+  const more = before ? { before } : {};
+  if (found !== here) await kept.write({ [name]: { id, secret, ...more } }); // a full disk takes not even the same again
+  return { id, ...(secret ? { username: id, password: secret } : {}), ...more };
 }
 
 function givenIn(address) {

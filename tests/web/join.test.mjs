@@ -48,7 +48,8 @@ test("a link's name and secret are those of later visits without the link, and a
   assert.deepEqual(await loadIdentity(BY_LINK, LINK, store, null), device);
   assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), device);
   const other = await loadIdentity(BY_LINK, { hash: "#id=web-0002&secret=xyz" }, store, null);
-  assert.deepEqual(other, { id: "web-0002", username: "web-0002", password: "xyz" });
+  assert.deepEqual(other, { id: "web-0002", username: "web-0002", password: "xyz", before: "web-0001" });
+  assert.deepEqual(await loadIdentity(BY_LINK, { hash: "#id=web-0002&secret=xyz" }, store, null), other); // the same link once more
   assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), other);
   await assert.rejects(loadIdentity(BY_LINK, { hash: "#id=a/b" }, store, null));
   assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), other);

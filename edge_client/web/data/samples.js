@@ -60,6 +60,12 @@ export class Samples {
     });
   }
 
+  /** Take over all samples of another store. They are in both for a moment, and in none at no time. */
+  async takeFrom(other) {
+    await this.add(await other.store.values(PREFIX));
+    await other.remove({ all: true });
+  }
+
   /** The largest value of any sample, without its sign; 0 for no samples. */
   async largest() {
     return largestOf(await this.store.values(PREFIX));
