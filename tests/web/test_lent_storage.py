@@ -86,9 +86,9 @@ def test_two_tabs_that_are_opened_at_once_are_one_phone(visit: Open, tmp_path: P
         opened = visit(f"{url}join.json", size=PHONE, touch=True)  # of the same site
         tabs = []
         for _ in range(2):
-            with opened.page.context.expect_page() as tab:
+            with opened.page.context.expect_page() as another:
                 opened.page.evaluate("(url) => { window.open(url); }", url)
-            tabs.append(tab.value)
+            tabs.append(another.value)
         names = {text(tab, "name", "^phone-") for tab in tabs}
         assert len(names) == 1
         for tab in tabs:
