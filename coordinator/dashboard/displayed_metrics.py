@@ -152,7 +152,7 @@ class DashboardView:
         if kind == "start":
             self.facts |= {"federation": event["federation"], "epoch": event["epoch"]}
             if event.get("rounds", {}) != self.facts.get("rounds", {}):
-                self.facts["done"] = False  # runs that had ended have more rounds now
+                self._begin_again(event.get("rounds", {}))
             self.facts |= {"rounds": event.get("rounds", {}), "needs": event.get("needs")}
             self.facts |= self._count_start(event.get("unix_ms"))
         elif kind == "program":
@@ -162,6 +162,14 @@ class DashboardView:
         elif kind == "done":
             self.facts |= {"done": True, "ended": event.get("unix_ms")}
         return [("facts", dict(self.facts))]
+
+    def _begin_again(self, rounds: Mapping[str, int]) -> None:
+        """The runs have another number of rounds: those that had ended go on, and their centers are published again."""
+        self._last_ms = self.facts.get("ended") or self._last_ms  # what came later is no time of the runs
+        self.facts |= {"done": False, "ended": None, "bundle": False, "served": None}
+        for name, of in rounds.items():
+            if name in self.histories:
+                self.histories[name].of = of
 
     def _count_start(self, unix_ms: int | None) -> dict[str, Any]:
         """When the first start was, and how long the coordinator was off before it was done, in ms.

@@ -10,6 +10,7 @@ export const PAGE_STORE = "fedcenters"; // what is no single federation's
 const IDENTITY = "identity/";
 const LAST_FACTS = "join/"; // of each address: below another path may be another coordinator
 const RETRY_MS = 5_000;
+const MODEL_POLL_MS = 2_000;
 const PATIENCE_MS = 8_000; // as worker.js has it: a network that drops what is sent answers nothing, for minutes
 const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 
@@ -17,7 +18,7 @@ const VERSION = new URL(import.meta.url).pathname.split("/").at(-2);
 class Unreachable extends Error {}
 
 /** What the coordinator says at join.json, checked: {federation, broker, keys, open, model}. Throws Error with words. */
-export async function fetchJoin(url, kept) {
+async function fetchJoin(url, kept) {
   const signal = AbortSignal.timeout(PATIENCE_MS); // also for the body
   let answer;
   try {
@@ -65,6 +66,19 @@ async function confirm(url, { federation, broker, keys }, kept) {
   }
 }
 
+/** The model, once the coordinator has prepared it. Throws as fetchJoin does, but waits for a coordinator that cannot be reached. */
+export async function awaitModel(url, kept) {
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, MODEL_POLL_MS));
+    try {
+      const { model } = await fetchJoin(url, kept);
+      if (model) return model;
+    } catch (wrong) {
+      if (!(wrong instanceof Unreachable)) throw wrong;
+    }
+  }
+}
+
 function readFacts(raw) {
   if (!/^wss?:\/\//.test(raw.broker)) throw new Error("this coordinator offers no broker for browsers");
   if (!raw.signing_keys.length) throw new Error("this coordinator names no signing key");
@@ -78,18 +92,20 @@ function readFacts(raw) {
 }
 
 /**
- * {id, username, password} of this browser in a federation, kept before it is returned; null where a link is needed and none
- * was followed. `before`: where earlier versions of the page kept it.
+ * {id, username, password, before} of this browser in a federation, kept before it is returned; null where a link is needed and
+ * none was followed. `before` is the id that another link replaced, if one did; `earlier`, where earlier versions of the page kept it.
  */
-export async function loadIdentity({ federation, open }, address, kept, before = globalThis.localStorage) {
+export async function loadIdentity({ federation, open }, address, kept, earlier = globalThis.localStorage) {
   const name = IDENTITY + federation;
   const here = await kept.get(name);
-  const old = here ?? JSON.parse(before?.getItem(`fedcenters/identity/${federation}`) ?? "null");
+  const old = here ?? JSON.parse(earlier?.getItem(`fedcenters/identity/${federation}`) ?? "null");
   const found = givenIn(address) ?? old ?? (open ? freshIdentity() : null);
   if (found === null) return null;
-  if (found !== here) await kept.write({ [name]: found }); // a full disk takes not even the same again
   const { id, secret } = found;
-  return secret ? { id, username: id, password: secret } : { id };
+  const before = old && old.id !== id ? old.id : old?.before;
+  const more = before ? { before } : {};
+  if (found !== here) await kept.write({ [name]: { id, secret, ...more } }); // a full disk takes not even the same again
+  return { id, ...(secret ? { username: id, password: secret } : {}), ...more };
 }
 
 function givenIn(address) {

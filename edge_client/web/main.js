@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { fetchJoin, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
+import { awaitModel, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
 import { ScreenLock } from "./screen_lock.js";
 import { OFFLINE, View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
@@ -10,7 +10,6 @@ import { largestOf, rangeWarning, readCsv, Samples } from "./data/samples.js";
 import { Store } from "./runtime/store.js";
 import { openCenter, rankClasses } from "./nearest.js";
 
-const MODEL_POLL_MS = 2_000;
 const MAX_THREADS = 4;
 const VENDORED = new URL(document.querySelector("meta[name=third-party]").content, document.baseURI).href;
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11]; // a module with one vector
@@ -31,16 +30,17 @@ async function main() {
   const kept = await Store.open(PAGE_STORE);
   const { join, confirmed, offline } = await findJoin(FACTS, kept);
   if (offline) view.showOffline(OFFLINE);
-  const device = await loadIdentity(join, location, kept);
+  const device = await alone("fedcenters/identity", () => loadIdentity(join, location, kept));
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
   if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask its operator`);
   view.showIdentity(join.federation, device.id);
   await requireSingleTab(`${join.federation}/${device.id}`);
   const [ort, mqtt] = await Promise.all([loadRuntime(), import(`${VENDORED}mqtt.esm.js`)]);
-  const store = await Store.open(`fedcenters/${join.federation}/${device.id}`);
+  const store = await openStore(join.federation, device.id);
   navigator.storage?.persist?.().catch(() => {}); // not awaited: Firefox asks its user, who may leave the question open
   const awake = new ScreenLock({ page: document, request: () => navigator.wakeLock?.request("screen"), show: (on) => view.showAwake(on) });
   const samples = new Samples(store);
+  if (device.before) await reportErrors(() => takeOver(samples, join.federation, device.before));
   const client = await Client.open({
     join, device, store, ort, mqtt: mqtt.default ?? mqtt, local: () => samples.local(),
     tell: (event) => {
@@ -58,10 +58,7 @@ async function main() {
   view.showRole(client);
   connectControls(client, samples, () => model);
   const modelKnown = (async () => {
-    while (model === null) {
-      await new Promise((resolve) => setTimeout(resolve, MODEL_POLL_MS));
-      model = (await fetchJoin(FACTS, kept).catch(() => ({ model: null }))).model;
-    }
+    model ??= await awaitModel(FACTS, kept);
     view.showEntry(model);
     view.showSamples(await samples.overview(), model);
     await store.write({ model }).catch((wrong) => console.warn("the model is not kept for offline starts:", wrong.message)); // a full disk
@@ -75,6 +72,18 @@ async function main() {
     client.stop();
     awake.on({ what: "ended" });
   }
+}
+
+/** What a phone keeps in a federation, under its name there. */
+const openStore = (federation, id) => Store.open(`fedcenters/${federation}/${id}`);
+
+/** Another link gave this phone another name, and so a store of its own: its user says whether the samples of before are taken along. */
+async function takeOver(samples, federation, id) {
+  const earlier = new Samples(await openStore(federation, id));
+  const n = await earlier.count();
+  if (!n || (await samples.count())) return;
+  const [some, them] = n === 1 ? ["1 sample", "it"] : [`${n} samples`, "them"];
+  if (confirm(`This browser has ${some} of ${id}, as this phone was called before. Take ${them} over?`)) await samples.takeFrom(earlier);
 }
 
 /** From the next start on the page opens without its coordinator. A browser that cannot keep it goes on as before. */
@@ -116,8 +125,16 @@ function connectControls(client, samples, model) {
   });
   view.on("unload", async () => {
     const last = loaded;
-    loaded = 0; // pressed twice
-    if (last) await samples.remove({ last });
+    if (!last) return; // pressed twice
+    loaded = 0;
+    let gone = false;
+    try {
+      await samples.remove({ last }, () => {
+        gone = true;
+      });
+    } finally {
+      if (!gone) loaded = last; // it can be pressed again
+    }
   });
   view.on("undo", () => samples.remove());
   view.on("empty", async () => {
@@ -155,6 +172,11 @@ async function showCenter(client) {
 async function guess(pad) {
   const x = home?.classify ? pad.read(home.input) : null;
   view.showGuess(x === null ? null : await rankClasses(home.classify, x));
+}
+
+/** `work`, while no other tab does such: of two that open at once each would choose a name, and one name would be forgotten with its samples. */
+function alone(lock, work) {
+  return navigator.locks ? navigator.locks.request(lock, work) : work();
 }
 
 /** One tab at a time: two would share one name at the broker and throw each other out. A second one begins anew when it is alone. */

@@ -9,15 +9,15 @@ import { encodeStats } from "./protocol/codecs.js";
 import { Malformed } from "./protocol/errors.js";
 import { MAX_MODELS } from "./protocol/message_schemas.js";
 import { sizeOf } from "./protocol/tensors.js";
-import { evictBlobs } from "./runtime/active_task.js";
 import { yieldToPage } from "./runtime/inbox.js";
 import { argmax, checkData, softmax } from "./training/fit_probe.js";
-import { ENGINE } from "./runtime/task_runner.js";
+import { ENGINE, evictBlobs } from "./runtime/task_runner.js";
 
 const TIMEOUT_MS = 120_000; // without a block or an answer
 const ASK_AGAIN_MS = 8_000;
 const BATCH = 32;
 const FORMAT = "onnx";
+const NO_CENTERS = "no centers yet: the coordinator publishes them when training is done";
 
 /** One visit of `client`; -> {center, losses, fit, accuracy, n, sha256, catalog, names}; center is null when none fits, `catalog` the hash of what was tried. */
 export async function findCenter(client) {
@@ -37,7 +37,7 @@ export async function findCenter(client) {
     expect(); // what the phone computes is no silence of the coordinator
     check();
   };
-  if (client.pointer === null) throw new Malformed("unavailable", "no centers yet: the coordinator publishes them when training is done");
+  if (client.pointer === null) throw new Malformed("unavailable", NO_CENTERS);
   const { taskRunner, blobs } = client;
   const manifest = client.pointer.catalog;
   await taskRunner.checkSignature(manifest);
@@ -103,7 +103,7 @@ async function askNearest(client, losses, program, n, check) {
   const told = order.map((k) => losses[k]);
   const stats = await manifestOf(encodeStats({ loss: told }, program.schema), "stats", { inline: true });
   const centers = told.length < losses.length ? order : undefined;
-  client.answer = null;
+  client.answer = client.error = null;
   const asked = new Set();
   let askAgain = 0;
   while (!asked.has(client.answer?.re)) {
@@ -113,6 +113,9 @@ async function askNearest(client, losses, program, n, check) {
     }
     await client.handle(await client.inbox.next(Math.max(1, askAgain - client.now())));
     check();
+    const { re, code } = client.error ?? {};
+    if (asked.has(re) && code === "busy") throw new Malformed("unavailable", NO_CENTERS); // it has taken its catalog back
+    if (asked.has(re) && code !== "rate") throw new Malformed("unreachable", `the coordinator answered ${code}`);
   }
   return client.answer;
 }

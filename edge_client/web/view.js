@@ -109,6 +109,7 @@ export class View {
         this.clearError(TURNED_AWAY);
       },
       lost: () => {
+        this.newest = null; // what there is comes again with the next connection
         this.showLink("offline", false);
         this.showOffline(event.refused ? "" : OFFLINE);
         if (event.refused) this.showError(TURNED_AWAY);
@@ -135,12 +136,12 @@ export class View {
       fetching: () => this.showProgress(`Fetching ${event.kind}, ${bytes(event.size)}`, event.done),
       training: () => {
         this.showProgress(`Round ${event.round}: training, step ${event.step + 1} of ${event.steps}`, event.step / event.steps);
-        if (event.loss !== undefined) this.part("loss").textContent = event.loss.toFixed(3);
+        if (event.loss !== undefined) this.part("loss").textContent = lossInWords(event.loss, 3);
       },
       done: () => {
         this.showFull(false);
         if (event.job === "fit") this.done += 1;
-        if (event.loss !== undefined) this.part("loss").textContent = event.loss.toFixed(3);
+        if (event.loss !== undefined) this.part("loss").textContent = lossInWords(event.loss, 3);
         this.part("rounds").textContent = this.done;
       },
       delivering: () => this.showProgress(`Sending ${bytes(event.size)}`, event.done),
@@ -167,7 +168,7 @@ export class View {
   showRounds({ result, done, loss, sent }) {
     this.done = done;
     this.part("rounds").textContent = done;
-    if (loss !== undefined) this.part("loss").textContent = loss.toFixed(3);
+    if (loss !== undefined) this.part("loss").textContent = lossInWords(loss, 3);
     this.part("sent").textContent = bytes(sent);
     if (!result) return;
     const how = result.status === null ? "waits to be sent" : "was sent";
@@ -309,7 +310,7 @@ export class View {
     this.part("center").textContent =
       center === null ? "No center fits your samples. Look at their labels and their scale; else no device that trained has samples like these." : `Center ${center} is nearest. ${fits}${right}`;
     const share = (loss) => (center === null ? 0 : Math.exp(losses[center] - loss)); // how likely it makes a sample, beside the best center
-    this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, share(loss), loss.toFixed(2), k === center)));
+    this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, share(loss), lossInWords(loss, 2), k === center)));
     this.part("losses-title").hidden = false;
     this.part("trying").hidden = !classify || accuracy === undefined || !this.drawable(input); // no classes, or nothing to draw
   }
@@ -321,7 +322,7 @@ export class View {
     this.part("earlier").textContent = earlier ? `This is from an earlier training. ${now}` : "";
     this.part("earlier").hidden = !earlier;
     const found = this.home !== null && this.home.catalog === this.newest;
-    if (this.part("doing").textContent === (found ? FIND : FOUND)) this.showProgress(found ? FOUND : FIND);
+    if (this.newest !== null && this.part("doing").textContent === (found ? FIND : FOUND)) this.showProgress(found ? FOUND : FIND);
   }
 
   /** Probabilities of what was drawn, best first, or null. */
@@ -351,6 +352,9 @@ const WHOLE = { int: ": whole numbers, not divided", bool: ": 0 or 1, not divide
 function namesOf(parts) {
   return parts ? ` (${parts.map(([name, kind, shape]) => `${sizeOf(shape)} of ${name}${WHOLE[kind] ?? ""}`).join("; ")})` : "";
 }
+
+/** A loss for people; that of a training that diverges may be of any size. */
+const lossInWords = (loss, digits) => (Math.abs(loss) < 1e5 ? loss.toFixed(digits) : loss.toExponential(1));
 
 /** A number of bytes for people. */
 function bytes(n) {

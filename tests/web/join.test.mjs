@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { findJoin, loadIdentity } from "../../edge_client/web/join.js";
+import { awaitModel, findJoin, loadIdentity } from "../../edge_client/web/join.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 
 const OPEN = { federation: "home", open: true };
@@ -48,7 +48,8 @@ test("a link's name and secret are those of later visits without the link, and a
   assert.deepEqual(await loadIdentity(BY_LINK, LINK, store, null), device);
   assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), device);
   const other = await loadIdentity(BY_LINK, { hash: "#id=web-0002&secret=xyz" }, store, null);
-  assert.deepEqual(other, { id: "web-0002", username: "web-0002", password: "xyz" });
+  assert.deepEqual(other, { id: "web-0002", username: "web-0002", password: "xyz", before: "web-0001" });
+  assert.deepEqual(await loadIdentity(BY_LINK, { hash: "#id=web-0002&secret=xyz" }, store, null), other); // the same link once more
   assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), other);
   await assert.rejects(loadIdentity(BY_LINK, { hash: "#id=a/b" }, store, null));
   assert.deepEqual(await loadIdentity(BY_LINK, PLAIN, store, null), other);
@@ -130,4 +131,23 @@ test("names of classes are checked before they are used: their number and their 
     given(wrong);
     await assert.rejects(findJoin("join.json", new MemoryStore()), /model\.classes/);
   }
+});
+
+test("a page that waits for the model waits also for its coordinator, and ends where that has a newer page", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const store = new MemoryStore();
+  const answers = [["", { status: 502 }], [JSON.stringify(FACTS)], [JSON.stringify({ ...FACTS, model: { input: [4] } })], [JSON.stringify({ ...FACTS, page: "newer" })]];
+  t.mock.method(globalThis, "fetch", async () => new Response(...answers.shift()));
+  const passes = async (left) => {
+    while (answers.length > left) {
+      t.mock.timers.tick(2_000);
+      await new Promise(setImmediate);
+    }
+  };
+  const model = awaitModel("join.json", store);
+  await passes(1);
+  assert.deepEqual((await model).input, [4]);
+  const ends = assert.rejects(awaitModel("join.json", store), /older than its coordinator/);
+  await passes(0);
+  await ends;
 });

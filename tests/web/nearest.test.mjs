@@ -174,3 +174,17 @@ test("samples that the centers cannot read, as those of an earlier model, are to
     assert.deepEqual(client.sent, []);
   }
 });
+
+test("a coordinator that has no catalog any more ends a search at once; one that asks for patience, and answers to others, do not", async () => {
+  const ends = [["busy", /no centers yet/], ["internal", /the coordinator answered internal/]];
+  for (const [code, words] of ends) {
+    const client = visitor();
+    const errors = [{ re: "q1", code: "rate" }, { re: "of before", code }, { re: "q1", code }];
+    client.handle = async () => {
+      if (!errors.length) throw new Error("it asks on");
+      client.error = errors.shift();
+    };
+    await assert.rejects(findCenter(client), words);
+    assert.equal(errors.length, 0);
+  }
+});

@@ -85,6 +85,7 @@ test("which labels there are is told with the names, of many classes the first o
   assert.equal(labelsInWords({ target: [3] }), "0 to 2");
   assert.equal(labelsInWords({ target: [3], classes: ["a", "", "c"] }), "0 to 2, or a name: 0 is a, 2 is c");
   assert.equal(labelsInWords({ target: [2], classes: ["3", "5"] }), "0 to 1: 0 is 3, 1 is 5");
+  assert.equal(labelsInWords({ target: [2], classes: ["\u05d0", "\u05d1"] }), "0 to 1, or a name: 0 is \u2068\u05d0\u2069, 1 is \u2068\u05d1\u2069"); // else read as "1, \u05d0 is"
   assert.match(labelsInWords({ target: [20], classes: Array.from({ length: 20 }, (_, k) => `n${k}`) }), /, 11 is n11, …$/);
 });
 
@@ -146,4 +147,19 @@ test("the samples of a table can be removed together", async () => {
   await samples.add([1, 2, 3, 4].map((value) => ({ x: Float32Array.of(value), label: 0 })));
   await samples.remove({ last: 3 });
   assert.deepEqual([await samples.count(), await samples.largest()], [1, 1]);
+});
+
+test("one separator stands in the whole file: a decimal comma separates nothing, and is told of", () => {
+  for (const line of ["0,5;1;2", "0,5;1,5;2", "0,5\t1,5\t2"]) assert.throws(() => readCsv(`${line}\n${line}\n`, PLANE), /^RangeError: line 1 holds something that is no number: “0,5” in column 1; numbers have decimal points$/);
+  const four = { ...PLANE, input: [4] };
+  assert.throws(() => readCsv("0,5;0,7;1\n", four), /line 1 has 3 columns/); // and is no sample of 0, 5, 0 and 7
+  assert.throws(() => readCsv("a;b;label\n0,5;0,7;1\n0,5;0,7;1\n", four), /line 2 has 3 columns/);
+  const named = readCsv("a;b;label\n1;2;left, up\n", { ...PLANE, classes: ["right", "left, up", "down"] });
+  assert.deepEqual(named.map(({ label, x }) => [label, ...x]), [[1, 1, 2]]);
+  assert.deepEqual(readCsv("1\t2\t0\n3\t4\t1", PLANE).map(({ label, x }) => [label, ...x]), [[0, 1, 2], [1, 3, 4]]);
+});
+
+test("a line is named by its number in the file, blank lines included; a file that is no UTF-8 is told of", () => {
+  assert.throws(() => readCsv("a,b,label\n\n1,2,0\n\n1,x,0\n", PLANE), /line 5/);
+  assert.throws(() => readCsv("1\0,\x002\0,\x000\0", PLANE), /save it as CSV in UTF-8/);
 });

@@ -17,7 +17,7 @@ from tests.support.phone_federation import known_model
 from tests.support.phone_page import ring, served, text
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Dialog, Page
 
 pytestmark = pytest.mark.browser
 REFUSING = "IDBFactory.prototype.open = () => { throw new DOMException('denied in this context', 'SecurityError'); }"
@@ -78,6 +78,53 @@ def test_a_second_tab_goes_on_by_itself_when_the_first_one_is_closed(opened: Vis
     text(other, "count", "^1 in 1 class")
     expect(other.locator("#trouble")).to_be_hidden()
     other.close()
+
+
+def test_two_tabs_that_are_opened_at_once_are_one_phone(visit: Open, tmp_path: Path) -> None:
+    """Each chose a name, of which later visits knew the last one: what was drawn in the other tab was gone."""
+    with served(known_model(tmp_path, input=(1, 8, 8))) as url:
+        opened = visit(f"{url}join.json", size=PHONE, touch=True)  # of the same site
+        tabs = []
+        for _ in range(2):
+            with opened.page.context.expect_page() as another:
+                opened.page.evaluate("(url) => { window.open(url); }", url)
+            tabs.append(another.value)
+        names = {text(tab, "name", "^phone-") for tab in tabs}
+        assert len(names) == 1
+        for tab in tabs:
+            tab.close()
+        opened.errors.clear()  # it has no icon
+
+
+def test_a_new_link_asks_whether_the_samples_of_the_name_before_are_taken_over(opened: Visit) -> None:
+    page, asked = opened.page, list[str]()
+    answers = iter([False, True, False])
+
+    def answer(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        if next(answers):
+            dialog.accept()
+        else:
+            dialog.dismiss()
+
+    page.on("dialog", answer)
+    address = page.url
+    page.goto(f"{address}#id=web-0001")
+    text(page, "name", "^web-0001$")
+    draw(page)
+    text(page, "count", "^1 in 1 class")
+    page.goto(f"{address}#id=web-0002")
+    text(page, "name", "^web-0002$")
+    text(page, "count", "^none yet$")
+    page.reload()  # it asks again
+    text(page, "count", "^1 in 1 class")
+    page.reload()
+    text(page, "count", "^1 in 1 class")
+    page.goto(f"{address}#id=web-0001")
+    text(page, "name", "^web-0001$")
+    text(page, "count", "^none yet$")
+    words = "This browser has 1 sample of {}, as this phone was called before. Take it over?"
+    assert asked == [words.format(name) for name in ("web-0001", "web-0001", "web-0002")]
 
 
 def test_a_file_that_is_no_picture_is_named_and_those_beside_it_are_not_added(opened: Visit, tmp_path: Path) -> None:

@@ -214,3 +214,33 @@ test("a center without a loss has an empty bar, and the others theirs: a meter t
   assert.deepEqual(shares.slice(0, 2), [0, 1]);
   assert.ok(shares[2] > 0 && shares[2] < 1);
 });
+
+test("no center can be looked for while the coordinator offers none: after it took them back, and on a new connection", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.samples = 1;
+  const can = (...events) => {
+    for (const event of events) view.tell(event);
+    return !page.parts.nearest.disabled;
+  };
+  const [connected, offered] = [{ what: "connected" }, { what: "catalog", sha256: "new" }];
+  assert.equal(can(connected, { what: "coordinator", online: true, state: { doing: "serve" } }), false);
+  assert.equal(can(offered), true);
+  assert.equal(can({ what: "catalog", sha256: null }), false);
+  assert.equal(can(offered), true);
+  assert.equal(can({ what: "lost" }, connected), false);
+  view.showCenter({ ...HOME, catalog: "new" });
+  assert.equal(can({ what: "coordinator", online: true, state: { doing: "train", round: 3, of: 9 } }), false);
+  assert.match(page.parts.earlier.textContent, /The training that goes on has no centers yet/);
+});
+
+test("the losses of a training that diverged fit into their place", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const bars = [];
+  view.makeBar = (_name, _share, value) => bars.push(value);
+  view.showCenter({ ...HOME, losses: [1.5e12, 0.5, NaN] });
+  assert.deepEqual(bars, ["1.5e+12", "0.50", "NaN"]);
+  view.tell({ what: "training", step: 0, steps: 2, round: 1, loss: 123456789 });
+  assert.equal(page.parts.loss.textContent, "1.2e+8");
+});

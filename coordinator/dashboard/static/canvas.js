@@ -33,6 +33,11 @@ export class Map2D {
     this.frame();
   }
 
+  clear() {
+    this.now = this.spots = null;
+    this.draw();
+  }
+
   progress() { // of the slide from 0 to 1, eased
     const t = Math.min(1, (performance.now() - this.began) / MOVE_MS);
     return t < 1 ? t * t * (3 - 2 * t) : 1;

@@ -39,13 +39,13 @@ export function percent(x) { // a tie is rounded to the even digit, as in the li
   return `${(scaled % 1 === 0.25 ? scaled - 0.05 : scaled).toFixed(1)} %`;
 }
 export function onAxis(value, step) { // with the digits that the step has, so that equal steps look equal
-  if (step < 1e-4) return value ? (+value.toPrecision(4)).toExponential() : "0";
+  if (step < 1e-4 || step >= 1e6) return value ? (+value.toPrecision(4)).toExponential() : "0";
   let digits = 0;
   while (digits < 8 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits += 1;
   return value.toFixed(digits);
 }
 export const percentOnAxis = (x, step) => `${onAxis(100 * x, 100 * step)} %`;
-export const lossInWords = (y) => (y && y < 0.01 ? y.toPrecision(2) : y.toFixed(y < 1 ? 3 : 2));
+export const lossInWords = (y) => (y >= 1e6 ? y.toExponential(1) : y && y < 0.01 ? y.toPrecision(2) : y.toFixed(y < 1 ? 3 : 2));
 export const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : s < 120 ? `${s.toFixed(0)} s` : `${(s / 60).toFixed(1)} min`);
 export function duration(s) { // of a run, in words
   if (s < 60) return `${Math.round(s)} s`;

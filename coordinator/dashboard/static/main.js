@@ -75,7 +75,14 @@ function drawMap(run) {
   byId("map-note").hidden = Boolean(secure);
   byId("cosine-card").hidden = !found || found.centers.length < 2; // one center has no cosine with another
   byId("map-plot").style.height = `${Math.min(420, 150 + 30 * Math.sqrt(found?.devices.length ?? state.fleet.ids.length))}px`;
-  if (!found) return;
+  if (!found) { // what was drawn is of another run
+    drawnMap = null;
+    map.clear();
+    setText("map-round", "");
+    byId("map-legend").replaceChildren();
+    byId("map").setAttribute("aria-label", "No map yet");
+    return;
+  }
   if (drawnMap === found) { map.frame(); return; }
   drawnMap = found;
   map.update(found);

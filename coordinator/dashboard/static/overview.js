@@ -108,7 +108,8 @@ export function tiles(run, map) {
   setText("t-accuracy-more", line ? scores(run, line) : "");
   const fetched = state.fleet.ids.filter((_, i) => fetchedCenter(i, run) >= 0).length;
   setText("t-devices", String(state.fleet.ids.length));
-  setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`, fetched ? `${fetched} fetched one` : ""].filter(Boolean).join(", "));
+  const unseen = state.now.connected > state.fleet.ids.length && `the first ${state.fleet.ids.length} are shown`; // the view has a limit
+  setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, unseen, `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`, fetched ? `${fetched} fetched one` : ""].filter(Boolean).join(", "));
   const k = line?.per_center.length;
   setText("t-centers", k === undefined ? "–" : `${k}`);
   const apart = map?.silhouette;

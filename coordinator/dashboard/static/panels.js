@@ -24,7 +24,7 @@ const short = (path) => path.replace(/[0-9a-f]{40,64}/, (hash) => `${hash.slice(
 
 export async function showFiles() {
   const { files } = await fetchJson("api/files");
-  if (!files.length) return;
+  if (!files.length) { byId("export").replaceChildren(el("p", { class: "empty" }, "The centers' files appear here when the runs are done.")); return; } // also after a coordinator that had ended
   const rank = ({ path }) => (path.startsWith("centers/") ? 0 : path.startsWith("program/") ? 2 : 1); // the centers first
   const rows = files.toSorted((a, b) => rank(a) - rank(b)).map(({ path, size }) => el("tr", {}, el("td", { title: path }, short(path)), el("td", { class: "number" }, bytes(size)),
     el("td", { class: "number" }, el("button", { type: "button", class: "small", "aria-label": `Download ${path}`, onclick: () => download(path) }, "Download"))));
@@ -53,8 +53,7 @@ const typed = (...commands) => el("pre", { tabindex: "0" }, commands.map((comman
 
 // What to type when the coordinator has ended: its downloads and its broker's answers have ended with it. FOLDER stands for its folder.
 export function showEnded() {
-  const bundled = state.events.some((event) => event.event === "bundle");
-  if (!bundled) {
+  if (!state.facts.bundle) {
     byId("export").replaceChildren(el("p", { class: "empty" }, "The coordinator has ended before it wrote a bundle. Start it again; it goes on where it was."));
     byId("join").replaceChildren(el("p", { class: "empty" }, "The coordinator has ended and answers no device. Start it again."));
     return;

@@ -14,7 +14,11 @@ function readClock({ unix_ms }) {
 export const clock = () => state.frozen ?? (skew === null ? null : Date.now() - skew);
 
 const handlers = {
-  snapshot(data) { Object.assign(state, data, { frozen: null }); readClock(data.now); },
+  snapshot(data) {
+    if (data.facts.began !== state.facts.began) Object.assign(state, { maps: {}, missing: {}, grids: {} }); // another federation, or one begun anew
+    Object.assign(state, data, { frozen: null });
+    readClock(data.now);
+  },
   now(data) { state.now = data; readClock(data); },
   facts(data) { state.facts = data; },
   fleet(data) {

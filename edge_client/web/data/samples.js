@@ -8,8 +8,10 @@ const PREFIX = "sample/";
 const HELD_OUT = 5;
 const ALIKE = 4; // times: samples of one model whose largest values are further apart are told of
 const TOLD_NAMES = 12; // of classes, in a sentence
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
 const WHOLE_MAX = 2 ** 24; // whole numbers up to here are exact in float32
 const NOTHING = /^(n\/?a|nan|null|none|\?|-)$/i; // a missing value: a first line with one names no columns
+const DECIMAL_COMMA = /^[+-]?\d*,\d+$/;
 export const MAX_SAMPLES = 20_000;
 
 /** The samples in one store; `changed` is called after each change. */
@@ -50,12 +52,18 @@ export class Samples {
     }, stored);
   }
 
-  /** Forget the last sample, the `last` ones, or all of them. */
-  async remove({ all = false, last = 1 } = {}) {
+  /** Forget the last sample, the `last` ones, or all of them; `stored` is called when they are gone. */
+  async remove({ all = false, last = 1 } = {}, stored) {
     await this.inTurn(async () => {
       const names = await this.store.names(PREFIX);
       await this.store.write({}, all ? names : names.slice(-last));
     });
+  }
+
+  /** Take over all samples of another store. They are in both for a moment, and in none at no time. */
+  async takeFrom(other) {
+    await this.add(await other.store.values(PREFIX));
+    await other.remove({ all: true });
   }
 
   /** The largest value of any sample, without its sign; 0 for no samples. */
@@ -100,7 +108,8 @@ export const nameOfClass = (names, k) => names?.[k]?.trim() || String(k);
 
 /** Which labels a table may have, for people. */
 export function labelsInWords({ target, classes = [] }) {
-  const named = classes.flatMap((name, k) => (name.trim() ? [`${k} is ${name}`] : []));
+  const isolated = (name) => (RIGHT_TO_LEFT.test(name) ? `\u2068${name}\u2069` : name); // else the next number stands before it
+  const named = classes.flatMap((name, k) => (name.trim() ? [`${k} is ${isolated(name)}`] : []));
   const told = named.slice(0, TOLD_NAMES).join(", ") + (named.length > TOLD_NAMES ? ", …" : "");
   return `0 to ${target.at(-1) - 1}${labelsByName(classes).size ? ", or a name" : ""}${told && `: ${told}`}`;
 }
@@ -118,6 +127,11 @@ function labelsByName(classes) {
 /** Samples of one model have one form. */
 const formOf = ({ x, target }) => `${x.length} ${target?.length}`;
 
+/** What stands between the cells of a line of so many; a decimal comma is no separator where semicolons or tabs are. */
+function separatorOf(line, columns) {
+  return ["\t", ";", ","].find((each) => line.split(each).length === columns) ?? ["\t", ";"].find((each) => line.includes(each)) ?? ",";
+}
+
 function concatenate(samples) {
   const flat = (rows) => {
     const out = new Float32Array(rows.reduce((sum, row) => sum + row.length, 0));
@@ -134,35 +148,37 @@ function concatenate(samples) {
 }
 
 /**
- * The text of a CSV file -> samples. One sample a line, commas or semicolons. A first line of words names the columns, one of
- * them `label`; without it the label is the last column. A label is a class's number, or its
- * name in `classes`. Values are divided by `scale`, but not those of an array of whole numbers (`parts`, where a sample is
- * several arrays in one row). RangeError names the line.
+ * The text of a CSV file -> samples. One sample a line; commas, semicolons or tabs between the cells, the same in the whole
+ * file. A first line of words names the columns, one of them `label`; without it the label is the last column. A label is a
+ * class's number, or its name in `classes`. Values are divided by `scale`, but not those of an array of whole numbers (`parts`,
+ * where a sample is several arrays in one row). RangeError names the line.
  */
 export function readCsv(text, { input, target, loss, parts = [], classes = [] }, scale = 1) {
-  const lines = text.split(/\r\n?|\n/).filter((line) => line.trim());
+  if (text.includes("\0")) throw new RangeError("the file is no UTF-8 text: save it as CSV in UTF-8");
+  const lines = text.split(/\r\n?|\n/).map((line, i) => [line, i + 1]).filter(([line]) => line.trim());
   if (!lines.length) throw new RangeError("the file is empty");
   if (!(scale > 0)) throw new RangeError("values are divided by a number above 0");
-  const cells = (line) => line.split(/[,;\t]/).map((cell) => cell.trim().replace(/^"(.*)"$/, "$1").trim());
-  const head = cells(lines[0]);
   const width = sizeOf(input);
+  const outputs = loss === "squared-error" ? sizeOf(target) : 1;
+  const separator = separatorOf((lines[1] ?? lines[0])[0], width + outputs);
+  const cells = (line) => line.split(separator).map((cell) => cell.trim().replace(/^"(.*)"$/, "$1").trim());
+  const head = cells(lines[0][0]);
   const byName = loss === "squared-error" ? new Map() : labelsByName(classes);
   const isLabel = (cell, at) => at === width && byName.has(cell); // of a line without a head
-  const named = head.some((cell, at) => cell !== "" && Number.isNaN(Number(cell)) && !NOTHING.test(cell) && !isLabel(cell, at));
+  const named = head.some((cell, at) => cell !== "" && Number.isNaN(Number(cell)) && !NOTHING.test(cell) && !DECIMAL_COMMA.test(cell) && !isLabel(cell, at));
   const columns = parts.flatMap(([name, kind, shape]) => new Array(sizeOf(shape)).fill({ name, kind }));
-  const outputs = loss === "squared-error" ? sizeOf(target) : 1;
   const labelled = named ? head.findIndex((cell) => cell.toLowerCase() === "label") : -1;
   const place = labelled < 0 ? width : labelled;
   if (named && lines.length === 1) throw new RangeError("the file has a line of names and no samples");
-  return lines.slice(named ? 1 : 0).map((line, i) => {
+  return lines.slice(named ? 1 : 0).map(([line, number]) => {
     const values = cells(line).map((cell, at) => (at === place && byName.has(cell) ? byName.get(cell) : cell === "" ? Number.NaN : Number(cell)));
-    const number = i + (named ? 2 : 1);
     if (values.length !== width + outputs) {
       throw new RangeError(`line ${number} has ${values.length} columns; the model reads ${width} values and ${outputs} to predict`);
     }
     const wrong = values.findIndex((value) => !Number.isFinite(value));
     if (wrong >= 0) {
-      const where = `“${cells(line)[wrong].slice(0, 40)}” in column ${wrong + 1}`;
+      const cell = cells(line)[wrong];
+      const where = `“${cell.slice(0, 40)}” in column ${wrong + 1}${DECIMAL_COMMA.test(cell) ? "; numbers have decimal points" : ""}`;
       if (wrong !== place || loss === "squared-error") throw new RangeError(`line ${number} holds something that is no number: ${where}`);
       const what = byName.size ? "no label" : "no number";
       throw new RangeError(`line ${number} holds something that is ${what}: ${where}, the label; labels are ${labelsInWords({ target, classes })}`);

@@ -8,7 +8,7 @@ import { containerFunctions, initSlots, taskManifests, withoutUnneededInits } fr
 import { yieldToPage } from "./inbox.js";
 import { NoRoom } from "./store.js";
 import { answerStage, answerWork } from "./sum_stages.js";
-import { ENGINE } from "./task_runner.js";
+import { ENGINE, evictBlobs } from "./task_runner.js";
 import { nackFields } from "./train_conditions.js";
 
 /** The task is not wanted any more. */
@@ -123,13 +123,4 @@ export class ActiveTask {
     client.sender.send("nack", { re: message.id, ...key, code, detail, retry_ms: retry });
     client.tell(wrong instanceof NoRoom ? { what: "full", round: key.round } : { what: "refused", code, detail });
   }
-}
-
-/** Forget cached blobs that neither these, the program nor the center that was taken home needs. */
-export async function evictBlobs({ store, blobs }, manifests, program) {
-  const home = await store.get("home");
-  const wanted = new Set(manifests.map(({ sha256 }) => sha256));
-  for (const file of Object.values(program.containers[ENGINE] ?? {})) wanted.add(file.sha256);
-  if (home?.sha256) wanted.add(home.sha256);
-  await blobs.keepOnly(wanted);
 }

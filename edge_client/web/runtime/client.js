@@ -57,6 +57,7 @@ export class Client {
     this.centerRequest = null; // a visit that the person asked for
     this.pointer = null; // the last `cat`
     this.answer = null; // the last answer to a `near`
+    this.error = null; // the last `err`
     this.boot = null;
     this.link = null; // the coordinator's process and connection that this device is known to
     this.announceAt = Infinity;
@@ -162,6 +163,7 @@ export class Client {
     } else {
       this.connected = false;
       this.uploader.linkLost();
+      this.pointer = null; // the broker repeats it with the next connection, if there still is one
       this.tell({ what: "lost", refused: event.refused, works: this.task !== null });
     }
   }
@@ -173,6 +175,11 @@ export class Client {
       route = this.topics.parse(topic);
       if (route.kind === "b") {
         await this.downloader.onBlock(route.label, route.index, payload);
+        return;
+      }
+      if (route.kind === "cat" && !payload.length) { // deleted: what it named cannot be fetched any more
+        this.pointer = null;
+        this.tell({ what: "catalog", sha256: null });
         return;
       }
       if (!["t", "coord", "cat"].includes(route.kind) || !payload.length) return;
@@ -299,6 +306,7 @@ export class Client {
 
   async onError(message) {
     console.warn(`the coordinator answers ${message.code} ${message.detail ?? ""}`);
+    this.error = message;
     if (message.code === "not_member") this.fail("this device is not a member here; ask for a new link");
     if (message.code === "bad_version") this.fail("the coordinator speaks another version of the protocol");
     this.downloader.onError(message.re, message.code, this.now() + (message.retry_ms ?? RETRY_MS));

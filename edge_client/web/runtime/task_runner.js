@@ -167,3 +167,12 @@ function updateResult(task, { vector, loss, start, anchor }, schema, residual, n
   if (codec !== "i8") return { what: "delta", data: encodeVector(delta, schema, { codec, kind: "delta", base }), ...kept };
   return { what: "delta", ...encodeWithFeedback(delta, residual, schema, { codec, base }), ...kept };
 }
+
+/** Forget cached blobs that neither these, the program nor the center that was taken home needs. */
+export async function evictBlobs({ store, blobs }, manifests, program) {
+  const home = await store.get("home");
+  const wanted = new Set(manifests.map(({ sha256 }) => sha256));
+  for (const file of Object.values(program.containers[ENGINE] ?? {})) wanted.add(file.sha256);
+  if (home?.sha256) wanted.add(home.sha256);
+  await blobs.keepOnly(wanted);
+}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from coordinator.dashboard import displayed_metrics
 from coordinator.dashboard import round_history as histories
-from tests.coordinator.dashboard.test_displayed_metrics import joined, round_event
+from tests.coordinator.dashboard.test_displayed_metrics import joined, round_event, seen
 from tests.support.browser import PHONE, Open
-from tests.support.served_dashboard import DashboardSite
+from tests.support.served_dashboard import DashboardSite, serve_dashboard
 
 pytestmark = pytest.mark.browser
 KEPT, BEST = 4, 2
@@ -74,3 +76,15 @@ def test_a_long_name_leaves_room_for_a_devices_figures_on_a_phone(site: Dashboar
     expect(row).to_be_visible()
     assert row.locator("td").nth(2).evaluate(INSIDE)  # its accuracy
     opened.shot("long-names")
+
+
+def test_of_a_fleet_beyond_the_limit_the_page_says_how_many_it_shows(
+    tmp_path: Path, visit: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(displayed_metrics, "MAX_DEVICES", 4)
+    with serve_dashboard(tmp_path) as site:
+        presence = {f"d{number}": "on" for number in range(6)}
+        site.hub.status(seen(presence=presence, connected=6))
+        page = visit(site.link).page
+        expect(page.locator("#t-devices")).to_have_text("4")
+        expect(page.locator("#t-devices-more")).to_have_text("6 connected, the first 4 are shown, 0 with a center")
