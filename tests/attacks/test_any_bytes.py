@@ -19,6 +19,7 @@ from tests.attacks.fuzz import attack, unexpected
 from tests.support.decoders.decoder import Decoder
 from tests.support.decoders.files import file_decoders
 from tests.support.decoders.wire import program, wire_decoders
+from tests.support.sample_messages import ALL
 
 DECODERS = [*wire_decoders(), *file_decoders(program())]
 NAMES = [decoder.name for decoder in DECODERS]
@@ -32,7 +33,10 @@ TREES = st.recursive(
     ),
     max_leaves=30,
 )
-MESSAGES = st.fixed_dictionaries({"v": st.just(1) | SCALARS, "k": st.sampled_from(KINDS)}, optional={})
+NAMES_OF_FIELDS = st.sampled_from(FIELDS) | st.text(max_size=5)
+MESSAGES = st.fixed_dictionaries({"v": st.just(1) | SCALARS, "k": st.sampled_from(KINDS)})
+SAMPLES = st.sampled_from([{"v": 1, "k": kind, "id": "x", "t": 0} | fields for kind, fields in ALL])
+ROUTE = st.none() | st.sampled_from(sorted(ROUTES))
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=NAMES)
@@ -66,9 +70,17 @@ def test_any_bytes_at_all_are_refused_by_name(decoder: Decoder, data: bytes) -> 
         decoder.check(data, data, decoder.read(data))
 
 
-@given(head=MESSAGES, rest=TREES, route=st.sampled_from(sorted(ROUTES)))
-def test_any_json_is_a_valid_message_or_refused_by_name(head: dict[str, object], rest: object, route: str) -> None:
-    tree = {**rest, **head} if isinstance(rest, dict) else head
-    with suppress(Malformed):
-        message = messages.read_message(messages.canonical_json(tree), route)
-        assert messages.read_message(messages.canonical_json(message), route) == message
+def test_any_json_is_a_valid_message_or_refused_by_name() -> None:
+    """Messages with other fields, of which some hold, and any other objects."""
+    held = 0
+
+    @given(head=MESSAGES | SAMPLES, rest=st.dictionaries(NAMES_OF_FIELDS, TREES, max_size=2), route=ROUTE)
+    def tried(head: dict[str, object], rest: dict[str, object], route: str | None) -> None:
+        nonlocal held
+        with suppress(Malformed):
+            message = messages.read_message(messages.canonical_json({**head, **rest}), route)
+            held += 1
+            assert messages.read_message(messages.canonical_json(message), route) == message
+
+    tried()
+    assert held > 10

@@ -81,6 +81,12 @@ def test_a_body_is_never_unpacked(server: tuple[TestClient, str], bomb: str) -> 
 def test_the_registrar_unpacks_none_either(tmp_path: Path) -> None:
     work = provision_federation(tmp_path / "keys")
     registrar = Registrar(authority=work.authority, tokens=work.tokens, tell=lambda _: None)
-    for pack in BOMBS.values():
-        body = pack(b"{" + b" " * LARGE + b"}")[:MAX_BODY_BYTES]
-        assert registrar.handle(body)[0] == 400
+    bombs = [pack(b"{" + b" " * (2 * ROOM) + b"}") for pack in BOMBS.values()]
+    tracemalloc.start()
+    try:
+        for body in bombs:
+            assert len(body) <= MAX_BODY_BYTES
+            assert registrar.handle(body)[0] == 400
+        assert tracemalloc.get_traced_memory()[1] < ROOM
+    finally:
+        tracemalloc.stop()

@@ -108,8 +108,9 @@ def test_another_name_that_points_here_reads_nothing(site: DashboardSite, host: 
         "/static//etc/passwd",
         "/static/..%5c..%5cview.py",
         "/static/index.html%00.js",
-        "/api/files/../store/coordinator.sqlite",
-        "/api/files/..%2f..%2fsigning.key",
+        "/api/files/../signing.key",
+        "/api/files/..%2fsigning.key",
+        "/api/files/..%2f..%2frun%2fsigning.key",
         "/api/files/%2fetc%2fpasswd",
         "/api/files/signing.key",
         "/api/files/manifest.json%00",
@@ -119,12 +120,14 @@ def test_another_name_that_points_here_reads_nothing(site: DashboardSite, host: 
 def test_no_path_leads_out_of_what_is_served(site: DashboardSite, path: str) -> None:
     (site.folder / "bundle").mkdir()
     (site.folder / "bundle" / "manifest.json").write_text("{}")
+    (site.folder / "signing.key").write_text("secret")
     assert site.ask("GET", path)[0] in (400, 404)
 
 
 def test_a_manifest_that_names_a_file_outside_serves_it_not(site: DashboardSite) -> None:
     bundle = site.folder / "bundle"
     (bundle / "centers").mkdir(parents=True)
+    (site.folder / "signing.key").write_text("secret")
     (bundle / "centers" / "link").symlink_to(site.folder / "signing.key")
     entries = [
         {"path": path, "size": 1, "sha256": "0" * 64} for path in ("../signing.key", "centers/link", "/etc/passwd")

@@ -229,6 +229,8 @@ def test_answers_to_what_was_never_asked_change_nothing(coordinator: WiredCoordi
 def test_a_nack_in_a_loop_costs_one_answer_and_one_row(coordinator: WiredCoordinator) -> None:
     for _ in range(30):
         coordinator.hear(ME, "nack", re=f"c{coordinator.sender.epoch}-1", code="no_data", **KEY._asdict())
+    assert len(coordinator.said()) <= 1
+    assert coordinator.store.database.rows("select cid, reason from refusals") == [(ME, "no_data")]
     for cid in DEVICES[1:]:
         deliver(coordinator, cid)
     assert coordinator.store.exchanges.closed_with(KEY) == list(DEVICES[1:])

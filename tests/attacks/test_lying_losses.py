@@ -64,6 +64,7 @@ def test_with_ifca_every_honest_device_trains_the_center_that_fits_itself(
         for rdy in spy.said("rdy", cid=c)
         if (rdy["what"], rdy["exchange"]) == ("stats", chosen_from(spy, c, rdy["round"]))
     }
+    assert len(chosen) == 2 * len(HONEST)
     assert chosen == told
     assert np.isfinite(fed.final_state("run").centers).all()
     json.dumps(fed.rounds(), allow_nan=False)

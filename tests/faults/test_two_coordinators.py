@@ -110,7 +110,9 @@ def test_a_lower_record_is_put_right(tmp_path: Path) -> None:
         if fed.events[0]["epoch"] == 1:
             fed.world.kill("coordinator.0")
             fed.events.clear()
-    stale = json.loads(fed.world.broker.retained[TOPICS.coord()]) | {"epoch": 1, "boot": "0" * 16}
+    boot = "0" * 16
+    signature = open_signing_key(fed.config.folder).sign_record(boot, 1, FEDERATION)
+    stale = json.loads(fed.world.broker.retained[TOPICS.coord()]) | {"epoch": 1, "boot": boot, **signature}
     intruder = fed.world.broker.client("intruder")
     intruder.connect()
     intruder.publish(TOPICS.coord(), messages.canonical_json(stale), retain=True)

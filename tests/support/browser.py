@@ -9,6 +9,7 @@ running event loop: no `asyncio.run` in those modules.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ def find_chromium() -> str | None:
 def lowest_contrast(page: Page, selector: str) -> float:
     """The least contrast of the text of the visible elements with the ground that they stand on (WCAG 2.2)."""
     found: float = page.evaluate(_CONTRAST, selector)
+    assert math.isfinite(found), f"nothing is shown of {selector}"
     return found
 
 
@@ -78,10 +80,11 @@ def without_focus_ring(page: Page) -> list[str]:
     """Walks through the page with the Tab key, once round; -> the elements that have the focus without showing it."""
     page.evaluate("document.activeElement.blur()")
     found = []
-    for _ in range(MAX_TABS):
+    for number in range(MAX_TABS):
         page.keyboard.press("Tab")
         missing, again = page.evaluate(_FOCUS)
         if again:
+            assert number, "nothing takes the focus"
             break
         found += [missing] if missing else []
     page.evaluate("for (const node of document.querySelectorAll('[data-had-focus]')) delete node.dataset.hadFocus")

@@ -40,10 +40,12 @@ def served(config: Path, *, port: int = 0, around: Callable[[ASGIApp], ASGIApp] 
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{opened.getsockname()[1]}/phone/"
-    server.should_exit = True
-    thread.join(5)
-    opened.close()
+    try:
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}/phone/"
+    finally:
+        server.should_exit = True
+        thread.join(5)
+        opened.close()
 
 
 def text(page: Page, part: str, pattern: str) -> str:

@@ -25,6 +25,8 @@ def tls_listener(tls: ssl.SSLContext, on_link: Callable[[ssl.SSLSocket], object]
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"mqtts://localhost:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        try:
+            yield f"mqtts://localhost:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(10)

@@ -348,6 +348,8 @@ class Spy:
         self._transport.subscribe("fc/v1/#")
         self._count = 0
         self._heard: list[Message] = []
+        self._read = 0  # of what was heard
+        self._told: list[tuple[str | None, dict[str, Any]]] = []  # the device of each control message that holds
 
     def heard(self) -> list[Message]:
         while (event := self._transport.receive(0.0)) is not None:
@@ -357,16 +359,14 @@ class Spy:
 
     def said(self, kind: str, *, cid: str | None = None) -> list[dict[str, Any]]:
         """Messages of a kind to or from `cid`, oldest first."""
-        out = []
-        for event in self.heard():
-            try:
+        new = self.heard()[self._read :]
+        self._read += len(new)
+        for event in new:
+            with suppress(Malformed):  # some tests send messages that are no messages
                 route = TOPICS.parse(event.topic)
-            except Malformed:
-                continue
-            if event.payload and route.kind in ("rq", "t") and cid in (None, route.cid):
-                with suppress(Malformed):  # some tests send messages that are no messages
-                    out.append(messages.read_message(event.payload, route.kind))
-        return [message for message in out if message["k"] == kind]
+                if event.payload and route.kind in ("rq", "t"):
+                    self._told.append((route.cid, messages.read_message(event.payload, route.kind)))
+        return [dict(told) for who, told in self._told if told["k"] == kind and cid in (None, who)]
 
     def records(self) -> list[dict[str, Any]]:
         """The records of coordinators, oldest first."""
