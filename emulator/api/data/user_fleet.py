@@ -24,7 +24,7 @@ from emulator.api.data.reading import (
     is_missing,
     read_columns,
 )
-from emulator.api.data.unread import check_devices, is_frame
+from emulator.api.data.unread import check_devices, check_order, is_frame
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts, PartsOf
@@ -244,6 +244,7 @@ def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any
                 hint = nearest_name_hint(groups, map(str, names)) if names else GROUPS
                 raise UsageError(f"there is no column {groups!r} for groups", hint=hint)
         groups = np.concatenate([as_array(one[groups]) for one in held])
+    check_order("groups", held[0][0] if isinstance(held[0], (tuple, list)) else held[0], groups)
     found = as_array(groups)
     if found.shape != devices_of.shape:
         raise ConfigError(f"groups are {list(found.shape)}, for {len(devices_of)} samples", hint=GROUPS)
@@ -253,7 +254,9 @@ def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any
 def _distinct(name: str, values: Array) -> tuple[Array, I64]:
     """-> the sorted values, and the number of each one [n]. Raises ConfigError for missing ones and several kinds."""
     if missing := sum(map(is_missing, values.tolist())):
-        raise ConfigError(f"{missing} samples have no value of {name}", hint="fill these values in, or drop the samples")
+        raise ConfigError(
+            f"{missing} samples have no value of {name}", hint="fill these values in, or drop the samples"
+        )
     try:
         return np.unique(values, return_inverse=True)
     except TypeError:

@@ -397,6 +397,6 @@ def test_a_token_beyond_the_embedding_is_told_in_training_and_in_predictions() -
         with pytest.raises(UsageError, match=said):
             predict()
     for workers in (1, 2):  # of worker processes it was called a failure, with a traceback
+        fleet = fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15)
         with pytest.raises(UsageError, match=said):
-            fleet = fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15)
             fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, workers=workers, **asked)
