@@ -215,7 +215,7 @@ class ClusterNClass(SharesOfClasses):
         whole = share_matrices.n_class_shares(self.groups, held, classes, self.classes_group, rng)
 
         def within(g: int, size: int) -> F64:
-            return share_matrices.n_class_shares(size, np.flatnonzero(whole[g]).tolist(), classes, self.classes, rng)
+            return share_matrices.n_class_shares(size, np.flatnonzero(whole[g]), classes, self.classes, rng)
 
         return share_matrices.expand_group_shares(whole, self.groups_of(devices), within)
 
