@@ -126,7 +126,7 @@ def _read_graph(
 ) -> nn.Module:
     """The module of an archive, with its own values or with these; it can be copied and pickled."""
     with suppress_output():
-        graph = read_exported(archive).module(check_guards=False)
+        graph: nn.Module = read_exported(archive).module(check_guards=False)
     for name in ("train", "eval"):  # an exported graph refuses both; a flag that it ignores does no harm
         graph.__dict__.pop(name, None)
     _restore_places(graph, schema, tied)
