@@ -57,9 +57,9 @@ def write_line(text: str) -> None:
 def put_on_stderr(text: str) -> None:
     """Write text to stderr as it is.
 
-    What cannot be written is lost, and the work goes on: the log may be on a full disk, its reader may have ended.
+    What cannot be written is lost, and the work goes on: a full disk, no reader, no stderr.
     """
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -371,7 +371,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
     for key, value in held.items():
         kind = {"hosts": list, "port": int, "enrol_port": int, "web_port": int}.get(key, str)
         listed = value if isinstance(value, list) else []
-        wrong = not isinstance(value, kind) or any(not isinstance(host, str) for host in listed)
+        wrong = type(value) is not kind or any(not isinstance(host, str) for host in listed)  # True is an int
         if wrong or key not in ProvisionPlan.__dataclass_fields__:
             raise ConfigError(f"{path}: {key.replace('_', '-')} is {value!r}", hint=READ_HINT)
     return held

@@ -12,6 +12,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -111,17 +112,28 @@ def read_kept_model(folder: Path, facts: Mapping[str, Any], schema: Schema) -> M
     path = folder / GRAPH_FILE
     if not path.is_file():
         return None
+    tied = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")).get("tied", {})
     try:
-        with suppress_output():
-            graph = read_exported(path.read_bytes()).module(check_guards=False)
+        graph = _read_graph(path.read_bytes(), schema, tied)
     except Exception as wrong:  # torch raises many kinds for a damaged archive
         hint = "give the module: fc.load(folder, model=...)"
         raise ConfigError(f"{path} cannot be read: {wrong}", hint=hint) from wrong
+    return Model(module=graph, **facts)
+
+
+def _read_graph(
+    archive: bytes, schema: Schema, tied: Mapping[str, str], values: Mapping[str, torch.Tensor] | None = None
+) -> nn.Module:
+    """The module of an archive, with its own values or with these; it can be copied and pickled."""
+    with suppress_output():
+        graph: nn.Module = read_exported(archive).module(check_guards=False)
     for name in ("train", "eval"):  # an exported graph refuses both; a flag that it ignores does no harm
         graph.__dict__.pop(name, None)
-    _copy_quietly(type(graph))
-    _restore_places(graph, schema, json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")).get("tied", {}))
-    return Model(module=graph, **facts)
+    _restore_places(graph, schema, tied)
+    if values is not None:
+        graph.load_state_dict(values)
+    _copy_and_pickle(type(graph), partial(_read_graph, archive, schema, tied))
+    return graph
 
 
 def _tied_places(module: nn.Module) -> dict[str, str]:
@@ -155,17 +167,18 @@ def _put(graph: nn.Module, name: str, value: torch.Tensor) -> None:
     setattr(graph.get_submodule(layer), own, value)
 
 
-def _copy_quietly(kind: Any) -> None:  # noqa: ANN401 - torch makes a class of its own for each graph
-    """Silence torch, which warns of its own internals when a graph is copied."""
+def _copy_and_pickle(kind: Any, again: Callable[..., nn.Module]) -> None:  # noqa: ANN401 - torch makes a class of its own for each graph
+    """Silence torch, which warns of its own internals when a graph is copied; pickle what it is read `again` from."""
     copied = kind.__deepcopy__
 
     def quiet_copy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         with quiet_warnings():
             made: nn.Module = copied(self, memo)
-        _copy_quietly(type(made))
+        _copy_and_pickle(type(made), again)
         return made
 
     kind.__deepcopy__ = quiet_copy
+    kind.__reduce__ = lambda self: (again, (self.state_dict(),))
 
 
 def read_guide(folder: Path, *, traced: bool, own_loss: bool) -> Router | None:

@@ -78,7 +78,8 @@ def play(  # noqa: PLR0913 - the parts of a run
     parts = partial(_parts, lambda: opened()[0], marks)
     with running, _folder(args, table, parts, keep=keep, resume=resume, say=say) as (folder, temporary):
         every = args.checkpoint_every if keep or args.checkpoint_every == 0 else args.rounds
-        checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table), marks=marks)
+        facts: dict[str, Any] = {"lesson": fingerprint(table), "marks": marks, "needed": keep}
+        checkpoints = Checkpoints(folder=folder, every=every, resume=resume, **facts)
         if resume:
             _tell_where_it_goes_on(checkpoints, args.rounds, say)
         with running, open_trackers(args.loggers, folder, table) as track:  # the devices end before the folder does

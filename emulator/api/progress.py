@@ -113,14 +113,13 @@ def show_work(title: str, *, shown: bool | None = None) -> Iterator[Callable[[st
         return
     with ExitStack() as stack:
         line: NotebookLine | ConsoleProgress | PlainLines
-        if shown is None and not in_bar_place():
+        if in_notebook():
+            line = NotebookLine()
+        elif (shown or in_bar_place()) and (place := _descriptor_of_stderr()) is not None:
+            line = ConsoleProgress(stream=stack.enter_context(os.fdopen(place, "w", encoding="utf-8")))
+        else:
             line = PlainLines(title)
             line.start()
-        elif in_notebook():
-            line = NotebookLine()
-        else:  # a descriptor of its own: libraries are silenced by closing standard error for a while
-            stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8")
-            line = ConsoleProgress(stream=stack.enter_context(stream))
         stack.callback(line.close)
 
         told: list[str] = []
@@ -208,9 +207,17 @@ class NotebookLine:
         """Leave the last line."""
 
 
+def _descriptor_of_stderr() -> int | None:
+    """One of our own: libraries are silenced by closing standard error for a while. None where it is no file."""
+    try:
+        return os.dup(sys.stderr.fileno())
+    except (AttributeError, OSError):  # of a program without a console, or of a test that reads what is written
+        return None
+
+
 def in_bar_place() -> bool:
     """Whether a line that is written anew is seen: in a terminal and in a notebook."""
-    return in_notebook() or sys.stderr.isatty()
+    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def in_notebook() -> bool:

@@ -55,6 +55,7 @@ class Mixtures:
         if [len(rows) > 0 for rows in train_rows] != [len(rows) > 0 for rows in test_rows]:
             told = f"test samples of {len(test_rows)} domains, training samples of {len(train_rows)}"
             raise ConfigError(told, hint="mixtures need samples of each domain in both; use another partition")
+        train_rows, test_rows = ([rows for rows in part if len(rows)] for part in (train_rows, test_rows))
         u = mixture_shares(self.shares, devices, len(train_rows), rng)
         count = rng.integers(self.least, self.most + 1, size=devices)
         cut = PartitionIndices(

@@ -32,6 +32,8 @@ from emulator.data.scheme_checks import check_alpha, check_counts, check_devices
 from emulator.data.user_schemes import ByUser
 from export.plugins import find_by_name, nearest_name_hint
 
+MAX_CLASSES = 1_000_000  # shares have a column for each, also for numbers without samples
+
 
 class PartitionScheme(Protocol):
     """One way to split a data set."""
@@ -61,8 +63,8 @@ class SharesOfClasses(ABC):
         check_counts(self, least=0)
 
     @abstractmethod
-    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
-        """[devices, classes] shares."""
+    def draw(self, devices: int, held: I64, rng: np.random.Generator) -> F64:
+        """[devices, classes] shares; `held` are the classes that have samples, sorted: the last one is the greatest."""
 
     def groups_of(self, devices: int) -> I64 | None:  # noqa: ARG002 - schemes with groups override it
         """The true group of each device [devices]; None without groups."""
@@ -77,7 +79,9 @@ class SharesOfClasses(ABC):
                 f"{devices} devices of {max(2, self.least)} samples each, and the data have {len(data.train)}",
                 hint="use fewer devices, or a smaller `least`",
             )
-        draw = partial(self.draw, devices, classes, rng)
+        parts = [part.y for part in (data.train, data.test) if part is not None]
+        held = np.unique(np.concatenate([np.unique(y) for y in parts]))
+        draw = partial(self.draw, devices, held, rng)
         if self.paper_quirks:
             return make_fleet_data(data, wecfl_compat.cut_like_wecfl(data, draw, member, rng), rng)
         train = np.bincount(data.train.y, minlength=classes)
@@ -85,7 +89,7 @@ class SharesOfClasses(ABC):
 
         def fits(p: F64) -> bool:
             enough = (share_matrices.dealt_sizes(p, train) >= max(2, self.least)).all() and np.allclose(
-                p.sum(axis=0), 1.0
+                p[:, held].sum(axis=0), 1.0
             )
             return bool(enough and (test is None or (share_matrices.dealt_sizes(p, test) >= 1).all()))
 
@@ -115,8 +119,8 @@ class Dirichlet(SharesOfClasses):
         super().__post_init__()
         check_alpha("alpha", self.alpha)
 
-    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
-        return share_matrices.dirichlet_shares(devices, classes, self.alpha, rng)
+    def draw(self, devices: int, held: I64, rng: np.random.Generator) -> F64:
+        return share_matrices.dirichlet_shares(devices, int(held[-1]) + 1, self.alpha, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +161,9 @@ class NClass(SharesOfClasses):
         super().__post_init__()
         check_counts(self, classes=1)
 
-    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
-        _within(self.classes, classes, "classes")
-        return share_matrices.n_class_shares(devices, range(classes), classes, self.classes, rng)
+    def draw(self, devices: int, held: I64, rng: np.random.Generator) -> F64:
+        _within(self.classes, len(held), "classes")
+        return share_matrices.n_class_shares(devices, held, int(held[-1]) + 1, self.classes, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +183,8 @@ class ClusterDirichlet(SharesOfClasses):
     def groups_of(self, devices: int) -> I64:
         return _members(devices, self.groups)
 
-    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
+    def draw(self, devices: int, held: I64, rng: np.random.Generator) -> F64:
+        classes = int(held[-1]) + 1
         whole = share_matrices.dirichlet_shares(self.groups, classes, self.alpha_group, rng)
         return share_matrices.expand_group_shares(
             whole,
@@ -203,13 +208,14 @@ class ClusterNClass(SharesOfClasses):
     def groups_of(self, devices: int) -> I64:
         return _members(devices, self.groups)
 
-    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
-        _within(self.classes_group, classes, "classes-group")
+    def draw(self, devices: int, held: I64, rng: np.random.Generator) -> F64:
+        _within(self.classes_group, len(held), "classes-group")
         _within(self.classes, self.classes_group, "classes")
-        whole = share_matrices.n_class_shares(self.groups, range(classes), classes, self.classes_group, rng)
+        classes = int(held[-1]) + 1
+        whole = share_matrices.n_class_shares(self.groups, held, classes, self.classes_group, rng)
 
         def within(g: int, size: int) -> F64:
-            return share_matrices.n_class_shares(size, np.flatnonzero(whole[g]).tolist(), classes, self.classes, rng)
+            return share_matrices.n_class_shares(size, np.flatnonzero(whole[g]), classes, self.classes, rng)
 
         return share_matrices.expand_group_shares(whole, self.groups_of(devices), within)
 
@@ -330,6 +336,9 @@ def _rng(seed: int) -> np.random.Generator:
 def _classes(data: DataSet) -> int:
     if not data.classes:
         raise ConfigError("this data set has no classes to cut by", hint="use iid or mixtures")
+    if data.classes > MAX_CLASSES:
+        hint = "number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
+        raise ConfigError(f"y holds the class {data.classes - 1}", hint=hint)
     return data.classes
 
 

@@ -6,7 +6,7 @@ training and the test part by the same shares gives a device the same mixture of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,11 +22,11 @@ def dirichlet_shares(rows: int, classes: int, alpha: float, rng: np.random.Gener
     return np.transpose(columns)
 
 
-def n_class_shares(rows: int, allowed: Sequence[int], classes: int, each: int, rng: np.random.Generator) -> F64:
+def n_class_shares(rows: int, allowed: I64, classes: int, each: int, rng: np.random.Generator) -> F64:
     """[rows, classes]: every row draws `each` of the `allowed` classes; a class is shared equally by who drew it."""
     drawn = np.zeros((rows, classes))
     for row in drawn:
-        row[rng.choice(np.asarray(allowed), size=each, replace=False)] = 1.0
+        row[rng.choice(allowed, size=each, replace=False)] = 1.0
     shared: F64 = drawn / np.maximum(drawn.sum(axis=0), 1.0)
     return shared
 

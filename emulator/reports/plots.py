@@ -35,6 +35,7 @@ SVG_DPI = 72  # points are the units of SVG files
 LAP = 0.6  # points by which squares overlap, so that no seam shows between them
 DARK_THRESHOLD = 0.6  # a cosine above that has a dark cell
 MAX_LABELLED_ROWS = 40  # more devices than that leave no room for words
+MAX_BARS = 256  # classes of a device in a bar; of more several are one
 MAX_SHAPES = 5_000  # of a picture; more cells are one image
 STYLE: Any = {  # matplotlib types every single key
     "font.family": "sans-serif",
@@ -217,6 +218,8 @@ def draw_labels(
     devices = sorted(labels, key=lambda d: (groups.get(d) or 0, d))
     width = max(len(labels[d]) for d in devices)
     counts = np.array([[*labels[d], *[0] * (width - len(labels[d]))] for d in devices], dtype=np.float64)
+    if width > MAX_BARS:  # as of the words of a language: neighbours are one bar
+        counts, width = np.add.reduceat(counts, np.arange(MAX_BARS) * width // MAX_BARS, axis=1), MAX_BARS
     below = np.zeros(len(devices))
     edges_of_bars = np.arange(len(devices) + 1) - 0.5
     for c in range(width):  # one outline for all bars of a class: a picture of 200 devices stays small
@@ -245,11 +248,9 @@ def draw_curves(
 ) -> None:
     """Shares (0..1) per round, one line each, in the order given; a round without a value is passed over.
 
-    Without `shares` they are numbers of any size.
-
-    Three of four lines are dashed, and later ones are thinner: those below are seen between the dashes. Where
-    rounds are passed over, those that have a value are marked. `looks` names all lines of several pictures, so
-    that a line has the same look in each.
+    Without `shares` they are numbers of any size. Three of four lines are dashed, and later ones are thinner: those
+    below are seen between the dashes. Where rounds are passed over, those that have a value are marked. `looks` names
+    all lines of several pictures, so that a line has the same look in each.
     """
     for name, values in curves.items():
         i = list(looks or curves).index(name)

@@ -7,6 +7,7 @@ the same engine and the same data end with the same assignments and the same cen
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from emulator.simulation.device_profiles import draw_profiles
 from emulator.simulation.emulated_devices import EmulatedDevices, own_slots
 from emulator.simulation.virtual_network import VirtualNetwork
 
+log = logging.getLogger(__name__)
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -131,11 +133,24 @@ def run_rounds(
         began = time.perf_counter()
         last = number if stop else settings.rounds
         if checkpoints and checkpoints.due(number, last, cheap=began >= cheap_from_s):
-            live.save(checkpoints, number)
+            _save(live, checkpoints, number)
             ended = time.perf_counter()
             cheap_from_s = ended + (ended - began) / COST
         if stop:
             return
+
+
+def _save(live: LiveRun, checkpoints: Checkpoints, number: int) -> None:
+    try:
+        live.save(checkpoints, number)
+    except OSError as wrong:
+        if checkpoints.needed:
+            raise
+        log.warning(
+            "no checkpoint could be written among the temporary files (%s): the result is whole, but the run does not "
+            "go on from it, and it lacks models that devices keep. Free that disk, or set TMPDIR",
+            wrong.strerror,
+        )
 
 
 def live_result(live: LiveRun) -> SimulationResult:

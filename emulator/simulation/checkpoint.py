@@ -51,7 +51,8 @@ class Checkpoints:
     """Writes a checkpoint after every `every` rounds and after the last (0: never); `resume` starts from the latest.
 
     None: after the first round, then as often as takes at most COST of the time. What is kept then depends on this
-    machine; the numbers of the run, also of one that goes on, do not.
+    machine; the numbers of the run, also of one that goes on, do not. Where they are not `needed`, a run is whole
+    without the one that its disk has no room for.
     """
 
     folder: Path
@@ -59,6 +60,7 @@ class Checkpoints:
     resume: bool
     lesson: Mapping[str, Any]
     marks: Mapping[str, Any] = field(default_factory=dict)
+    needed: bool = True
 
     def due(self, number: int, rounds: int, *, cheap: bool) -> bool:
         """Whether round `number` of `rounds` ends with a checkpoint; `cheap`: it takes at most COST of the time."""

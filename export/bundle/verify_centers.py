@@ -91,8 +91,10 @@ def accuracy_by_device(logits: Array, samples: LabelledSamples) -> dict[str, flo
     """
     if samples.y is None or not np.issubdtype(samples.y.dtype, np.integer):
         return {}
-    owned = {str(name): samples.device == name for name in np.unique(samples.device)}
-    counted = {name: mine for name, mine in owned.items() if (samples.y[mine] != IGNORED).any()}
+    order = np.argsort(samples.device, kind="stable")
+    names, starts = np.unique(samples.device[order], return_index=True)
+    owned = zip(names.tolist(), np.split(order, starts[1:]), strict=True)
+    counted = {str(name): mine for name, mine in owned if (samples.y[mine] != IGNORED).any()}
     return {name: accuracy_of(logits[mine], samples.y[mine]) for name, mine in counted.items()}
 
 

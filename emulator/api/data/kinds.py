@@ -67,6 +67,8 @@ def _check_range(name: str, values: Array) -> None:
 def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | bool]]:
     """-> classes int64 or targets [n, ...] float32 of each part, and the values of classes that were no numbers."""
     kinds = {y.dtype.kind for y in parts}
+    if any(0 in y.shape for y in parts):
+        raise ConfigError(f"y is {parts[0].dtype} {list(parts[0].shape)}", hint="give one label for each sample")
     if kinds & set("cVMm"):  # also dates, each of which would be a class
         raise ConfigError(f"y is {parts[0].dtype}", hint="give whole numbers or texts for classes, floats for targets")
     if kinds <= {"f"}:
@@ -75,6 +77,8 @@ def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | 
     if kinds <= set("iu") and all(several):
         if any(((y < 0) & (y != IGNORED)).any() for y in parts):
             raise ConfigError("y holds classes below 0", hint=f"use numbers from 0, and {IGNORED} to leave one out")
+        if all((y == IGNORED).all() for y in parts):
+            raise ConfigError(f"all labels are {IGNORED}, which counts nothing", hint="give labels, from 0 on")
         return [y.astype(np.int64) for y in parts], ()
     if any(several):
         hint = "give one class for each sample, whole numbers, or float targets"

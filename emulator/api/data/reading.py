@@ -21,6 +21,7 @@ from emulator.api.data.unread import (
     check_by,
     check_column,
     check_no_pixels_among_others,
+    check_order,
     check_pair,
     holds_samples,
     is_frame,
@@ -64,6 +65,7 @@ def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) 
     found = _reader(data)(data, x, y, named)
     if named is None and by is not None:
         check_by(by, getattr(data, "columns", getattr(data, "column_names", ())))
+        check_order("by", data[0] if isinstance(data, (tuple, list)) and data else data, by)
         found = replace(found, by=as_array(by))
         if found.by is not None and found.by.ndim != 1:
             raise ConfigError(f"by is {found.by.dtype} {list(found.by.shape)}", hint="give one value for each sample")
@@ -169,6 +171,7 @@ def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
         raise UsageError(f"{len(data)} arrays", hint=hint)
     if by is not None:
         raise UsageError(f"arrays have no column {by!r}", hint="write by=array, with one value for each sample")
+    check_order("y", data[0], data[1])
     if not names:
         samples, parts = read_inputs(data[0])
         return Columns(x=samples, y=_labels(data[1]), parts=parts)

@@ -99,6 +99,16 @@ def check_by(by: Any, names: Sequence[str]) -> None:
         raise UsageError(f"by names {len(by)} columns", hint=f"name one, or give their values together: by={joined}")
 
 
+def check_order(name: str, data: Any, beside: Any) -> None:
+    """Raise ConfigError for a column of pandas that names the rows of a data frame, and has them in another order."""
+    if not is_frame(data) or not hasattr(beside, "index") or not hasattr(beside, "iloc"):
+        return
+    mine, theirs = data.index, beside.index
+    if len(mine) == len(theirs) and not mine.equals(theirs) and mine.sort_values().equals(theirs.sort_values()):
+        hint = f"{name}.to_numpy() takes them as they stand, {name}.loc[data.index] by their index"
+        raise ConfigError(f"{name} has the rows of the data frame in another order, by its index", hint=hint)
+
+
 def check_column(what: str, asked: Any) -> None:
     """Raise UsageError for what is no name of a column."""
     if asked is None or isinstance(asked, (str, int, np.integer)):

@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
-from edge_client.protocol.task import I64
+from edge_client.protocol.task import I64, Array
 from emulator.api.data.kinds import check_kinds, check_no_bytes, checked_inputs, checked_labels, look_like_classes
 from emulator.api.data.of_devices import columns_of_each, device_folders, joined_with
 from emulator.api.data.partitions import as_scheme
@@ -24,7 +24,7 @@ from emulator.api.data.reading import (
     is_missing,
     read_columns,
 )
-from emulator.api.data.unread import check_devices, is_frame
+from emulator.api.data.unread import check_devices, check_order, is_frame
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts, PartsOf
@@ -244,10 +244,25 @@ def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any
                 hint = nearest_name_hint(groups, map(str, names)) if names else GROUPS
                 raise UsageError(f"there is no column {groups!r} for groups", hint=hint)
         groups = np.concatenate([as_array(one[groups]) for one in held])
+    check_order("groups", held[0][0] if isinstance(held[0], (tuple, list)) else held[0], groups)
     found = as_array(groups)
     if found.shape != devices_of.shape:
         raise ConfigError(f"groups are {list(found.shape)}, for {len(devices_of)} samples", hint=GROUPS)
-    return np.unique(found, return_inverse=True)[1].astype(np.int64)
+    return _distinct("groups", found)[1].astype(np.int64)
+
+
+def _distinct(name: str, values: Array) -> tuple[Array, I64]:
+    """-> the sorted values, and the number of each one [n]. Raises ConfigError for missing ones and several kinds."""
+    if missing := sum(map(is_missing, values.tolist())):
+        raise ConfigError(
+            f"{missing} samples have no value of {name}", hint="fill these values in, or drop the samples"
+        )
+    try:
+        return np.unique(values, return_inverse=True)
+    except TypeError:
+        kinds = sorted({type(value).__name__ for value in values.tolist()})
+        told = f"{name} holds {' and '.join(kinds)}"
+        raise ConfigError(told, hint="make them one kind, as texts: astype(str)") from None
 
 
 def _users(train: Columns, columns: Sequence[Columns]) -> tuple[list[I64 | None], Sequence[str]]:
@@ -255,13 +270,7 @@ def _users(train: Columns, columns: Sequence[Columns]) -> tuple[list[I64 | None]
     if train.by is None:
         return [None for _ in columns], ()
     check_no_bytes("by", [part.by for part in columns if part.by is not None])
-    if missing := sum(map(is_missing, train.by.tolist())):
-        raise ConfigError(f"{missing} samples have no value of by", hint="fill these values in, or drop the samples")
-    try:
-        values, first = np.unique(train.by, return_inverse=True)
-    except TypeError:
-        kinds = sorted({type(value).__name__ for value in train.by.tolist()})
-        raise ConfigError(f"by holds {' and '.join(kinds)}", hint="make them one kind, as texts: astype(str)") from None
+    values, first = _distinct("by", train.by)
     few = np.bincount(first) < 2  # noqa: PLR2004 - one to train, one to test
     if len(columns) > 1 and columns[1].by is not None:
         few |= ~np.isin(values, columns[1].by)

@@ -75,7 +75,7 @@ def _part(folder: DataFolderReader, name: str, classes: int, image: Any, users: 
 
 
 def _label(value: object, classes: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or not 0 <= value < classes:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < classes or value != int(value):
         raise ValueError(f"label {value!r:.40} of {classes} classes")
     return int(value)
 

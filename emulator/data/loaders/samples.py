@@ -80,9 +80,9 @@ class DataSet:
 
     @property
     def classes(self) -> int:
-        """How many classes the labels name; 0 for targets, and for a label per token or pixel."""
+        """How many classes the labels of both parts name; 0 for targets, and for a label per token or pixel."""
         single = self.train.y.ndim == 1 and np.issubdtype(self.train.y.dtype, np.integer)
-        return int(self.train.y.max()) + 1 if single else 0
+        return 1 + max(int(part.y.max()) for part in (self.train, self.test) if part) if single else 0
 
     def dataset(self, samples: RawSamples) -> Dataset:
         return Dataset(self.ready(samples.x), samples.y, parts=self.parts)

@@ -181,6 +181,7 @@ def test_a_registrar_whose_disk_is_full_tells_its_operator(work: Provisioner, tm
         'hosts = "broker.example"',  # was read as hosts of one letter each
         "hosts = [1]",
         'hosts = ["broker.example"]\nport = "8883"',
+        'hosts = ["broker.example"]\nport = true',
         'hosts = ["broker.example"]\nfleet = 3',
     ],
 )

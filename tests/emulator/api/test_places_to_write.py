@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,25 @@ def test_a_disk_that_takes_no_more_is_told_alike_by_export_and_save(result: fc.R
     for write in (lambda place: result.export(place, formats=("onnx",)), result.save):
         with small_files(), pytest.raises(UsageError, match=f"cannot write to {tmp_path / 'out'}: File too large"):
             write(tmp_path / "out")
+
+
+def test_a_run_without_a_folder_is_whole_where_its_last_checkpoint_has_no_room(
+    result: fc.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A long run was lost at its end, with the disk of the temporary files full."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fill(so_far: fc.Result) -> bool:
+        assert so_far.temporary is not None
+        (so_far.temporary.path / "checkpoint.new").write_text("a file in the place of the folder")
+        return True
+
+    again = fc.simulate(
+        fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3, groups=1), rounds=3, on_round=fill, progress=False
+    )
+    assert (again.accuracy, len(again.run.records)) == (result.accuracy, 1)
+    assert "no checkpoint could be written" in caplog.text
+    assert fc.load(again.save(tmp_path / "saved")).accuracy == result.accuracy
 
 
 def test_an_export_below_a_file_is_refused_before_anything_is_compiled(result: fc.Result, tmp_path: Path) -> None:

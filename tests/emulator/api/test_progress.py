@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,17 @@ def test_without_a_terminal_long_work_is_told_on_stderr_again_and_again(
     capfd.readouterr()
     fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1, progress=False)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()])
+def test_work_is_done_where_stderr_is_no_file(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program without a console has none; a reader of what is written may have no descriptor."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    with show_work("compiling", shown=True) as busy:
+        busy("the step")
+    with RunProgress("FedAvg", 2, shown=None) as bar:
+        bar.say("a folder is used again")
+    assert stream is None or "a folder is used again" in stream.getvalue()
 
 
 def test_without_a_terminal_the_line_names_the_part_that_is_worked_on(

@@ -396,5 +396,7 @@ def test_a_token_beyond_the_embedding_is_told_in_training_and_in_predictions() -
     for predict in (lambda: result.predict(x, center=0), lambda: result.nearest(x)):
         with pytest.raises(UsageError, match=said):
             predict()
-    with pytest.raises(UsageError, match=said):
-        fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15), **asked)
+    for workers in (1, 2):  # of worker processes it was called a failure, with a traceback
+        fleet = fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15)
+        with pytest.raises(UsageError, match=said):
+            fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, workers=workers, **asked)

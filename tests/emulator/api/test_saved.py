@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -313,6 +314,11 @@ def test_tied_weights_and_tensors_that_no_center_has_are_found_again(tmp_path: P
     loaded, x = fc.load(result.save(tmp_path / "shared")), rng.normal(size=(5, 4))
     np.testing.assert_allclose(loaded.predict(x, center=0), result.predict(x, center=0), atol=1e-5)
     assert loaded.export(tmp_path / "exported", formats=()).program.schema.size == 4 * 4 + 4 + 4 * 3 + 3 + 3
+    # to another process: it ended in "Can't pickle local object" of torch
+    again, center = pickle.loads(pickle.dumps((loaded, loaded.module(0))))  # noqa: S301 - our own
+    np.testing.assert_allclose(again.predict(x, center=0), result.predict(x, center=0), atol=1e-5)
+    given = torch.from_numpy(x).float()
+    np.testing.assert_allclose(center(given).detach(), loaded.module(0)(given).detach())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -85,6 +87,16 @@ def test_regressions_keep_their_targets_and_their_test_pools() -> None:
 def test_a_mixture_that_cannot_be_made_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
         parse_scheme(f"mixtures:{wrong}").split(two_domains(), devices=4, seed=0)
+
+
+def test_a_number_of_a_domain_that_no_sample_has_is_none() -> None:
+    whole = two_domains()
+    part = replace(whole.train, domain=2 * np.arange(2_000) % 4)
+    split, usual = (
+        parse_scheme("mixtures").split(data, devices=10, seed=0) for data in (DataSet(train=part, test=part), whole)
+    )
+    assert list(split.holdouts) == ["domain 0", "domain 1"]
+    assert dict(split.groups) == dict(usual.groups)
 
 
 def test_a_domain_that_only_one_part_has_is_named() -> None:

@@ -101,6 +101,14 @@ def test_bars_of_targets_name_no_class() -> None:
     assert heights(axes) == [[3, 5]]
 
 
+def test_the_words_of_a_language_are_few_bars_that_hold_all_samples() -> None:
+    """A bar for each of 50,000 words took minutes."""
+    counts = np.arange(3_001) % 7
+    found = np.array(heights(drawn({"a": counts.tolist(), "b": [2]}, {"a": 0, "b": 0}, draw=plots.draw_labels)))
+    assert found.shape == (plots.MAX_BARS, 2)
+    assert found.sum(axis=0).tolist() == [counts.sum(), 2]
+
+
 def test_ten_groups_have_ten_shapes() -> None:
     assert len(set(plots.MARKERS)) == plots.MAX_NAMED_CLASSES
 

@@ -61,6 +61,15 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: fc.fleet(frame(q="u"), by="who", x=["p", "q"]), "column 'q' of x is text"),
     (lambda: fc.fleet(pd.concat([frame(), frame()[["p"]]], axis=1), by="who"), "2 columns are called 'p'"),
     (lambda: fc.fleet((X, Y), by=np.array([1, "1", 2] * 20, dtype=object)), "by holds int and str"),
+    (lambda: fc.fleet((X, Y), by=WHO, groups=np.array(["u", None] * 30, object)), "30 samples have no value of groups"),
+    (lambda: fc.fleet((X, Y), by=WHO, groups=np.array([1, "u"] * 30, object)), "groups holds int and str"),
+    (lambda: fc.fleet((X, Y), by=WHO, groups={"anna": 1, "ben": np.nan, "cleo": 2}), "20 samples have no value of gro"),
+    (lambda: fc.fleet(frame(), by=frame().who[::-1]), r"by has the rows .* in another order.*by.loc\[data.index\] by"),
+    (lambda: fc.fleet((frame()[["p"]], frame().label[::-1]), by=WHO), "y has the rows of the data frame in another"),
+    (lambda: fc.fleet(frame(), by="who", groups=frame().who[::-1]), "groups has the rows of the data frame in another"),
+    (lambda: fc.fleet((X, np.full((N, 4), -100)), by=WHO), "all labels are -100"),
+    (lambda: fc.fleet((X, X[:, :0]), by=WHO), r"y is float64 \[60, 0\]"),
+    (lambda: fc.fleet((X, np.zeros((N, 0), int)), by=WHO), r"y is int64 \[60, 0\]"),
     (lambda: fc.fleet(([[1, 2], [3]] * 2, [0, 1] * 2), by=[0, 0, 1, 1]), "values of different shapes"),
     (lambda: fc.fleet((X * 1e300, Y), by=WHO), "x holds numbers beyond float32.*scale them"),
     (lambda: fc.fleet((X, X[:, 0] * 1e300), by=WHO), "y holds numbers beyond float32"),
@@ -110,6 +119,11 @@ WRONG: list[tuple[Callable[[], object], str]] = [
 def test_what_is_wrong_is_named_with_what_to_write(make: Callable[[], object], said: str) -> None:
     with pytest.raises(FedcentersError, match=f"(?s){said}"):
         make()
+
+
+def test_a_column_of_other_rows_than_the_data_frame_is_taken_as_it_stands() -> None:
+    later = frame().set_index(np.arange(N) + 7)
+    assert len(fc.fleet(later, by=frame().who)) == len(fc.fleet(frame(), by=frame().who)) == len({*WHO})
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def test_a_picture_outside_its_folder_is_refused(tmp_path: Path, name: object) -
         {"u": ([WHITE], [-1])},
         {"u": ([WHITE], [0.5])},
         {"u": ([WHITE], [True])},
+        {"u": ([WHITE], [float("inf")])},
+        {"u": ([WHITE], [float("nan")])},
         {"u": ([WHITE], [])},
         {"u": ([[2.0] * 784], [0])},
         {"u": ([[0.0] * 783], [0])},
