@@ -86,7 +86,7 @@ def create_gated_app(
     lifespan: Lifespan[Starlette] | None = None,
 ) -> ASGIApp:
     """An ASGI application whose every request passes the rule, and whose every answer has the headers."""
-    handlers: dict[Any, Any] = {HTTPException: _on_http_exception, Malformed: _on_malformed}
+    handlers: dict[Any, Any] = {HTTPException: _on_http_exception, Malformed: _on_malformed, Exception: _on_failure}
     inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     inner.router.redirect_slashes = False  # a path names one thing, or nothing
     return _Gate(inner, rule, headers or {})
@@ -194,6 +194,10 @@ def _error(status: int, error: str, headers: Mapping[str, str] | None = None) ->
 
 async def _on_http_exception(_: Request, wrong: HTTPException) -> Response:
     return _error(wrong.status_code, wrong.detail, wrong.headers)
+
+
+async def _on_failure(_: Request, __: Exception) -> Response:
+    return _error(500, "the server failed; its log says how")
 
 
 async def _on_malformed(_: Request, wrong: Malformed) -> Response:

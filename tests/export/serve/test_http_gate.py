@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.testclient import TestClient
 from starlette.types import Message
 
 from export.serve.http_gate import create_gated_app, read_json
@@ -36,3 +38,16 @@ def test_a_client_that_goes_in_the_middle_of_its_body_raises_nothing() -> None:
 
     asyncio.run(served())
     assert not coming
+
+
+def test_a_failure_of_the_server_is_answered_as_every_error_and_raised_for_its_log() -> None:
+    async def fail(_: Request) -> Response:
+        raise OSError("the disk")
+
+    app = create_gated_app([Route("/", fail)], headers={"Cache-Control": "no-store"})
+    answer = TestClient(app, raise_server_exceptions=False).get("/")
+    assert (answer.status_code, list(answer.json())) == (500, ["error"])
+    assert "disk" not in answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    with pytest.raises(OSError, match="the disk"):
+        TestClient(app).get("/")

@@ -373,3 +373,15 @@ def test_a_line_feed_behind_a_path_gets_around_no_token(tmp_path: Path, access: 
     for path in ("/reports%0A", "/health%0A", "/centers%0a"):
         answer = app.request("POST" if "reports" in path else "GET", path, json=report, headers=reader)
         assert (answer.status_code, list(answer.json())) == (404, ["error"])
+
+
+def test_no_shared_cache_keeps_what_needs_a_token(tmp_path: Path) -> None:
+    """RFC 9111, 3.5: `public` lets one hand out the answer to a request with a token to a client without."""
+    write_bundle(tmp_path / "b", "one")
+    manager, token = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan()), "x" * 16
+    path = manager.generation(None).centers[0]["files"]["onnx"]["url"]
+    for given, scope in ((None, "public"), (token, "private")):
+        access = ServeAccess(rate=RateLimiter(0), token=given, report_token=token)
+        app = TestClient(create_serve_app(manager, access), base_url="http://127.0.0.1")
+        answer = app.get(path, headers={"Authorization": f"Bearer {token}"})
+        assert answer.headers["cache-control"] == f"{scope}, max-age=31536000, immutable"

@@ -125,7 +125,9 @@ def test_a_candidate_is_told_with_what_it_waits_for(tmp_path: Path, caplog: pyte
     assert "for 0.05 of the devices, until 200 pairs of reports have come" in caplog.text
 
 
-def test_a_report_that_cannot_be_stored_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_stored_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     write_bundle(tmp_path / "b", "one")
     manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=0.5))
     write_bundle(tmp_path / "b", "two")
@@ -142,6 +144,14 @@ def test_a_report_that_cannot_be_stored_does_not_count(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="No space left"):
         manager.store_rollout(after)
     assert manager.rollout is before
+    server = TestClient(app.create_serve_app(manager, ServeAccess(rate=RateLimiter(0), is_local=True)))
+    report = {"device": "d1", "generation": manager.generation("d1").name, "accuracy": 0.5}
+    answer = server.post("/reports", json=report, headers={"Host": "127.0.0.1"})
+    assert (answer.status_code, list(answer.json())) == (503, ["error"])
+    assert int(answer.headers["retry-after"]) > 0
+    assert "a report does not count: [Errno 28] No space left on device" in caplog.text
+    disk.full = False
+    assert server.post("/reports", json=report, headers={"Host": "127.0.0.1"}).json()["counted"]
 
 
 def test_a_bundle_whose_manifest_was_copied_first_is_served_when_its_files_have_come(tmp_path: Path) -> None:
