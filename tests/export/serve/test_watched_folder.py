@@ -236,3 +236,56 @@ def test_a_withdrawn_bundle_is_told_when_it_is_withdrawn_and_when_it_comes_again
         f"stable {stable:.16}, candidate none; {candidate:.16} was withdrawn, since its devices report less accuracy",
         f"the bundle in {tmp_path / 'b'} is not served: {candidate:.16} was withdrawn; {stable:.16} stays",
     ]
+
+
+def test_a_signature_that_comes_after_its_manifest_is_noticed(tmp_path: Path) -> None:
+    """As of a copy that ends with manifest.sig, and of a bundle that is signed again with a new key."""
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    assert not manager.has_changed()
+    manifest = (tmp_path / "b" / MANIFEST_FILE).read_bytes()
+    for key in (bytes(32), bytes([1]) * 32):
+        (tmp_path / "b" / SIGNATURE_FILE).write_text(make_signer(key, "home")(manifest))
+        assert manager.has_changed()
+        found = manager.fetch_generation()
+        assert found is not None
+        manager.accept(found)
+        assert not manager.has_changed()
+        signature = manager.generation(None).files[SIGNATURE_FILE]
+        assert signature.path.read_bytes() == (tmp_path / "b" / SIGNATURE_FILE).read_bytes()
+
+
+def test_what_is_served_stays_whole_while_it_gets_a_new_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    manifest = (tmp_path / "b" / MANIFEST_FILE).read_bytes()
+    (tmp_path / "b" / SIGNATURE_FILE).write_text(make_signer(bytes(32), "home")(manifest))
+    removed = list[Path]()
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: removed.append(path))
+    manager.site.add(tmp_path / "b")
+    assert {path.parent for path in removed} == {tmp_path / "site"}
+
+
+def test_the_index_names_what_is_served_after_a_kill_between_the_two(tmp_path: Path) -> None:
+    """The roll-out's state is written first; another web server may host the same folder."""
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=1.0))
+    index = (tmp_path / "site" / INDEX_FILE).read_bytes()
+    write_bundle(tmp_path / "b", "two")
+    found = manager.fetch_generation()
+    assert found is not None
+    manager.accept(found)
+    (tmp_path / "site" / INDEX_FILE).write_bytes(index)
+    again = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=1.0))
+    assert json.loads((tmp_path / "site" / INDEX_FILE).read_bytes())["generation"] == again.rollout.stable == found.name
+
+
+def test_what_a_killed_server_was_copying_is_removed(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    for left in ("part", ".4711.partial"):
+        (tmp_path / "site" / left / "centers").mkdir(parents=True)
+    GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    assert sorted(p.name for p in (tmp_path / "site").iterdir()) == [ROLLOUT_FILE, "generations", INDEX_FILE, "part"]
