@@ -20,7 +20,6 @@ import torch
 from torch import fx, nn
 
 from coordinator.models.registry import Model
-from edge_client.engines.pt2 import read_exported
 from edge_client.errors import ConfigError, Malformed, ProgramRefused
 from edge_client.protocol.nearest.router import NEED_LABELS, Router
 from edge_client.protocol.nearest.router_file import read_router, write_router
@@ -31,6 +30,7 @@ from export.compiler.adapters.frozen import travels
 from export.compiler.forward_pass import tracing_context
 from export.compiler.losses.sample_losses import loss_name
 from export.compiler.program import schema_of
+from export.containers.write_pt2 import read_pt2
 from export.diagnostics import quiet_warnings
 from export.silence import suppress_output
 
@@ -113,10 +113,10 @@ def read_kept_model(folder: Path, facts: Mapping[str, Any], schema: Schema) -> M
         return None
     try:
         with suppress_output():
-            graph = read_exported(path.read_bytes()).module(check_guards=False)
+            graph: Any = read_pt2(path.read_bytes(), str(path)).module(check_guards=False)
     except Exception as wrong:  # torch raises many kinds for a damaged archive
-        hint = "give the module: fc.load(folder, model=...)"
-        raise ConfigError(f"{path} cannot be read: {wrong}", hint=hint) from wrong
+        told = wrong.message if isinstance(wrong, ProgramRefused) else f"{path} cannot be read: {wrong}"
+        raise ConfigError(told, hint="give the module: fc.load(folder, model=...)") from wrong
     for name in ("train", "eval"):  # an exported graph refuses both; a flag that it ignores does no harm
         graph.__dict__.pop(name, None)
     _copy_quietly(type(graph))
