@@ -229,6 +229,8 @@ def check_replaceable(out: Path) -> str:
 
     Raises UsageError where something else than an older bundle is there.
     """
+    if out.name in {"", ".."}:
+        raise UsageError(f"{out} has no name that a bundle could take", hint="name the folder, as ../centers")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return ""
     try:

@@ -68,9 +68,9 @@ def run_server(options: ServeOptions) -> None:
         slots=ConnectionSlots(total=MAX_CONNECTIONS, per_address=MAX_CONNECTIONS_PER_ADDRESS),
         backlog=SOCKET_BACKLOG,
     )
-    port = socket.getsockname()[1]
-    scheme = "http" if options.certificate is None else "https"
-    put_on_stderr(f"serving {options.bundle} at {scheme}://{options.host}:{port}/centers; Ctrl-C ends it\n")
+    scheme, port = "http" if options.certificate is None else "https", socket.getsockname()[1]
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    put_on_stderr(f"serving {options.bundle} at {scheme}://{host}:{port}/centers; Ctrl-C ends it\n")
     uvicorn.Server(config).run(sockets=[socket])
 
 
