@@ -24,7 +24,7 @@ from tests.support.served_bundle import write_bundle
     ],
 )
 def test_what_is_no_finite_number_is_refused(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """With typer 0.28 `--canary nan` gave a new bundle to all devices at once; a later one looks at ranges of its own."""
+    """With typer 0.28 `--canary nan` gave a new bundle to all devices at once; later ones refuse it by the range."""
     assert run_export(*options) == 2
     assert f"Invalid value for '{options[2]}'" in capsys.readouterr().err
 
