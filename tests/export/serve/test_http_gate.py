@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 
 import pytest
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message
 
 from export.serve.http_gate import create_gated_app, read_json
+from tests.support.served_app import PATIENCE_S, serve_app
 
 
 async def echo(request: Request) -> Response:
@@ -51,3 +53,16 @@ def test_a_failure_of_the_server_is_answered_as_every_error_and_raised_for_its_l
     assert answer.headers["cache-control"] == "no-store"
     with pytest.raises(OSError, match="the disk"):
         TestClient(app).get("/")
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["h11", "httptools"])
+def test_a_client_that_offers_http_2_is_told_to_leave_it(fast: bool) -> None:  # noqa: FBT001
+    """Java's HttpClient and `curl --http2` do; httptools drops such a body, which was answered as no JSON."""
+    with serve_app(create_gated_app([Route("/", echo, methods=["POST"])]), fast=fast) as (port, _):
+        asked = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        asked.request("POST", "/", b"[1]", {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c"})
+        answer = asked.getresponse()
+        told = answer.read()
+        asked.close()
+    assert (answer.status, told) == (200, b"[1]") if not fast else (400, told)
+    assert fast == (b"the header Upgrade" in told)
