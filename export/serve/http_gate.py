@@ -166,7 +166,7 @@ async def read_json(request: Request, max_bytes: int, name: str) -> Any:  # noqa
         raise HTTPException(408, f"{name} is sent within {BODY_TIMEOUT_S:.0f} s") from None
     except ClientDisconnect:  # it reads no answer, and the server's log would have its traceback
         raise HTTPException(400, f"{name} broke off") from None
-    if not parts and "upgrade" in request.headers:  # httptools drops the body of such a request
+    if size == 0 and "upgrade" in request.headers:  # httptools drops the body of such a request
         raise HTTPException(400, f"{name} is not read beside the header Upgrade; leave that out, and speak HTTP/1.1")
     return parse_json(b"".join(parts), max_bytes)
 
