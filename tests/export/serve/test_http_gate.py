@@ -58,6 +58,8 @@ def test_a_failure_of_the_server_is_answered_as_every_error_and_raised_for_its_l
 @pytest.mark.parametrize("fast", [False, True], ids=["h11", "httptools"])
 def test_a_client_that_offers_http_2_is_told_to_leave_it(fast: bool) -> None:  # noqa: FBT001
     """Java's HttpClient and `curl --http2` do; httptools drops such a body, which was answered as no JSON."""
+    if fast:
+        pytest.importorskip("httptools", reason="without it every server reads by h11")
     with serve_app(create_gated_app([Route("/", echo, methods=["POST"])]), fast=fast) as (port, _):
         asked = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         asked.request("POST", "/", b"[1]", {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c"})
