@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import math
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from edge_client.errors import NetworkError
 
 IPV6_CLIENT_BITS = 64  # one client usually has so long a prefix to itself, so it counts as one address
+OTHER_DESCRIPTORS = 64  # that a server has open beside its connections and the files for them
 
 
 class ConnectionSlots:
@@ -64,6 +67,28 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def affordable_connections(most: int) -> int:
+    """At most `most` connections, and no more than the process has descriptors for: each may read a file.
+
+    The process's own limit is raised as far as it may be.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return most
+    soft, hard = (_number(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    wanted = min(hard, 2 * most + OTHER_DESCRIPTORS)
+    if soft < wanted:
+        with suppress(OSError, ValueError):  # a system may have a lower one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(wanted), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            soft = wanted
+    return int(min(most, max(1, (soft - OTHER_DESCRIPTORS) // 2)))
+
+
+def _number(limit: int) -> float:
+    return math.inf if limit < 0 else limit
 
 
 class _Connection(socket.socket):

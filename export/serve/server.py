@@ -14,12 +14,13 @@ from edge_client.printable import put_on_stderr
 from export.serve.access import ServeAccess
 from export.serve.app import create_serve_app
 from export.serve.generations import GenerationManager
-from export.serve.listener import ConnectionSlots, is_loopback, open_listener
+from export.serve.listener import ConnectionSlots, affordable_connections, is_loopback, open_listener
 from export.serve.rate_limits import RateLimiter
 from export.serve.rollout import RolloutPlan
 from export.serve.uvicorn_settings import uvicorn_config
 
-MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 4_096, 512
+MAX_CONNECTIONS = 4_096
+ADDRESSES = 8  # that have to hold all they may until there is no place for others
 SOCKET_BACKLOG = 1_024
 MIN_TOKEN_CHARS = 16
 
@@ -65,13 +66,19 @@ def run_server(options: ServeOptions) -> None:
         options.port,
         what="the server of centers",
         option="--host or --port",
-        slots=ConnectionSlots(total=MAX_CONNECTIONS, per_address=MAX_CONNECTIONS_PER_ADDRESS),
+        slots=connection_slots(),
         backlog=SOCKET_BACKLOG,
     )
     scheme, port = "http" if options.certificate is None else "https", socket.getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host
     put_on_stderr(f"serving {options.bundle} at {scheme}://{host}:{port}/centers; Ctrl-C ends it\n")
     uvicorn.Server(config).run(sockets=[socket])
+
+
+def connection_slots() -> ConnectionSlots:
+    """As many as the process has descriptors for, at most MAX_CONNECTIONS."""
+    total = affordable_connections(MAX_CONNECTIONS)
+    return ConnectionSlots(total=total, per_address=max(1, total // ADDRESSES))
 
 
 def read_token(path: Path) -> str:
