@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.errors import ConfigError, ProgramRefused
+from edge_client.errors import ConfigError, Malformed, ProgramRefused
 from edge_client.protocol.program import IGNORED
 from export.bundle.bundle_contents import LabelledSamples
 from export.bundle.commands import verify_bundle
 from export.bundle.verify_centers import accuracy_by_device, lost_share
 from export.bundle.writer import BundleOptions, write_bundle
+from tests.support import served_bundle
 from tests.support.bundle_material import material, reference
 
 
@@ -106,4 +107,11 @@ def test_verify_names_a_format_that_it_does_not_know(tmp_path: Path) -> None:
     name = "centers/center-0/model.onnx"
     replaced(tmp_path / "b", name, (tmp_path / "b" / name).read_bytes(), variant="coreml-int4")
     with pytest.raises(ConfigError, match="unknown format, coreml-int4"):
+        verify_bundle(tmp_path / "b")
+
+
+def test_verify_names_the_graph_that_a_bundle_lacks(tmp_path: Path) -> None:
+    """What is compared with torch's graph needs that graph."""
+    served_bundle.write_bundle(tmp_path / "b", "one")
+    with pytest.raises(Malformed, match="no infer for pt2"):
         verify_bundle(tmp_path / "b")
