@@ -73,9 +73,8 @@ class SiteFolder:
 
         One that is damaged here is replaced, and so is another signature. Raises as `read_bundle` does.
         """
-        part = self.root / f".{os.getpid()}.partial"
-        remove_partial(self.root)
-        part.parent.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
+        part = unused_partial(self.root, "generation")
         try:
             source = read_bundle(bundle, self.trusted)
             for path in (*(entry["path"] for entry in file_entries(source.manifest)), SIGNATURE_FILE):
@@ -168,10 +167,11 @@ def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> s
     return name
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove what a writer of this folder that was killed has left."""
-    for left in folder.glob(".*.partial"):
+def unused_partial(folder: Path, what: str) -> Path:
+    """Where to write `what` until it is whole, when what a killed writer of this folder has left is removed."""
+    for left in folder.glob(f".{what}-[0-9]*.partial"):  # a bundle may be written here, too
         shutil.rmtree(left, ignore_errors=True)
+    return folder / f".{what}-{os.getpid()}.partial"
 
 
 def replace_file(path: Path, data: bytes) -> None:

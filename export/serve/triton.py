@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import Program
 from export.bundle.reader import Bundle, read_bundle
-from export.serve.site import remove_partial, replace_file
+from export.serve.site import replace_file, unused_partial
 
 log = logging.getLogger(__name__)
 MODEL_FORMAT = "onnx"
@@ -53,8 +52,7 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
 def _write_version(read: Bundle, center: Mapping[str, Any], folder: Path, version: int) -> str:
     """One center's file as a version of its model; -> "center-K/version"."""
     folder.mkdir(parents=True, exist_ok=True)
-    remove_partial(folder)
-    part = folder / f".{os.getpid()}.partial"
+    part = unused_partial(folder, "version")
     part.mkdir()
     (part / "model.onnx").write_bytes(read.read(center["files"][MODEL_FORMAT]))
     replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())

@@ -285,7 +285,12 @@ def test_the_index_names_what_is_served_after_a_kill_between_the_two(tmp_path: P
 def test_what_a_killed_server_was_copying_is_removed(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
     GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
-    for left in ("part", ".4711.partial"):
+    for left in (".centers.partial", ".generation-4711.partial"):  # a bundle that is being written, and a leftover
         (tmp_path / "site" / left / "centers").mkdir(parents=True)
     GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
-    assert sorted(p.name for p in (tmp_path / "site").iterdir()) == [ROLLOUT_FILE, "generations", INDEX_FILE, "part"]
+    assert sorted(p.name for p in (tmp_path / "site").iterdir()) == [
+        ".centers.partial",
+        ROLLOUT_FILE,
+        "generations",
+        INDEX_FILE,
+    ]
