@@ -48,14 +48,7 @@ def run_server(options: ServeOptions) -> None:
     if (options.certificate is None) != (options.key is None):
         raise ConfigError("TLS needs a certificate and its key", hint="give --certificate and --key")
     manager = GenerationManager(options.site, options.bundle, options.plan, options.trusted)
-    access = ServeAccess(
-        rate=RateLimiter(options.rate),
-        token=None if options.token is None else read_token(options.token),
-        report_token=None if options.report_token is None else read_token(options.report_token),
-        names=frozenset(name.lower() for name in options.names),
-        is_local=is_loopback(options.host),
-    )
-    app = create_serve_app(manager, access)
+    app = create_serve_app(manager, access_of(options))
     config = uvicorn_config(app, certificate=options.certificate, key=options.key, lifespan=True, fast=True)
     try:
         config.load()
@@ -73,6 +66,17 @@ def run_server(options: ServeOptions) -> None:
     host = f"[{options.host}]" if ":" in options.host else options.host
     put_on_stderr(f"serving {options.bundle} at {scheme}://{host}:{port}/centers; Ctrl-C ends it\n")
     uvicorn.Server(config).run(sockets=[socket])
+
+
+def access_of(options: ServeOptions) -> ServeAccess:
+    """A server with a name is not local: where it listens on loopback, a proxy hands requests of others on."""
+    return ServeAccess(
+        rate=RateLimiter(options.rate),
+        token=None if options.token is None else read_token(options.token),
+        report_token=None if options.report_token is None else read_token(options.report_token),
+        names=frozenset(name.lower() for name in options.names),
+        is_local=is_loopback(options.host) and not options.names,
+    )
 
 
 def connection_slots() -> ConnectionSlots:

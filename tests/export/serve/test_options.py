@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from export.serve import server
-from export.serve.server import ServeOptions
+from export.serve.server import ServeOptions, access_of
 from tests.support.export_cli import run_export
 from tests.support.served_bundle import write_bundle
 
@@ -58,3 +58,14 @@ def test_no_bundle_takes_the_place_of_the_working_folder(
     monkeypatch.chdir(tmp_path)
     assert run_export(*command, "--out", ".") == 2
     assert "name the folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "local"),
+    [("127.0.0.1", (), True), ("localhost", (), True), ("127.0.0.1", ("centers.example",), False), ("::", (), False)],
+)
+def test_reports_need_a_token_where_a_proxy_hands_them_on(
+    host: str, names: tuple[str, ...], tmp_path: Path, *, local: bool
+) -> None:
+    """Behind nginx as the page has it, every client of the proxy could decide a roll-out."""
+    assert access_of(ServeOptions(bundle=tmp_path, site=tmp_path, host=host, names=names)).is_local == local
