@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.messages import parse_json
 
 BODY_TIMEOUT_S = 10.0  # for the whole body
+PART_BYTES = 64 << 10  # of an answer
 RANGE_ERRORS = {
     400: "the Range header is none of bytes; write bytes=0-1023, or leave it out",
     416: "the Range header begins behind the end of the file; Content-Range has its size",
@@ -129,7 +130,8 @@ class _Gate:
                 given = {name.lower() for name, _ in message["headers"]}
                 added = ((name, value) for name, value in self._headers if name not in given)
                 message["headers"] = [*message["headers"], *added]
-            await send(message)
+            for part in _parts(message):
+                await send(part)
 
         head = RequestHead(
             method=scope["method"],
@@ -143,6 +145,18 @@ class _Gate:
             refusal = Refusal(status=404, error="Not Found")
         answer = self._inner if refusal is None else _error(refusal.status, refusal.error, refusal.headers)
         await answer(scope, receive, send_with_headers)
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """A message; one with a large body is several, and a server sends the next when the client has read of those before.
+
+    It would hold one large part in a buffer, and an answer that it has handed over counts as read.
+    """
+    body = message.get("body", b"") if message["type"] == "http.response.body" else b""
+    ends = range(PART_BYTES, len(body), PART_BYTES)
+    for end in ends:
+        yield {**message, "body": body[end - PART_BYTES : end], "more_body": True}
+    yield {**message, "body": body[len(ends) * PART_BYTES :]} if ends else message
 
 
 async def read_json(request: Request, max_bytes: int, name: str) -> Any:  # noqa: ANN401 - JSON

@@ -19,6 +19,9 @@ from typing import Any
 from edge_client.errors import NetworkError
 
 IPV6_CLIENT_BITS = 64  # one client usually has so long a prefix to itself, so it counts as one address
+# Of an answer in the kernel's buffer, which otherwise takes 4 MB and tells that a client reads when a third of it has
+# left: for minutes a slow client looked as one that reads nothing.
+MAX_UNSENT_BYTES = 64 << 10
 OTHER_DESCRIPTORS = 64  # that a server has open beside its connections and the files for them
 
 
@@ -130,6 +133,8 @@ def open_listener(
             f"{what} cannot listen on {host}:{port}: {'the port is in use' if in_use else wrong.strerror or wrong}",
             hint=f"choose another with {option}" + (", or end the program that uses it" if in_use else ""),
         ) from None
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted connections have it, too
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
     listener = _Listener(fileno=plain.detach())
     listener.slots = slots
     return listener

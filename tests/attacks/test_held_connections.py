@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from coordinator.identity.enrolment_server import open_enrolment_server
 from export.serve.http_gate import create_gated_app
-from export.serve.listener import ConnectionSlots
+from export.serve.listener import MAX_UNSENT_BYTES, ConnectionSlots, open_listener
 from tests.support.guarded_broker import provision_federation
 from tests.support.served_app import PATIENCE_S, serve_app
 from tests.support.served_dashboard import serve_dashboard
@@ -116,6 +116,17 @@ def test_a_head_without_an_end_is_not_kept(fast: bool) -> None:  # noqa: FBT001
         held = _connect(stack, port, HALF)
         with pytest.raises(ConnectionError):  # long before PATIENCE_S, because of its size
             held.sendall(b"x" * LARGE)
+
+
+def test_little_of_an_answer_waits_in_the_kernel() -> None:
+    """It took 4 MB there, and told for as long as a third of them lasted that a slow client reads nothing."""
+    slots = ConnectionSlots(total=1, per_address=1)
+    with (
+        closing(open_listener("127.0.0.1", 0, what="a test", option="none", slots=slots)) as listener,
+        socket.create_connection(listener.getsockname()),
+        closing(listener.accept()[0]) as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == MAX_UNSENT_BYTES
 
 
 def test_a_slot_comes_back_when_its_connection_ends() -> None:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from export.serve.http_gate import create_gated_app, read_json
+from export.serve.http_gate import PART_BYTES, create_gated_app, read_json
 from tests.support.served_app import PATIENCE_S, serve_app
 
 
@@ -68,3 +68,30 @@ def test_a_client_that_offers_http_2_is_told_to_leave_it(fast: bool) -> None:  #
         asked.close()
     assert (answer.status, told) == (200, b"[1]") if not fast else (400, told)
     assert fast == (b"the header Upgrade" in told)
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES])
+def test_a_large_answer_is_sent_in_parts(size: int) -> None:
+    """As one it had to be read within 20 s, whatever the client read of it meanwhile."""
+    whole, sent = bytes(range(256)) * (size // 256) + b"x" * (size % 256), list[Message]()
+
+    async def answer(_: Request) -> Response:
+        return Response(whole)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    app = create_gated_app([Route("/", answer)])
+    head = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+
+    async def served() -> None:
+        await app(head, receive, send)
+
+    asyncio.run(served())
+    bodies = [message["body"] for message in sent[1:]]
+    assert b"".join(bodies) == whole
+    assert len(bodies) == max(1, -(-size // PART_BYTES))
+    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]
