@@ -148,7 +148,7 @@ class _Gate:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """A message; one with a large body is several, and a server sends the next when the client has read of those before.
+    """A message; one with a large body is several, and a server sends the next when those before were read in part.
 
     It would hold one large part in a buffer, and an answer that it has handed over counts as read.
     """
