@@ -93,7 +93,7 @@ class _ServeHandlers:
                 found = await asyncio.to_thread(self._manager.fetch_generation)
                 if found is not None:
                     self._manager.accept(found)
-            except OSError as failed:  # else no later bundle would be served, and no line would tell it
+            except (OSError, MemoryError) as failed:  # else no later bundle would be served, and no line would tell it
                 self._manager.look_again(failed)
 
     async def health(self, _: Request) -> Response:

@@ -70,11 +70,12 @@ class GenerationManager:
             self._refused = files
             return None
 
-    def look_again(self, failed: OSError) -> None:
+    def look_again(self, failed: OSError | MemoryError) -> None:
         """Fetching or accepting failed, as on a full disk: the next look tries again. A reason is told once."""
-        failure = (self._last_stamp, str(failed))
+        reason = str(failed) or "there is not enough memory"
+        failure = (self._last_stamp, reason)
         if failure != self._failure:
-            log.warning("the bundle in %s is not served yet, and is tried again: %s", self._bundle, failed)
+            log.warning("the bundle in %s is not served yet, and is tried again: %s", self._bundle, reason)
         self._failure, self._last_stamp = failure, None
 
     def accept(self, generation: Generation) -> None:

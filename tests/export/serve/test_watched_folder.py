@@ -100,6 +100,27 @@ def test_a_bundle_that_came_while_the_disk_was_full_is_served_when_there_is_room
     until(lambda: served.rollout.stable != second)
 
 
+def test_a_bundle_for_which_memory_was_short_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watch had ended, and no later bundle was served."""
+    monkeypatch.setattr(app, "WATCH_INTERVAL_S", 0.001)
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=1.0))
+    first, copy, short = manager.rollout.stable, shutil.copyfile, [MemoryError()]
+
+    def copied(*given: Path) -> object:
+        if short:
+            raise short.pop()
+        return copy(*given)
+
+    monkeypatch.setattr(shutil, "copyfile", copied)
+    with TestClient(app.create_serve_app(manager, ServeAccess(rate=RateLimiter(0)))):
+        write_bundle(tmp_path / "b", "two")
+        until(lambda: manager.rollout.stable != first)
+    assert "is tried again: there is not enough memory" in caplog.text
+
+
 def test_another_bundle_that_cannot_be_served_either_is_told_too(
     tmp_path: Path, disk: FullDisk, served: GenerationManager, caplog: pytest.LogCaptureFixture
 ) -> None:
