@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -14,12 +15,13 @@ import typer
 
 from edge_client.errors import BeyondLimits, UsageError
 from edge_client.printable import first_of
-from export.command_line import GroupedCommand, difference_in_words, handle_errors
+from export.command_line import GroupedCommand, difference_in_words, finite, handle_errors
 from export.output_paths import check_output_folder
 from export.silence import show_progress, write_stderr
 
 CENTERS, FILES, SIGNATURE = "Whose centers, and their samples", "Files to write", "Signature"  # headings in --help
 LISTEN, ROLLOUT = "The server", "Roll-out of a new bundle"
+HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 PublicKeys = Annotated[
     list[Path] | None,
     typer.Option(
@@ -118,10 +120,16 @@ def verify(  # noqa: PLR0913 - one parameter per option
     samples: Annotated[Path | None, typer.Option(help="npz with x [n, *input], and y, device, center")] = None,
     data: Data = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="largest difference of a logit from torch, in parts of the logits' size")
+        float,
+        typer.Option(
+            min=0, callback=finite, help="largest difference of a logit from torch, in parts of the logits' size"
+        ),
     ] = 1e-4,
     loss: Annotated[
-        float, typer.Option(min=0, max=1, help="of a quantized file: what its devices may lose in mean accuracy")
+        float,
+        typer.Option(
+            min=0, max=1, callback=finite, help="of a quantized file: what its devices may lose in mean accuracy"
+        ),
     ] = 0.02,
     public_key: PublicKeys = None,
     as_json: AsJson = False,
@@ -232,6 +240,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
         typer.Option(
             min=0.001,
             max=1,
+            callback=finite,
             help="the share of devices that get a new bundle first; 1: all, where none posts reports",
             rich_help_panel=ROLLOUT,
         ),
@@ -243,7 +252,10 @@ def serve(  # noqa: PLR0913 - one parameter per option
         ),
     ] = 200,
     rate: Annotated[
-        float, typer.Option(min=0, help="requests per second and address; 0: no limit", rich_help_panel=LISTEN)
+        float,
+        typer.Option(
+            min=0, callback=finite, help="requests per second and address; 0: no limit", rich_help_panel=LISTEN
+        ),
     ] = 50.0,
     name: Annotated[
         list[str] | None,
@@ -271,12 +283,13 @@ def serve(  # noqa: PLR0913 - one parameter per option
 
     show_progress("export.serve")
     keys = [_public(path) for path in public_key or ()]
-    where = {"bundle": bundle, "site": site or bundle.with_name(f"{bundle.name}.site"), "host": host, "port": port}
+    here = bundle.absolute()  # "." has no name
+    where = {"bundle": bundle, "site": site or here.with_name(f"{here.name}.site"), "host": host, "port": port}
     guard = {
         "rate": rate,
         "token": token,
         "report_token": report_token,
-        "names": name or (),
+        "names": [_host_name(each) for each in name or ()],
         "certificate": certificate,
         "key": key,
         "trusted": keys,
@@ -297,6 +310,12 @@ def _signer(key: Path | None, federation: str) -> Any:  # noqa: ANN401 - a signe
     from export.bundle.commands import read_private_key
 
     return make_signer(read_private_key(key), federation)
+
+
+def _host_name(name: str) -> str:
+    if HOST_NAME.fullmatch(name) is None:
+        raise UsageError(f"{name!r} is no host name", hint="give it without https://, port and path: centers.example")
+    return name
 
 
 def _public(path: Path) -> bytes:

@@ -20,7 +20,7 @@ except ImportError as missing:  # a device's installation has no typer
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import Origin
 from export import bundle_cli
-from export.command_line import GroupedCommand, handle_errors, make_app
+from export.command_line import GroupedCommand, finite, handle_errors, make_app
 from export.output_paths import check_output_folder
 from export.silence import show_progress
 
@@ -97,7 +97,10 @@ def program(  # noqa: PLR0913 - one parameter per option
         ),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="of --check, relative; default: 1e-4, as in compiling", rich_help_panel=CHECK)
+        float | None,
+        typer.Option(
+            callback=finite, help="of --check, relative; default: 1e-4, as in compiling", rich_help_panel=CHECK
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:

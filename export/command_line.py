@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -33,6 +34,13 @@ class GroupedCommand(TyperCommand):
         for title, rows in sorted(sections.items(), key=lambda section: section[0] == others):  # those come last
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def finite(value: float | None) -> float | None:
+    """The callback of an option that must be a finite number: the range of an option lets nan through."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value
 
 
 def difference_in_words(difference: float) -> str:

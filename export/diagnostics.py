@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from edge_client.errors import RuntimeMissing, install_hint
 
 MAX_SENTENCE_CHARS = 300
+MAX_LINE_CHARS = 10_000  # that are looked at, as of an error that shows all of an array
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-PATH_PATTERN = re.compile(r"""(File )?["'(]*[\w.~+:-]*([/\\][\w.~+@-]+){2,}["')]*(, line \d+)?(, in \w+)?[:\d]*\s*""")
+PATH_PATTERN = re.compile(
+    r"""(File )?["'(]{0,4}[\w.~+:-]{0,100}([/\\][\w.~+@-]+){2,}["')]*(, line \d+)?(, in \w+)?[:\d]*\s*"""
+)
 
 
 def first_sentence(wrong: BaseException) -> str:
     """The first line that is not empty, without colours, cut at MAX_SENTENCE_CHARS; otherwise the exception's class."""
-    lines = (PATH_PATTERN.sub("", line).strip() for line in COLOURS.sub("", str(wrong)).splitlines())
+    lines = (PATH_PATTERN.sub("", line[:MAX_LINE_CHARS]).strip() for line in COLOURS.sub("", str(wrong)).splitlines())
     return next((line[:MAX_SENTENCE_CHARS] for line in lines if line), type(wrong).__name__)
 
 

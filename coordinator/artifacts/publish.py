@@ -57,7 +57,7 @@ def publish_centers(
     `unix_ms` is the wall time that the events bear.
     """
     known, events = store.facts.get(CATALOG_FACT), list[Event]()
-    if known is None or not _has_guide(Catalog.from_bytes(store.blobs.read(known)), store):
+    if known is None or not _is_whole(known, store):
         catalog, events = _make_catalog(outcomes, config, store, prepared)
         events = [{**event, "unix_ms": unix_ms} for event in events]
         known = store.blobs.put(catalog.to_bytes())
@@ -70,11 +70,19 @@ def publish_centers(
     return catalog, prepared.sign(manifest_of(data, "catalog", block=config.transfer.block)), events
 
 
-def _has_guide(catalog: Catalog, store: Store) -> bool:
-    """Whether devices can read the catalog's guide, if it has one: no other version made it, and it is not damaged."""
+def _is_whole(known: str, store: Store) -> bool:
+    """Whether devices can read what the catalog of this hash offers.
+
+    No other version made its guide, and nothing that is made with a catalog is damaged on the disk.
+    """
     try:
+        catalog = Catalog.from_bytes(store.blobs.read(known))
         if catalog.router is not None:
             read_router(store.blobs.read(catalog.router.sha256))
+        made = [blob for center in catalog.centers for blob in (center.model, *center.files.values())]
+        made += [*catalog.splits, *([] if catalog.start is None else [catalog.start])]
+        for blob in made:
+            store.blobs.verified(blob.sha256)
     except Malformed as wrong:
         log.warning("the centers are published again: %s", wrong.words)
         return False

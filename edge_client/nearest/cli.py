@@ -1,4 +1,4 @@
-"""`fedcenters-edge nearest`: one command on a new device. Parses, calls, prints; stdout carries data, stderr talk."""
+"""`fedcenters-edge nearest`: one command on a new device. stdout carries data, stderr talk."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _over_mqtt(config: ClientConfig, local: DeviceData, choice: NearestOptions, 
 
 
 def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
-    """From the device's file, where the command line may name other samples; or from what the command line says."""
+    """From the device's file and the command line, or from the latter alone."""
     if options.config is not None:
         named = [f"--{name.replace('_', '-')}" for name in ("device", "signing_key", "unsigned") if vars(options)[name]]
         if named:
@@ -139,7 +139,7 @@ def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
 
 
 def _key(text: str) -> bytes:
-    """64 hex digits, or a file that holds them."""
+    """64 hex digits, or a file of them."""
     path = Path(text)
     try:
         said = path.read_text(encoding="ascii").strip() if path.is_file() else text
@@ -151,8 +151,9 @@ def _key(text: str) -> bytes:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(EXIT_INTERRUPTED)  # there is no answer, and a script must not go on as if there were
+    raise SystemExit(EXIT_INTERRUPTED)  # a script must not go on without an answer
 
 
 def _print(answer: NearestAnswer, *, as_json: bool) -> None:
-    print(json.dumps(answer.to_json()) if as_json else printable(answer.in_words()))
+    told = json.loads(json.dumps(answer.to_json()), parse_constant=lambda _: None)  # JSON has no infinity
+    print(json.dumps(told) if as_json else printable(answer.in_words()))

@@ -1,6 +1,6 @@
 """The distance of each center to a device's samples, per feature of protocol/nearest/router.py: numpy over a Learner.
 
-Devices, the emulator and the figures use this same code. Models are flat vectors [schema.size]. The only randomness is
+Devices, the emulator and the figures use it. Models are flat vectors [schema.size]. The only randomness is
 the seed of a local round.
 """
 

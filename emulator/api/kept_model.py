@@ -21,7 +21,6 @@ import torch
 from torch import fx, nn
 
 from coordinator.models.registry import Model
-from edge_client.engines.pt2 import read_exported
 from edge_client.errors import ConfigError, Malformed, ProgramRefused
 from edge_client.protocol.nearest.router import NEED_LABELS, Router
 from edge_client.protocol.nearest.router_file import read_router, write_router
@@ -32,6 +31,7 @@ from export.compiler.adapters.frozen import travels
 from export.compiler.forward_pass import tracing_context
 from export.compiler.losses.sample_losses import loss_name
 from export.compiler.program import schema_of
+from export.containers.write_pt2 import read_pt2
 from export.diagnostics import quiet_warnings
 from export.silence import suppress_output
 
@@ -114,25 +114,29 @@ def read_kept_model(folder: Path, facts: Mapping[str, Any], schema: Schema) -> M
         return None
     tied = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")).get("tied", {})
     try:
-        graph = _read_graph(path.read_bytes(), schema, tied)
+        graph = _read_graph(path.read_bytes(), str(path), schema, tied)
     except Exception as wrong:  # torch raises many kinds for a damaged archive
-        hint = "give the module: fc.load(folder, model=...)"
-        raise ConfigError(f"{path} cannot be read: {wrong}", hint=hint) from wrong
+        told = wrong.message if isinstance(wrong, ProgramRefused) else f"{path} cannot be read: {wrong}"
+        raise ConfigError(told, hint="give the module: fc.load(folder, model=...)") from wrong
     return Model(module=graph, **facts)
 
 
 def _read_graph(
-    archive: bytes, schema: Schema, tied: Mapping[str, str], values: Mapping[str, torch.Tensor] | None = None
+    archive: bytes,
+    name: str,
+    schema: Schema,
+    tied: Mapping[str, str],
+    values: Mapping[str, torch.Tensor] | None = None,
 ) -> nn.Module:
     """The module of an archive, with its own values or with these; it can be copied and pickled."""
     with suppress_output():
-        graph: nn.Module = read_exported(archive).module(check_guards=False)
+        graph: nn.Module = read_pt2(archive, name).module(check_guards=False)
     for name in ("train", "eval"):  # an exported graph refuses both; a flag that it ignores does no harm
         graph.__dict__.pop(name, None)
     _restore_places(graph, schema, tied)
     if values is not None:
         graph.load_state_dict(values)
-    _copy_and_pickle(type(graph), partial(_read_graph, archive, schema, tied))
+    _copy_and_pickle(type(graph), partial(_read_graph, archive, name, schema, tied))
     return graph
 
 

@@ -96,7 +96,9 @@ def verify_bundle(
             hint = f"the samples' largest value is {most:g}: give samples of the size that the model was trained on"
             raise UsageError(told, hint=hint)
         for name, entry in sorted(center["files"].items()):
-            runtime = RUNTIME_NAMES[name.partition("-")[0]]
+            if (runtime := RUNTIME_NAMES.get(name.partition("-")[0])) is None:
+                hint = f"this version knows {', '.join(RUNTIME_NAMES)}; verify it with the one that wrote it"
+                raise ConfigError(f"center {k} has a file of an unknown format, {name}", hint=hint)
             inputs = f"{len(mine)} {'random inputs' if held_out is None else 'samples'}"
             log.info("comparing %s in %s with torch on %s", entry["path"], runtime, inputs)
             axis = 1 + bundle.program.class_axis if bundle.program.has_classes else None

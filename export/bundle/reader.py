@@ -168,7 +168,9 @@ class Bundle:
 
     def container(self, engine: str, function: str) -> bytes:
         """A function's file, or that of the frozen parameters. Raises Malformed as `read`."""
-        held = self.program.containers[engine][function]
+        held = self.program.containers.get(engine, {}).get(function)
+        if held is None:
+            raise Malformed("bad_bundle", f"the bundle's program has no {function} for {engine}")
         path = f"program/{held.sha256}.{container_ending(engine, function)}"
         return self.read({"path": path, "sha256": held.sha256, "size": held.size})
 
@@ -229,6 +231,8 @@ def check_replaceable(out: Path) -> str:
 
     Raises UsageError where something else than an older bundle is there.
     """
+    if out.name in {"", ".."}:
+        raise UsageError(f"{out} has no name that a bundle could take", hint="name the folder, as ../centers")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return ""
     try:

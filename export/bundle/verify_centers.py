@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from edge_client.engines.onnx import session as open_session
-from edge_client.engines.pt2 import read_exported
 from edge_client.engines.targets import accuracy_of
 from edge_client.errors import UsageError
 from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Array
 from export.bundle.bundle_contents import LabelledSamples
+from export.containers.write_pt2 import read_pt2
 from export.containers.write_tflite import open_tflite
 from export.silence import suppress_output
 
@@ -46,7 +46,7 @@ def open_model(file: bytes, fmt: str, center: int | None = None) -> Run:
         return lambda x: np.concatenate([run({"x": row[np.newaxis], **chosen})["logits"] for row in x])
     if fmt == "pt2":
         with suppress_output():
-            module = read_exported(file).module(check_guards=False)
+            module = read_pt2(file, "the file of a center").module(check_guards=False)
         first = [] if center is None else [torch.tensor([center], dtype=torch.int32)]
         return lambda x: _in_torch(lambda rows: module(*first, rows), x)
     raise UsageError(f"unknown format {fmt!r}", hint="use onnx, tflite or pt2")

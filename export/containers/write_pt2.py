@@ -1,24 +1,43 @@
-"""Write exported programs as .pt2 archives, for devices with torch. Weights are inputs; constants need no pickle."""
+"""Write exported programs as .pt2 archives, for devices with torch, and read them. No object needs a pickle."""
 
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from edge_client.engines.pt2 import read_exported
+from edge_client.engines.pt2 import read_exported, refuse_pickles
 from export.silence import suppress_output
+
+SAMPLE_INPUTS = "/data/sample_inputs/model.pt"  # a pickle, which nothing needs
 
 
 def to_pt2(exported: ExportedProgram) -> bytes:
-    """The archive's bytes."""
+    """The archive's bytes, without the inputs that the program was traced with."""
+    exported.example_inputs = None
     buffer = io.BytesIO()
     with suppress_output():
         torch.export.save(exported, buffer)
     return buffer.getvalue()
+
+
+def read_pt2(file: bytes, name: str) -> ExportedProgram:
+    """The program of an archive from anywhere: nothing in it is unpickled, so that no code of it runs.
+
+    Raises ProgramRefused for an archive with other objects than tensors, and what torch raises for no archive.
+    """
+    plain = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(file)) as archive, zipfile.ZipFile(plain, "w") as without_samples:
+        for member in archive.infolist():
+            data = b"" if member.filename.endswith(SAMPLE_INPUTS) else archive.read(member)
+            without_samples.writestr(member.filename, data)
+    refuse_pickles(plain.getvalue(), name)
+    found: ExportedProgram = read_exported(plain.getvalue())
+    return found
 
 
 def run_pt2(file: bytes, args: Sequence[Tensor]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -29,13 +30,15 @@ from export.serve.http_gate import RangedFile, create_gated_app, read_json, requ
 from export.serve.openapi import openapi_document
 from export.serve.site import SiteFile, index_content
 
+log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 << 10  # 1,024 centers' losses as JSON, with room
 MAX_RANGE_CHARS = 256  # of a Range header; a download needs no long list of ranges
 WATCH_INTERVAL_S = 1.0  # between two looks at the watched folder
 MAX_CACHED_FILE_BYTES = 1 << 20  # a larger file is read from disk each time
-IMMUTABLE_CACHE_CONTROL = "public, max-age=31536000, immutable"
+IMMUTABLE_CACHE_CONTROL = "max-age=31536000, immutable"
 MEDIA_TYPES = {".json": "application/json", ".md": "text/markdown; charset=utf-8", ".sig": "application/json"}
 MAX_CACHED_FILES = 256
+RETRY_AFTER_S = 60  # of a report that a full disk has no room for
 DEVICE_PATTERN = "[A-Za-z0-9_-]{1,64}"
 REPORT_SCHEMA = validators.record(
     validators.required(
@@ -49,7 +52,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def create_serve_app(manager: GenerationManager, access: ServeAccess) -> ASGIApp:
     """The application, for requests that `access` does not refuse."""
-    web = _ServeHandlers(manager)
+    # a shared cache would hand out what is "public" to clients without the token (RFC 9111, 3.5)
+    web = _ServeHandlers(manager, "public" if access.token is None else "private")
     routes = [
         Route("/health", web.health),
         Route("/openapi.json", web.openapi),
@@ -65,8 +69,8 @@ def create_serve_app(manager: GenerationManager, access: ServeAccess) -> ASGIApp
 
 
 class _ServeHandlers:
-    def __init__(self, manager: GenerationManager) -> None:
-        self._manager = manager
+    def __init__(self, manager: GenerationManager, caches: str) -> None:
+        self._manager, self._cache_control = manager, f"{caches}, {IMMUTABLE_CACHE_CONTROL}"
         self._memory: dict[str, bytes] = {}  # SHA-256 -> content
 
     @asynccontextmanager
@@ -89,7 +93,7 @@ class _ServeHandlers:
                 found = await asyncio.to_thread(self._manager.fetch_generation)
                 if found is not None:
                     self._manager.accept(found)
-            except OSError as failed:  # else no later bundle would be served, and no line would tell it
+            except (OSError, MemoryError) as failed:  # else no later bundle would be served, and no line would tell it
                 self._manager.look_again(failed)
 
     async def health(self, _: Request) -> Response:
@@ -129,7 +133,7 @@ class _ServeHandlers:
         if file is None:
             raise HTTPException(404, "the generation has no such file; its manifest.json names all")
         etag = f'"{file.sha256}"'
-        headers = {"ETag": etag, "Cache-Control": IMMUTABLE_CACHE_CONTROL, "Accept-Ranges": "bytes"}
+        headers = {"ETag": etag, "Cache-Control": self._cache_control, "Accept-Ranges": "bytes"}
         if _etag_matches(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
         ranges = request.headers.get("range", "")
@@ -163,7 +167,12 @@ class _ServeHandlers:
         report = REPORT_SCHEMA(await _body(request), "the report")
         before = self._manager.rollout
         after = before.add_report(report["device"], report["generation"], report["accuracy"], self._manager.plan)
-        self._manager.store_rollout(after)
+        try:
+            self._manager.store_rollout(after)
+        except OSError as failed:
+            log.warning("a report does not count: %s", failed)
+            words = "the report cannot be stored now, and does not count; send it again later"
+            raise HTTPException(503, words, headers={"Retry-After": str(RETRY_AFTER_S)}) from failed
         return JSONResponse({"counted": after is not before, "candidate": after.candidate})
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from edge_client.data.readers import FolderSignature, folder_signature
 from edge_client.errors import ConfigError, FedcentersError
-from export.bundle.reader import MANIFEST_FILE
+from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE
 from export.serve.rollout import Rollout, RolloutPlan
 from export.serve.site import Generation, SiteFolder, replace_file
 
 log = logging.getLogger(__name__)
 ROLLOUT_FILE = ".rollout.json"  # in the site's folder; most web servers hide names with a dot
-FileStamp = tuple[int, int, int]  # of a manifest: modification time, inode, size
+FileStamp = tuple[int, int, int]  # modification time, inode, size
+BundleStamp = tuple[FileStamp, FileStamp | None]  # of a manifest and its signature
 
 
 class GenerationManager:
@@ -29,7 +30,7 @@ class GenerationManager:
     def __init__(self, root: Path, bundle: Path, plan: RolloutPlan, trusted: Sequence[bytes] = ()) -> None:
         self.site, self.plan = SiteFolder(root=root, trusted=trusted), plan
         self._bundle, self._last_stamp = bundle, _stamp(bundle)
-        self._failure: tuple[FileStamp | None, str] | None = None  # of which bundle, and why: as it was logged
+        self._failure: tuple[BundleStamp | None, str] | None = None  # of which bundle, and why: as it was logged
         self._refused: FolderSignature | None = None  # the files of the bundle that the last fetch refused
         self._seen: FolderSignature | None = None  # those at the last look after that
         root.mkdir(parents=True, exist_ok=True)
@@ -41,9 +42,10 @@ class GenerationManager:
             self.accept(found)
         if self.rollout.stable is None:
             raise ConfigError(f"{bundle} cannot be served", hint=f"fedcenters-export verify {bundle}")
+        self.site.point(self.rollout.stable)  # a server may have been killed after it noted its stable generation
 
     def has_changed(self) -> bool:
-        """Whether the watched folder has another manifest than at the last fetch.
+        """Whether the watched folder has another manifest than at the last fetch, or another signature of it.
 
         Where that fetch refused the bundle, also whether another of its files has changed, and none since the last
         look: until then it is being copied.
@@ -68,11 +70,12 @@ class GenerationManager:
             self._refused = files
             return None
 
-    def look_again(self, failed: OSError) -> None:
+    def look_again(self, failed: OSError | MemoryError) -> None:
         """Fetching or accepting failed, as on a full disk: the next look tries again. A reason is told once."""
-        failure = (self._last_stamp, str(failed))
+        reason = str(failed) or "there is not enough memory"
+        failure = (self._last_stamp, reason)
         if failure != self._failure:
-            log.warning("the bundle in %s is not served yet, and is tried again: %s", self._bundle, failed)
+            log.warning("the bundle in %s is not served yet, and is tried again: %s", self._bundle, reason)
         self._failure, self._last_stamp = failure, None
 
     def accept(self, generation: Generation) -> None:
@@ -127,9 +130,14 @@ class GenerationManager:
             raise ConfigError(f"{path} cannot be read: {wrong!r}", hint="remove it to begin a new roll-out") from wrong
 
 
-def _stamp(bundle: Path) -> FileStamp | None:
+def _stamp(bundle: Path) -> BundleStamp | None:
+    manifest, signature = (_file_stamp(bundle / name) for name in (MANIFEST_FILE, SIGNATURE_FILE))
+    return None if manifest is None else (manifest, signature)
+
+
+def _file_stamp(path: Path) -> FileStamp | None:
     try:
-        found = (bundle / MANIFEST_FILE).stat()
+        found = path.stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.messages import parse_json
 
 BODY_TIMEOUT_S = 10.0  # for the whole body
+PART_BYTES = 64 << 10  # of an answer
 RANGE_ERRORS = {
     400: "the Range header is none of bytes; write bytes=0-1023, or leave it out",
     416: "the Range header begins behind the end of the file; Content-Range has its size",
@@ -86,7 +87,7 @@ def create_gated_app(
     lifespan: Lifespan[Starlette] | None = None,
 ) -> ASGIApp:
     """An ASGI application whose every request passes the rule, and whose every answer has the headers."""
-    handlers: dict[Any, Any] = {HTTPException: _on_http_exception, Malformed: _on_malformed}
+    handlers: dict[Any, Any] = {HTTPException: _on_http_exception, Malformed: _on_malformed, Exception: _on_failure}
     inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     inner.router.redirect_slashes = False  # a path names one thing, or nothing
     return _Gate(inner, rule, headers or {})
@@ -129,7 +130,8 @@ class _Gate:
                 given = {name.lower() for name, _ in message["headers"]}
                 added = ((name, value) for name, value in self._headers if name not in given)
                 message["headers"] = [*message["headers"], *added]
-            await send(message)
+            for part in _parts(message):
+                await send(part)
 
         head = RequestHead(
             method=scope["method"],
@@ -139,8 +141,22 @@ class _Gate:
             now_s=time.monotonic(),
         )
         refusal = self._rule(head)
+        if refusal is None and "\n" in head.path:  # a route takes "/reports\n" for "/reports", and a rule does not
+            refusal = Refusal(status=404, error="Not Found")
         answer = self._inner if refusal is None else _error(refusal.status, refusal.error, refusal.headers)
         await answer(scope, receive, send_with_headers)
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """A message; one with a large body is several, and a server sends the next when those before were read in part.
+
+    It would hold one large part in a buffer, and an answer that it has handed over counts as read.
+    """
+    body = message.get("body", b"") if message["type"] == "http.response.body" else b""
+    ends = range(PART_BYTES, len(body), PART_BYTES)
+    for end in ends:
+        yield {**message, "body": body[end - PART_BYTES : end], "more_body": True}
+    yield {**message, "body": body[len(ends) * PART_BYTES :]} if ends else message
 
 
 async def read_json(request: Request, max_bytes: int, name: str) -> Any:  # noqa: ANN401 - JSON
@@ -164,6 +180,8 @@ async def read_json(request: Request, max_bytes: int, name: str) -> Any:  # noqa
         raise HTTPException(408, f"{name} is sent within {BODY_TIMEOUT_S:.0f} s") from None
     except ClientDisconnect:  # it reads no answer, and the server's log would have its traceback
         raise HTTPException(400, f"{name} broke off") from None
+    if size == 0 and "upgrade" in request.headers:  # httptools drops the body of such a request
+        raise HTTPException(400, f"{name} is not read beside the header Upgrade; leave that out, and speak HTTP/1.1")
     return parse_json(b"".join(parts), max_bytes)
 
 
@@ -192,6 +210,10 @@ def _error(status: int, error: str, headers: Mapping[str, str] | None = None) ->
 
 async def _on_http_exception(_: Request, wrong: HTTPException) -> Response:
     return _error(wrong.status_code, wrong.detail, wrong.headers)
+
+
+async def _on_failure(_: Request, __: Exception) -> Response:
+    return _error(500, "the server failed; its log says how")
 
 
 async def _on_malformed(_: Request, wrong: Malformed) -> Response:

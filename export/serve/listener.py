@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import math
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from edge_client.errors import NetworkError
 
 IPV6_CLIENT_BITS = 64  # one client usually has so long a prefix to itself, so it counts as one address
+# Of an answer in the kernel's buffer, which otherwise takes 4 MB and tells that a client reads when a third of it has
+# left: for minutes a slow client looked as one that reads nothing.
+MAX_UNSENT_BYTES = 64 << 10
+OTHER_DESCRIPTORS = 64  # that a server has open beside its connections and the files for them
 
 
 class ConnectionSlots:
@@ -66,6 +72,28 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def affordable_connections(most: int) -> int:
+    """At most `most` connections, and no more than the process has descriptors for: each may read a file.
+
+    The process's own limit is raised as far as it may be.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return most
+    soft, hard = (_number(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    wanted = min(hard, 2 * most + OTHER_DESCRIPTORS)
+    if soft < wanted:
+        with suppress(OSError, ValueError):  # a system may have a lower one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(wanted), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            soft = wanted
+    return int(min(most, max(1, (soft - OTHER_DESCRIPTORS) // 2)))
+
+
+def _number(limit: int) -> float:
+    return math.inf if limit < 0 else limit
+
+
 class _Connection(socket.socket):
     """An accepted connection, which gives its slot back when it is closed."""
 
@@ -105,6 +133,8 @@ def open_listener(
             f"{what} cannot listen on {host}:{port}: {'the port is in use' if in_use else wrong.strerror or wrong}",
             hint=f"choose another with {option}" + (", or end the program that uses it" if in_use else ""),
         ) from None
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted connections have it, too
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
     listener = _Listener(fileno=plain.detach())
     listener.slots = slots
     return listener

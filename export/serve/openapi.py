@@ -5,6 +5,7 @@ It is written by hand: Starlette derives no types, and its SchemaGenerator only 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from edge_client.protocol.nearest.router import FITS
@@ -15,6 +16,10 @@ DEVICE = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
 CENTER = {"type": "integer", "minimum": 0, "maximum": 1023}
 MAYBE_CENTER = {"type": ["integer", "null"], "minimum": 0, "maximum": 1023}
 DISTANCE = {"type": "number"}  # below zero only a loss of the user's own
+Headers = Mapping[str, str]  # of an answer: name -> what it says
+CACHED = {"ETag": "for If-None-Match", "Cache-Control": "how long it may be kept"}
+RANGE = {"Content-Range": "which bytes of how many"}
+LATER = {"Retry-After": "after how many seconds to ask again"}
 ASKER = {
     "name": "device",
     "in": "query",
@@ -34,7 +39,7 @@ def openapi_document() -> dict[str, Any]:
             "description": "The centers of a federation, and which one suits a device.",
         },
         "paths": {
-            "/health": {"get": _operation("Whether the server answers.", _json({"ok": {"type": "boolean"}}))},
+            "/health": {"get": _get_health()},
             "/openapi.json": {"get": _operation("This document.", _json({}))},
             "/index.json": {"get": _get_index()},
             "/centers": {"get": _get_centers()},
@@ -46,6 +51,12 @@ def openapi_document() -> dict[str, Any]:
         },
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
+
+
+def _get_health() -> dict[str, Any]:
+    operation = _operation("Whether the server answers; no token is needed.", _json({"ok": {"type": "boolean"}}))
+    del operation["responses"]["401"]
+    return {**operation, "security": []}
 
 
 def _get_index() -> dict[str, Any]:
@@ -71,7 +82,8 @@ def _get_center_file() -> dict[str, Any]:
         },
     ]
     operation = _operation("To the file of a center.", {}, [*where, ASKER])
-    operation["responses"] |= {"307": {"description": "where it is"}, "404": _error("no such center or file")}
+    there = _with_headers({"description": "where it is"}, {"Location": "the address of the file"})
+    operation["responses"] |= {"307": there, "404": _error("no such center or file")}
     del operation["responses"]["200"]
     return operation
 
@@ -84,10 +96,11 @@ def _get_file() -> dict[str, Any]:
     operation = _operation("A file of a bundle; it never changes.", {}, where, cached=True)
     content: dict[str, Any] = {"*/*": {"schema": {}}}
     operation["responses"] |= {
-        "200": {"description": "the whole file", "content": content},
-        "206": {"description": "the range that was asked for", "content": content},
+        "200": _with_headers({"description": "the whole file", "content": content}, CACHED),
+        "206": _with_headers({"description": "the ranges that were asked for", "content": content}, CACHED),
+        "400": _error("the Range header names no bytes"),
         "404": _error("no such generation or file"),
-        "416": {"description": "no such range"},
+        "416": _error("no such range", RANGE),
     }
     return operation
 
@@ -137,7 +150,10 @@ def _post_report() -> dict[str, Any]:
     accuracy = {"type": "number", "minimum": 0, "maximum": 1}
     body = _object({"device": DEVICE, "generation": HASH, "accuracy": accuracy})
     content = {"counted": {"type": "boolean"}, "candidate": {"type": ["string", "null"]}}
-    return _posted("How a bundle does on a device: the share of its samples that its center gets right.", body, content)
+    summary = "How a bundle does on a device: the share of its samples that its center gets right."
+    operation = _posted(summary, body, content)
+    operation["responses"]["503"] = _error("it cannot be stored now, and does not count", LATER)
+    return operation
 
 
 def _operation(
@@ -145,14 +161,15 @@ def _operation(
 ) -> dict[str, Any]:
     responses: dict[str, Any] = {
         "200": ok,
-        "401": _error("no token"),
+        "401": _error("no token", {"WWW-Authenticate": "Bearer"}),
         "421": _error("a foreign host name"),
-        "429": _error("too many requests"),
+        "429": _error("too many requests", LATER),
     }
     if parameters:
         responses["400"] = _error("a parameter is wrong")
     if cached:
-        responses["304"] = {"description": "as it was"}
+        responses["200"] = _with_headers(ok, CACHED)
+        responses["304"] = _with_headers({"description": "as it was"}, CACHED)
     return {"summary": summary, "parameters": parameters or [], "responses": responses, "security": [{}, {"token": []}]}
 
 
@@ -179,6 +196,15 @@ def _json(properties: dict[str, Any], also: dict[str, Any] | None = None) -> dic
     return {"description": "the answer", "content": {"application/json": {"schema": _object(properties, also)}}}
 
 
-def _error(description: str) -> dict[str, Any]:
+def _error(description: str, headers: Headers | None = None) -> dict[str, Any]:
     schema = _object({"error": {"type": "string"}})
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+    return _with_headers({"description": description, "content": {"application/json": {"schema": schema}}}, headers)
+
+
+def _with_headers(answer: dict[str, Any], headers: Headers | None) -> dict[str, Any]:
+    """The answer, which always has these headers."""
+    told = {
+        name: {"description": words, "required": True, "schema": {"type": "string"}}
+        for name, words in (headers or {}).items()
+    }
+    return {**answer, "headers": told} if told else answer

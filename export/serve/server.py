@@ -14,12 +14,13 @@ from edge_client.printable import put_on_stderr
 from export.serve.access import ServeAccess
 from export.serve.app import create_serve_app
 from export.serve.generations import GenerationManager
-from export.serve.listener import ConnectionSlots, is_loopback, open_listener
+from export.serve.listener import ConnectionSlots, affordable_connections, is_loopback, open_listener
 from export.serve.rate_limits import RateLimiter
 from export.serve.rollout import RolloutPlan
 from export.serve.uvicorn_settings import uvicorn_config
 
-MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 4_096, 512
+MAX_CONNECTIONS = 4_096
+ADDRESSES = 8  # that have to hold all they may until there is no place for others
 SOCKET_BACKLOG = 1_024
 MIN_TOKEN_CHARS = 16
 
@@ -47,14 +48,7 @@ def run_server(options: ServeOptions) -> None:
     if (options.certificate is None) != (options.key is None):
         raise ConfigError("TLS needs a certificate and its key", hint="give --certificate and --key")
     manager = GenerationManager(options.site, options.bundle, options.plan, options.trusted)
-    access = ServeAccess(
-        rate=RateLimiter(options.rate),
-        token=None if options.token is None else read_token(options.token),
-        report_token=None if options.report_token is None else read_token(options.report_token),
-        names=frozenset(name.lower() for name in options.names),
-        is_local=is_loopback(options.host),
-    )
-    app = create_serve_app(manager, access)
+    app = create_serve_app(manager, access_of(options))
     config = uvicorn_config(app, certificate=options.certificate, key=options.key, lifespan=True, fast=True)
     try:
         config.load()
@@ -65,13 +59,30 @@ def run_server(options: ServeOptions) -> None:
         options.port,
         what="the server of centers",
         option="--host or --port",
-        slots=ConnectionSlots(total=MAX_CONNECTIONS, per_address=MAX_CONNECTIONS_PER_ADDRESS),
+        slots=connection_slots(),
         backlog=SOCKET_BACKLOG,
     )
-    port = socket.getsockname()[1]
-    scheme = "http" if options.certificate is None else "https"
-    put_on_stderr(f"serving {options.bundle} at {scheme}://{options.host}:{port}/centers; Ctrl-C ends it\n")
+    scheme, port = "http" if options.certificate is None else "https", socket.getsockname()[1]
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    put_on_stderr(f"serving {options.bundle} at {scheme}://{host}:{port}/centers; Ctrl-C ends it\n")
     uvicorn.Server(config).run(sockets=[socket])
+
+
+def access_of(options: ServeOptions) -> ServeAccess:
+    """A server with a name is not local: where it listens on loopback, a proxy hands requests of others on."""
+    return ServeAccess(
+        rate=RateLimiter(options.rate),
+        token=None if options.token is None else read_token(options.token),
+        report_token=None if options.report_token is None else read_token(options.report_token),
+        names=frozenset(name.lower() for name in options.names),
+        is_local=is_loopback(options.host) and not options.names,
+    )
+
+
+def connection_slots() -> ConnectionSlots:
+    """As many as the process has descriptors for, at most MAX_CONNECTIONS."""
+    total = affordable_connections(MAX_CONNECTIONS)
+    return ConnectionSlots(total=total, per_address=max(1, total // ADDRESSES))
 
 
 def read_token(path: Path) -> str:

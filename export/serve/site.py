@@ -71,9 +71,10 @@ class SiteFolder:
     def add(self, bundle: Path) -> str:
         """Copy what a bundle's manifest names, every hash checked on the copy; -> its generation.
 
-        One that is damaged here, or has another signature, is replaced. Raises as `read_bundle` does.
+        One that is damaged here is replaced, and so is another signature. Raises as `read_bundle` does.
         """
-        part = partial_folder(self.root)
+        self.root.mkdir(parents=True, exist_ok=True)
+        part = unused_partial(self.root, "generation")
         try:
             source = read_bundle(bundle, self.trusted)
             for path in (*(entry["path"] for entry in file_entries(source.manifest)), SIGNATURE_FILE):
@@ -82,7 +83,9 @@ class SiteFolder:
                     shutil.copyfile(bundle / path, part / path)
             (part / MANIFEST_FILE).write_bytes(source.raw)
             name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
-            if not self._has(name, part / SIGNATURE_FILE):
+            if self._is_whole(name):
+                self._take_signature(name, part / SIGNATURE_FILE)
+            else:
                 self.remove(name)
                 self._folder(name).parent.mkdir(exist_ok=True)
                 sync_files(part)  # the index will name it
@@ -94,14 +97,19 @@ class SiteFolder:
             shutil.rmtree(part, ignore_errors=True)
         return name
 
-    def _has(self, name: str, signature: Path) -> bool:
-        """Whether this generation is here, whole, and with this signature; the key may have changed since."""
+    def _is_whole(self, name: str) -> bool:
+        """Whether this generation is here and not damaged, with any signature or none."""
         try:
-            self.open(name)
+            SiteFolder(root=self.root).open(name)
         except FedcentersError:
             return False
+        return True
+
+    def _take_signature(self, name: str, signature: Path) -> None:
+        """Give a generation this signature, where there is one; the key may have changed. Its files stay in place."""
         here = self._folder(name) / SIGNATURE_FILE
-        return not signature.is_file() or (here.is_file() and here.read_bytes() == signature.read_bytes())
+        if signature.is_file() and not (here.is_file() and here.read_bytes() == signature.read_bytes()):
+            replace_file(here, signature.read_bytes())
 
     def open(self, name: str) -> Generation:
         """A generation of the site, after every hash was checked again."""
@@ -159,13 +167,11 @@ def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> s
     return name
 
 
-def partial_folder(folder: Path) -> Path:
-    """Where a copy is made that `folder` will hold. What a writer that was killed has left there is removed."""
-    for left in folder.glob(".*.partial"):
+def unused_partial(folder: Path, what: str) -> Path:
+    """Where to write `what` until it is whole, when what a killed writer of this folder has left is removed."""
+    for left in folder.glob(f".{what}-[0-9]*.partial"):  # a bundle may be written here, too
         shutil.rmtree(left, ignore_errors=True)
-    part = folder / f".{os.getpid()}.partial"
-    part.mkdir(parents=True)
-    return part
+    return folder / f".{what}-{os.getpid()}.partial"
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -54,7 +54,7 @@ class BoundedProtocol(_Http):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self.timeout_s, self.transport.abort)
+        self._await_reader()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -70,10 +70,26 @@ class BoundedProtocol(_Http):
     def _await_request(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
-        self._head_timer = self.loop.call_later(self.timeout_s, self._abort_without_request)
+        unread = self.transport.get_write_buffer_size()  # of the answer before
+        self._head_timer = self.loop.call_later(self.timeout_s, self._abort_without_request, unread)
 
-    def _abort_without_request(self) -> None:
-        if not self._is_answering():
+    def _abort_without_request(self, unread: int) -> None:
+        if self._is_answering():
+            return
+        if self.transport.get_write_buffer_size() < unread:
+            self._await_request()
+        else:
+            self.transport.abort()
+
+    def _await_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.timeout_s, self._abort_without_reader, unread)
+
+    def _abort_without_reader(self, unread: int) -> None:
+        """A slow client is one that reads."""
+        if self.transport.get_write_buffer_size() < unread:
+            self._await_reader()
+        else:
             self.transport.abort()
 
     def _is_answering(self) -> bool:

@@ -91,6 +91,7 @@ STRICT_CHECKS = [
     *CHECKS,
     schemathesis.checks.content_type_conformance,
     schemathesis.checks.response_schema_conformance,
+    schemathesis.checks.response_headers_conformance,
 ]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import ssl
+import subprocess
+import sys
 import threading
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from starlette.routing import Route
 
 from coordinator.identity.enrolment_server import open_enrolment_server
 from export.serve.http_gate import create_gated_app
-from export.serve.listener import ConnectionSlots
+from export.serve.listener import MAX_UNSENT_BYTES, ConnectionSlots, open_listener
 from tests.support.guarded_broker import provision_federation
 from tests.support.served_app import PATIENCE_S, serve_app
 from tests.support.served_dashboard import serve_dashboard
@@ -116,6 +118,17 @@ def test_a_head_without_an_end_is_not_kept(fast: bool) -> None:  # noqa: FBT001
             held.sendall(b"x" * LARGE)
 
 
+def test_little_of_an_answer_waits_in_the_kernel() -> None:
+    """It took 4 MB there, and told for as long as a third of them lasted that a slow client reads nothing."""
+    slots = ConnectionSlots(total=1, per_address=1)
+    with (
+        closing(open_listener("127.0.0.1", 0, what="a test", option="none", slots=slots)) as listener,
+        socket.create_connection(listener.getsockname()),
+        closing(listener.accept()[0]) as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == MAX_UNSENT_BYTES
+
+
 def test_a_slot_comes_back_when_its_connection_ends() -> None:
     with _serve(total=2, per_address=1) as (port, _):
         for _ in range(5):
@@ -130,6 +143,35 @@ def test_the_dashboard_answers_while_one_address_holds_600_half_requests(tmp_pat
             with suppress(ConnectionResetError, BrokenPipeError):
                 _connect(stack, site.port, HALF)
         assert _status(site.port) == b"HTTP/1.1 200 OK"
+
+
+LIMITED = """
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from export.serve.server import connection_slots
+slots = connection_slots()
+taken = [slots.take(f"192.0.2.{address}") for address in range(8) for _ in range(100)]
+held = [file for _ in range(sum(taken)) for file in socket.socketpair()]  # a connection, and the file that it reads
+print(sum(taken[:100]), sum(taken))
+"""
+
+
+def test_clients_that_hold_connections_leave_the_server_of_centers_descriptors() -> None:
+    """Two addresses with 512 connections each took all of the usual 1,024, and the server could accept no other."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    of_one, of_all = map(int, done.stdout.split())
+    assert 0 < of_one <= of_all / 4
+
+
+def test_the_server_of_centers_takes_the_descriptors_that_it_may_have() -> None:
+    told = "import resource; from export.serve.server import connection_slots; r = resource.RLIMIT_NOFILE"
+    told += (
+        "; resource.setrlimit(r, (1024, resource.getrlimit(r)[1])); connection_slots(); print(*resource.getrlimit(r))"
+    )
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    soft, hard = map(int, done.stdout.split())
+    assert soft == (min(hard, 8_256) if hard > 0 else 8_256)
 
 
 def test_an_address_behind_one_prefix_is_one_address() -> None:

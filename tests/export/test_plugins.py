@@ -9,7 +9,8 @@ import pytest
 from coordinator.strategies.registry import make_method, method_name
 from edge_client.errors import UsageError
 from emulator.data import partition_schemes, registry
-from export.plugins import find_by_name, import_path, nearest_name_hint
+from export.diagnostics import MAX_SENTENCE_CHARS
+from export.plugins import describe_error, find_by_name, import_path, nearest_name_hint
 
 MINE = """
 from dataclasses import dataclass
@@ -105,3 +106,9 @@ def test_of_very_many_names_a_hint_has_the_nearest_and_the_first_ones() -> None:
     assert told.startswith("did you mean 'user'? use one of a00, a01, ")
     assert told.endswith(", a11 and 87 more")
     assert nearest_name_hint("b", columns[:60]).endswith(", a58, a59")
+
+
+def test_an_error_with_a_very_long_line_is_told() -> None:
+    """As of a text or a number of a whole array: the search for paths in it took hours, without a sign."""
+    assert describe_error(ValueError("a" * 200_000)) == f"ValueError: {'a' * MAX_SENTENCE_CHARS}"
+    assert describe_error(ValueError(f"no {'/a/b' * 2_000}")) == "ValueError: no"

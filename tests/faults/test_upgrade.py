@@ -124,16 +124,21 @@ def leave_the_first_guide(fed: Federation) -> None:
                 store.database.execute("update replies set sha256 = ?, size = ? where round = 3 and cid = ?", where)
 
 
-def test_a_finished_run_whose_guide_is_damaged_publishes_it_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["guide", "catalog", "center"])
+def test_a_finished_run_of_whose_catalog_a_part_is_damaged_publishes_it_again(tmp_path: Path, lost: str) -> None:
     fed = Federation.of(tmp_path, teach_newcomers=True).play()
     assert fed.catalog is not None
     assert fed.catalog.router is not None
+    parts = {"guide": fed.catalog.router.sha256, "center": fed.catalog.centers[1].model.sha256}
     with closing(Store(fed.config.folder / "store")) as store:
-        store.blobs.path(fed.catalog.router.sha256).write_bytes(b"rot")
+        catalog = store.facts.get(CATALOG_FACT)
+        damaged = store.blobs.path(parts.get(lost, catalog or ""))
+        damaged.write_bytes(b"rot")
     again = Federation.of(tmp_path, teach_newcomers=True)
     again.start_coordinator()
     again.complete()
     assert again.catalog == fed.catalog
+    assert damaged.read_bytes() != b"rot"
 
 
 def test_a_finished_run_with_the_guide_of_an_older_version_publishes_one_that_devices_read(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from edge_client.nearest import cli
 from edge_client.nearest.choose_center import Selection
 from edge_client.nearest.result import no_center_answer
 
@@ -83,3 +86,18 @@ def test_the_loss_of_soft_labels_is_named_cross_entropy() -> None:
     chosen = Selection(center=1, best=1, way="loss", samples=3, ranking=(1, 0), fit="well")
     answer = replace(no_center_answer("porch", chosen, fetched=0, signed_by=None), loss=0.125, n=7, predicted={0: 7})
     assert answer.in_words().splitlines()[-1] == "  cross-entropy 0.125 on 7 samples"
+
+
+def test_a_loss_that_no_json_holds_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of an outlier, or of logits that rule a true class out: the line was no JSON for other readers than Python."""
+    chosen = Selection(center=1, best=1, way="loss", samples=3, ranking=(1, 0), fit="well")
+    answer = no_center_answer("porch", chosen, fetched=0, signed_by=None)
+    told = replace(answer, loss=math.inf, n=7, personal={"steps": 1, "loss_before": math.nan, "loss": 0.5})
+    cli._print(told, as_json=True)
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    read = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert (read["loss"], read["personal"]) == (None, {"steps": 1, "loss_before": None, "loss": 0.5})
+    assert read["class_names"] == []

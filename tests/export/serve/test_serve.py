@@ -355,3 +355,33 @@ def test_reports_of_strangers_decide_nothing(tmp_path: Path) -> None:
     assert answers(ServeAccess(rate=rate, report_token=token)) == (200, 401, 200)
     assert answers(ServeAccess(rate=rate, token=token)) == (401, 401, 200)
     assert answers(ServeAccess(rate=rate, token="x" * 16, report_token=token)) == (401, 401, 200)
+
+
+@pytest.mark.parametrize(
+    "access",
+    [ServeAccess(rate=RateLimiter(0)), ServeAccess(rate=RateLimiter(0), token="x" * 16, report_token="y" * 16)],
+    ids=["without a token", "with both"],
+)
+def test_a_line_feed_behind_a_path_gets_around_no_token(tmp_path: Path, access: ServeAccess) -> None:
+    """A route's pattern took "/reports\n" for "/reports", and the rule for another path that needs no token."""
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    app = TestClient(create_serve_app(manager, access), base_url="http://127.0.0.1")
+    report = {"device": "d1", "generation": "0" * 64, "accuracy": 0.5}
+    reader = {} if access.token is None else {"Authorization": f"Bearer {access.token}"}
+    assert app.post("/reports", json=report, headers=reader).status_code == (403 if access.token is None else 401)
+    for path in ("/reports%0A", "/health%0A", "/centers%0a"):
+        answer = app.request("POST" if "reports" in path else "GET", path, json=report, headers=reader)
+        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+
+
+def test_no_shared_cache_keeps_what_needs_a_token(tmp_path: Path) -> None:
+    """RFC 9111, 3.5: `public` lets one hand out the answer to a request with a token to a client without."""
+    write_bundle(tmp_path / "b", "one")
+    manager, token = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan()), "x" * 16
+    path = manager.generation(None).centers[0]["files"]["onnx"]["url"]
+    for given, scope in ((None, "public"), (token, "private")):
+        access = ServeAccess(rate=RateLimiter(0), token=given, report_token=token)
+        app = TestClient(create_serve_app(manager, access), base_url="http://127.0.0.1")
+        answer = app.get(path, headers={"Authorization": f"Bearer {token}"})
+        assert answer.headers["cache-control"] == f"{scope}, max-age=31536000, immutable"

@@ -39,6 +39,13 @@ def test_a_bundle_of_which_a_part_is_missing_is_written_again(tmp_path: Path) ->
     assert write_repository(tmp_path / "b", tmp_path / "models") == ["center-0/2", "center-1/2"]
 
 
+def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    (tmp_path / "models" / "center-0" / ".version-4711.partial").mkdir(parents=True)
+    write_repository(tmp_path / "b", tmp_path / "models")
+    assert sorted(p.name for p in (tmp_path / "models" / "center-0").iterdir()) == ["1", "config.pbtxt"]
+
+
 def test_a_center_that_the_next_bundle_has_not_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for mark, centers in (("one", 3), ("two", 3), ("two", 2)):
         assert not caplog.messages

@@ -100,6 +100,27 @@ def test_a_bundle_that_came_while_the_disk_was_full_is_served_when_there_is_room
     until(lambda: served.rollout.stable != second)
 
 
+def test_a_bundle_for_which_memory_was_short_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watch had ended, and no later bundle was served."""
+    monkeypatch.setattr(app, "WATCH_INTERVAL_S", 0.001)
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=1.0))
+    first, copy, short = manager.rollout.stable, shutil.copyfile, [MemoryError()]
+
+    def copied(*given: Path) -> object:
+        if short:
+            raise short.pop()
+        return copy(*given)
+
+    monkeypatch.setattr(shutil, "copyfile", copied)
+    with TestClient(app.create_serve_app(manager, ServeAccess(rate=RateLimiter(0)))):
+        write_bundle(tmp_path / "b", "two")
+        until(lambda: manager.rollout.stable != first)
+    assert "is tried again: there is not enough memory" in caplog.text
+
+
 def test_another_bundle_that_cannot_be_served_either_is_told_too(
     tmp_path: Path, disk: FullDisk, served: GenerationManager, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,7 +146,9 @@ def test_a_candidate_is_told_with_what_it_waits_for(tmp_path: Path, caplog: pyte
     assert "for 0.05 of the devices, until 200 pairs of reports have come" in caplog.text
 
 
-def test_a_report_that_cannot_be_stored_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_stored_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     write_bundle(tmp_path / "b", "one")
     manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=0.5))
     write_bundle(tmp_path / "b", "two")
@@ -142,6 +165,14 @@ def test_a_report_that_cannot_be_stored_does_not_count(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="No space left"):
         manager.store_rollout(after)
     assert manager.rollout is before
+    server = TestClient(app.create_serve_app(manager, ServeAccess(rate=RateLimiter(0), is_local=True)))
+    report = {"device": "d1", "generation": manager.generation("d1").name, "accuracy": 0.5}
+    answer = server.post("/reports", json=report, headers={"Host": "127.0.0.1"})
+    assert (answer.status_code, list(answer.json())) == (503, ["error"])
+    assert int(answer.headers["retry-after"]) > 0
+    assert "a report does not count: [Errno 28] No space left on device" in caplog.text
+    disk.full = False
+    assert server.post("/reports", json=report, headers={"Host": "127.0.0.1"}).json()["counted"]
 
 
 def test_a_bundle_whose_manifest_was_copied_first_is_served_when_its_files_have_come(tmp_path: Path) -> None:
@@ -225,4 +256,62 @@ def test_a_withdrawn_bundle_is_told_when_it_is_withdrawn_and_when_it_comes_again
     assert [record.getMessage() for record in caplog.records] == [
         f"stable {stable:.16}, candidate none; {candidate:.16} was withdrawn, since its devices report less accuracy",
         f"the bundle in {tmp_path / 'b'} is not served: {candidate:.16} was withdrawn; {stable:.16} stays",
+    ]
+
+
+def test_a_signature_that_comes_after_its_manifest_is_noticed(tmp_path: Path) -> None:
+    """As of a copy that ends with manifest.sig, and of a bundle that is signed again with a new key."""
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    assert not manager.has_changed()
+    manifest = (tmp_path / "b" / MANIFEST_FILE).read_bytes()
+    for key in (bytes(32), bytes([1]) * 32):
+        (tmp_path / "b" / SIGNATURE_FILE).write_text(make_signer(key, "home")(manifest))
+        assert manager.has_changed()
+        found = manager.fetch_generation()
+        assert found is not None
+        manager.accept(found)
+        assert not manager.has_changed()
+        signature = manager.generation(None).files[SIGNATURE_FILE]
+        assert signature.path.read_bytes() == (tmp_path / "b" / SIGNATURE_FILE).read_bytes()
+
+
+def test_what_is_served_stays_whole_while_it_gets_a_new_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    manifest = (tmp_path / "b" / MANIFEST_FILE).read_bytes()
+    (tmp_path / "b" / SIGNATURE_FILE).write_text(make_signer(bytes(32), "home")(manifest))
+    removed = list[Path]()
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: removed.append(path))
+    manager.site.add(tmp_path / "b")
+    assert {path.parent for path in removed} == {tmp_path / "site"}
+
+
+def test_the_index_names_what_is_served_after_a_kill_between_the_two(tmp_path: Path) -> None:
+    """The roll-out's state is written first; another web server may host the same folder."""
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=1.0))
+    index = (tmp_path / "site" / INDEX_FILE).read_bytes()
+    write_bundle(tmp_path / "b", "two")
+    found = manager.fetch_generation()
+    assert found is not None
+    manager.accept(found)
+    (tmp_path / "site" / INDEX_FILE).write_bytes(index)
+    again = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan(share=1.0))
+    assert json.loads((tmp_path / "site" / INDEX_FILE).read_bytes())["generation"] == again.rollout.stable == found.name
+
+
+def test_what_a_killed_server_was_copying_is_removed(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    for left in (".centers.partial", ".generation-4711.partial"):  # a bundle that is being written, and a leftover
+        (tmp_path / "site" / left / "centers").mkdir(parents=True)
+    GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    assert sorted(p.name for p in (tmp_path / "site").iterdir()) == [
+        ".centers.partial",
+        ROLLOUT_FILE,
+        "generations",
+        INDEX_FILE,
     ]
