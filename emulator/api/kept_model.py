@@ -131,8 +131,8 @@ def _read_graph(
     """The module of an archive, with its own values or with these; it can be copied and pickled."""
     with suppress_output():
         graph: nn.Module = read_pt2(archive, name).module(check_guards=False)
-    for name in ("train", "eval"):  # an exported graph refuses both; a flag that it ignores does no harm
-        graph.__dict__.pop(name, None)
+    for switch in ("train", "eval"):  # an exported graph refuses both; a flag that it ignores does no harm
+        graph.__dict__.pop(switch, None)
     _restore_places(graph, schema, tied)
     if values is not None:
         graph.load_state_dict(values)

@@ -129,12 +129,3 @@ def test_a_manifest_that_lacks_something_is_not_published(tmp_path: Path, broken
 def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be copied|is not a bundle"):
         publish_bundle(tmp_path / "nothing", tmp_path / "site")
-
-
-def test_what_a_server_that_was_killed_while_it_copied_has_left_is_removed(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "b", "one")
-    left = tmp_path / "site" / ".1.partial" / "centers"
-    left.mkdir(parents=True)
-    (left / "model.onnx").write_bytes(b"half")
-    publish_bundle(tmp_path / "b", tmp_path / "site")
-    assert sorted(path.name for path in (tmp_path / "site").iterdir()) == ["generations", "index.json"]

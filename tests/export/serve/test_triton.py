@@ -74,10 +74,3 @@ def without_files(bundle: Path) -> Path:
         center["files"] = {}
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     return bundle
-
-
-def test_what_a_command_that_was_killed_has_left_is_removed(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "b", "one")
-    (tmp_path / "models" / "center-0" / ".1.partial").mkdir(parents=True)
-    write_repository(tmp_path / "b", tmp_path / "models")
-    assert sorted(path.name for path in (tmp_path / "models" / "center-0").iterdir()) == ["1", "config.pbtxt"]
