@@ -55,11 +55,10 @@ class ForwardOverrides(TorchFunctionMode):
         if _writes(func, kwargs):
             self._rectified = []
         own = partial(call_of_pairs, func) if is_complex_call(func, args) else FORWARD_OVERRIDES.get(func)
+        if "input" in kwargs and (own is not None or func in RELUS or func in MAX_POOLS):  # most first arguments' name
+            args, kwargs = (kwargs["input"], *args), {name: v for name, v in kwargs.items() if name != "input"}
         if own is not None:
-            kwargs = {OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
-            if "input" in kwargs:  # what torch calls the first argument of most functions
-                args, kwargs = (kwargs["input"], *args), {k: v for k, v in kwargs.items() if k != "input"}
-            return own(*args, **kwargs)
+            return own(*args, **{OTHER_NAMES.get(name, name): value for name, value in kwargs.items()})
         if func in RELUS:
             out = func(*args, **kwargs)
             self._rectified = [(out, args[0])]

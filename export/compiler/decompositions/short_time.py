@@ -30,13 +30,14 @@ def stft(
     normalized: bool = False,
     onesided: bool | None = None,
     return_complex: bool | None = None,
-    align_to_window: bool | None = None,  # noqa: ARG001 - torch's
+    align_to_window: bool | None = None,
 ) -> ComplexPair | Tensor:
     """[length] or [batch, length] -> [batch, frequencies, frames]: a convolution with windowed cosines and sines."""
     hop, width = hop_length or n_fft // 4, win_length or n_fft
     rows = x.reshape(-1, 1, x.shape[-1])
-    if center:
-        rows = nn.functional.pad(rows, (n_fft // 2, n_fft // 2), mode=pad_mode)
+    margin = n_fft // 2 if center else (n_fft - width) // 2 if align_to_window else 0
+    if margin:
+        rows = nn.functional.pad(rows, (margin, margin), mode=pad_mode)
     keep = n_fft // 2 + 1 if onesided is not False else n_fft
     shape = _window(window, width, n_fft, x)
     cosine, sine = waves(keep, n_fft, n_fft, x)

@@ -21,6 +21,7 @@ from tests.support.programs import model
 NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "pooled": lambda x: F.max_pool2d(F.relu(x), 2),
     "as methods": lambda x: torch.max_pool2d(x.relu(), 3, 2, 1),
+    "by name": lambda x: torch.max_pool2d(input=torch.relu(input=x), kernel_size=2),
     "along one axis": lambda x: F.max_pool1d(torch.relu(x[:, 0]), 2),
     "the ReLU is read twice": lambda x: F.max_pool2d(y := F.relu(x), 3, 1, 1) + y,
     "another ReLU between": lambda x: F.max_pool2d(y := F.relu(x), 2) * F.max_pool2d(F.relu(y - 1), 2),

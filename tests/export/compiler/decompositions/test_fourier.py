@@ -53,6 +53,7 @@ def test_a_transform_of_several_axes_and_its_inverse_are_torchs(name: str, dim: 
         {"n_fft": 16, "window": torch.ones(16, dtype=torch.float64)},
         {"n_fft": 16, "hop_length": 5, "win_length": 12, "window": torch.hann_window(12, dtype=torch.float64)},
         {"n_fft": 8, "center": False, "normalized": True, "onesided": False, "window": torch.ones(8).double()},
+        {"n_fft": 8, "win_length": 4, "center": False, "align_to_window": True, "window": torch.ones(4).double()},
     ],
 )
 def test_a_short_time_transform_is_torchs(settings: dict[str, Any]) -> None:
@@ -76,6 +77,14 @@ def test_an_inverse_short_time_transform_is_torchs(settings: dict[str, Any]) -> 
     pair = ComplexPair(told.real, told.imag)
     for given in (settings, {**settings, "onesided": None}):  # None: the number of frequencies tells
         torch.testing.assert_close(FORWARD_OVERRIDES[torch.istft](pair, 16, **given), torch.istft(told, 16, **given))
+
+
+def test_a_spectrum_is_shifted_back_to_its_place() -> None:
+    theirs, pair = torch.fft.fft(X), ComplexPair(torch.fft.fft(X).real, torch.fft.fft(X).imag)
+    for dim in (None, -1, (0, 1)):
+        shift, back = FORWARD_OVERRIDES[torch.fft.fftshift], FORWARD_OVERRIDES[torch.fft.ifftshift]
+        torch.testing.assert_close(whole(shift(pair, dim)), torch.fft.fftshift(theirs, dim))
+        torch.testing.assert_close(whole(back(pair, dim)), torch.fft.ifftshift(theirs, dim))
 
 
 class Spectrum(nn.Module):
