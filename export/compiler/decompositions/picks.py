@@ -224,7 +224,7 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, _sorted: bool =
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """-> (values, positions)."""
+    """-> (values, positions); equal values stay in their order."""
     return topk(x, x.shape[dim], dim, descending)
 
 
@@ -382,6 +382,7 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.min.dim: min_along,
     aten.topk.default: topk,
     aten.sort.default: sort,
+    aten.sort.stable: lambda x, *, dim=-1, descending=False, **_: sort(x, dim, descending),
     aten.median.dim: median,
     aten.kthvalue.default: kthvalue,
     aten.bucketize.Tensor: bucketize,

@@ -5,6 +5,7 @@ Each network runs twice, in torch and with the operators of the decomposition ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -86,6 +87,7 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "an order undone": lambda x: x.gather(1, x.sum(0, keepdim=True).argsort(1).argsort(1)),
     "sort": lambda x: x.sort(-1, descending=True).values * x.sort(1).values,
+    "a stable order": lambda x: math.prod(x.sort(stable=True, dim=1, descending=True)) * x,
     "slices with steps": lambda x: x[:, ::3, 1::2] * x[:, 1::2, :2],
     "rounding": lambda x: x * x.floor() + x.trunc() + x % 0.7 + torch.fmod(x, 0.3) * x,
     "whole numbers": lambda x: x * (torch.arange(-2, 3) % 3) + torch.fmod(torch.arange(-2, 3), 2) * x,
