@@ -283,7 +283,11 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _distances(x: Tensor, other: Tensor, p: float = 2.0, compute_mode: object = None) -> Tensor:  # noqa: ARG001 - torch's
-    distances: Tensor = torch.linalg.vector_norm(x.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
+    apart = x.unsqueeze(-2) - other.unsqueeze(-3)
+    distances: Tensor = torch.linalg.vector_norm(apart, p, -1)
+    if p == math.inf:  # each of the axes that are equally far apart takes the whole gradient, as torch's own
+        size, farthest = apart.abs(), distances.detach()
+        distances = farthest + torch.where(size == farthest.unsqueeze(-1), size - size.detach(), 0 * size).sum(-1)
     return distances
 
 

@@ -74,6 +74,9 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "a cosine with fewer axes": lambda x: F.cosine_similarity(x, x[0, 0] - 1, 3),
     "a mean over three axes": lambda x: F.avg_pool3d(x.unsqueeze(1), kernel_size=2, stride=(1, 2, 2)),
     "a product by numpy's names": lambda x: x[:, :2].prod(axis=1, keepdims=True) + torch.cumprod(x / 4, axis=3),  # type: ignore[call-arg, call-overload]
+    "the farthest axis of several": lambda x: torch.cdist(
+        x - x.detach().frac(), torch.ones(5, 7, dtype=x.dtype), p=torch.inf
+    ),
     "without antialias": lambda x: F.interpolate(x, scale_factor=(2, 1), mode="bilinear"),
 }
 

@@ -78,6 +78,7 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "the larger or smaller": lambda x: torch.fmax(x, x[:, :1]) * 2 + torch.fmin(_with_nan(x), x[..., :1]),
     "lengths": lambda x: torch.hypot(x, x[:, :1] * 1e200) + torch.hypot(x + 3, x),
+    "a length beside an infinity": lambda x: torch.hypot(x, torch.full_like(x, torch.inf)) + x,
     "signs": lambda x: torch.copysign(x, x[:, :1] * -0.0) * 2 + torch.copysign(x, -3.0) + torch.erfc(x),
     "either": lambda x: x * ((x > 0) ^ (x[:, :1] < 1)) + x * torch.logical_xor(x.round(), x > 1),
     "roll": lambda x: x.roll((-1, 7), (1, 2)) * x.roll(3),
