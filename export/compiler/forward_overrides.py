@@ -55,11 +55,10 @@ class ForwardOverrides(TorchFunctionMode):
         if _writes(func, kwargs):
             self._rectified = []
         own = partial(call_of_pairs, func) if is_complex_call(func, args) else FORWARD_OVERRIDES.get(func)
+        if "input" in kwargs and (own is not None or func in RELUS or func in MAX_POOLS):  # most first arguments' name
+            args, kwargs = (kwargs["input"], *args), {name: v for name, v in kwargs.items() if name != "input"}
         if own is not None:
-            kwargs = {OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
-            if "input" in kwargs:  # what torch calls the first argument of most functions
-                args, kwargs = (kwargs["input"], *args), {k: v for k, v in kwargs.items() if k != "input"}
-            return own(*args, **kwargs)
+            return own(*args, **{OTHER_NAMES.get(name, name): value for name, value in kwargs.items()})
         if func in RELUS:
             out = func(*args, **kwargs)
             self._rectified = [(out, args[0])]
@@ -284,7 +283,11 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _distances(x: Tensor, other: Tensor, p: float = 2.0, compute_mode: object = None) -> Tensor:  # noqa: ARG001 - torch's
-    distances: Tensor = torch.linalg.vector_norm(x.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
+    apart = x.unsqueeze(-2) - other.unsqueeze(-3)
+    distances: Tensor = torch.linalg.vector_norm(apart, p, -1)
+    if p == math.inf:  # each of the axes that are equally far apart takes the whole gradient, as torch's own
+        size, farthest = apart.abs(), distances.detach()
+        distances = farthest + torch.where(size == farthest.unsqueeze(-1), size - size.detach(), 0 * size).sum(-1)
     return distances
 
 

@@ -65,6 +65,9 @@ class ComplexPair:
     def __matmul__(self, other: Any) -> ComplexPair:  # noqa: ANN401
         return product_by(torch.matmul)(self, other)
 
+    def __abs__(self) -> Tensor:
+        return magnitude(self)
+
     def __neg__(self) -> ComplexPair:
         return ComplexPair(-self.real, -self.imag)
 
@@ -98,6 +101,10 @@ class ComplexPair:
     @property
     def mT(self) -> ComplexPair:  # noqa: N802 - torch's
         return self.alike("transpose", -2, -1)
+
+    @property
+    def mH(self) -> ComplexPair:  # noqa: N802 - torch's
+        return self.mT.conj()
 
     @property
     def ndim(self) -> int:
@@ -174,9 +181,10 @@ def imag_of(value: Any) -> Any:  # noqa: ANN401
 
 
 def of_one_shape(real: Tensor, imag: Tensor) -> ComplexPair:
-    """A pair of both parts; beside a larger real tensor the real part alone has grown."""
-    alike = str(imag.shape) == str(real.shape)  # as text: numbers would be compared with the size of the batch
-    return ComplexPair(real, imag if alike else imag + torch.zeros_like(real))
+    """A pair of both parts, each repeated along the axes where the other one alone is longer than 1."""
+    if str(imag.shape) == str(real.shape):  # as text: numbers would be compared with the size of the batch
+        return ComplexPair(real, imag)
+    return ComplexPair(real + torch.zeros_like(imag), imag + torch.zeros_like(real))
 
 
 def magnitude(x: ComplexPair) -> Tensor:
@@ -296,7 +304,7 @@ COVERED: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__), quotient),
 }
 COMPLEX_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
-    torch.complex: ComplexPair,
+    torch.complex: of_one_shape,
     torch.polar: polar,
     torch.view_as_complex: view_as_complex,
     torch.zeros: zeros,

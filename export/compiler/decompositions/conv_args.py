@@ -31,13 +31,17 @@ class ConvArgs:
         output_padding: Sequence[int],
         groups: int,
     ) -> ConvArgs:
-        """The arguments in the order in which an operator's call has them."""
+        """The arguments in the order in which an operator's call has them; a single number is that of every axis."""
+        axes = max(map(len, (stride, padding, dilation, output_padding)))
+        each = [
+            tuple(given) * (axes if len(given) == 1 else 1) for given in (stride, padding, dilation, output_padding)
+        ]
         return cls(
-            stride=tuple(stride),
-            padding=tuple(padding),
-            dilation=tuple(dilation),
+            stride=each[0],
+            padding=each[1],
+            dilation=each[2],
             transposed=transposed,
-            output_padding=tuple(output_padding),
+            output_padding=each[3],
             groups=groups,
         )
 

@@ -128,6 +128,12 @@ def fftshift(x: Any, dim: Axes = None) -> Any:  # noqa: ANN401 - real or complex
     return x.roll([x.shape[d] // 2 for d in dims], dims)
 
 
+def ifftshift(x: Any, dim: Axes = None) -> Any:  # noqa: ANN401 - real or complex
+    """The inverse of `fftshift`."""
+    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return x.roll([-(x.shape[d] // 2) for d in dims], dims)
+
+
 FOURIER_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.fft.fft: fft,
     torch.fft.ifft: ifft,
@@ -142,4 +148,5 @@ FOURIER_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     torch.fft.rfftn: over_axes(fft, rfft, None),
     torch.fft.irfftn: over_axes(ifft, irfft, None),
     torch.fft.fftshift: fftshift,
+    torch.fft.ifftshift: ifftshift,
 }

@@ -22,7 +22,7 @@ def var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Variance and mean in two passes, as in torch: the mean of squares minus the squared mean loses digits."""
-    dims = list(range(x.dim())) if dim is None else [d % x.dim() for d in dim]
+    dims = [d % x.dim() for d in dim] if dim else list(range(x.dim()))
     mean = x.mean(dims, keepdim=True)
     count = math.prod(x.shape[d] for d in dims)
     centred = x - mean

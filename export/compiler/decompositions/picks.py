@@ -42,15 +42,14 @@ def scatter_add(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
 
 
 def scatter(x: Tensor, dim: int, rows: Tensor, source: Tensor) -> Tensor:
-    """Put the values of `source` at their places; a place that is named twice would be undefined in torch too."""
+    """Put the values of `source` at their places; of a place that is named twice the last value stays."""
     dim = dim % x.dim()
-    hit = _placed(x, dim, rows, torch.ones_like(rows, dtype=x.dtype)) > 0
-    return torch.where(hit, _placed(x, dim, rows, source), x)
+    return torch.where(_hit(x, dim, rows), _placed(x, dim, rows, source, keep="last"), x)
 
 
 def scatter_value(x: Tensor, dim: int, rows: Tensor, value: float) -> Tensor:
     """See `scatter`."""
-    return scatter(x, dim, rows, torch.full_like(rows, value, dtype=x.dtype))
+    return torch.where(_hit(x, dim % x.dim(), rows), torch.full_like(x, value), x)
 
 
 def scatter_reduce(
@@ -66,13 +65,16 @@ def scatter_reduce(
     count = _placed(x, dim, rows, torch.ones_like(rows, dtype=x.dtype))
     if reduce in {"amax", "amin"}:
         sign = 1 if reduce == "amax" else -1
-        found = sign * _placed(x, dim, rows, sign * source, largest=True)
+        found = sign * _placed(x, dim, rows, sign * source, keep="largest")
         both = torch.maximum(x, found) if reduce == "amax" else torch.minimum(x, found)
         return torch.where(count > 0, both if include_self else found, x)
     found = _placed(x, dim, rows, source)
     if reduce == "sum":
         return x + found if include_self else torch.where(count > 0, found, x)
-    return (x + found) / (count + 1) if include_self else torch.where(count > 0, found / count.clamp(min=1), x)
+    rounding = None if x.dtype.is_floating_point else "floor"
+    if include_self:
+        return torch.div(x + found, count + 1, rounding_mode=rounding)
+    return torch.where(count > 0, torch.div(found, count.clamp(min=1), rounding_mode=rounding), x)
 
 
 def index_add(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
@@ -222,7 +224,7 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, _sorted: bool =
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """-> (values, positions)."""
+    """-> (values, positions); equal values stay in their order."""
     return topk(x, x.shape[dim], dim, descending)
 
 
@@ -294,18 +296,26 @@ def embedding_bag(  # noqa: PLR0913 - what torch's function gives on
     return total if mode == "sum" else total / number.clamp(min=1)
 
 
-def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, largest: bool = False) -> Tensor:
+def _hit(x: Tensor, dim: int, rows: Tensor) -> Tensor:
+    """In the shape of x: whether `rows` name the position along `dim`."""
+    return _placed(x, dim, rows, torch.ones_like(rows, dtype=x.dtype)) > 0
+
+
+def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, keep: str = "sum") -> Tensor:
     """Zeros of the shape of x, plus `source` at the positions `rows` along `dim`.
 
-    `largest`: the largest value of `source` at the position, anything where there is none. The result has x's dtype.
+    `keep`: "sum", or the "last" or the "largest" value of `source` at the position. Where there is none, the largest
+    is any value. The result has x's dtype.
     """
     for axis, size in enumerate(rows.shape):
         source = source.narrow(axis, 0, size)
     chosen = _chosen(rows.movedim(dim, -1), x.shape[dim])  # [..., picks, size]
+    if keep == "last":
+        numbers = _along(chosen, -2)
+        chosen = chosen & (numbers == _where(chosen, numbers, -1.0).amax(-2, keepdim=True))
     values = _exact(source).movedim(dim, -1).unsqueeze(-1)
-    nothing = _lowest(values) if largest else 0
-    wide = _where(chosen, values, nothing)
-    out = (wide.amax(-2) if largest else wide.sum(-2)).movedim(-1, dim)
+    wide = _where(chosen, values, _lowest(values) if keep == "largest" else 0)
+    out = (wide.amax(-2) if keep == "largest" else wide.sum(-2)).movedim(-1, dim)
     beyond = [n for axis in reversed(range(x.dim())) for n in (0, x.shape[axis] - out.shape[axis])]
     return (aten.constant_pad_nd.default(out, beyond, 0) if any(beyond) else out).to(x.dtype)
 
@@ -372,6 +382,7 @@ PICK_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.min.dim: min_along,
     aten.topk.default: topk,
     aten.sort.default: sort,
+    aten.sort.stable: lambda x, *, dim=-1, descending=False, **_: sort(x, dim, descending),
     aten.median.dim: median,
     aten.kthvalue.default: kthvalue,
     aten.bucketize.Tensor: bucketize,

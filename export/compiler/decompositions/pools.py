@@ -161,8 +161,11 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """Unchanged where windows fit without padding. Runtimes disagree about others; these become sums over rows."""
-    if not (ceil_mode or any(padding)):
+    """Unchanged where windows fit without padding. Others become sums over rows, as runtimes disagree about them.
+
+    ONNX's converter leaves a divisor of the model's own out.
+    """
+    if not (ceil_mode or any(padding) or divisor_override is not None):
         return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
     rows, columns = _axes(x, kernel, stride, padding, [1], ceil_mode)
     down = reduce(torch.add, rows.views(x, 0.0))

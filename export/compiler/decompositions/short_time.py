@@ -30,13 +30,14 @@ def stft(
     normalized: bool = False,
     onesided: bool | None = None,
     return_complex: bool | None = None,
-    align_to_window: bool | None = None,  # noqa: ARG001 - torch's
+    align_to_window: bool | None = None,
 ) -> ComplexPair | Tensor:
     """[length] or [batch, length] -> [batch, frequencies, frames]: a convolution with windowed cosines and sines."""
     hop, width = hop_length or n_fft // 4, win_length or n_fft
     rows = x.reshape(-1, 1, x.shape[-1])
-    if center:
-        rows = nn.functional.pad(rows, (n_fft // 2, n_fft // 2), mode=pad_mode)
+    margin = n_fft // 2 if center else (n_fft - width) // 2 if align_to_window else 0
+    if margin:
+        rows = nn.functional.pad(rows, (margin, margin), mode=pad_mode)
     keep = n_fft // 2 + 1 if onesided is not False else n_fft
     shape = _window(window, width, n_fft, x)
     cosine, sine = waves(keep, n_fft, n_fft, x)
@@ -56,23 +57,24 @@ def istft(
     window: Tensor | None = None,
     center: bool = True,
     normalized: bool = False,
-    onesided: bool | None = None,
+    onesided: bool | None = None,  # noqa: ARG001 - the first half is in both
     length: int | None = None,
     return_complex: bool = False,
 ) -> Tensor:
     """[frequencies, frames] or [batch, frequencies, frames] -> [length] or [batch, length].
 
-    Windowed frames are added where they overlap, and divided by the sum of the squared windows there.
+    Windowed frames are added where they overlap, and divided by the sum of the squared windows there. Of all
+    frequencies (`onesided` false) torch reads the first half alone, which tells the other one of a real signal.
     """
     if return_complex:
         raise UnsupportedOperator("istft", "a complex signal is not covered")
     hop, width = hop_length or n_fft // 4, win_length or n_fft
-    keep, frames = x.shape[-2:]
+    keep, frames = n_fft // 2 + 1, x.shape[-1]
+    x = x.narrow(-2, 0, keep)
     shape = _window(window, width, n_fft, x.real)
     cosine, sine = waves(keep, n_fft, n_fft, x.real)
     k = torch.arange(keep).unsqueeze(1)
-    whole = keep == n_fft if onesided is None else not onesided
-    twice = torch.where((k == 0) | (2 * k == n_fft) | whole, 1.0, 2.0).to(x.real.dtype)
+    twice = torch.where((k == 0) | (2 * k == n_fft), 1.0, 2.0).to(x.real.dtype)
     scale = 1 / math.sqrt(n_fft) if normalized else 1 / n_fft
     filters = (torch.cat([cosine * twice, -sine * twice]) * shape * scale).unsqueeze(1)  # [2 keep, 1, n_fft]
     both = torch.cat([x.real, x.imag], -2).reshape(-1, 2 * keep, frames)
@@ -95,4 +97,4 @@ def _window(window: Tensor | None, width: int, n_fft: int, like: Tensor) -> Tens
     return nn.functional.pad(shape, (left, n_fft - width - left))
 
 
-SHORT_TIME_OVERRIDES: Mapping[Any, Callable[..., Any]] = {torch.stft: stft, torch.istft: istft}
+SHORT_TIME_OVERRIDES: Mapping[Any, Callable[..., Any]] = {torch.stft: stft, Tensor.stft: stft, torch.istft: istft}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from math import copysign as copied_sign
-from math import log, pi, sqrt
+from math import inf, log, pi, sqrt
 from typing import Any, cast
 
 import torch
@@ -185,7 +185,7 @@ def erfc(x: Tensor) -> Tensor:
 def hypot(x: Tensor, y: Tensor) -> Tensor:
     """The length of (x, y), by the longer side, whose square may be beyond all floats."""
     longer = torch.maximum(torch.abs(x), torch.abs(y))
-    by = torch.where(longer == 0, torch.ones_like(longer), longer)
+    by = torch.where((longer == 0) | (longer == inf), torch.ones_like(longer), longer)
     return longer * torch.sqrt((x / by) ** 2 + (y / by) ** 2)
 
 

@@ -21,6 +21,7 @@ from tests.support.programs import model
 NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "pooled": lambda x: F.max_pool2d(F.relu(x), 2),
     "as methods": lambda x: torch.max_pool2d(x.relu(), 3, 2, 1),
+    "by name": lambda x: torch.max_pool2d(input=torch.relu(input=x), kernel_size=2),
     "along one axis": lambda x: F.max_pool1d(torch.relu(x[:, 0]), 2),
     "the ReLU is read twice": lambda x: F.max_pool2d(y := F.relu(x), 3, 1, 1) + y,
     "another ReLU between": lambda x: F.max_pool2d(y := F.relu(x), 2) * F.max_pool2d(F.relu(y - 1), 2),
@@ -73,6 +74,9 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "a cosine with fewer axes": lambda x: F.cosine_similarity(x, x[0, 0] - 1, 3),
     "a mean over three axes": lambda x: F.avg_pool3d(x.unsqueeze(1), kernel_size=2, stride=(1, 2, 2)),
     "a product by numpy's names": lambda x: x[:, :2].prod(axis=1, keepdims=True) + torch.cumprod(x / 4, axis=3),  # type: ignore[call-arg, call-overload]
+    "the farthest axis of several": lambda x: torch.cdist(
+        x - x.detach().frac(), torch.ones(5, 7, dtype=x.dtype), p=torch.inf
+    ),
     "without antialias": lambda x: F.interpolate(x, scale_factor=(2, 1), mode="bilinear"),
 }
 

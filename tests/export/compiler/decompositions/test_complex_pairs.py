@@ -36,6 +36,10 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "asked as a function": lambda z: 2 * z if torch.is_complex(z) and torch.is_complex(TURNS) else z,
     "to its own dtype": lambda z: z.to(z.dtype) + z.to(dtype=z.dtype) * z.type(z.dtype),
     "exponential": lambda z: torch.exp(z) * 1j,
+    "adjoint": lambda z: z.mH * abs(z).mT,
+    "parts of several shapes": lambda z: (
+        torch.complex(z.real[:, :1], z.imag[0]).sum(1, keepdim=True) + torch.complex(z.real, z.imag[:1])
+    ),
 }
 
 

@@ -123,6 +123,18 @@ def test_one_dimension_works_as_two_do() -> None:
         assert same(ours, theirs)
 
 
+def test_a_list_of_one_number_is_for_every_axis() -> None:
+    x, weight = noise(2, 3, 5, 6, seed=0), noise(4, 3, 3, 3, seed=1)
+    out = torch.nn.functional.conv2d(x, weight, None, [2], [1], [2])
+    grad = noise(*out.shape, seed=2)
+    expected = torch.autograd.grad(out, [x, weight], grad)
+    got = convolution_backward(
+        grad, x.detach(), weight.detach(), None, [2], [1], [2], False, [0, 0], 1, [True, True, False]
+    )
+    for ours, theirs in zip(got, expected, strict=False):
+        assert same(ours, theirs)
+
+
 @settings(max_examples=60)
 @given(
     size=st.integers(4, 8),

@@ -53,6 +53,7 @@ def test_a_transform_of_several_axes_and_its_inverse_are_torchs(name: str, dim: 
         {"n_fft": 16, "window": torch.ones(16, dtype=torch.float64)},
         {"n_fft": 16, "hop_length": 5, "win_length": 12, "window": torch.hann_window(12, dtype=torch.float64)},
         {"n_fft": 8, "center": False, "normalized": True, "onesided": False, "window": torch.ones(8).double()},
+        {"n_fft": 8, "win_length": 4, "center": False, "align_to_window": True, "window": torch.ones(4).double()},
     ],
 )
 def test_a_short_time_transform_is_torchs(settings: dict[str, Any]) -> None:
@@ -78,6 +79,22 @@ def test_an_inverse_short_time_transform_is_torchs(settings: dict[str, Any]) -> 
         torch.testing.assert_close(FORWARD_OVERRIDES[torch.istft](pair, 16, **given), torch.istft(told, 16, **given))
 
 
+def test_a_spectrum_is_shifted_back_to_its_place() -> None:
+    theirs, pair = torch.fft.fft(X), ComplexPair(torch.fft.fft(X).real, torch.fft.fft(X).imag)
+    for dim in (None, -1, (0, 1)):
+        shift, back = FORWARD_OVERRIDES[torch.fft.fftshift], FORWARD_OVERRIDES[torch.fft.ifftshift]
+        torch.testing.assert_close(whole(shift(pair, dim)), torch.fft.fftshift(theirs, dim))
+        torch.testing.assert_close(whole(back(pair, dim)), torch.fft.ifftshift(theirs, dim))
+
+
+def test_of_all_frequencies_the_inverse_reads_the_first_half_as_torch_does() -> None:
+    window = torch.hann_window(9, periodic=False).double()
+    told = torch.stft(X.reshape(3, 70), 9, window=window, onesided=False, return_complex=True)
+    told = told * torch.arange(9).reshape(9, 1)  # the second half is no longer that of a real signal
+    found = FORWARD_OVERRIDES[torch.istft](ComplexPair(told.real, told.imag), 9, window=window, onesided=False)
+    torch.testing.assert_close(found, torch.istft(told, 9, window=window, onesided=False))
+
+
 class Spectrum(nn.Module):
     """A mel-like front end behind a trained layer, and a filter between transforms, as in FNet and global filters."""
 
@@ -92,7 +109,7 @@ class Spectrum(nn.Module):
         x = self.first(x)
         x = torch.istft(torch.stft(x, 8, window=self.window, return_complex=True), 8, window=self.window)
         mixed = torch.fft.irfft(torch.fft.rfft(x, dim=-1) * self.gain, n=24, dim=-1)
-        frames = torch.stft(x, 8, hop_length=4, window=self.window, return_complex=True)
+        frames = x.stft(8, hop_length=4, window=self.window, return_complex=True)
         mel = torch.log(frames.abs().pow(2).mean(-1) + 1)
         both = torch.fft.fftn(mixed.unflatten(1, (4, 6)), dim=(1, 2)).real.flatten(1)
         return self.head(torch.cat([both, mel], 1))  # type: ignore[no-any-return]

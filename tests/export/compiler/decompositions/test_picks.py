@@ -5,6 +5,7 @@ Each network runs twice, in torch and with the operators of the decomposition ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
 BOUNDS = torch.tensor([-1.0, 0.0, 1.0, 1.5]).double()
 BYTES = torch.tensor([[3, 0, 2, 1, 9]], dtype=torch.uint8)
 ROWS = torch.tensor([[3, 0], [1, 1]])
+TWICE, PLACES = torch.tensor([[[4, 0, 4]]]), torch.tensor([3, 0, 0, 3, 3])
 
 
 def reduced(how: str, x: Tensor, *, kept: bool) -> Tensor:
@@ -47,11 +49,15 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "scatter_add": lambda x: torch.ones(2, 4, 5).double().scatter_add(1, ROWS.reshape(2, 2, 1).expand(2, 2, 3), x),
     "scatter": lambda x: x.scatter(2, torch.tensor([[[4, 0]]]).expand(2, 4, 2), x[..., :2] * 2),
     "scatter of a number": lambda x: x.scatter(1, torch.tensor([[[2]]]), 7.0),
+    "scatter to a place named twice": lambda x: x.scatter(2, TWICE.expand(2, 4, 3), x[..., :3] * 2),
+    "scatter of a number to a place named twice": lambda x: x.scatter(2, TWICE, 3.0) * 2,
     **{
         f"scatter_reduce {how}{' beside what was there' if kept else ''}": partial(reduced, how, kept=kept)
         for how in ("sum", "mean", "amax", "amin")
         for kept in (False, True)
     },
+    "means of whole numbers": lambda x: x * torch.arange(5).scatter_reduce(0, PLACES, 9 * PLACES - 8, "mean"),
+    "a spread of everything": lambda x: x * x.var(()),
     "a number where a mask of an axis is": lambda x: _masked(x, x[0, 0, 0]),
     "diagonals": lambda x: x.diagonal(1, 1, 2) * torch.diag_embed(x[:, :3, 2], -1).diagonal(-1, 1, 2)[:, :1],
     "a diagonal in place": lambda x: x.diagonal_scatter(x[:, 0, :3] * 2, 2, 1, 2),
@@ -72,6 +78,7 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "the larger or smaller": lambda x: torch.fmax(x, x[:, :1]) * 2 + torch.fmin(_with_nan(x), x[..., :1]),
     "lengths": lambda x: torch.hypot(x, x[:, :1] * 1e200) + torch.hypot(x + 3, x),
+    "a length beside an infinity": lambda x: torch.hypot(x, torch.full_like(x, torch.inf)) + x,
     "signs": lambda x: torch.copysign(x, x[:, :1] * -0.0) * 2 + torch.copysign(x, -3.0) + torch.erfc(x),
     "either": lambda x: x * ((x > 0) ^ (x[:, :1] < 1)) + x * torch.logical_xor(x.round(), x > 1),
     "roll": lambda x: x.roll((-1, 7), (1, 2)) * x.roll(3),
@@ -81,6 +88,7 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "an order undone": lambda x: x.gather(1, x.sum(0, keepdim=True).argsort(1).argsort(1)),
     "sort": lambda x: x.sort(-1, descending=True).values * x.sort(1).values,
+    "a stable order": lambda x: math.prod(x.sort(stable=True, dim=1, descending=True)) * x,
     "slices with steps": lambda x: x[:, ::3, 1::2] * x[:, 1::2, :2],
     "rounding": lambda x: x * x.floor() + x.trunc() + x % 0.7 + torch.fmod(x, 0.3) * x,
     "whole numbers": lambda x: x * (torch.arange(-2, 3) % 3) + torch.fmod(torch.arange(-2, 3), 2) * x,
