@@ -19,7 +19,8 @@ from cryptography import x509
 from coordinator.identity import enrolment_server
 from coordinator.identity.cli import _facts
 from coordinator.identity.enrolment_server import EnrolmentServer, Registrar, open_enrolment_server
-from coordinator.identity.provisioning import Provisioner, ProvisionPlan
+from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provisioning import Provisioner
 from edge_client.cli import main
 from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
