@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.identity import broker_acl, revocation, signing_key
@@ -42,6 +43,7 @@ from edge_client.transport.tls import EXPIRY_WARNING_DAYS, read_certificate
 BROKER_NAME, ENROLMENT_NAME, WEB_NAME = "server.broker", "server.enrol", "server.web"
 AUTHORITY_NAME = "authority"
 WORDS_OF_RENEW = frozenset({AUTHORITY_NAME, "expiring"})  # which mean no device
+REVOKED_HINT = "give the device another name: a revoked one never comes back"
 PRIVATE_FILES = frozenset({"mosquitto.acl"})  # Mosquitto 2.1 warns that later versions refuse one that others can read
 
 
@@ -229,7 +231,7 @@ class Provisioner:
         if cid in WORDS_OF_RENEW and not folder.exists():
             raise ConfigError(f"{cid} is a word of --renew", hint="give the device another name")
         if revocation.is_revoked(self.authority, cid) or cid in self.web.revoked():
-            raise ConfigError(f"{cid} was revoked", hint="give the device another name: a revoked one never comes back")
+            raise ConfigError(f"{cid} was revoked", hint=REVOKED_HINT)
         return folder
 
     def _check_no_phone(self, cid: str) -> None:
@@ -247,7 +249,13 @@ class Provisioner:
         return known[name] if name in known else (self._device_folder(name), "device")
 
     def _client(self, folder: Path, stem: str, name: str) -> None:
-        self._certify(folder, stem, lambda key: self.authority.issue_client(key, name, self.now))
+        self._certify(folder, stem, lambda key: self._issue_client(key, name))
+
+    def _issue_client(self, key: EllipticCurvePublicKey, name: str) -> x509.Certificate:
+        with revocation.locked(self.authority.folder):  # another process may revoke the name at this moment
+            if revocation.is_revoked(self.authority, name):
+                raise ConfigError(f"{name} was revoked", hint=REVOKED_HINT)
+            return self.authority.issue_client(key, name, self.now)
 
     def _server(self, folder: Path, name: str, stem: str = "server") -> None:
         """Write a server's certificate; a new one when the plan has other hosts."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import fcntl
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from coordinator.identity.certificate_authority import CertificateAuthority
+from coordinator.identity.provisioning import Provisioner
 from coordinator.identity.revocation import revoked_serials
 from edge_client.config import load_config
 from tests.coordinator.identity.test_enrolment_server import Office, csr
@@ -52,18 +56,17 @@ class SlowAuthority(CertificateAuthority):
 
     meanwhile: Callable[[], object]
 
-    def current(self) -> CertificateAuthority:
+    def current(self) -> SlowAuthority:
+        return self
+
+    def issue_client(self, public: EllipticCurvePublicKey, name: str, now: dt.datetime) -> x509.Certificate:
         self.meanwhile()
-        return super().current()
+        return super().issue_client(public, name, now)
 
 
-def test_a_revocation_during_an_enrolment_finds_its_certificate(
-    office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A device renews while it is revoked: its new certificate must not be one that the list lacks."""
-    office.ask(office.token("d1"), csr(tmp_path, "d1"))
-    office.work.renew("d1")
-    token = office.token("d1")
+@pytest.fixture
+def revoked_meanwhile(office: Office, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowAuthority]:
+    """The office's authority, with whose next certificate a revocation of d1 begins; it has ended afterwards."""
     waits, flock = threading.Event(), fcntl.flock
 
     def take(file: IO[str], how: int) -> None:
@@ -74,7 +77,7 @@ def test_a_revocation_during_an_enrolment_finds_its_certificate(
             flock(file, how)
 
     def revoke() -> None:
-        office.work.revoke("d1")
+        Provisioner(folder=office.work.folder, plan=office.work.plan, now=office.work.now).revoke("d1")
         waits.set()
 
     def meanwhile() -> None:
@@ -82,16 +85,34 @@ def test_a_revocation_during_an_enrolment_finds_its_certificate(
         assert waits.wait(30)
 
     monkeypatch.setattr(fcntl, "flock", take)
-    thread = threading.Thread(target=revoke)
-    authority = SlowAuthority(**vars(office.work.authority))
+    thread, plain = threading.Thread(target=revoke), office.work.authority
+    authority = SlowAuthority(**vars(plain))
     vars(authority)["meanwhile"] = meanwhile
-    registrar = replace(office.registrar, authority=authority)
-    office.hours = 1
-    status, _ = registrar.handle(json.dumps({"token": token, "csr": csr(tmp_path, "d1").decode()}).encode())
+    yield authority
     thread.join(30)
-    certificates = office.work.authority.certificates_of("d1")
-    assert (status, len(certificates)) == (200, 2)
-    assert {c.serial_number for c in certificates} == revoked_serials(office.work.authority)
+    certificates = plain.certificates_of("d1")
+    assert len(certificates) == 2
+    assert {c.serial_number for c in certificates} == revoked_serials(plain)
+
+
+def test_a_revocation_during_an_enrolment_finds_its_certificate(
+    office: Office, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A device renews while it is revoked: its new certificate must not be one that the list lacks."""
+    office.ask(office.token("d1"), csr(tmp_path, "d1"))
+    office.work.renew("d1")
+    token, office.hours = office.token("d1"), 1
+    registrar = replace(office.registrar, authority=request.getfixturevalue("revoked_meanwhile"))
+    status, _ = registrar.handle(json.dumps({"token": token, "csr": csr(tmp_path, "d1").decode()}).encode())
+    assert status == 200
+
+
+def test_a_revocation_while_another_process_renews_finds_the_new_certificate(
+    office: Office, request: pytest.FixtureRequest
+) -> None:
+    office.work.add_device("d1")
+    office.work.authority = request.getfixturevalue("revoked_meanwhile")
+    office.work.renew("d1")
 
 
 def test_a_token_whose_certificate_could_not_be_written_is_taken_back_too(office: Office, tmp_path: Path) -> None:
