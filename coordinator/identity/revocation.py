@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,6 +118,7 @@ def _write_list(authority: CertificateAuthority, entries: Sequence[x509.RevokedC
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep an authority's folder: of revocations, enrolments and copies for the broker one at a time is under way."""
-    with (folder / "lock").open("w") as file:
+    # Read only: root may have made the file in the folder of the user who runs `enrol`.
+    with os.fdopen(os.open(folder / "lock", os.O_RDONLY | os.O_CREAT, 0o644)) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
