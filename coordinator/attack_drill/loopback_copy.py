@@ -17,7 +17,8 @@ from typing import Any
 from coordinator.attack_drill.stubborn_transport import StubbornTransport
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
-from coordinator.identity.provisioning import Provisioner, ProvisionPlan
+from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provisioning import Provisioner
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port, terminate_process
 from coordinator.runtime.block_server import BlockServer

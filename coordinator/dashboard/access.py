@@ -3,17 +3,19 @@
 A token travels in the header Authorization, which no other site can make a browser send, so a page elsewhere cannot
 steer. Without a read token the server is for this machine only and answers only to the machine's own names; a foreign
 name that resolves to this machine (DNS rebinding) is refused. Requests below `/api/` need the right; the page itself
-holds no secrets.
+holds no secrets. The phone's page has some 60 files, and many phones may have one address: its files are not counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from coordinator.identity.join_links import PHONE_PATH
 from export.serve.http_gate import Refusal, RequestHead
 from export.serve.listener import is_loopback
 from export.serve.rate_limits import RateLimiter
 
+PHONE_FACTS = f"{PHONE_PATH}/join.json"  # reads the database
 REQUESTS_PER_S, REQUESTS_BURST = 50.0, 200.0
 TOKEN_FAILURES_PER_S, TOKEN_FAILURES_BURST = 0.5, 10.0  # wrong tokens per address
 
@@ -29,7 +31,7 @@ class AccessControl:
 
     def refuse(self, head: RequestHead) -> Refusal | None:
         """None for a request that may be answered. The control token also gives the right to read."""
-        if self.requests.wait_s(head.client, head.now_s) > 0:
+        if not _is_phone_file(head.path) and self.requests.wait_s(head.client, head.now_s) > 0:
             return Refusal(status=429, error="too many requests")
         if self.read is None and not is_loopback(head.host):
             return Refusal(status=421, error="this dashboard answers to localhost and loopback addresses only")
@@ -47,3 +49,7 @@ class AccessControl:
         if steers and self.control is None:
             return Refusal(status=403, error="this dashboard has no control token")
         return Refusal(status=401, error=f"a token to {'steer' if steers else 'read'} is needed")
+
+
+def _is_phone_file(path: str) -> bool:
+    return path.startswith(f"{PHONE_PATH}/") and path != PHONE_FACTS

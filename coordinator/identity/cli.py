@@ -110,7 +110,8 @@ def provision(  # noqa: PLR0913 - a command line
     example: fedcenters-coordinator provision keys --federation demo --host broker.example --devices 12
     """
     from coordinator.identity import signing_key
-    from coordinator.identity.provisioning import Provisioner, open_plan
+    from coordinator.identity.provision_plan import open_plan
+    from coordinator.identity.provisioning import Provisioner
 
     if check and not (folder / "federation.toml").is_file():
         raise ConfigError(f"{folder} is not provisioned", hint="run `provision` without --check first")
@@ -118,7 +119,7 @@ def provision(  # noqa: PLR0913 - a command line
     wanted_port = web_port or (WEB_PORT if web or web_device else 0)
     more = {"broker_folder": broker_folder, "page": page, "web_port": wanted_port}
     plan = open_plan(folder, {} if check else {**changes, **more})
-    enrolled: list[str] = []
+    enrolled, keeping = list[str](), list[str]()
     work = Provisioner(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
     if not check:
         work.write_infrastructure()
@@ -137,6 +138,7 @@ def provision(  # noqa: PLR0913 - a command line
         for step, names in steps:
             for name in names or ():
                 step(name)
+        keeping += [name for name in device or () if work.keeps_its_key(name)]
         if next_signing_key:
             signing_key.announce_next_key(folder / "coordinator")
         if work.plan.web_port:
@@ -149,7 +151,8 @@ def provision(  # noqa: PLR0913 - a command line
     typer.echo(json.dumps(found) if as_json else _in_words(found))
     told = [f"{name} has a certificate, so it gets no token; {_how_to_renew(work, name)}" for name in enrolled]
     told += [f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept]
-    told += [f"the unused token of {cid} is taken back; --token {cid} makes a new one" for cid in work.withdrawn]
+    told += [f"{name} has a certificate for a key of its own; {_how_to_renew(work, name)}" for name in keeping]
+    told += [f"the unused token of {cid} is taken back; {_instead_of_it(work, cid)}" for cid in work.withdrawn]
     for hint in (*told, *_hints(folder, work, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
     if check:
@@ -192,6 +195,10 @@ def _how_to_renew(work: Provisioner, name: str) -> str:
     if name in work.revoked_names():
         return "it was revoked: take another name"
     return f"--renew {name} makes a new {'certificate' if work.has_key_of(name) else 'token'}"
+
+
+def _instead_of_it(work: Provisioner, cid: str) -> str:
+    return "it has a certificate" if work.authority.certificates_of(cid) else f"--token {cid} makes a new one"
 
 
 def _authority_ends(work: Provisioner) -> bool:
@@ -243,7 +250,7 @@ def _other_addresses(work: Provisioner) -> dict[str, tuple[str, int]]:
 
     -> what each of them dials. Raises ConfigError for an address that is none.
     """
-    from coordinator.identity.provisioning import READ_HINT
+    from coordinator.identity.provision_plan import READ_HINT
     from edge_client.toml_files import read_toml
     from edge_client.transport.mqtt import PORTS
 

@@ -25,8 +25,8 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.identity.certificate_authority import CertificateAuthority, issue_time_s, open_authority, read_request
-from coordinator.identity.provisioning import open_plan
-from coordinator.identity.revocation import create_list, is_revoked
+from coordinator.identity.provision_plan import open_plan
+from coordinator.identity.revocation import create_list, is_revoked, locked
 from coordinator.identity.tokens import TokenRefused, TokenStore
 from edge_client.errors import ConfigError, Malformed, NetworkError
 from edge_client.protocol.messages import parse_json
@@ -78,14 +78,13 @@ class Registrar:
             raise Malformed("bad_field", "a request is an object with the texts token and csr")
         cid, key = read_request(pem.encode("utf-8"), self.authority.federation)
         now, der = self.now(), key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        used_s = self.tokens.redeem(token, cid, der, now.timestamp())
-        if is_revoked(self.authority, cid):
-            raise TokenRefused("revoked", f"{cid} was revoked")
-        made = [
-            c for c in self.authority.certificates_of(cid) if c.public_key() == key and issue_time_s(c) >= int(used_s)
-        ]
-        # made: the device lost an earlier answer
-        certificate = made[-1] if made else self.authority.current().issue_client(key, cid, now)
+        with locked(self.authority.folder):  # a revocation comes before it, or finds the certificate
+            used_s = self.tokens.redeem(token, cid, der, now.timestamp())
+            if is_revoked(self.authority, cid):
+                raise TokenRefused("revoked", f"{cid} was revoked")
+            known = [c for c in self.authority.certificates_of(cid) if c.public_key() == key]
+            made = [c for c in known if issue_time_s(c) >= int(used_s)]  # the device lost an earlier answer
+            certificate = made[-1] if made else self.authority.current().issue_client(key, cid, now)
         self.tell(f"{cid} has a certificate until {certificate.not_valid_after_utc:%Y-%m-%d}")
         return certificate.public_bytes(Encoding.PEM).decode("ascii")
 

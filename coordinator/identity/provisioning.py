@@ -22,58 +22,29 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.identity import broker_acl, revocation, signing_key
 from coordinator.identity.certificate_authority import open_authority, subject_alternative_name
+from coordinator.identity.provision_plan import READ_HINT, ProvisionPlan, plan_table
 from coordinator.identity.release_signature import sign_release
 from coordinator.identity.revoked_list import REVOKED_FILE
 from coordinator.identity.tokens import TokenStore
 from coordinator.identity.web_passwords import WebDevices
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.topics import check_cid, check_federation
+from edge_client.protocol.topics import check_cid
 from edge_client.toml_files import read_toml
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.keys import open_private_key, write_private_file
-from edge_client.transport.mqtt import PORTS
 from edge_client.transport.tls import EXPIRY_WARNING_DAYS, read_certificate
 
 # The dot keeps them out of the devices' alphabet.
 BROKER_NAME, ENROLMENT_NAME, WEB_NAME = "server.broker", "server.enrol", "server.web"
 AUTHORITY_NAME = "authority"
 WORDS_OF_RENEW = frozenset({AUTHORITY_NAME, "expiring"})  # which mean no device
-ENROL_PORT = 8443
+REVOKED_HINT = "give the device another name: a revoked one never comes back"
 PRIVATE_FILES = frozenset({"mosquitto.acl"})  # Mosquitto 2.1 warns that later versions refuse one that others can read
-READ_HINT = "correct it, or remove it to have it made again"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProvisionPlan:
-    """The input of a federation's files. Devices dial the first of `hosts`."""
-
-    federation: str
-    hosts: tuple[str, ...]
-    port: int = PORTS["mqtts"]
-    enrol_port: int = ENROL_PORT
-    broker_folder: str = ""  # of the broker's files on its machine; when empty, `broker` in the provisioned folder
-    web_port: int = 0  # of the broker's listener for browsers; 0: none
-    page: str = ""  # the address of the coordinator's web app, as phones reach it
-
-    def __post_init__(self) -> None:
-        try:
-            check_federation(self.federation)
-        except Malformed as wrong:
-            raise ConfigError(wrong.words, hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
-        if not self.hosts or any(not h.isascii() or not h or set(h) & set(" /@") for h in self.hosts):
-            raise ConfigError(f"hosts are {list(self.hosts)}", hint="--host broker.example, as devices will dial it")
-
-    @property
-    def broker(self) -> str:
-        return f"mqtts://{_bracketed(self.hosts[0])}:{self.port}"
-
-    @property
-    def enrol_url(self) -> str:
-        return f"https://{_bracketed(self.hosts[0])}:{self.enrol_port}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +69,7 @@ class Provisioner:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._put(self.folder / "federation.toml", _toml(_table(self.plan)))
+        self._put(self.folder / "federation.toml", _toml(plan_table(self.plan)))
         self.authority = open_authority(self.folder / "authority", self.plan.federation, self.now)
         revocation.create_list(self.authority, self.now)
         self.tokens = TokenStore(path=self.folder / "authority" / "tokens.sqlite")
@@ -131,10 +102,19 @@ class Provisioner:
         self.written += self.web.add(cid, folder, self.plan.page)
 
     def add_device(self, cid: str) -> None:
-        """Write a device's folder with a certificate. Raises ConfigError for a bad, a phone's or a revoked name."""
+        """Write a device's folder with a certificate; a token that waits is taken back.
+
+        A device that has a certificate for a key of its own keeps it. Raises ConfigError for a bad, a phone's or a
+        revoked name.
+        """
         folder = self._device_folder(cid)
         self._check_no_phone(cid)
+        if self.keeps_its_key(cid):
+            self._enrolling(folder, cid)
+            return
         self._client(folder, "device", cid)
+        if self.tokens.withdraw(cid):
+            self.withdrawn.append(cid)
         (folder / "token").unlink(missing_ok=True)
         self._join_file(folder, cid, {})
 
@@ -150,6 +130,10 @@ class Provisioner:
         if not path.exists() or not self.tokens.is_open(path.read_text("ascii", "replace").strip(), now_s):
             write_private_file(path, self.tokens.issue(cid, now_s).encode("ascii") + b"\n")
             self.written.append(path)
+        self._enrolling(folder, cid)
+
+    def _enrolling(self, folder: Path, cid: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._put(folder / "ca.crt", _pem(self.authority.certificate))
         self._join_file(folder, cid, {"enrol-url": self.plan.enrol_url, "token": "token"})
 
@@ -158,12 +142,14 @@ class Provisioner:
         if "." in name:  # as of the coordinator, which would never have its rights again
             hint = "--renew for a new certificate; if its key was stolen, provision another folder (docs/security.md)"
             raise ConfigError(f"{name} is no device: without it the federation could not go on", hint=hint)
-        if withdrawn := self.tokens.withdraw(name):
-            (self.folder / "devices" / name / "token").unlink(missing_ok=True)
-        if withdrawn and name not in self.authority.issued_names():
-            self.withdrawn.append(name)
-        elif not self.web.revoke(name):
-            revocation.revoke_certificates(self.authority, name, self.now)
+        with revocation.locked(self.authority.folder):
+            known = name in self.authority.issued_names()
+            if withdrawn := self.tokens.withdraw(name, bound=not known):
+                (self.folder / "devices" / name / "token").unlink(missing_ok=True)
+            if withdrawn and not known:
+                self.withdrawn.append(name)
+            elif not self.web.revoke(name):
+                revocation.revoke_certificates(self.authority, name, self.now)
         self._broker_files()
 
     def revoked_names(self) -> list[str]:
@@ -229,6 +215,10 @@ class Provisioner:
         folder, stem = self._place(name)
         return (folder / f"{stem}.key").exists()
 
+    def keeps_its_key(self, cid: str) -> bool:
+        """Whether a device has a certificate for a key that is not in this folder."""
+        return bool(self.authority.certificates_of(cid)) and not (self.folder / "devices" / cid / "device.key").exists()
+
     def expiring_soon(self) -> list[CertificateExpiry]:
         return [each for each in self.expiries() if each.days < EXPIRY_WARNING_DAYS]
 
@@ -241,7 +231,7 @@ class Provisioner:
         if cid in WORDS_OF_RENEW and not folder.exists():
             raise ConfigError(f"{cid} is a word of --renew", hint="give the device another name")
         if revocation.is_revoked(self.authority, cid) or cid in self.web.revoked():
-            raise ConfigError(f"{cid} was revoked", hint="give the device another name: a revoked one never comes back")
+            raise ConfigError(f"{cid} was revoked", hint=REVOKED_HINT)
         return folder
 
     def _check_no_phone(self, cid: str) -> None:
@@ -259,7 +249,13 @@ class Provisioner:
         return known[name] if name in known else (self._device_folder(name), "device")
 
     def _client(self, folder: Path, stem: str, name: str) -> None:
-        self._certify(folder, stem, lambda key: self.authority.issue_client(key, name, self.now))
+        self._certify(folder, stem, lambda key: self._issue_client(key, name))
+
+    def _issue_client(self, key: EllipticCurvePublicKey, name: str) -> x509.Certificate:
+        with revocation.locked(self.authority.folder):  # another process may revoke the name at this moment
+            if revocation.is_revoked(self.authority, name):
+                raise ConfigError(f"{name} was revoked", hint=REVOKED_HINT)
+            return self.authority.issue_client(key, name, self.now)
 
     def _server(self, folder: Path, name: str, stem: str = "server") -> None:
         """Write a server's certificate; a new one when the plan has other hosts."""
@@ -319,13 +315,15 @@ class Provisioner:
             path.replace(old)
             self.kept.append(old)
         self._put(path, conf)
-        if self.plan.web_port:
-            self.written += self.web.write_passwords()
-        for name, data in revocation.broker_files(self.authority, self.revoked_names()).items():
-            self._put(folder / name, data, private=name in PRIVATE_FILES)
-        told = self.folder / "coordinator" / REVOKED_FILE
-        if (revoked := self.revoked_names()) or told.exists():
-            self._put(told, "".join(f"{name}\n" for name in sorted(revoked)).encode())
+        with revocation.locked(self.authority.folder):  # a copy of an older list must not follow a newer one
+            if self.plan.web_port:
+                self.written += self.web.write_passwords()
+            revoked = self.revoked_names()
+            for name, data in revocation.broker_files(self.authority, revoked).items():
+                self._put(folder / name, data, private=name in PRIVATE_FILES)
+            told = self.folder / "coordinator" / REVOKED_FILE
+            if revoked or told.exists():
+                self._put(told, "".join(f"{name}\n" for name in sorted(revoked)).encode())
 
     def _pins(self) -> list[str]:
         return signing_key.trusted_keys(self.folder / "coordinator")
@@ -351,36 +349,6 @@ class Provisioner:
         self.written.append(path)
 
 
-def open_plan(folder: Path, changes: Mapping[str, Any]) -> ProvisionPlan:
-    """The plan of a folder, with the `changes` from the command line. Raises ConfigError."""
-    path = folder / "federation.toml"
-    known = _read_plan(path) if path.exists() else {}
-    asked = {key: value for key, value in changes.items() if value}
-    if {"federation"} <= known.keys() & asked.keys() and asked["federation"] != known["federation"]:
-        raise ConfigError(f"{folder} belongs to {known['federation']}", hint="use one folder per federation")
-    together = {**known, **asked}
-    for needed, option in (("federation", "--federation NAME"), ("hosts", "--host NAME")):
-        if needed not in together:
-            raise ConfigError(f"{folder} is new, and {option} is not given", hint=f"add {option}")
-    return ProvisionPlan(**{**together, "hosts": tuple(together["hosts"])})
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    """The fields in the file. Raises ConfigError for a value that is none of them."""
-    held = {key.replace("-", "_"): value for key, value in read_toml(path, hint=READ_HINT).items()}
-    for key, value in held.items():
-        kind = {"hosts": list, "port": int, "enrol_port": int, "web_port": int}.get(key, str)
-        listed = value if isinstance(value, list) else []
-        wrong = type(value) is not kind or any(not isinstance(host, str) for host in listed)  # True is an int
-        if wrong or key not in ProvisionPlan.__dataclass_fields__:
-            raise ConfigError(f"{path}: {key.replace('_', '-')} is {value!r}", hint=READ_HINT)
-    return held
-
-
-def _table(plan: ProvisionPlan) -> dict[str, Any]:
-    return {key.replace("_", "-"): value for key, value in vars(plan).items() if value} | {"hosts": list(plan.hosts)}
-
-
 def _toml(table: Mapping[str, Any]) -> bytes:
     import tomli_w
 
@@ -394,7 +362,3 @@ def _pem(certificate: x509.Certificate) -> bytes:
 def _names_in(certificate: x509.Certificate) -> list[str]:
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return sorted(str(name.value) for name in names)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,21 +30,15 @@ CRL_FILE = "crl.pem"
 
 
 def revoke_certificates(authority: CertificateAuthority, name: str, now: dt.datetime) -> None:
-    """Add every certificate of a name to the list. Raises ConfigError for an unknown name.
-
-    The list is locked meanwhile: one process at a time reads and writes it.
-    """
-    with _locked(authority.folder):
-        certificates = authority.certificates_of(name) if name in authority.issued_names() else []
-        if not certificates:
-            raise ConfigError(
-                f"no certificate was made for {name!r}", hint="`provision --check --json` lists the names"
-            )
-        fresh = [c for c in certificates if c.serial_number not in revoked_serials(authority)]
-        if fresh:
-            builder = x509.RevokedCertificateBuilder().revocation_date(now)
-            added = [builder.serial_number(c.serial_number).build() for c in fresh]
-            _write_list(authority, [*_read_list(authority), *added], now)
+    """Add every certificate of a name to the list. Raises ConfigError for an unknown name. Call it `locked`."""
+    certificates = authority.certificates_of(name) if name in authority.issued_names() else []
+    if not certificates:
+        raise ConfigError(f"no certificate was made for {name!r}", hint="`provision --check --json` lists the names")
+    fresh = [c for c in certificates if c.serial_number not in revoked_serials(authority)]
+    if fresh:
+        builder = x509.RevokedCertificateBuilder().revocation_date(now)
+        added = [builder.serial_number(c.serial_number).build() for c in fresh]
+        _write_list(authority, [*_read_list(authority), *added], now)
 
 
 def is_revoked(authority: CertificateAuthority, name: str) -> bool:
@@ -84,7 +79,7 @@ def create_list(authority: CertificateAuthority, now: dt.datetime) -> None:
 
 def renew_authority(authority: CertificateAuthority, now: dt.datetime) -> CertificateAuthority:
     """The authority with a new certificate of its key, and the list with a new end: both ended together."""
-    with _locked(authority.folder):
+    with locked(authority.folder):
         renewed = renew_certificate(authority, now)
         _write_list(renewed, list(_read_list(authority)), now)
     return renewed
@@ -121,7 +116,9 @@ def _write_list(authority: CertificateAuthority, entries: Sequence[x509.RevokedC
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("w") as file:
+def locked(folder: Path) -> Iterator[None]:
+    """Keep an authority's folder: of revocations, enrolments and copies for the broker one at a time is under way."""
+    # Read only: root may have made the file in the folder of the user who runs `enrol`.
+    with os.fdopen(os.open(folder / "lock", os.O_RDONLY | os.O_CREAT, 0o644)) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -63,12 +63,13 @@ class TokenStore:
             )
         return token
 
-    def withdraw(self, cid: str) -> bool:
-        """Delete the unused token of a device; False where there is none."""
+    def withdraw(self, cid: str, *, bound: bool = False) -> bool:
+        """Delete the unused token of a device, and what is `bound` to a key as well; False where there is none."""
         if not self.path.exists():
             return False
         with self._open() as rows:
-            return rows.execute("delete from tokens where cid = ? and key is null", (cid,)).rowcount > 0
+            gone = rows.execute("delete from tokens where cid = ? and (key is null or ?)", (cid, bound))
+            return gone.rowcount > 0
 
     def redeem(self, token: str, cid: str, key: bytes, now_s: float) -> float:
         """Use a token for a device; -> the time of its first use. Raises TokenRefused.

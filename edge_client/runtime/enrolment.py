@@ -60,7 +60,7 @@ def load_enrolled(path: Path, *, tell: Tell = log.info) -> ClientConfig:
     if has_token(config):
         try:
             enrol(config, tell=tell)
-        except (NetworkError, ProtocolError) as wrong:
+        except (ConfigError, NetworkError, ProtocolError) as wrong:
             if not _has_valid_certificate(config):
                 raise
             log.warning("%s; going on with the certificate that is here; %s", wrong.message, wrong.hint)

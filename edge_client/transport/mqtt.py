@@ -64,6 +64,7 @@ REFUSED = "refused: "  # begins the reason of a CONNECT that the broker answered
 START_HINT = "check the address, and that the broker is running, then start again; one that is lost later is waited for"
 
 _broker_versions: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
+_asking: dict[str, threading.Lock] = {}  # of many clients one asks: each question is a TLS handshake
 
 
 def parse_url(url: str) -> tuple[str, int, bool]:
@@ -194,7 +195,8 @@ class MqttTransport:
         """Live through one connection, from the first attempt to its end."""
         try:
             self._warn()
-            version = _broker_versions.get(self._url) or self._ask_version()
+            with _asking.setdefault(self._url, threading.Lock()):
+                version = _broker_versions.get(self._url) or self._ask_version()
             will = self._will() if callable(self._will) else self._will
             session = PahoSession(self._client_id, version, will=will)
             session.on_up, session.on_ack, session.on_message = self.opened, self._ack, self._events.put
@@ -246,16 +248,18 @@ class MqttTransport:
 
         A 3.1.1 broker reads those as something else; amqtt then waits for bytes that never come instead of refusing.
         """
-        session = PahoSession(self._client_id, MQTTProtocolVersion.MQTTv5)
+        session = PahoSession(self._client_id, MQTT5)
         session.on_up = lambda session: session.paho.disconnect()
         try:
             self._open_socket(session)
             session.run(VERSION_TIMEOUT_S, self._closing)
         finally:
             session.release()
-        if not session.accepted and explain_failure(session.reason)[1]:
+        if session.accepted:
+            _broker_versions[self._url] = MQTT5
+        elif explain_failure(session.reason)[1]:
             raise ConnectionError(session.reason)  # turned away by TLS: another version of MQTT would not help
-        return MQTTProtocolVersion.MQTTv5 if session.accepted else MQTTProtocolVersion.MQTTv311
+        return session.version if session.accepted else MQTTProtocolVersion.MQTTv311
 
     def _open_socket(self, session: PahoSession) -> None:
         if self._tls:
@@ -322,10 +326,7 @@ class PahoSession:
     def connect(self, host: str, port: int, timeout_s: float) -> None:
         """Open the socket and say CONNECT. Raises OSError."""
         self.paho.connect_timeout = timeout_s
-        if self.version == MQTTProtocolVersion.MQTTv5:
-            self.paho.connect(host, port, KEEPALIVE_S, clean_start=True)  # the session expires with the connection
-        else:
-            self.paho.connect(host, port, KEEPALIVE_S)
+        self.paho.connect(host, port, KEEPALIVE_S)  # a clean session, as of each first connection
 
     def run(self, timeout_s: float, closing: threading.Event) -> None:
         """Serve the socket until it breaks, the broker forbids something, or says nothing for `timeout_s`."""

@@ -5,12 +5,12 @@ import { awaitModel, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
 import { ScreenLock } from "./screen_lock.js";
 import { OFFLINE, View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
+import { threadCount } from "./engines/onnx.js";
 import { canVerify } from "./protocol/signing.js";
 import { largestOf, rangeWarning, readCsv, Samples } from "./data/samples.js";
 import { Store } from "./runtime/store.js";
 import { openCenter, rankClasses } from "./nearest.js";
 
-const MAX_THREADS = 4;
 const VENDORED = new URL(document.querySelector("meta[name=third-party]").content, document.baseURI).href;
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11]; // a module with one vector
 const FACTS = new URL("join.json", document.baseURI).href;
@@ -199,9 +199,7 @@ async function requireSingleTab(name) {
 /** ONNX Runtime Web: one thread, more where the page is isolated and the phone has cores to spare. */
 async function loadRuntime() {
   const ort = await import(`${VENDORED}ort.wasm.min.mjs`);
-  const asked = Number(new URLSearchParams(location.search).get("threads"));
-  const spare = Math.min(MAX_THREADS, Math.max(1, Math.floor((navigator.hardwareConcurrency ?? 1) / 2)));
-  ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? asked || spare : 1;
+  ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? threadCount(location.search, navigator.hardwareConcurrency) : 1;
   ort.env.wasm.wasmPaths = VENDORED;
   return ort;
 }

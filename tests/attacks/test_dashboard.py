@@ -180,6 +180,15 @@ def test_a_flood_is_answered_with_too_many_and_others_are_not() -> None:
     assert gate.refuse(replace(loud, now_s=1.0)) is None
 
 
+def test_phones_with_one_address_get_the_files_of_their_page() -> None:
+    gate = access.AccessControl(read="r" * 32, control=None)
+    phone = RequestHead(method="GET", path="/phone/v/main.js", headers={b"host": b"a.example"}, client="nat", now_s=0.0)
+    many = range(int(access.REQUESTS_BURST) + 1)
+    assert [gate.refuse(phone) for _ in many] == [None for _ in many]
+    answers = [gate.refuse(replace(phone, path="/phone/join.json")) for _ in many]
+    assert answers[-2:] == [None, Refusal(status=429, error="too many requests")]
+
+
 @pytest.mark.browser
 def test_hostile_names_and_reasons_are_text(site: DashboardSite, visit: Open) -> None:
     for number, cid in enumerate(HOSTILE):

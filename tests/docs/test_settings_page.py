@@ -14,7 +14,7 @@ from coordinator import cli
 from coordinator import config as coordinators
 from coordinator.config_sections import ModelConfig
 from coordinator.identity.cli import WEB_PORT
-from coordinator.identity.provisioning import ENROL_PORT
+from coordinator.identity.provision_plan import ENROL_PORT
 from coordinator.local_broker import DEFAULT_PORT
 from coordinator.phone.vendored_files import FOLDER_VARIABLE
 from coordinator.rounds.asynchronous.options import Asynchronous

@@ -7,7 +7,8 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-from coordinator.identity.provisioning import Provisioner, ProvisionPlan
+from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provisioning import Provisioner
 from edge_client.board.profiles import BOARD_PROFILES, MACHINES, BoardProfile
 from edge_client.board.wheels import WheelSpec
 from edge_client.cli import main

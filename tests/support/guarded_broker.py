@@ -22,7 +22,8 @@ from paho.mqtt.enums import MQTTProtocolVersion
 
 from coordinator.attack_drill.loopback_copy import BrokerClient, provisioned_credentials
 from coordinator.attack_drill.stubborn_transport import StubbornTransport
-from coordinator.identity.provisioning import Provisioner, ProvisionPlan
+from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provisioning import Provisioner
 from coordinator.local_broker import find_mosquitto, free_port
 from edge_client.transport import mqtt
 from edge_client.transport.base import Connected

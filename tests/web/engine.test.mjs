@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { openEngine } from "../../edge_client/web/engines/onnx.js";
+import { openEngine, threadCount } from "../../edge_client/web/engines/onnx.js";
 import { runGolden } from "../../edge_client/web/engines/golden_run.js";
 import { runProbe } from "../../edge_client/web/training/fit_probe.js";
 import { Learner } from "../../edge_client/web/training/learner.js";
@@ -25,6 +25,15 @@ function runtime(run) {
 }
 
 const failing = (words) => async () => { throw new Error(words); };
+
+test("a phone trains with as many threads as its page's address says, but with no more than it has cores", () => {
+  const counts = (search) => [1, 2, 8, 64, undefined].map((cores) => threadCount(search, cores));
+  assert.deepEqual(counts(""), [1, 1, 4, 4, 1]);
+  assert.deepEqual(counts("?threads=2"), [1, 2, 2, 2, 1]);
+  for (const many of ["1e9", "Infinity", "100000"]) assert.deepEqual(counts(`?threads=${many}`), [1, 2, 8, 64, 1]);
+  for (const none of ["0", "-3", "0.5", "many", ""]) assert.deepEqual(counts(`?threads=${none}`), counts(""));
+  assert.equal(threadCount("?threads=2.5", 8), 2);
+});
 
 test("a step's file that finds too little memory is no bad program", async () => {
   const opened = (words) => openEngine({ InferenceSession: { create: failing(words) } }, PROGRAM, { step: new Uint8Array(1) });

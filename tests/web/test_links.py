@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
-from coordinator.identity.provisioning import WEB_NAME, Provisioner, ProvisionPlan
+from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provisioning import WEB_NAME, Provisioner
 from coordinator.identity.web_passwords import hash_password, verify_password
 from coordinator.local_broker import free_port
 from edge_client.errors import ConfigError

@@ -8,7 +8,14 @@ import { Malformed } from "../protocol/errors.js";
 const MOVED = ["w", "buffers", "velocity"];
 const KEPT = ["anchor", "linear", "lr", "momentum", "mu"];
 const NO_MEMORY = /bad_alloc|allocat/; // as the runtime says it
+const MAX_THREADS = 4; // half of the cores, so many at most, where the page's address names no number
 const roleOf = (name) => name.split("/")[0];
+
+/** How many threads to train with on so many cores; `search` of the page's address may ask for another number of them. */
+export function threadCount(search, cores = 1) {
+  const asked = Math.min(cores, Math.floor(Number(new URLSearchParams(search).get("threads"))));
+  return asked >= 1 ? asked : Math.min(MAX_THREADS, Math.max(1, Math.floor(cores / 2)));
+}
 
 /** The array class of a dtype of program.json. */
 export function arrayOf(dtype) {

@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from coordinator.cli import app
 from coordinator.identity.certificate_authority import AUTHORITY_DAYS, open_authority
 from coordinator.identity.enrolment_server import Registrar
-from coordinator.identity.provisioning import Provisioner, ProvisionPlan
+from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provisioning import Provisioner
 from edge_client.config import load_config
 from edge_client.doctor import CheckResult, run_checks
 from edge_client.transport.keys import open_private_key, signing_request

@@ -19,7 +19,8 @@ from cryptography import x509
 from coordinator.identity import enrolment_server
 from coordinator.identity.cli import _facts
 from coordinator.identity.enrolment_server import EnrolmentServer, Registrar, open_enrolment_server
-from coordinator.identity.provisioning import Provisioner, ProvisionPlan
+from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provisioning import Provisioner
 from edge_client.cli import main
 from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
@@ -303,6 +304,11 @@ def test_a_token_that_renews_and_fails_leaves_the_device_its_certificate(
             token.chmod(0o600)
             assert not enrolment.has_token(config)  # it is the one that was used
             token.write_text("of another day")
+            token.chmod(0o644)  # as `scp` leaves it
+            enrolment.load_enrolled(file)
+            assert "can be read by others; going on with the certificate that is here; chmod 600" in caplog.text
+            caplog.clear()
+            token.chmod(0o600)
             enrolment.load_enrolled(file)
             assert "going on with the certificate that is here" in caplog.text
             caplog.clear()

@@ -21,7 +21,8 @@ from coordinator.cli import app
 from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.certificate_authority import CERTIFICATE_DAYS, open_authority
 from coordinator.identity.cli import _in_words
-from coordinator.identity.provisioning import Provisioner, ProvisionPlan, open_plan
+from coordinator.identity.provision_plan import ProvisionPlan, open_plan
+from coordinator.identity.provisioning import Provisioner
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import MOSQUITTO_CONF
 from edge_client.config import load_config

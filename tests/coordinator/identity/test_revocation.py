@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from coordinator.identity.revocation import CRL_FILE, _locked, revoked_serials
+from coordinator.identity.revocation import CRL_FILE, locked, revoked_serials
 from coordinator.identity.revoked_list import REVOKED_FILE, RevokedList
 from edge_client.errors import ConfigError
 from edge_client.transport.tls import read_certificate
@@ -89,7 +89,7 @@ def test_a_renewed_certificate_is_revoked_with_the_old_one(tmp_path: Path) -> No
 
 
 def test_two_revocations_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    with _locked(tmp_path), (tmp_path / "lock").open("w") as second, pytest.raises(BlockingIOError):
+    with locked(tmp_path), (tmp_path / "lock").open("w") as second, pytest.raises(BlockingIOError):
         fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with (tmp_path / "lock").open("w") as second:
         fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)

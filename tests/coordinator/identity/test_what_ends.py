@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from coordinator.identity.provisioning import Provisioner, ProvisionPlan
+from coordinator.identity.provision_plan import ProvisionPlan
+from coordinator.identity.provisioning import Provisioner
 from edge_client.errors import ConfigError
 from edge_client.transport.tls import read_certificate
 from tests.coordinator.identity.test_provisioning import invoke

@@ -145,6 +145,28 @@ def test_amqtt_is_spoken_to_in_3_1_1(amqtt_broker: Broker) -> None:
     assert spoken(amqtt_broker.url) == MQTTProtocolVersion.MQTTv311
 
 
+@pytest.mark.broker
+def test_of_many_clients_in_one_process_one_asks_the_broker_for_its_version(
+    mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question is a connection of its own: with TLS, 75 clients of a busy machine were not in within 10 s."""
+    asked, ask = list[str](), MqttTransport._ask_version
+
+    def count(transport: MqttTransport) -> object:
+        asked.append(transport._client_id)
+        return ask(transport)
+
+    monkeypatch.setattr(MqttTransport, "_ask_version", count)
+    transports = [MqttTransport(mosquitto.url, f"c{number}") for number in range(8)]
+    threads = [threading.Thread(target=transport.connect) for transport in transports]
+    for thread in threads:
+        thread.start()
+    for transport in transports:
+        assert transport.receive(20) == Connected()
+        transport.close()
+    assert len(asked) == 1
+
+
 def spoken(url: str) -> object:
     transport = MqttTransport(url, "x")
     transport.connect()
