@@ -305,8 +305,7 @@ def _hit(x: Tensor, dim: int, rows: Tensor) -> Tensor:
 def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, keep: str = "sum") -> Tensor:
     """Zeros of the shape of x, plus `source` at the positions `rows` along `dim`.
 
-    `keep`: "sum", or the "last" or the "largest" value of `source` at the position. Where there is none, the largest
-    is any value. The result has x's dtype.
+    `keep`: "sum", or the "last" or "largest" value of `source`; the largest of none is any. The result has x's dtype.
     """
     for axis, size in enumerate(rows.shape):
         source = source.narrow(axis, 0, size)
