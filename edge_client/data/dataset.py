@@ -185,15 +185,17 @@ class DataFolder:
         self._folder, self._most, self._between = folder, most, between
         self._seen: readers.FolderSignature | None = None
         self._schema: readers.FolderSignature = ()  # of its file, by which `_held` was read
-        self._held: tuple[readers.Held, readers.Held] = {}, {}
+        self._held: tuple[readers.Held, readers.Held] = {}, {}  # of the samples that `load` gave last
 
     def load(self) -> DeviceData:
         """Read the folder. Raises ConfigError."""
         self._seen = readers.folder_signature(self._folder)
         schema = tuple(each for each in self._seen if each[0] == readers.SCHEMA_FILE)
-        if schema != self._schema:
-            self._schema, self._held = schema, ({}, {})
-        return load_folder(self._folder, limit=self._most, between=self._between, held=self._held)
+        train, test = self._held if schema == self._schema else ({}, {})
+        held = dict(train), dict(test)
+        found = load_folder(self._folder, limit=self._most, between=self._between, held=held)
+        self._schema, self._held = schema, held  # not before: that of a failed try is a second copy of the samples
+        return found
 
     def reload_if_changed(self) -> DeviceData | None:
         """The folder's samples if they have changed; None otherwise, or when they cannot be used as they are.
@@ -217,7 +219,6 @@ def _read(parts: Sequence[readers.DataFile], most: int, between: Callable[[], ob
     try:
         return Dataset(found.x, found.y, parts=found.parts)
     except ValueError as wrong:
-        held.clear()  # a second copy of the samples
         raise ConfigError(f"cannot use {_wrong_part(parts).name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
 
 

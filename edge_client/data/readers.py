@@ -38,7 +38,7 @@ UNFINISHED = (".tmp", ".part", ".new")  # endings of what is still being written
 NUMPY_HINT = "write it again, with numpy.savez(path, x=samples, y=labels)"
 CSV_KEYS = ("features", "label", "targets", "classes", "shape", "mean", "scale")
 MAX_LINE_CHARS = 1 << 20  # characters of a CSV field
-FileStamp = tuple[str, int, int]  # name, size, time
+FileStamp = tuple[str, int, int, int]  # name, size, ctime (a copy may keep the next one), mtime
 FolderSignature = tuple[FileStamp, ...]  # of every file
 
 
@@ -98,7 +98,7 @@ def list_files(folder: Path, split: str) -> list[DataFile]:
         if reader is not None:
             with suppress(FileNotFoundError):  # it was removed just now
                 found.append(DataFile(stamp=_stamp(folder, path), read=reader))
-    return sorted(found, key=lambda part: part.stamp[::-2])  # time, name
+    return sorted(found, key=lambda part: (part.stamp[3], part.name))
 
 
 def unread_files(folder: Path, split: str) -> list[str]:
@@ -175,7 +175,7 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 def _stamp(folder: Path, path: Path) -> FileStamp:
     status = path.stat()
-    return str(path.relative_to(folder)), status.st_size, status.st_mtime_ns
+    return str(path.relative_to(folder)), status.st_size, status.st_ctime_ns, status.st_mtime_ns
 
 
 def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[], Samples] | None:

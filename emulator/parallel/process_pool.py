@@ -79,7 +79,7 @@ class WorkerProcess:
             raise _worker_lost_error() from None
         if isinstance(answer, str):
             raise FedcentersError(f"a worker failed:\n{answer}")
-        if isinstance(answer, USER_ERRORS):
+        if isinstance(answer, (*USER_ERRORS, OSError)):
             raise answer
         return answer
 
@@ -129,10 +129,16 @@ class WorkerPool(EmulatedDevices):
             self.own[slot] = UPDATE_IN_MATRIX
 
     def _all(self, books: StateTransfer) -> None:
+        wrong: list[OSError] = []
         for worker in self.workers:
             worker.send(books)
-        for worker in self.workers:
-            worker.receive()
+        for worker in self.workers:  # all, since the run may go on without what a full disk did not take
+            try:
+                worker.receive()
+            except OSError as failed:  # noqa: PERF203 - as many as workers
+                wrong.append(failed)
+        if wrong:
+            raise wrong[0]
 
     def each_answer(self, tasks: Exchange) -> Iterator[tuple[ClientId, Reply | str]]:
         """All workers run at once, and wait where this process has not taken what they send."""

@@ -96,7 +96,7 @@ def run_worker(connection: Connection) -> None:
                     if new:
                         trim_heap()
                         new = False
-            except USER_ERRORS as wrong:
+            except (*USER_ERRORS, OSError) as wrong:
                 connection.send(wrong)
             except Exception:  # noqa: BLE001 - every failure is sent to the run's process
                 connection.send(traceback.format_exc())

@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFolder:
-    """The folder. One writer at a time."""
+    """The folder. Of several processes that add a bundle, one does so at a time."""
 
     root: Path
     trusted: Sequence[bytes] = ()  # public keys; with any, a bundle must be signed by one of them
@@ -73,7 +74,10 @@ class SiteFolder:
 
         One that is damaged here is replaced, and so is another signature. Raises as `read_bundle` does.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
+        with only_writer(self.root):
+            return self._add(bundle)
+
+    def _add(self, bundle: Path) -> str:
         part = unused_partial(self.root, "generation")
         try:
             source = read_bundle(bundle, self.trusted)
@@ -167,8 +171,29 @@ def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> s
     return name
 
 
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Make the folder, and wait for another process that writes into it: `unused_partial` would remove its copy.
+
+    Where the system or the disk has no locks, nothing is waited for.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    here = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(here, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(here)
+
+
 def unused_partial(folder: Path, what: str) -> Path:
-    """Where to write `what` until it is whole, when what a killed writer of this folder has left is removed."""
+    """Where `only_writer` writes `what` until it is whole; what a killed one has left there is removed."""
     for left in folder.glob(f".{what}-[0-9]*.partial"):  # a bundle may be written here, too
         shutil.rmtree(left, ignore_errors=True)
     return folder / f".{what}-{os.getpid()}.partial"

@@ -18,7 +18,7 @@ from typing import Any
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import Program
 from export.bundle.reader import Bundle, read_bundle
-from export.serve.site import replace_file, unused_partial
+from export.serve.site import only_writer, replace_file, unused_partial
 
 log = logging.getLogger(__name__)
 MODEL_FORMAT = "onnx"
@@ -34,14 +34,16 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
             f"{bundle} has no {MODEL_FORMAT} files, which Triton needs", hint=f"bundle with --formats {MODEL_FORMAT}"
         )
     folders = {center["center"]: out / f"center-{center['center']}" for center in centers}
-    before = {k: _newest_version(folder) for k, folder in folders.items()}
-    if all(_holds(folders[c["center"]], before[c["center"]], c["files"][MODEL_FORMAT]) for c in centers):
-        log.warning("%s has this bundle as its newest version; nothing is written", out)
-        written = [f"{folder.name}/{before[k]}" for k, folder in folders.items()]
-    else:
-        written = [
-            _write_version(read, center, folders[center["center"]], before[center["center"]] + 1) for center in centers
-        ]
+    with only_writer(out):
+        before = {k: _newest_version(folder) for k, folder in folders.items()}
+        if all(_holds(folders[c["center"]], before[c["center"]], c["files"][MODEL_FORMAT]) for c in centers):
+            log.warning("%s has this bundle as its newest version; nothing is written", out)
+            written = [f"{folder.name}/{before[k]}" for k, folder in folders.items()]
+        else:
+            written = [
+                _write_version(read, center, folders[center["center"]], before[center["center"]] + 1)
+                for center in centers
+            ]
     known = {name.partition("/")[0] for name in written}
     if left := sorted(p.parent.name for p in out.glob("center-*/config.pbtxt") if p.parent.name not in known):
         told = "%s has %s of an older bundle, and Triton goes on serving that: this bundle has %d centers. Remove it"

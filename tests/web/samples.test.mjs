@@ -142,6 +142,19 @@ test("values of another range than those that are there are told of, with the nu
   assert.equal(rangeWarning({ added: 16, others: 0, scale: 1, whose: "drawings" }), "");
 });
 
+test("a removal tells when the samples are gone, and not where the store refused", async () => {
+  const samples = new Samples(new MemoryStore(), () => told.push("changed"));
+  const told = [];
+  const gone = () => told.push("gone");
+  await samples.add([{ x: Float32Array.of(1), label: 0 }]);
+  const { write } = samples.store;
+  samples.store.write = () => Promise.reject(new Error("the disk is busy"));
+  await assert.rejects(samples.remove({}, gone), /busy/);
+  samples.store.write = write;
+  await samples.remove({}, gone);
+  assert.deepEqual(told, ["changed", "gone", "changed"]);
+});
+
 test("the samples of a table can be removed together", async () => {
   const samples = new Samples(new MemoryStore());
   await samples.add([1, 2, 3, 4].map((value) => ({ x: Float32Array.of(value), label: 0 })));

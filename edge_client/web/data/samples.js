@@ -57,7 +57,7 @@ export class Samples {
     await this.inTurn(async () => {
       const names = await this.store.names(PREFIX);
       await this.store.write({}, all ? names : names.slice(-last));
-    });
+    }, stored);
   }
 
   /** Take over all samples of another store. They are in both for a moment, and in none at no time. */

@@ -62,19 +62,20 @@ def scatter_reduce(
     if reduce == "prod":
         raise UnsupportedOperator("scatter_reduce", "products are not covered")
     dim = dim % x.dim()
-    count = _placed(x, dim, rows, torch.ones_like(rows, dtype=x.dtype))
+    hit = _hit(x, dim, rows)
     if reduce in {"amax", "amin"}:
         sign = 1 if reduce == "amax" else -1
         found = sign * _placed(x, dim, rows, sign * source, keep="largest")
         both = torch.maximum(x, found) if reduce == "amax" else torch.minimum(x, found)
-        return torch.where(count > 0, both if include_self else found, x)
+        return torch.where(hit, both if include_self else found, x)
     found = _placed(x, dim, rows, source)
     if reduce == "sum":
-        return x + found if include_self else torch.where(count > 0, found, x)
+        return x + found if include_self else torch.where(hit, found, x)
+    count = _placed(x, dim, rows, torch.ones_like(rows, dtype=x.dtype))
     rounding = None if x.dtype.is_floating_point else "floor"
     if include_self:
         return torch.div(x + found, count + 1, rounding_mode=rounding)
-    return torch.where(count > 0, torch.div(found, count.clamp(min=1), rounding_mode=rounding), x)
+    return torch.where(hit, torch.div(found, count.clamp(min=1), rounding_mode=rounding), x)
 
 
 def index_add(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
@@ -298,14 +299,13 @@ def embedding_bag(  # noqa: PLR0913 - what torch's function gives on
 
 def _hit(x: Tensor, dim: int, rows: Tensor) -> Tensor:
     """In the shape of x: whether `rows` name the position along `dim`."""
-    return _placed(x, dim, rows, torch.ones_like(rows, dtype=x.dtype)) > 0
+    return _placed(_float(x), dim, rows, torch.ones_like(rows, dtype=torch.float32)) > 0  # bytes would count to 255
 
 
 def _placed(x: Tensor, dim: int, rows: Tensor, source: Tensor, *, keep: str = "sum") -> Tensor:
     """Zeros of the shape of x, plus `source` at the positions `rows` along `dim`.
 
-    `keep`: "sum", or the "last" or the "largest" value of `source` at the position. Where there is none, the largest
-    is any value. The result has x's dtype.
+    `keep`: "sum", or the "last" or "largest" value of `source`; the largest of none is any. The result has x's dtype.
     """
     for axis, size in enumerate(rows.shape):
         source = source.narrow(axis, 0, size)

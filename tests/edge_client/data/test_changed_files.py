@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,33 @@ def test_samples_for_which_there_is_no_memory_leave_those_of_before(
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 46, 3)})
     assert samples.reload_if_changed() is None
     assert "new samples cannot be used, so those before are: " in caplog.text
+
+
+def test_a_file_that_a_copy_replaced_with_its_size_and_time_is_read(tmp_path: Path) -> None:
+    path, samples = tmp_path / "train.npz", DataFolder(tmp_path)
+    np.savez(path, x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
+    os.utime(path, (1, 1))
+    before = path.stat()
+    samples.load()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # for one tick of the clock
+        np.savez(path, x=np.ones((2, 3), np.float32), y=np.array([0, 1]))
+        os.utime(path, (1, 1))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    same(samples, tmp_path)
+
+
+def test_a_try_that_fails_at_the_held_out_samples_leaves_no_second_copy_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    x = np.zeros((1_000, 1_000), np.float32)
+    np.savez(tmp_path / "train" / "a.npz", x=x, y=np.zeros(1_000, np.int64))
+    samples = DataFolder(tmp_path)
+    mine = samples.load()
+    np.savez(tmp_path / "train" / "b.npz", x=x[:1], y=np.zeros(1, np.int64))
+    (tmp_path / "test.npz").write_bytes(b"half")
+    tracemalloc.start()
+    try:
+        assert samples.reload_if_changed() is None
+        assert tracemalloc.get_traced_memory()[0] < x.nbytes // 2
+    finally:
+        tracemalloc.stop()
+    assert len(mine.train) == len(x)

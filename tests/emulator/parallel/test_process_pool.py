@@ -106,6 +106,24 @@ def test_fits_probes_own_models_and_posteriors_are_the_same_bits(
             assert [v.size for v in alone.fetched(c, task)] == [v.size for v in many.fetched(c, task)]
 
 
+def test_models_that_a_disk_does_not_take_are_the_systems_error_and_the_workers_go_on(
+    stage: WorkerStage, tmp_path: Path
+) -> None:
+    fit = Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)
+    with stage.crew(2) as many:
+        before = many.answers(asked(many, fit))
+        many.keep(tmp_path)
+        first = min(tmp_path.glob("own-*.npz"))
+        first.unlink()
+        first.mkdir()  # in the place of its file
+        with pytest.raises(IsADirectoryError):
+            many.keep(tmp_path)
+        again = many.answers(asked(many, fit))
+    assert list(again) == list(before)
+    for who in before:
+        np.testing.assert_equal(contents(again[who]), contents(before[who]))
+
+
 def test_what_a_probe_left_is_forgotten_in_every_worker_when_a_round_opens(
     stage: WorkerStage, pair: tuple[EmulatedDevices, WorkerPool]
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,39 @@ def test_a_manifest_that_lacks_something_is_not_published(tmp_path: Path, broken
 def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be copied|is not a bundle"):
         publish_bundle(tmp_path / "nothing", tmp_path / "site")
+
+
+def test_two_processes_that_publish_into_one_folder_do_not_remove_each_others_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        write_bundle(tmp_path / name, name)
+    copy, lock, waits, begun, published = shutil.copyfile, fcntl.flock, threading.Event(), threading.Event(), set[str]()
+
+    def publish(name: str) -> None:
+        try:
+            published.add(publish_bundle(tmp_path / name, tmp_path / "site"))
+        finally:
+            waits.set()
+
+    other = threading.Thread(target=publish, args=("two",))
+
+    def locked(*given: int) -> None:
+        if threading.current_thread() is other:
+            waits.set()
+        lock(*given)
+
+    def copied(source: Path, to: Path) -> Path:
+        made = copy(source, to)
+        if not begun.is_set():  # in the middle of the first copy
+            begun.set()
+            other.start()
+            waits.wait(30)
+        return made
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    monkeypatch.setattr(shutil, "copyfile", copied)
+    publish("one")
+    other.join(30)
+    assert len(published) == 2
+    assert sorted(path.name for path in (tmp_path / "site" / "generations").iterdir()) == sorted(published)

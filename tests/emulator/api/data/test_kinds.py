@@ -124,6 +124,10 @@ def test_what_is_wrong_is_named_with_what_to_write(make: Callable[[], object], s
 def test_a_column_of_other_rows_than_the_data_frame_is_taken_as_it_stands() -> None:
     later = frame().set_index(np.arange(N) + 7)
     assert len(fc.fleet(later, by=frame().who)) == len(fc.fleet(frame(), by=frame().who)) == len({*WHO})
+    mixed = frame().set_index(pd.Index([*map(str, range(30)), *range(30)]))  # as of two frames, one below the other
+    assert len(fc.fleet(mixed, by=frame().who)) == len({*WHO})
+    with pytest.raises(ConfigError, match="in another order"):
+        fc.fleet(mixed, by=mixed.who[::-1])
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,13 @@ def _low_digits() -> Tensor:
     return (placed + least + picked - 7 * 2**40).double()
 
 
+def _counted_in_bytes() -> Tensor:
+    """[5]: bytes hold no count of 256, as of the padding in a long text."""
+    none, everywhere = torch.zeros(5, dtype=torch.uint8), torch.zeros(256, dtype=torch.int64)
+    put = none.scatter(0, everywhere, 1) + none.scatter(0, everywhere, torch.full((256,), 2, dtype=torch.uint8))
+    return (put + none.scatter_reduce(0, everywhere, torch.full((256,), 4, dtype=torch.uint8), "amax")).double()
+
+
 NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "gather": lambda x: x.gather(1, ROWS.reshape(2, 2, 1).expand(2, 2, 5)),
     "gather of a part": lambda x: x.gather(2, ROWS.reshape(1, 2, 2)),
@@ -51,6 +58,7 @@ NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
     "scatter of a number": lambda x: x.scatter(1, torch.tensor([[[2]]]), 7.0),
     "scatter to a place named twice": lambda x: x.scatter(2, TWICE.expand(2, 4, 3), x[..., :3] * 2),
     "scatter of a number to a place named twice": lambda x: x.scatter(2, TWICE, 3.0) * 2,
+    "bytes at a place named 256 times": lambda x: x * _counted_in_bytes(),
     **{
         f"scatter_reduce {how}{' beside what was there' if kept else ''}": partial(reduced, how, kept=kept)
         for how in ("sum", "mean", "amax", "amin")
