@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFolder:
-    """The folder. One writer at a time."""
+    """The folder. Processes that add bundles take turns; only one of them should change the index."""
 
     root: Path
     trusted: Sequence[bytes] = ()  # public keys; with any, a bundle must be signed by one of them
@@ -74,27 +75,28 @@ class SiteFolder:
         One that is damaged here is replaced, and so is another signature. Raises as `read_bundle` does.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        part = unused_partial(self.root, "generation")
         try:
-            source = read_bundle(bundle, self.trusted)
-            for path in (*(entry["path"] for entry in file_entries(source.manifest)), SIGNATURE_FILE):
-                if path != SIGNATURE_FILE or (bundle / path).is_file():
-                    (part / path).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(bundle / path, part / path)
-            (part / MANIFEST_FILE).write_bytes(source.raw)
-            name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
-            if self._is_whole(name):
-                self._take_signature(name, part / SIGNATURE_FILE)
-            else:
-                self.remove(name)
-                self._folder(name).parent.mkdir(exist_ok=True)
-                sync_files(part)  # the index will name it
-                part.rename(self._folder(name))
-                sync_folder(self._folder(name).parent)
+            with partial_folder(self.root, "generation") as part:
+                return self._copy(bundle, part)
         except FileNotFoundError as vanished:
             raise ConfigError(f"{bundle} cannot be copied: {vanished}", hint="is it just being replaced?") from None
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+
+    def _copy(self, bundle: Path, part: Path) -> str:
+        source = read_bundle(bundle, self.trusted)
+        for path in (*(entry["path"] for entry in file_entries(source.manifest)), SIGNATURE_FILE):
+            if path != SIGNATURE_FILE or (bundle / path).is_file():
+                (part / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(bundle / path, part / path)
+        (part / MANIFEST_FILE).write_bytes(source.raw)
+        name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
+        if self._is_whole(name):
+            self._take_signature(name, part / SIGNATURE_FILE)
+        else:
+            self.remove(name)
+            self._folder(name).parent.mkdir(exist_ok=True)
+            sync_files(part)  # the index will name it
+            part.rename(self._folder(name))
+            sync_folder(self._folder(name).parent)
         return name
 
     def _is_whole(self, name: str) -> bool:
@@ -167,11 +169,38 @@ def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> s
     return name
 
 
-def unused_partial(folder: Path, what: str) -> Path:
-    """Where to write `what` until it is whole, when what a killed writer of this folder has left is removed."""
-    for left in folder.glob(f".{what}-[0-9]*.partial"):  # a bundle may be written here, too
-        shutil.rmtree(left, ignore_errors=True)
-    return folder / f".{what}-{os.getpid()}.partial"
+@contextmanager
+def partial_folder(folder: Path, what: str) -> Iterator[Path]:
+    """A new folder in which `what` is written until it is whole. Another writer of `folder` waits for its end.
+
+    So what an earlier one has left was killed, and is removed.
+    """
+    with _one_writer(folder):
+        for left in folder.glob(f".{what}-[0-9]*.partial"):  # a bundle may be written here, too
+            shutil.rmtree(left, ignore_errors=True)
+        part = folder / f".{what}-{os.getpid()}.partial"
+        part.mkdir()
+        try:
+            yield part
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _one_writer(folder: Path) -> Iterator[None]:
+    """The kernel lets the next one go on when a process dies. Where a folder cannot be locked, none waits."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        yield
+        return
+    import fcntl
+
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from export.bundle.bundle_contents import make_signer
 from export.bundle.reader import SIGNATURE_FILE, encode_manifest
 from export.serve.generations import GenerationManager
 from export.serve.rollout import RolloutPlan
-from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, publish_bundle
+from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, partial_folder, publish_bundle
 from tests.support.served_bundle import write_bundle
 
 
@@ -129,3 +130,26 @@ def test_a_manifest_that_lacks_something_is_not_published(tmp_path: Path, broken
 def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be copied|is not a bundle"):
         publish_bundle(tmp_path / "nothing", tmp_path / "site")
+
+
+def test_two_writers_of_a_site_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers of one bundle: what one was copying, the other took for the rest of a killed one, and removed."""
+    write_bundle(tmp_path / "b", "one")
+    copy, waits = shutil.copyfile, list[bool]()
+
+    def copied(*given: Path) -> object:
+        other = os.open(tmp_path / "site", os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            waits.append(False)
+        except BlockingIOError:
+            waits.append(True)
+        finally:
+            os.close(other)
+        return copy(*given)
+
+    monkeypatch.setattr(shutil, "copyfile", copied)
+    publish_bundle(tmp_path / "b", tmp_path / "site")
+    assert set(waits) == {True}
+    with partial_folder(tmp_path / "site", "generation") as part:  # the turn is given back
+        assert part.is_dir()
