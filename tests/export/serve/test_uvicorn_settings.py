@@ -53,7 +53,7 @@ def test_a_client_that_reads_slowly_is_seen_to_read_below_tls(tmp_path: Path) ->
         loop, state, made = asyncio.get_running_loop(), ServerState(), list[Any]()
 
         def protocol() -> Any:  # noqa: ANN401 - uvicorn's classes have no type in common
-            made.append(config.http_protocol_class(config=config, server_state=state, app_state={}, _loop=loop))  # type: ignore[call-arg, operator, misc]
+            made.append(config.http_protocol_class(config=config, server_state=state, app_state={}, _loop=loop))  # type: ignore[call-arg]
             return made[-1]
 
         server = await loop.create_server(protocol, "127.0.0.1", 0, ssl=config.ssl)
