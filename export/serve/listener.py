@@ -87,7 +87,7 @@ def affordable_connections(most: int) -> int:
         with suppress(OSError, ValueError):  # a system may have a lower one
             resource.setrlimit(resource.RLIMIT_NOFILE, (int(wanted), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
             soft = wanted
-    return int(min(most, max(1, (soft - OTHER_DESCRIPTORS) // 2)))
+    return max(1, (int(min(soft, 2 * most + OTHER_DESCRIPTORS)) - OTHER_DESCRIPTORS) // 2)
 
 
 def _number(limit: int) -> float:

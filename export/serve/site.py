@@ -64,7 +64,7 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFolder:
-    """The folder. Of several processes that add a bundle, one does so at a time."""
+    """The folder. Processes that add bundles take turns; only one of them should change the index."""
 
     root: Path
     trusted: Sequence[bytes] = ()  # public keys; with any, a bundle must be signed by one of them
@@ -74,31 +74,28 @@ class SiteFolder:
 
         One that is damaged here is replaced, and so is another signature. Raises as `read_bundle` does.
         """
-        with only_writer(self.root):
-            return self._add(bundle)
-
-    def _add(self, bundle: Path) -> str:
-        part = unused_partial(self.root, "generation")
         try:
-            source = read_bundle(bundle, self.trusted)
-            for path in (*(entry["path"] for entry in file_entries(source.manifest)), SIGNATURE_FILE):
-                if path != SIGNATURE_FILE or (bundle / path).is_file():
-                    (part / path).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(bundle / path, part / path)
-            (part / MANIFEST_FILE).write_bytes(source.raw)
-            name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
-            if self._is_whole(name):
-                self._take_signature(name, part / SIGNATURE_FILE)
-            else:
-                self.remove(name)
-                self._folder(name).parent.mkdir(exist_ok=True)
-                sync_files(part)  # the index will name it
-                part.rename(self._folder(name))
-                sync_folder(self._folder(name).parent)
+            with partial_folder(self.root, "generation") as part:
+                return self._copy(bundle, part)
         except FileNotFoundError as vanished:
             raise ConfigError(f"{bundle} cannot be copied: {vanished}", hint="is it just being replaced?") from None
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+
+    def _copy(self, bundle: Path, part: Path) -> str:
+        source = read_bundle(bundle, self.trusted)
+        for path in (*(entry["path"] for entry in file_entries(source.manifest)), SIGNATURE_FILE):
+            if path != SIGNATURE_FILE or (bundle / path).is_file():
+                (part / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(bundle / path, part / path)
+        (part / MANIFEST_FILE).write_bytes(source.raw)
+        name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
+        if self._is_whole(name):
+            self._take_signature(name, part / SIGNATURE_FILE)
+        else:
+            self.remove(name)
+            self._folder(name).parent.mkdir(exist_ok=True)
+            sync_files(part)  # the index will name it
+            part.rename(self._folder(name))
+            sync_folder(self._folder(name).parent)
         return name
 
     def _is_whole(self, name: str) -> bool:
@@ -172,31 +169,41 @@ def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> s
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Make the folder, and wait for another process that writes into it: `unused_partial` would remove its copy.
+def partial_folder(folder: Path, what: str) -> Iterator[Path]:
+    """A new folder in which `what` is written until it is whole. Another writer of `folder` waits for its end.
 
-    Where the system or the disk has no locks, nothing is waited for.
+    So what an earlier one has left was killed, and is removed.
+    """
+    with only_writer(folder):
+        for left in folder.glob(f".{what}-[0-9]*.partial"):  # a bundle may be written here, too
+            shutil.rmtree(left, ignore_errors=True)
+        part = folder / f".{what}-{os.getpid()}.partial"
+        part.mkdir()
+        try:
+            yield part
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Make the folder, and wait for another process that writes into it; the kernel ends the turn of one that dies.
+
+    Where a folder cannot be locked, none waits.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows
+    if os.name != "posix":  # elsewhere a folder cannot be opened
         yield
         return
-    here = os.open(folder, os.O_RDONLY)
+    import fcntl
+
+    held = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(here, fcntl.LOCK_EX)
+            fcntl.flock(held, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(here)
-
-
-def unused_partial(folder: Path, what: str) -> Path:
-    """Where `only_writer` writes `what` until it is whole; what a killed one has left there is removed."""
-    for left in folder.glob(f".{what}-[0-9]*.partial"):  # a bundle may be written here, too
-        shutil.rmtree(left, ignore_errors=True)
-    return folder / f".{what}-{os.getpid()}.partial"
+        os.close(held)
 
 
 def replace_file(path: Path, data: bytes) -> None:

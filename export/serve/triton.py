@@ -18,7 +18,7 @@ from typing import Any
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import Program
 from export.bundle.reader import Bundle, read_bundle
-from export.serve.site import only_writer, replace_file, unused_partial
+from export.serve.site import only_writer, partial_folder, replace_file
 
 log = logging.getLogger(__name__)
 MODEL_FORMAT = "onnx"
@@ -53,12 +53,10 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
 
 def _write_version(read: Bundle, center: Mapping[str, Any], folder: Path, version: int) -> str:
     """One center's file as a version of its model; -> "center-K/version"."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = unused_partial(folder, "version")
-    part.mkdir()
-    (part / "model.onnx").write_bytes(read.read(center["files"][MODEL_FORMAT]))
-    replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
-    part.rename(folder / str(version))  # atomic: a version is never incomplete
+    with partial_folder(folder, "version") as part:
+        (part / "model.onnx").write_bytes(read.read(center["files"][MODEL_FORMAT]))
+        replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
+        part.rename(folder / str(version))  # atomic: a version is never incomplete
     return f"{folder.name}/{version}"
 
 

@@ -24,6 +24,7 @@ else:
 
 MAX_HEADER_BYTES = 16 << 10  # of h11
 MAX_UNASKED_BYTES = 256 << 10  # of a request's head, or of a body that was answered already; for every parser
+MAX_WAITING_BYTES = 64 << 10  # of an answer, until its reader is waited for
 TIMEOUT_S = 20.0
 
 
@@ -39,6 +40,7 @@ class BoundedProtocol(_Http):
     _unasked_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        transport.set_write_buffer_limits(MAX_WAITING_BYTES)  # under TLS it is 512 kB otherwise
         super().connection_made(transport)
         self._await_request()
 
@@ -70,30 +72,39 @@ class BoundedProtocol(_Http):
     def _await_request(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
-        unread = self.transport.get_write_buffer_size()  # of the answer before
+        unread = unread_bytes(self.transport)  # of the answer before
         self._head_timer = self.loop.call_later(self.timeout_s, self._abort_without_request, unread)
 
     def _abort_without_request(self, unread: int) -> None:
         if self._is_answering():
             return
-        if self.transport.get_write_buffer_size() < unread:
+        if unread_bytes(self.transport) < unread:
             self._await_request()
         else:
             self.transport.abort()
 
     def _await_reader(self) -> None:
-        unread = self.transport.get_write_buffer_size()
+        unread = unread_bytes(self.transport)
         self._write_timer = self.loop.call_later(self.timeout_s, self._abort_without_reader, unread)
 
     def _abort_without_reader(self, unread: int) -> None:
         """A slow client is one that reads."""
-        if self.transport.get_write_buffer_size() < unread:
+        if unread_bytes(self.transport) < unread:
             self._await_reader()
         else:
             self.transport.abort()
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+
+def unread_bytes(transport: asyncio.Transport) -> int:
+    """How much of the answers waits in the process, also in the plain connection below one with TLS.
+
+    What has waited above TLS goes down at once, and only the connection below tells whether the client reads.
+    """
+    below = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+    return transport.get_write_buffer_size() + (0 if below is None else below.get_write_buffer_size())
 
 
 def bounded_protocol(*, fast: bool, timeout_s: float) -> type[asyncio.Protocol]:

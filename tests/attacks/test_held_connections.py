@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import ssl
 import subprocess
@@ -18,7 +19,7 @@ from starlette.routing import Route
 
 from coordinator.identity.enrolment_server import open_enrolment_server
 from export.serve.http_gate import create_gated_app
-from export.serve.listener import MAX_UNSENT_BYTES, ConnectionSlots, open_listener
+from export.serve.listener import MAX_UNSENT_BYTES, ConnectionSlots, affordable_connections, open_listener
 from tests.support.guarded_broker import provision_federation
 from tests.support.served_app import PATIENCE_S, serve_app
 from tests.support.served_dashboard import serve_dashboard
@@ -172,6 +173,13 @@ def test_the_server_of_centers_takes_the_descriptors_that_it_may_have() -> None:
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     soft, hard = map(int, done.stdout.split())
     assert soft == (min(hard, 8_256) if hard > 0 else 8_256)
+
+
+def test_a_process_that_may_open_any_number_of_files_takes_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some containers say; infinity parted by two is no number, and the server took one connection."""
+    without = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: without)
+    assert affordable_connections(4_096) == 4_096
 
 
 def test_an_address_behind_one_prefix_is_one_address() -> None:
