@@ -123,7 +123,13 @@ with suppress_output():
     os.write(1, b"a library talks")
 print("heard")
 """
-NO_STDOUT = "import os, sys; sys.stdout = None; from export.silence import suppress_output\nwith suppress_output(): pass"
+NO_STDOUT = """
+import sys
+sys.stdout = None
+from export.silence import suppress_output
+with suppress_output():
+    pass
+"""
 
 
 @pytest.mark.parametrize(("program", "heard"), [(CLOSED, "heard\n"), (NO_STDOUT, "")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +182,15 @@ def test_wrong_rounds_are_told_by_their_name(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(home, "url", "mqtt://127.0.0.1:1")  # as in the `with` block, which needs a broker
     with pytest.raises(UsageError, match=r"^rounds is 0"):
         home.run(fc.FedAvg(), rounds=0)
+
+
+@pytest.mark.broker
+def test_the_end_of_its_broker_ends_a_run_at_once_and_is_told(tmp_path: Path) -> None:
+    """The run waited until the silence was too long: an hour."""
+    with fc.federation("mosquitto", fleet=fc.fleets.digits(devices=3), out=tmp_path) as home:
+        broker = home._broker
+        assert broker is not None
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+        with pytest.raises(NetworkError, match="mosquitto has ended"):
+            home.run(fc.FedAvg(), rounds=1)
