@@ -105,7 +105,9 @@ class MqttFederation:
             facts: dict[str, Any] = {"method": method, "args": args, "split": split, "start": start, "own_model": own}
             found.append(Result(run=run, seconds=took, folder=folder, **facts))
 
-        run_over_mqtt(args, method, split, progress, finish, model=own, broker=self._broker)
+        # one at an address is asked again whether it answers
+        mine = self._broker if self._broker is not None and self._broker.kind != "external" else None
+        run_over_mqtt(args, method, split, progress, finish, model=own, broker=mine)
         return found[0]
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 import fedcenters as fc
 from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.errors import ConfigError, NetworkError, UsageError
+from emulator.api import over_mqtt
+from emulator.console import ConsoleProgress
 
 ROOT = Path(__file__).parents[3]
 MINE = """
@@ -185,12 +188,21 @@ def test_wrong_rounds_are_told_by_their_name(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.broker
-def test_the_end_of_its_broker_ends_a_run_at_once_and_is_told(tmp_path: Path) -> None:
+def test_the_end_of_its_broker_ends_a_run_at_once_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run waited until the silence was too long: an hour."""
+
+    class EndsTheBroker(ConsoleProgress):
+        def busy(self, text: str) -> None:
+            broker = home._broker
+            assert broker is not None
+            assert broker.pid is not None
+            with suppress(ProcessLookupError):
+                os.kill(broker.pid, signal.SIGKILL)
+            super().busy(text)
+
+    monkeypatch.setattr(over_mqtt, "ConsoleProgress", EndsTheBroker)
     with fc.federation("mosquitto", fleet=fc.fleets.digits(devices=3), out=tmp_path) as home:
-        broker = home._broker
-        assert broker is not None
-        assert broker.pid is not None
-        os.kill(broker.pid, signal.SIGKILL)
+        with pytest.raises(NetworkError, match="mosquitto has ended"):
+            home.run(fc.FedAvg(), rounds=1)
         with pytest.raises(NetworkError, match="mosquitto has ended"):
             home.run(fc.FedAvg(), rounds=1)
