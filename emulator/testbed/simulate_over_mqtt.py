@@ -119,7 +119,7 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
         records = _rounds(testbed, args, strategy, split)
         finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
-    run_testbed(args.folder, broker or args.broker, progress, play, federation=federation_name(args.folder.name))
+    run_testbed(args.folder, broker or args.broker, progress, play, federation=federation_name)
 
 
 def _put_program(

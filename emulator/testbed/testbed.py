@@ -123,11 +123,17 @@ class Testbed:
 
 
 def run_testbed(
-    folder: Path, broker: str | Broker, progress: ConsoleProgress, play: Callable[[Testbed], T], *, federation: str
+    folder: Path,
+    broker: str | Broker,
+    progress: ConsoleProgress,
+    play: Callable[[Testbed], T],
+    *,
+    federation: str | Callable[[str], str],
 ) -> T:
     """Open a testbed, `play` on it, and close it. The folder gets a number when its name is taken.
 
-    `broker` is what `start_broker` takes, or one of the caller's, which keeps running.
+    `broker` is what `start_broker` takes, or one of the caller's, which keeps running. `federation` is a name, or gives
+    that for the folder's.
     `play` shows its results itself: they come before the end of the processes.
     """
     finished = False
@@ -137,7 +143,8 @@ def run_testbed(
         try:
             with ChildProcesses(work / "processes", signals) as children:
                 brokers = ExitStack()
-                facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": federation}
+                name = federation if isinstance(federation, str) else federation(folder.name)
+                facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": name}
                 try:
                     with signals.hold():  # a signal that came meanwhile is raised here, when there is a broker to stop
                         started = (
