@@ -175,12 +175,12 @@ def _with_browsers(broker: Broker, web_port: int) -> Broker:
 
 
 def _external(url: str) -> Broker:
-    parts = urlsplit(url)
     try:
-        host, port = parts.hostname, parts.port or (8883 if parts.scheme == "mqtts" else 1883)
+        parts = urlsplit(url)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port or (8883 if parts.scheme == "mqtts" else 1883)
     except ValueError:
-        host, port = None, 0
-    if parts.scheme not in ("mqtt", "mqtts") or not host:
+        scheme, host, port = "", None, 0
+    if scheme not in ("mqtt", "mqtts") or not host:
         raise UsageError(f"{url!r} is no broker URL", hint="write it as mqtt://host:1883 or mqtts://host:8883")
     try:
         socket.create_connection((host, port), timeout=START_TIMEOUT_S).close()

@@ -51,7 +51,7 @@ class ConsoleProgress:
         self._stream = sys.stderr if stream is None else stream
         self._clock, self._start = clock, clock()
         self._last = self._start
-        self._terminal = self._stream.isatty()
+        self._terminal = self._stream is not None and self._stream.isatty()  # a program without a console has none
         self._console: Console | None = None
         self._status: Status | None = None
         self._lock = threading.RLock()

@@ -93,10 +93,13 @@ def _critical_only() -> Callable[[logging.LogRecord], bool]:
 @contextmanager
 def _descriptors_to_null() -> Iterator[None]:
     global _depth, _stderr  # noqa: PLW0603 - the state of the process's descriptors
-    sys.stdout.flush()
+    with suppress(AttributeError):  # a program without a console has no stdout
+        sys.stdout.flush()
     put_on_stderr("")
-    saved = [os.dup(fd) for fd in (1, 2)]
     null = os.open(os.devnull, os.O_WRONLY)
+    while null <= 2:  # noqa: PLR2004 - a stream that was closed stays the null device: a copy could have its number
+        null = os.dup(null)
+    saved = [os.dup(fd) for fd in (1, 2)]
     try:
         _depth, _stderr = _depth + 1, saved[1] if _depth == 0 else _stderr
         for fd in (1, 2):

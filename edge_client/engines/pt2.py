@@ -31,8 +31,8 @@ from edge_client.rare_collection import rare_collection
 MAX_CONFIG_BYTES = 1 << 20
 # What a program's archive holds; torch also reads others, which it unpickles, or loads as a library.
 _MEMBERS = re.compile(
-    r"[^/]+/(models/model\.json|archive_format|archive_version|byteorder|\.data/\w+"
-    r"|data/(weights|constants)/(model_\w+_config\.json|(weight|tensor)_\d+))"
+    r"models/model\.json|archive_format|archive_version|byteorder|\.data/\w+"
+    r"|data/(weights|constants)/(model_\w+_config\.json|(weight|tensor)_\d+)"
 )
 _local = threading.local()
 _LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
@@ -239,17 +239,27 @@ def _remembered_types() -> Iterator[None]:
 
 
 def refuse_pickles(file: bytes, name: str) -> None:
-    """Programs carry no weights and no objects, so nothing in the archive may be unpickled when torch loads it."""
+    """Programs carry no weights and no objects, so nothing in the archive may be unpickled when torch loads it.
+
+    Members are read by torch's own reader, as loading reads them. Of a file that it cannot load, torch reads the
+    members that `zipfile` sees: they must be the same.
+    """
+    import torch
+
     hint = "compile the program with fedcenters"
+    reader = torch._C.PyTorchFileReader(io.BytesIO(file))  # noqa: SLF001 - torch has no other name for it
+    members = sorted(reader.get_all_records())  # without the folder
+    for member in members:
+        no_samples = member == "data/sample_inputs/model.pt" and not reader.get_record(member)
+        if not no_samples and not _MEMBERS.fullmatch(member):
+            raise ProgramRefused(f"{name} holds {member}, which no program has", hint=hint)
+        if not member.endswith("_config.json"):
+            continue
+        config = reader.get_record(member)
+        if len(config) > MAX_CONFIG_BYTES:
+            raise ProgramRefused(f"{name}: {member} is too big", hint="compile the program again")
+        if any(entry.get("use_pickle") for entry in json.loads(config).get("config", {}).values()):
+            raise ProgramRefused(f"{name} holds pickled objects", hint=hint)
     with zipfile.ZipFile(io.BytesIO(file)) as archive:
-        for member in archive.infolist():
-            no_samples = member.filename.endswith("/data/sample_inputs/model.pt") and not member.file_size
-            if not no_samples and not _MEMBERS.fullmatch(member.filename):
-                raise ProgramRefused(f"{name} holds {member.filename}, which no program has", hint=hint)
-            if not member.filename.endswith("_config.json"):
-                continue
-            if member.file_size > MAX_CONFIG_BYTES:
-                raise ProgramRefused(f"{name}: {member.filename} is too big", hint="compile the program again")
-            entries = json.loads(archive.read(member)).get("config", {})
-            if any(entry.get("use_pickle") for entry in entries.values()):
-                raise ProgramRefused(f"{name} holds pickled objects", hint=hint)
+        if sorted(path.partition("/")[2] for path in archive.namelist()) != members:
+            raise ProgramRefused(f"{name} has other members for zipfile than for torch", hint=hint)

@@ -140,9 +140,13 @@ def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str 
         why = ("there is no center yet",)
         return Selection(center=None, best=0, way=by, samples=len(data), ranking=(), fit=FITS[-1], reasons=why)
     rows = np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:MAX_SAMPLES]
+    if labels and data.y.dtype.kind == "i":
+        counts = (data.y != IGNORED).reshape(len(data), -1).any(axis=1)
+        if not counts.any():
+            raise UsageError(f"all labels are {IGNORED}, which counts nothing", hint="leave y out")
+        if not counts[rows].any():
+            rows[0] = counts.argmax()
     few = Dataset(data.x[rows], data.y[rows])
-    if labels and few.y.dtype.kind == "i" and (few.y == IGNORED).all():
-        raise UsageError(f"all labels are {IGNORED}, which counts nothing", hint="leave y out")
     way = by if by != AUTO else _default_rule(source, labels=labels)
     ranked = _rank(source, few, way, labels=labels)
     return _judged(source, few, ranked, labels=labels, told_way=by != AUTO)
@@ -322,9 +326,13 @@ def _without_rule(source: CenterSource, data: Dataset, way: str, *, labels: bool
         found = dict(features.model_distances(source.learner(training=False), _LazyModels(source), data, labels=labels))
     else:
         raise UsageError(f"this run has learned no way {way!r}", hint="it knows loss, votes and entropy")
-    if way not in found:
+    return _Ranking(order=[int(k) for k in np.argsort(_known(found, way), kind="stable")], way=way, found=found)
+
+
+def _known(found: Mapping[str, Array], feature: str) -> Array:
+    if feature not in found:
         raise UsageError("a model of numbers has no entropy", hint="give labels: y in the data")
-    return _Ranking(order=[int(k) for k in np.argsort(found[way], kind="stable")], way=way, found=found)
+    return found[feature]
 
 
 class _LazyModels(Sequence[Flat]):
@@ -355,7 +363,8 @@ def _walk_tree(source: CenterSource, data: Dataset, *, labels: bool) -> _Ranking
         return source.split(node) if node >= 0 else source.models([~node])[0]
 
     def far(children: Sequence[int]) -> Array:
-        found = features.model_distances(learner, [model(node) for node in children], data, labels=labels)[feature]
+        measured = features.model_distances(learner, [model(node) for node in children], data, labels=labels)
+        found = _known(measured, feature)
         found[np.isnan(found)] = np.inf
         names = [f"split {node}" if node >= 0 else f"center {~node}" for node in children]
         told.append("; ".join(f"{name}: {_WORDS[feature]} {d:.3f}" for name, d in zip(names, found, strict=True)))

@@ -8,6 +8,7 @@ from edge_client.data.dataset import Dataset
 from edge_client.engines.targets import accuracy_of
 from edge_client.nearest import features
 from edge_client.nearest.choose_center import CenterSource
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Fit, Flat
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import Learner
@@ -38,8 +39,13 @@ def personalise(source: CenterSource, center: Flat, data: Dataset, steps: int) -
     return run_fit(learner, task, data).vector.astype(np.float32)
 
 
-def evaluate_model(learner: Learner, model: Flat, data: Dataset) -> tuple[float | None, float]:
-    """A model on labelled samples -> (accuracy, None for targets that are no classes; mean loss)."""
+def evaluate_model(learner: Learner, model: Flat, data: Dataset) -> tuple[float | None, float | None]:
+    """A model on labelled samples -> (accuracy, None for targets that are no classes; mean loss).
+
+    A sample without a label that counts has no loss; where all are such, both are None.
+    """
     losses, logits = learner.evaluate([model], data, batch=learner.fixed_batch or features.EVALUATION_BATCH)
-    classes = np.issubdtype(data.y.dtype, np.integer)
-    return accuracy_of(logits[0], data.y) if classes else None, float(losses.mean())
+    if not np.issubdtype(data.y.dtype, np.integer):
+        return None, float(losses.mean())
+    counts = (data.y != IGNORED).reshape(len(data), -1).any(axis=1)
+    return (accuracy_of(logits[0], data.y), float(losses[0, counts].mean())) if counts.any() else (None, None)

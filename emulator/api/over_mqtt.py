@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from coordinator.local_broker import start_broker
+from coordinator.local_broker import Broker, start_broker
 from coordinator.storage.run_reader import last_state, read_program
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings, summed_members
@@ -42,17 +42,19 @@ class MqttFederation:
     out: Path
     loss: LossFunction | None = None
     url: str = ""
+    _broker: Broker | None = field(default=None, repr=False)
     _open: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __enter__(self) -> Self:
         with in_words_of_python(), ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory(prefix="fedcenters-"))
-            self.url = stack.enter_context(start_broker(Path(folder), self.broker)).url
+            self._broker = stack.enter_context(start_broker(Path(folder), self.broker))
+            self.url = self._broker.url
             self._open = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.url = ""
+        self.url, self._broker = "", None
         self._open.close()
 
     def run(self, method: Strategy, *, rounds: int = 10, seed: int = 0, name: str = "", engine: str = "onnx") -> Result:
@@ -60,7 +62,8 @@ class MqttFederation:
 
         `engine`: the runtime of the devices, "onnx", "litert" or "pt2". `name`: of the run's folder in `out`. The
         numbers are those of `fc.simulate` with the same engine. Raises UsageError outside of the `with` block, and for
-        a method of a notebook's cell, which the coordinator's process cannot import.
+        a method of a notebook's cell, which the coordinator's process cannot import; NetworkError when the broker that
+        the `with` block started has ended.
         """
         if not self.url:
             raise UsageError("this federation is not running", hint="with fc.federation(...) as home: home.run(...)")
@@ -102,7 +105,9 @@ class MqttFederation:
             facts: dict[str, Any] = {"method": method, "args": args, "split": split, "start": start, "own_model": own}
             found.append(Result(run=run, seconds=took, folder=folder, **facts))
 
-        run_over_mqtt(args, method, split, progress, finish, model=own)
+        # one at an address is asked again whether it answers
+        mine = self._broker if self._broker is not None and self._broker.kind != "external" else None
+        run_over_mqtt(args, method, split, progress, finish, model=own, broker=mine)
         return found[0]
 
 

@@ -153,7 +153,7 @@ class ChildProcesses:
             if code is not None and (code != 0 or child not in may_leave):
                 raise child_failure(child)
 
-    def wait_for_exit(self, children: Sequence[ChildProcess], *, timeout_s: float = 15.0) -> None:
+    def wait_for_exit(self, children: Sequence[ChildProcess], *, timeout_s: float = 100.0) -> None:
         """Ask these to leave and insist on good order: raise if one ends with an error or does not end."""
         for child in children:
             if child.process.poll() is None:

@@ -38,6 +38,7 @@ from emulator.testbed import monitor, testbed_files
 from emulator.testbed.testbed import Testbed, run_testbed
 
 if TYPE_CHECKING:
+    from coordinator.local_broker import Broker
     from coordinator.models.registry import Model
 
 MAX_DEVICES = 200  # devices with a thread each, and about what the embedded broker is meant for
@@ -82,7 +83,7 @@ def keep_asked(folder: Path, args: SimulateArgs, strategy: Strategy, split: Flee
     (folder / GROUPS_FILE).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
 
 
-def run_over_mqtt(
+def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
     args: SimulateArgs,
     strategy: Strategy,
     split: FleetData,
@@ -90,10 +91,12 @@ def run_over_mqtt(
     finish: Callable[[Path, Sequence[Record]], None],
     *,
     model: Model | None = None,
+    broker: Broker | None = None,
 ) -> None:
     """Run to the end; `finish` is called with the run's folder and the records of its rounds.
 
-    `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder.
+    `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder. `broker`
+    is one of the caller's, in place of the one that `args` names.
     """
     check_options(args)
     if len(split.devices) > MAX_DEVICES:
@@ -116,7 +119,7 @@ def run_over_mqtt(
         records = _rounds(testbed, args, strategy, split)
         finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
-    run_testbed(args.folder, args.broker, progress, play, federation=federation_name(args.folder.name))
+    run_testbed(args.folder, broker or args.broker, progress, play, federation=federation_name)
 
 
 def _put_program(

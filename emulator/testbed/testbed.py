@@ -83,7 +83,8 @@ class Testbed:
     def check(self, *, may_leave: Sequence[ChildProcess] = ()) -> None:
         """Raise if a child left by itself (`ChildProcesses.check`), or the broker: all others would wait for it."""
         if self.broker.has_ended():
-            raise NetworkError(f"{self.broker.kind} has ended", hint="start the run again")
+            hint = "start the run again; fc.federation needs a new `with` block for it"
+            raise NetworkError(f"{self.broker.kind} has ended", hint=hint)
         self.children.check(may_leave=may_leave)
 
     def follow(
@@ -122,10 +123,17 @@ class Testbed:
 
 
 def run_testbed(
-    folder: Path, broker: str, progress: ConsoleProgress, play: Callable[[Testbed], T], *, federation: str
+    folder: Path,
+    broker: str | Broker,
+    progress: ConsoleProgress,
+    play: Callable[[Testbed], T],
+    *,
+    federation: str | Callable[[str], str],
 ) -> T:
     """Open a testbed, `play` on it, and close it. The folder gets a number when its name is taken.
 
+    `broker` is what `start_broker` takes, or one of the caller's, which keeps running. `federation` is a name, or gives
+    that for the folder's.
     `play` shows its results itself: they come before the end of the processes.
     """
     finished = False
@@ -135,10 +143,15 @@ def run_testbed(
         try:
             with ChildProcesses(work / "processes", signals) as children:
                 brokers = ExitStack()
-                facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": federation}
+                name = federation if isinstance(federation, str) else federation(folder.name)
+                facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": name}
                 try:
                     with signals.hold():  # a signal that came meanwhile is raised here, when there is a broker to stop
-                        started = brokers.enter_context(start_broker(work / "broker", broker))
+                        started = (
+                            brokers.enter_context(start_broker(work / "broker", broker))
+                            if isinstance(broker, str)
+                            else broker
+                        )
                     broker_name = "the broker" if started.kind == "external" else started.kind
                     progress.say(f"{broker_name} listens at {started.url}; the run is kept in {folder}")
                     result = play(Testbed(broker=started, children=children, **facts))

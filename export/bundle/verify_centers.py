@@ -85,9 +85,9 @@ def file_logits(file: bytes, fmt: str, x: Array, center: int | None = None) -> A
 
 
 def accuracy_by_device(logits: Array, samples: LabelledSamples) -> dict[str, float]:
-    """Device -> share of right answers; {} where labels or owners are unknown, or the targets are no classes.
+    """Device -> share of right answers; {} where labels are unknown, or the targets are no classes.
 
-    A device without a label that counts is left out.
+    A device without a label that counts is left out. Samples that no device holds are those of one, "".
     """
     if samples.y is None or not np.issubdtype(samples.y.dtype, np.integer):
         return {}

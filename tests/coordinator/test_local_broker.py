@@ -164,7 +164,7 @@ def test_an_unreachable_url_is_a_network_error(free_port: int, tmp_path: Path) -
         start_broker(tmp_path, f"mqtt://127.0.0.1:{free_port}")
 
 
-@pytest.mark.parametrize("wrong", ["rabbit", "http://localhost", "mqtt://", "mqtt://host:many"])
+@pytest.mark.parametrize("wrong", ["rabbit", "http://localhost", "mqtt://", "mqtt://host:many", "mqtt://[::1"])
 def test_a_broker_that_does_not_exist_is_a_usage_error(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="hint: "):
         start_broker(tmp_path, wrong)

@@ -143,6 +143,12 @@ def test_a_wrong_key_is_told_in_one_line_with_a_hint(tmp_path: Path, capsys: pyt
     assert "did you mean 'broker'?" in told
 
 
+def test_an_address_that_cannot_be_read_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was called a bug of fedcenters."""
+    assert main(["nearest", "--federation", "http://[::1", "--data", "samples"]) == UsageError.exit_code
+    assert "error: 'http://[::1' is no address: Invalid IPv6 URL\n\nhint: " in capsys.readouterr().err
+
+
 def test_missing_data_is_told_before_the_broker_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_device(tmp_path)
     (tmp_path / "train.npz").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
@@ -39,6 +40,15 @@ def test_without_a_terminal_long_work_is_mentioned_now_and_then() -> None:
         clock.now_s += 0.1
         progress.busy("compiling")
     assert out.getvalue().count("compiling") == int(12 / REPEAT_INTERVAL_S)
+
+
+def test_progress_needs_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program without a console has none: `fc.federation` ended in an error of Python."""
+    monkeypatch.setattr(sys, "stderr", None)
+    progress = ConsoleProgress()
+    with progress.during("compiling the model") as now:
+        now("compiling the model: onnx step")
+    progress.say("ready")
 
 
 def test_one_long_call_is_told_at_once_and_again_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,3 +112,28 @@ def test_no_library_takes_the_warnings_of_a_command_away_or_lets_control_charact
     """
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stderr == "the broker is gone\npi-1 says \\x1b[2J\n"
+
+
+CLOSED = """
+import os, sys
+os.close(2)
+sys.stderr = None
+from export.silence import suppress_output
+with suppress_output():
+    os.write(1, b"a library talks")
+print("heard")
+"""
+NO_STDOUT = """
+import sys
+sys.stdout = None
+from export.silence import suppress_output
+with suppress_output():
+    pass
+"""
+
+
+@pytest.mark.parametrize(("program", "heard"), [(CLOSED, "heard\n"), (NO_STDOUT, "")])
+def test_a_program_without_standard_streams_can_silence_a_library(program: str, heard: str) -> None:
+    """Where stderr was closed, stdout became the null device for good."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (heard, "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
 import subprocess
@@ -11,12 +9,10 @@ import sys
 import types
 import typing
 import weakref
-import zipfile
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +25,6 @@ from edge_client.engines.pt2 import files_read_once, load_graph, read_exported
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Function
 from edge_client.protocol.task import Array
-from export.bundle.center_files import load_infer_module
 from tests.support.programs import BATCH, compiled, feeds, model, relative, torch_step
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -242,68 +237,6 @@ def test_what_onnx_runtime_reads_in_place_lives_as_long_as_the_update(
 def test_an_unknown_device_is_named_with_those_that_exist() -> None:
     with pytest.raises(UsageError, match=r"tpu[\s\S]*auto, cpu, cuda, tensorrt"):
         open_engine("onnx", compiled("digits-mlp").program, {}, device="tpu")
-
-
-def test_an_archive_that_would_be_unpickled_is_refused_before_torch_reads_it(tmp_path: Path) -> None:
-    made = compiled("digits-mlp")
-    original = made.files[made.program.containers["pt2"]["step"].sha256]
-    changed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(original)) as old, zipfile.ZipFile(changed, "w") as new:
-        for name in old.namelist():
-            data = old.read(name)
-            if name.endswith("constants_config.json"):
-                data = json.dumps({"config": {"c": {"path_name": "c", "use_pickle": True}}}).encode()
-            new.writestr(name, data)
-    (tmp_path / "step").write_bytes(changed.getvalue())
-    with pytest.raises(ProgramRefused, match="pickled"):
-        open_engine("pt2", made.program, {"step": tmp_path / "step"})
-
-
-def note_unpickling(where: str) -> None:
-    """Leave a trace."""
-    Path(where).touch()
-
-
-class CallsWhenUnpickled:
-    """Calls `note_unpickling`."""
-
-    def __init__(self, where: Path) -> None:
-        self._where = str(where)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return note_unpickling, (self._where,)
-
-
-@pytest.mark.parametrize(
-    "member",
-    [
-        "weights/model.pt",
-        "constants/model.pt",
-        "constants/opaque_obj_0",
-        "sample_inputs/model.pt",
-        "aotinductor/m/m.so",
-    ],
-)
-def test_an_archive_with_a_member_that_programs_do_not_have_is_refused_before_torch_reads_it(
-    member: str, tmp_path: Path
-) -> None:
-    """Torch unpickles files of its older formats, whatever the archive's lists of tensors say."""
-    made, changed, pickled = compiled("digits-mlp"), io.BytesIO(), io.BytesIO()
-    torch.save(({}, CallsWhenUnpickled(tmp_path / "unpickled")), pickled)
-    with (
-        zipfile.ZipFile(io.BytesIO(made.files[made.program.containers["pt2"]["step"].sha256])) as old,
-        zipfile.ZipFile(changed, "w") as new,
-    ):
-        for name in old.namelist():
-            if name != f"archive/data/{member}":
-                new.writestr(name, old.read(name))
-        new.writestr(f"archive/data/{member}", pickled.getvalue())
-    (tmp_path / "step").write_bytes(changed.getvalue())
-    with pytest.raises(ProgramRefused, match=f"^step holds archive/data/{member}, which no program has"):
-        open_engine("pt2", made.program, {"step": tmp_path / "step"})
-    with pytest.raises(ProgramRefused, match=f"holds archive/data/{member}"):
-        load_infer_module(changed.getvalue(), made.program.schema, np.zeros(made.program.schema.size, np.float32))
-    assert not (tmp_path / "unpickled").exists()
 
 
 def test_an_unknown_engine_is_named_with_those_that_exist() -> None:

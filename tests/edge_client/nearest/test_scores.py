@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -14,10 +14,11 @@ from torch import nn
 
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.targets import accuracy_of
-from edge_client.nearest.choose_center import Selection
+from edge_client.nearest.choose_center import CenterSource, Selection, choose_center
 from edge_client.nearest.features import model_distances
+from edge_client.nearest.personalise import evaluate_model
 from edge_client.nearest.result import evaluate_center, score
-from edge_client.protocol.program import IGNORED
+from edge_client.protocol.program import IGNORED, Program
 from edge_client.protocol.task import Array
 from edge_client.training.learner import Learner
 from export.bundle.center_files import export_center
@@ -101,3 +102,40 @@ def test_samples_without_a_label_that_counts_say_nothing_of_how_a_center_fits() 
     )
     assert found["loss"].tolist() == [3.0, 3.0]
     assert found["votes"].tolist() == [0.5, 0.5]
+
+
+def test_they_say_nothing_of_what_personal_steps_gained_either() -> None:
+    """Each counted as a loss of 0; where none counts, the accuracy was NaN, which is no JSON."""
+    y = np.full((6, 3), IGNORED)
+    learner, far = cast("Learner", TokenLearner()), np.array([9.0, 9.0, 9.0, 9.0, 2.0, 4.0])
+    assert evaluate_model(learner, far, Dataset(np.zeros((6, 1)), y)) == (None, None)
+    y[4, 1], y[5] = 1, 0
+    assert evaluate_model(learner, far, Dataset(np.zeros((6, 1)), y)) == (0.75, 3.0)
+
+
+@dataclass
+class OneCenter:
+    """See `CenterSource`; a center of which the loss is given."""
+
+    loss: float
+    program: Program = TokenLearner.program
+    centers: int = 1
+    router: None = None
+    tree: None = None
+    abstain: float = 1.0
+
+    def learner(self, *, training: bool) -> Learner:
+        assert not training
+        return cast("Learner", TokenLearner())
+
+    def models(self, centers: Sequence[int]) -> list[Array]:
+        return [np.array(self.loss) for _ in centers]
+
+
+def test_the_few_labels_of_many_samples_are_looked_at() -> None:
+    """Of 10,000 samples 256 are measured; without the one that has a label it was said that none has one."""
+    y = np.full((10_000, 3), IGNORED)
+    y[1234, 1] = 1
+    offer = cast("CenterSource", OneCenter(loss=0.5))
+    found = choose_center(offer, Dataset(np.zeros((10_000, 1)), y), labels=True)
+    assert (found.center, found.distances["loss"]) == (0, {0: 0.5})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 import fedcenters as fc
 from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.errors import ConfigError, NetworkError, UsageError
+from emulator.api import over_mqtt
+from emulator.console import ConsoleProgress
 
 ROOT = Path(__file__).parents[3]
 MINE = """
@@ -181,3 +185,24 @@ def test_wrong_rounds_are_told_by_their_name(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(home, "url", "mqtt://127.0.0.1:1")  # as in the `with` block, which needs a broker
     with pytest.raises(UsageError, match=r"^rounds is 0"):
         home.run(fc.FedAvg(), rounds=0)
+
+
+@pytest.mark.broker
+def test_the_end_of_its_broker_ends_a_run_at_once_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run waited until the silence was too long: an hour."""
+
+    class EndsTheBroker(ConsoleProgress):
+        def busy(self, text: str) -> None:
+            broker = home._broker
+            assert broker is not None
+            assert broker.pid is not None
+            with suppress(ProcessLookupError):
+                os.kill(broker.pid, signal.SIGKILL)
+            super().busy(text)
+
+    monkeypatch.setattr(over_mqtt, "ConsoleProgress", EndsTheBroker)
+    with fc.federation("mosquitto", fleet=fc.fleets.digits(devices=3), out=tmp_path) as home:
+        with pytest.raises(NetworkError, match="mosquitto has ended"):
+            home.run(fc.FedAvg(), rounds=1)
+        with pytest.raises(NetworkError, match="mosquitto has ended"):
+            home.run(fc.FedAvg(), rounds=1)

@@ -16,6 +16,7 @@ from emulator.console import ConsoleProgress
 from emulator.testbed import testbed
 from emulator.testbed.monitor import FileTail
 from emulator.testbed.processes import ChildProcess, Interrupted
+from emulator.testbed.simulate_over_mqtt import federation_name
 from emulator.testbed.testbed import run_testbed
 
 PROGRAM = """
@@ -135,3 +136,17 @@ def test_an_interrupted_run_says_at_once_that_it_stops_and_where_its_rounds_are(
     kept = ["metrics.jsonl", "signing.key", "signing.pub"] if wrote else []
     assert sorted(path.name for path in tmp_path.glob("run/*")) == kept
     assert (tmp_path / "run").exists() == wrote
+
+
+def test_a_run_whose_folder_got_a_number_has_a_federation_of_its_own(tmp_path: Path) -> None:
+    """At a broker that is there already, two runs of one name shared their devices."""
+
+    def play(it: testbed.Testbed) -> str:
+        (it.folder / "summary.json").write_text("{}")
+        return it.federation
+
+    def name() -> str:
+        silent = ConsoleProgress(stream=io.StringIO())
+        return run_testbed(tmp_path / "run", "embedded", silent, play, federation=federation_name)
+
+    assert (name(), name()) == ("run", "run-2")

@@ -1,0 +1,152 @@
+"""Which .pt2 archives are refused before torch reads them."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edge_client.engines.base import open_engine
+from edge_client.engines.pt2 import load_graph
+from edge_client.errors import ProgramRefused
+from export.bundle.center_files import load_infer_module
+from tests.support.programs import compiled
+
+END_OF_DIRECTORY = struct.Struct("<4s4H2LH")  # signature, disks (2), entries (2), size, offset, comment's length
+
+
+def test_an_archive_that_would_be_unpickled_is_refused_before_torch_reads_it(tmp_path: Path) -> None:
+    made = compiled("digits-mlp")
+    original = made.files[made.program.containers["pt2"]["step"].sha256]
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(original)) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith("constants_config.json"):
+                data = json.dumps({"config": {"c": {"path_name": "c", "use_pickle": True}}}).encode()
+            new.writestr(name, data)
+    (tmp_path / "step").write_bytes(changed.getvalue())
+    with pytest.raises(ProgramRefused, match="pickled"):
+        open_engine("pt2", made.program, {"step": tmp_path / "step"})
+
+
+def note_unpickling(where: str) -> None:
+    """Leave a trace."""
+    Path(where).touch()
+
+
+class CallsWhenUnpickled:
+    """Calls `note_unpickling`."""
+
+    def __init__(self, where: Path) -> None:
+        self._where = str(where)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return note_unpickling, (self._where,)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "weights/model.pt",
+        "constants/model.pt",
+        "constants/opaque_obj_0",
+        "sample_inputs/model.pt",
+        "aotinductor/m/m.so",
+    ],
+)
+def test_an_archive_with_a_member_that_programs_do_not_have_is_refused_before_torch_reads_it(
+    member: str, tmp_path: Path
+) -> None:
+    """Torch unpickles files of its older formats, whatever the archive's lists of tensors say."""
+    made, changed, pickled = compiled("digits-mlp"), io.BytesIO(), io.BytesIO()
+    torch.save(({}, CallsWhenUnpickled(tmp_path / "unpickled")), pickled)
+    with (
+        zipfile.ZipFile(io.BytesIO(made.files[made.program.containers["pt2"]["step"].sha256])) as old,
+        zipfile.ZipFile(changed, "w") as new,
+    ):
+        for name in old.namelist():
+            if name != f"archive/data/{member}":
+                new.writestr(name, old.read(name))
+        new.writestr(f"archive/data/{member}", pickled.getvalue())
+    (tmp_path / "step").write_bytes(changed.getvalue())
+    with pytest.raises(ProgramRefused, match=f"^step holds data/{member}, which no program has"):
+        open_engine("pt2", made.program, {"step": tmp_path / "step"})
+    with pytest.raises(ProgramRefused, match=f"holds data/{member}"):
+        load_infer_module(changed.getvalue(), made.program.schema, np.zeros(made.program.schema.size, np.float32))
+    assert not (tmp_path / "unpickled").exists()
+
+
+def archive_members(function: str = "step") -> dict[str, bytes]:
+    made = compiled("digits-mlp")
+    with zipfile.ZipFile(io.BytesIO(made.files[made.program.containers["pt2"][function].sha256])) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def written(members: Mapping[str, bytes], *, comment: bytes = b"") -> tuple[bytes, bytes]:
+    """The members of an archive, and its central directory, without the record of its end."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, data in members.items():
+            info = zipfile.ZipInfo(name)
+            info.comment = comment
+            archive.writestr(info, data)
+    file = made.getvalue()
+    at = END_OF_DIRECTORY.unpack(file[-END_OF_DIRECTORY.size :])[-2]
+    return file[:at], file[at : -END_OF_DIRECTORY.size]
+
+
+def two_archives_in_one(for_torch: Mapping[str, bytes], for_python: Mapping[str, bytes]) -> bytes:
+    """Torch takes the offset of the central directory as it is written; zipfile takes what stands before the end."""
+    assert len(for_torch) == len(for_python)
+    first, first_directory = written(for_torch)
+    second, directory = written(for_python, comment=b" " * 64)  # the longer directory, of which torch reads a part
+    between = len(first_directory) + len(second)  # zipfile adds this to every offset
+    assert len(first) + len(first_directory) >= between
+    moved, at = bytearray(directory), 0
+    while at < len(moved):
+        name, extra, note = struct.unpack_from("<3H", moved, at + 28)
+        (offset,) = struct.unpack_from("<L", moved, at + 42)
+        struct.pack_into("<L", moved, at + 42, offset + len(first) + len(first_directory) - between)
+        at += 46 + name + extra + note
+    count = len(for_python)
+    end = END_OF_DIRECTORY.pack(b"PK\5\6", 0, 0, count, count, len(moved), len(first), 0)
+    return first + first_directory + second + bytes(moved) + end
+
+
+@pytest.mark.parametrize("hidden", ["tensor_0", "model.pt"])
+def test_an_archive_that_zipfile_and_torch_read_differently_is_refused(hidden: str, tmp_path: Path) -> None:
+    plain, pickled = archive_members("infer"), io.BytesIO()
+    torch.save(CallsWhenUnpickled(tmp_path / "unpickled"), pickled)
+    entry = {"path_name": "tensor_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+    config = {"archive/data/constants/model_constants_config.json": json.dumps({"config": {"c": entry}}).encode()}
+    hostile = plain | (config if hidden == "tensor_0" else {})
+    del hostile["archive/byteorder"]  # as many members in both
+    hostile[f"archive/data/constants/{hidden}"] = pickled.getvalue()
+    file = two_archives_in_one(hostile, plain)
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == plain
+    (tmp_path / "infer").write_bytes(file)
+    with pytest.raises(ProgramRefused, match=r"pickled objects|holds data/constants/model\.pt"):
+        load_graph(tmp_path / "infer", "cpu")
+    schema = compiled("digits-mlp").program.schema
+    with pytest.raises(ProgramRefused, match=r"pickled objects|holds data/constants/model\.pt"):
+        load_infer_module(file, schema, np.zeros(schema.size, np.float32))
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_members_that_only_zipfile_sees_are_refused(tmp_path: Path) -> None:
+    """Torch unpickles the members of an older format, which it reads by zipfile, of a file that it cannot load."""
+    plain = archive_members("infer")
+    other = {f"older{k}": b" " for k in range(len(plain))}
+    (tmp_path / "infer").write_bytes(two_archives_in_one(plain, other))
+    with pytest.raises(ProgramRefused, match="other members for zipfile than for torch"):
+        load_graph(tmp_path / "infer", "cpu")
