@@ -387,16 +387,14 @@ class WordCounts(nn.Module):
 
 
 def test_a_token_beyond_the_embedding_is_told_in_training_and_in_predictions() -> None:
-    """It ended in torch's IndexError."""
     x = np.random.default_rng(0).integers(0, 7, size=(90, 5))
     asked: dict[str, Any] = {"model": WordCounts, "rounds": 1}
     result = fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15), **asked)
-    x[77, 0] = 7
-    said = r"(?s)WordCounts cannot read these samples: .*below the size of its embedding"
+    x[77, 0], said = 7, r"(?s)WordCounts cannot read these samples: .*below the size of its embedding"
     for predict in (lambda: result.predict(x, center=0), lambda: result.nearest(x)):
         with pytest.raises(UsageError, match=said):
             predict()
+    fleet = fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15)
     for workers in (1, 2):  # of worker processes it was called a failure, with a traceback
-        fleet = fc.fleet((x, x[:, 0] % 2), by=np.arange(90) // 15)
         with pytest.raises(UsageError, match=said):
             fc.simulate(fc.FedAvg(local_steps=1), fleet=fleet, workers=workers, **asked)
