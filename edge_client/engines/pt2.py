@@ -241,8 +241,8 @@ def _remembered_types() -> Iterator[None]:
 def refuse_pickles(file: bytes, name: str) -> None:
     """Programs carry no weights and no objects, so nothing in the archive may be unpickled when torch loads it.
 
-    Members are read by torch's own reader, as loading reads them. Of a file that it cannot load, torch reads the
-    members that `zipfile` sees: they must be the same.
+    Members are those that torch's own reader sees. Of a file that it cannot load, torch takes those that `zipfile`
+    sees: they must be the same.
     """
     import torch
 

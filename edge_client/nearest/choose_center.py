@@ -1,8 +1,8 @@
 """How a device chooses among the centers that it can fetch.
 
-The device compares sketches of its inputs first, since these need only the router. Then it fetches the models of the
-few candidates that remain and measures them. A `CenterSource` provides the models: over MQTT (catalog_centers.py) or
-from a site (over_http.py).
+It compares sketches of its inputs first, since these need only the router. Then it fetches the models of the few
+candidates that remain and measures them. A `CenterSource` provides them: over MQTT (catalog_centers.py) or from a
+site (over_http.py).
 """
 
 from __future__ import annotations

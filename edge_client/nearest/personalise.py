@@ -1,4 +1,4 @@
-"""Personalisation of a center: a few local SGD steps, and their evaluation. numpy over a Learner; nothing is sent."""
+"""A few local SGD steps from a center, and their evaluation. numpy over a Learner; nothing is sent."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ class PahoSession:
     def connect(self, host: str, port: int, timeout_s: float) -> None:
         """Open the socket and say CONNECT. Raises OSError."""
         self.paho.connect_timeout = timeout_s
-        self.paho.connect(host, port, KEEPALIVE_S)  # a clean session, as of each first connection
+        self.paho.connect(host, port, KEEPALIVE_S)  # a clean session, as each first one
 
     def run(self, timeout_s: float, closing: threading.Event) -> None:
         """Serve the socket until it breaks, the broker forbids something, or says nothing for `timeout_s`."""
