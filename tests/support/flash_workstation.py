@@ -41,10 +41,10 @@ def rootfs(folder: Path, profile: BoardProfile, python: str = "") -> Path:
 
 
 def wheel(path: Path, **files: bytes) -> Path:
-    """A wheel with these files; `__` in a name is a slash."""
+    """A wheel with these files, the same bytes at any time; `__` in a name is a slash."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
-            archive.writestr(name.replace("__", "/") + ".py", data)
+            archive.writestr(zipfile.ZipInfo(name.replace("__", "/") + ".py"), data)
     return path
 
 
