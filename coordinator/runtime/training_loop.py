@@ -16,7 +16,7 @@ from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
-from coordinator.nearest.learn_from_replies import look_of_a_device
+from coordinator.nearest.learn_from_replies import MIN_MEASUREMENTS, look_of_a_device
 from coordinator.rounds.buffer_bounds import bounded_buffers
 from coordinator.rounds.label_counting import check_label_totals
 from coordinator.rounds.metrics import RoundReport, scoring_of
@@ -222,10 +222,11 @@ class RunTrainer:
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
         """Ask each device how every center does on its samples, with losses of held-out ones.
 
-        A run whose method assigns no device, or that has more centers than fit a probe, is returned as it is.
+        A run whose method assigns too few devices for a guide, or that has more centers than fit a probe, is returned
+        as it is.
         """
         state = outcome.state
-        if not state.assignment or len(state.centers) > MAX_MODELS:
+        if len(state.assignment) < MIN_MEASUREMENTS or len(state.centers) > MAX_MODELS:
             return outcome
         program, batch = self.prepared.program, self.config.model.batch_size
         want = look_of_a_device(program.loss, program.classes)

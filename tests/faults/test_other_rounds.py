@@ -108,6 +108,12 @@ def test_devices_that_measured_the_centers_are_asked_for_no_further_rounds(tmp_p
     other.world.end()
 
 
+def test_two_devices_are_not_asked_for_a_guide_that_takes_three(tmp_path: Path) -> None:
+    """They told their inputs and answers for nothing, and could train no further rounds."""
+    federation(tmp_path, devices=2, rounds=SHORT, teach_newcomers=True).play()
+    assert len(federation(tmp_path, devices=2, teach_newcomers=True).play().rounds()) == LONG
+
+
 def test_another_setting_is_named_by_its_run_and_key(tmp_path: Path) -> None:
     fed = killed_in_round(federation(tmp_path), 1)
     (run,) = fed.config.runs
