@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from edge_client.durable_files import sync_files, sync_folder
 from edge_client.errors import ConfigError, FedcentersError, Malformed
 from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE, Bundle, file_entries, read_bundle
+from export.folder_lock import locked_folder
 
 VERSION = 1
 INDEX_FILE, GENERATIONS_FOLDER = "index.json", "generations"
@@ -187,23 +188,10 @@ def partial_folder(folder: Path, what: str) -> Iterator[Path]:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Make the folder, and wait for another process that writes into it; the kernel ends the turn of one that dies.
-
-    Where a folder cannot be locked, none waits.
-    """
+    """Make the folder, and wait for another process that writes into it."""
     folder.mkdir(parents=True, exist_ok=True)
-    if os.name != "posix":  # elsewhere a folder cannot be opened
+    with locked_folder(folder, wait=True):
         yield
-        return
-    import fcntl
-
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(held)
 
 
 def replace_file(path: Path, data: bytes) -> None:
