@@ -60,9 +60,8 @@ class Testbed:
         )
         read_config(config, environ={})
         open_signing_key(self.folder)  # made here, so that no device waits for the coordinator to make it
-        processes = (str(os.getpid()), str(self.broker.pid or 0))
         module = "emulator.testbed.coordinator_process"
-        return self.children.python("coordinator", "-m", module, *processes, str(config))
+        return self.children.python("coordinator", "-m", module, str(os.getpid()), str(config))
 
     def write_device(self, folder: str, cid: str, local: DeviceData, *, engine: str) -> testbed_files.DeviceFiles:
         """A device's own folder in `work`/`folder`."""
