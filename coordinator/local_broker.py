@@ -276,11 +276,11 @@ def terminate_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> 
 
 def wait_or_kill(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
     """Wait for a process that was asked to leave; after `timeout_s` send SIGKILL to its session."""
+    if process.stdin is not None:
+        process.stdin.close()  # the shell beside it ends
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
