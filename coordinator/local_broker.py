@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 from edge_client.errors import NetworkError, RuntimeMissing, UsageError
@@ -27,6 +28,9 @@ EMBEDDED_MAX_DEVICES = 200  # amqtt takes 55 KB and milliseconds for each; a fle
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 PORT_ATTEMPTS = 3
+# A shell beside the program ends both when nothing holds the other end of its input any more: the process that
+# started them has ended, or has been killed.
+UNTIL_WE_END = 'exec 3<&0; (read _ <&3; kill 0) & exec "$@" 3<&- </dev/null'
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # not on the PATH of every user
 MOSQUITTO_CONF = """\
 listener {port} 127.0.0.1
@@ -204,22 +208,11 @@ def _on_a_port(start: Callable[[int], Broker], port: int | None) -> Broker:
 
 def _start_mosquitto(program: str, folder: Path, port: int) -> Broker:
     conf, log = folder / f"mosquitto-{port}.conf", folder / f"mosquitto-{port}.log"
-    try:
-        check_port_free(port)
-    except NetworkError:
-        _end_orphan(conf)
-        check_port_free(port)
+    check_port_free(port)
     folder.mkdir(parents=True, exist_ok=True)
     conf.write_text(MOSQUITTO_CONF.format(port=port))
-    # Its own session: a Ctrl-C in the terminal does not reach the broker, which has to outlive the clients.
     with log.open("wb") as out:
-        try:
-            process = subprocess.Popen(
-                [program, "-c", str(conf)], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
-        except OSError as wrong:
-            conf.unlink(missing_ok=True)
-            raise RuntimeMissing(f"{program} cannot be started: {wrong}", hint="use --broker embedded") from wrong
+        process = start_until_we_end([program, "-c", str(conf)], out)
 
     def stop() -> None:
         terminate_process(process, timeout_s=STOP_TIMEOUT_S)
@@ -238,18 +231,6 @@ def _start_mosquitto(program: str, folder: Path, port: int) -> Broker:
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None
-
-
-def _end_orphan(conf: Path) -> None:
-    """End the broker that an earlier process started with this file before it was killed. Linux only."""
-    wanted = [b"-c", os.fsencode(conf)]
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes().split(b"\0")[1:3] == wanted:
-                os.kill(int(path.parent.name), signal.SIGTERM)
-                until_s = time.monotonic() + STOP_TIMEOUT_S
-                while path.read_bytes() and time.monotonic() < until_s:
-                    time.sleep(0.02)
 
 
 def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], program: str) -> None:
@@ -277,6 +258,15 @@ def _start_embedded(port: int) -> Broker:
     return Broker(url=f"mqtt://127.0.0.1:{port}", kind="embedded", _stop=start_amqtt(port))
 
 
+def start_until_we_end(command: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a program that ends with this process, however that ends.
+
+    Its own session: a Ctrl-C in the terminal does not reach a broker, which has to outlive the clients.
+    """
+    shell = ["sh", "-c", UNTIL_WE_END, "sh", *command]
+    return subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
+
+
 def terminate_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
     """Send SIGTERM, and after `timeout_s` SIGKILL to the process's session; return when the process has ended."""
     if process.poll() is None:
@@ -286,6 +276,8 @@ def terminate_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> 
 
 def wait_or_kill(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
     """Wait for a process that was asked to leave; after `timeout_s` send SIGKILL to its session."""
+    if process.stdin is not None:
+        process.stdin.close()  # the shell beside it ends
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 import getpass
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.provision_plan import ProvisionPlan
 from coordinator.identity.provisioning import Provisioner
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.local_broker import free_port, terminate_process
+from coordinator.local_broker import free_port, start_until_we_end, terminate_process
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.presence import FleetPresence
@@ -180,7 +179,7 @@ def installation(folder: Path, program: str) -> Iterator[Installation]:
     conf.write_text(conf.read_text() + f"user {getpass.getuser()}\n")
     with ExitStack() as stack:
         log = stack.enter_context((folder / "broker.log").open("wb"))
-        process = subprocess.Popen([program, "-c", str(conf)], stdout=log, stderr=log, start_new_session=True)
+        process = start_until_we_end([program, "-c", str(conf)], log)
         stack.callback(terminate_process, process, timeout_s=REFUSAL_S)
         yield Installation(work=work, folder=folder)
 

@@ -297,8 +297,9 @@ def _check_counts(question: ReplySpec, reply: Reply, rows: int) -> None:
         _check_shape("labels", reply.labels, (question.classes or len(reply.labels),))
         if reply.labels.max() > MAX_LABEL_COUNT or reply.labels.sum() <= 0:
             raise Malformed("rejected", "label counts are the samples of each class, and some are positive")
-    if reply.votes is not None:
-        _check_total(reply.votes[None], reply.n)
+    if reply.votes is not None:  # a sample votes unless all its positions are ignored; one at least does
+        voted = reply.n if question.positions == 1 else int(np.clip(reply.votes.sum(), 1, reply.n))
+        _check_total(reply.votes[None], voted)
 
 
 def _check_shape(name: str, value: Array, shape: tuple[int, ...]) -> None:

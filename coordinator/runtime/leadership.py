@@ -30,6 +30,10 @@ DISOWNED_S = 600.0  # how long a device's word that a later coordinator leads co
 MIN_DISOWNING = 2  # devices, where there are so many
 EPOCH_LEAP = 10_000  # starts of a coordinator; a device takes a signed epoch up to 1,000,000 above the one it knows
 SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
+STRANGER = (
+    "ignored the record at the broker: %s. If another coordinator serves federation %s there, give one of the two "
+    "another `federation`: each cuts the other's devices off"
+)
 RECORD_WAIT_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
 
 
@@ -67,8 +71,8 @@ class Leadership:
             federation = sender.topics.federation
             epoch = signing.verify_record(record.fields, sender.trusted, federation, known=sender.epoch)
         except Malformed as wrong:
-            log.warning("overwriting a record that is not of this federation: %s", wrong.message)
             if self._corrections.allow(sender.clock.now_s()):
+                log.warning(STRANGER, wrong.message, federation)
                 sender.publish_record(online=True)
             return
         if epoch >= sender.epoch:
@@ -155,5 +159,5 @@ def _epoch_in(payload: bytes, trusted: Sequence[bytes], federation: str, known: 
     try:
         return signing.verify_record(messages.read_message(payload, "coord"), trusted, federation, known=known)
     except Malformed as wrong:
-        log.warning("ignored the record at the broker: %s", wrong.message)
+        log.warning(STRANGER, wrong.message, federation)
         return 0

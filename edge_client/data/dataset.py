@@ -1,8 +1,6 @@
 """The samples of a device, and the order in which training reads them.
 
-Training samples and, if the device keeps some back, held-out ones; each has `x` [n, ...] floating point and `y`: [n]
-integers for class labels, [n, ...] integers for a label per token or pixel, or [n, ...] float targets. readers.py reads
-them from files.
+Training samples and, if the device keeps some back, held-out ones. readers.py reads them from files.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ SHARES_OFF = 0.01  # by which the sum of probabilities may miss 1, as of float16
 
 @dataclass(frozen=True, repr=False)
 class Dataset:
-    """Samples `x` [n, ...] (floating point) and `y`: int64 class labels, or floating point targets [n, ...].
+    """Samples `x` [n, ...] (floating point) and `y`: integer class labels, or floating point targets [n, ...].
 
     Labels are [n], or [n, ...] for one per token or pixel, where IGNORED leaves a position out. `parts`: the arrays
     that x holds, where it was packed of several; () where nothing is known of that.
@@ -55,6 +53,12 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    @property
+    def counted(self) -> Array:
+        """[n] whether a sample has a loss: all but those whose labels are IGNORED at each position."""
+        labels = self.y.dtype.kind == "i"
+        return (self.y != IGNORED).reshape(len(self), -1).any(axis=1) if labels else np.ones(len(self), bool)
 
     def __repr__(self) -> str:
         what = "classes" if np.issubdtype(self.y.dtype, np.integer) else f"targets {list(self.y.shape[1:])}"

@@ -140,12 +140,11 @@ def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str 
         why = ("there is no center yet",)
         return Selection(center=None, best=0, way=by, samples=len(data), ranking=(), fit=FITS[-1], reasons=why)
     rows = np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:MAX_SAMPLES]
-    if labels and data.y.dtype.kind == "i":
-        counts = (data.y != IGNORED).reshape(len(data), -1).any(axis=1)
-        if not counts.any():
+    if labels:
+        if not data.counted.any():
             raise UsageError(f"all labels are {IGNORED}, which counts nothing", hint="leave y out")
-        if not counts[rows].any():
-            rows[0] = counts.argmax()
+        if not data.counted[rows].any():
+            rows[0] = data.counted.argmax()
     few = Dataset(data.x[rows], data.y[rows])
     way = by if by != AUTO else _default_rule(source, labels=labels)
     ranked = _rank(source, few, way, labels=labels)

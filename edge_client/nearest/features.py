@@ -15,7 +15,6 @@ from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.answer_moments import AnswerProfile
 from edge_client.protocol.nearest.input_moments import InputProfile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
-from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import F64, Fit, Flat, Schema
 from edge_client.training.fit_probe import batch_statistics, count_votes, mean_entropy, run_fit
 from edge_client.training.learner import Learner
@@ -53,9 +52,7 @@ def model_distances(
     if answers is not None:
         found["answers"] = np.array(apart)
     if labels:
-        each = np.stack(losses)
-        if data.y.dtype.kind == "i":  # a sample without a label that counts has no loss
-            each = each[:, (data.y != IGNORED).reshape(len(data), -1).any(axis=1)]
+        each = np.stack(losses)[:, data.counted]
         found |= {"loss": each.mean(axis=1), "votes": 1 - count_votes(each) / each.shape[1]}
     return found
 

@@ -8,7 +8,6 @@ from edge_client.data.dataset import Dataset
 from edge_client.engines.targets import accuracy_of
 from edge_client.nearest import features
 from edge_client.nearest.choose_center import CenterSource
-from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import Fit, Flat
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import Learner
@@ -47,5 +46,6 @@ def evaluate_model(learner: Learner, model: Flat, data: Dataset) -> tuple[float 
     losses, logits = learner.evaluate([model], data, batch=learner.fixed_batch or features.EVALUATION_BATCH)
     if not np.issubdtype(data.y.dtype, np.integer):
         return None, float(losses.mean())
-    counts = (data.y != IGNORED).reshape(len(data), -1).any(axis=1)
-    return (accuracy_of(logits[0], data.y), float(losses[0, counts].mean())) if counts.any() else (None, None)
+    if not data.counted.any():
+        return None, None
+    return accuracy_of(logits[0], data.y), float(losses[0, data.counted].mean())

@@ -160,11 +160,14 @@ def _reply(
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
         keep(shares)
+    counted = data.counted
+    if not counted.any():
+        raise Malformed("no_data", "no sample on this device has a label that counts")
     return Reply(
         n=len(data),
-        losses=losses.mean(axis=1) if "loss" in want else None,
-        votes=count_votes(losses) if "votes" in want else None,
-        posterior=None if shares is None else shares.mean(axis=1),
+        losses=losses[:, counted].mean(axis=1) if "loss" in want else None,
+        votes=count_votes(losses[:, counted]) if "votes" in want else None,
+        posterior=None if shares is None else shares[:, counted].mean(axis=1),
         confusion=scores.get("confusion"),
         errors=scores.get("errors"),
         positions=scores.get("positions"),

@@ -9,6 +9,7 @@ most.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -59,9 +60,8 @@ class Testbed:
         )
         read_config(config, environ={})
         open_signing_key(self.folder)  # made here, so that no device waits for the coordinator to make it
-        processes = (str(os.getpid()), str(self.broker.pid or 0))
         module = "emulator.testbed.coordinator_process"
-        return self.children.python("coordinator", "-m", module, *processes, str(config))
+        return self.children.python("coordinator", "-m", module, str(os.getpid()), str(config))
 
     def write_device(self, folder: str, cid: str, local: DeviceData, *, engine: str) -> testbed_files.DeviceFiles:
         """A device's own folder in `work`/`folder`."""
@@ -122,6 +122,12 @@ class Testbed:
             time.sleep(POLL_S)
 
 
+def _federation(named: str | Callable[[str], str], folder: str, broker: Broker) -> str:
+    """Another one for each run: a broker that was not started here may have runs of other folders and machines."""
+    name = named if isinstance(named, str) else named(folder)
+    return f"{name[:23]}-{secrets.token_hex(4)}" if broker.kind == "external" else name
+
+
 def run_testbed(
     folder: Path,
     broker: str | Broker,
@@ -133,7 +139,7 @@ def run_testbed(
     """Open a testbed, `play` on it, and close it. The folder gets a number when its name is taken.
 
     `broker` is what `start_broker` takes, or one of the caller's, which keeps running. `federation` is a name, or gives
-    that for the folder's.
+    that for the folder's; at a broker that was not started here it gets a random ending.
     `play` shows its results itself: they come before the end of the processes.
     """
     finished = False
@@ -143,8 +149,6 @@ def run_testbed(
         try:
             with ChildProcesses(work / "processes", signals) as children:
                 brokers = ExitStack()
-                name = federation if isinstance(federation, str) else federation(folder.name)
-                facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": name}
                 try:
                     with signals.hold():  # a signal that came meanwhile is raised here, when there is a broker to stop
                         started = (
@@ -152,6 +156,8 @@ def run_testbed(
                             if isinstance(broker, str)
                             else broker
                         )
+                    name = _federation(federation, folder.name, started)
+                    facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": name}
                     broker_name = "the broker" if started.kind == "external" else started.kind
                     progress.say(f"{broker_name} listens at {started.url}; the run is kept in {folder}")
                     result = play(Testbed(broker=started, children=children, **facts))

@@ -102,6 +102,23 @@ def test_a_coordinator_that_the_devices_call_old_ends_and_leads_when_it_is_start
     fed.world.end()
 
 
+def test_two_federations_of_one_name_at_a_broker_are_told_of_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither ends: any client of a broker without access rules could end both."""
+    first = Federation.of(tmp_path)
+    second = Federation(first.world, Federation.of(tmp_path / "second").config)
+    first.start_coordinator()
+    first.world.run(lambda: first.happened("program"))
+    caplog.clear()
+    second.start_coordinator(name="coordinator.1")
+    first.world.run(lambda: second.happened("program") and len(caplog.messages) >= 2)
+    told = [message for message in caplog.messages if message.startswith("ignored the record at the broker")]
+    assert len(told) >= 2
+    assert all(f"serves federation {FEDERATION} there, give one of the two another" in message for message in told)
+    first.world.end()
+
+
 def test_a_lower_record_is_put_right(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
     for _ in range(2):

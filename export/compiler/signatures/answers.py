@@ -19,6 +19,7 @@ COMPANY = (
     "together as one sample, [pairs, ...]"
 )
 ONE_SAMPLE = "ask for no batch size in forward (x.shape[0], len(x)), and name the axes of squeeze()"
+COPIES, LARGE_BATCH = 16, 1 << 22  # of a sample in one batch; numbers of such a batch, or of its answers
 ROUNDED = 1e-9  # the largest of smaller answers may be the rounding of float64 alone
 LARGEST = 1e30  # beyond it are infinity and the ends of float32, which masks give: float64, to compare with, has others
 INPUTS = (
@@ -131,16 +132,18 @@ def check_company(name: str, network: Callable[[Tensor], Tensor], samples: Tenso
     """Check that a sample's output does not depend on the others, nor on those before or after it.
 
     Devices pad batches when they evaluate, and take samples in any order. `network` is in inference mode; `samples` are
-    three; answers may differ by `limit`, relative to the largest.
+    three; answers may differ by `limit`, relative to the largest. Copies of one sample all go where it goes.
     """
     try:
         with own_random(), torch.no_grad():
             out, others, turned = network(samples[:2]), network(samples), network(samples.flip(0)).flip(0)
+            crowd = network(samples[:1].repeat(_copies(samples, out), *[1] * (samples.dim() - 1)))
     except Exception:  # noqa: BLE001 - whatever the model raises is told where the program is compared with torch
         return
-    if not all(bool(torch.isfinite(answer).all()) for answer in (out, others, turned)):  # told there, too
+    if not all(bool(torch.isfinite(answer).all()) for answer in (out, others, turned, crowd)):  # told there
         return
-    if not (_alike(out, others[:2], out, limit) and _alike(turned, others, others, limit)):
+    pairs = ((out, others[:2]), (turned, others), (crowd, out[:1].expand_as(crowd)))
+    if not all(_alike(one, other, other, limit) for one, other in pairs):
         with own_random(), torch.no_grad():
             torch.default_generator.manual_seed(1)  # that of the CPU alone
             if not _alike(network(samples[:2]), out, out, limit):
@@ -150,10 +153,15 @@ def check_company(name: str, network: Callable[[Tensor], Tensor], samples: Tenso
                 )
         raise ProgramRefused(
             f"model {name!r} answers a sample differently in other company, even in inference mode",
-            hint="let batch norm keep running statistics (track_running_stats=True), and give recurrent layers and "
-            "attention batch_first=True",
+            hint="let batch norm keep running statistics (track_running_stats=True), give recurrent layers and "
+            "attention batch_first=True, and give experts room for each sample of a batch (no capacity limit)",
         )
     _check_one_answer(name, network, samples[:1], out[:1], limit=limit)
+
+
+def _copies(samples: Tensor, out: Tensor) -> int:
+    """How many copies of a sample fill what takes so many samples of a batch, as experts do; fewer large ones."""
+    return min(COPIES, max(1, LARGE_BATCH // max(samples[0].numel(), out[0].numel())))
 
 
 def _alike(one: Tensor, other: Tensor, out: Tensor, limit: float) -> bool:

@@ -207,6 +207,13 @@ def test_counts_of_samples_with_several_labels_add_up_to_the_same_and_to_no_more
     assert code_of(replace(asked, positions=1), stats(confusion=matrix // 41 * 11)) == "bad_field"
 
 
+def test_samples_without_a_label_that_counts_do_not_vote_but_some_sample_does() -> None:
+    asked = question(probe("votes"), classes=CLASSES, positions=4)
+    assert decode_reply(asked, stats(votes=np.array([1, 5])), 10).n == 10
+    assert code_of(asked, stats(votes=np.array([0, 0]))) == "rejected"
+    assert code_of(asked, stats(votes=np.array([6, 5]))) == "bad_field"
+
+
 @pytest.mark.parametrize(
     ("name", "row", "code"),
     [

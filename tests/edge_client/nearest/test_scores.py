@@ -24,6 +24,7 @@ from edge_client.training.learner import Learner
 from export.bundle.center_files import export_center
 from export.bundle.verify_centers import torch_logits
 from tests.support import softmax_program
+from tests.support.token_learner import TokenLearner
 
 RNG = np.random.default_rng(0)
 
@@ -78,17 +79,6 @@ def test_a_model_of_numbers_names_no_class_and_has_a_loss_only_where_that_is_kno
     assert (answer.accuracy, answer.predicted) == (None, {})
     known = None if loss is None else float(np.square(torch_logits(network, x) - y).mean())
     assert answer.loss == (known if known is None else pytest.approx(known, rel=1e-4))
-
-
-class TokenLearner:
-    """Losses and logits [M, n, 3, 2] that are given, as of a program with a label per token; see `Learner`."""
-
-    fixed_batch, program = None, replace(softmax_program.program(), loss="token-cross-entropy", target=(3, 2))
-
-    def evaluate(self, models: Sequence[Array], data: Dataset, *, batch: int) -> tuple[Array, Array]:
-        counted = (data.y != IGNORED).any(axis=1)
-        losses = np.stack([np.where(counted, model, 0.0) for model in models])
-        return losses, np.zeros((len(models), len(data), 3, 2))
 
 
 def test_samples_without_a_label_that_counts_say_nothing_of_how_a_center_fits() -> None:

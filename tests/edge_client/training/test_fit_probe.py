@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from edge_client.data.dataset import Dataset, DeviceData, batches
 from edge_client.errors import Malformed
+from edge_client.protocol.program import IGNORED
 from edge_client.protocol.task import OWN_MODEL, Array, Fit, Flat, OwnModel, Probe, Tensors
 from edge_client.training.fit_probe import (
     count_votes,
@@ -19,9 +21,10 @@ from edge_client.training.fit_probe import (
     with_buffers,
     with_label_prior,
 )
-from edge_client.training.learner import EngineLearner, TrainedModel
+from edge_client.training.learner import EngineLearner, Learner, TrainedModel
 from tests.support import regression
 from tests.support.softmax_program import CLASSES, FEATURES, SoftmaxEngine, program, samples
+from tests.support.token_learner import TokenLearner
 
 ENGINE, PROGRAM = SoftmaxEngine(), program()
 LEARNER = EngineLearner(ENGINE, PROGRAM)
@@ -378,3 +381,21 @@ def test_answers_of_a_device_whose_held_out_samples_are_none_or_wrong() -> None:
     assert (found == alone).all()
     with pytest.raises(Malformed, match=f"no_data: y holds the label {2 * CLASSES - 1}"):
         run_probe(LEARNER, task, DeviceData(train=DATA, test=beyond))
+
+
+def test_samples_without_a_label_that_counts_say_nothing_of_a_candidate() -> None:
+    """Each counted as a loss of 0 and as a vote for the first candidate: few labels made every center look good."""
+    y = np.full((6, 3), IGNORED)
+    learner, kept = cast("Learner", TokenLearner()), list[Array]()
+    probe = Probe(
+        models=[np.array([9.0, 9.0, 9.0, 9.0, 2.0, 4.0]), np.array([9.0, 9.0, 9.0, 9.0, 1.0, 3.0])],
+        want=frozenset({"loss", "votes", "posterior"}), batch=64, seed=0,
+    )  # fmt: skip
+    with pytest.raises(Malformed, match="no_data"):
+        run_probe(learner, probe, DeviceData(train=Dataset(np.zeros((6, 5)), y)))
+    y[4, 1], y[5] = 1, 0
+    reply = run_probe(learner, probe, DeviceData(train=Dataset(np.zeros((6, 5)), y)), keep=kept.append)
+    assert reply.losses == pytest.approx([3.0, 2.0])
+    assert reply.votes == pytest.approx([0, 2])
+    assert reply.posterior == pytest.approx(responsibilities(np.array([[1.0], [0.0]])).T[0])
+    assert kept[0].shape == (2, 6)  # the fits that follow weigh all samples

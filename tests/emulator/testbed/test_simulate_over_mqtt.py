@@ -219,4 +219,4 @@ def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     names = [each.cmdline() for each in alive]
     for each in alive:
         each.kill()
-    assert (len(left), names) == (3, [])  # the coordinator, mosquitto, the devices
+    assert (len(left), names) == (4, [])  # the coordinator, mosquitto and its watch, the devices

@@ -6,12 +6,14 @@ import io
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from coordinator.local_broker import Broker
 from edge_client.errors import NetworkError
+from edge_client.protocol.topics import check_federation
 from emulator.console import ConsoleProgress
 from emulator.testbed import testbed
 from emulator.testbed.monitor import FileTail
@@ -138,15 +140,25 @@ def test_an_interrupted_run_says_at_once_that_it_stops_and_where_its_rounds_are(
     assert (tmp_path / "run").exists() == wrote
 
 
-def test_a_run_whose_folder_got_a_number_has_a_federation_of_its_own(tmp_path: Path) -> None:
-    """At a broker that is there already, two runs of one name shared their devices."""
+def federation_of(folder: Path, broker: str, federation: str | Callable[[str], str]) -> str:
+    """The federation of a run there."""
 
     def play(it: testbed.Testbed) -> str:
         (it.folder / "summary.json").write_text("{}")
         return it.federation
 
-    def name() -> str:
-        silent = ConsoleProgress(stream=io.StringIO())
-        return run_testbed(tmp_path / "run", "embedded", silent, play, federation=federation_name)
+    return run_testbed(folder, broker, ConsoleProgress(stream=io.StringIO()), play, federation=federation)
 
-    assert (name(), name()) == ("run", "run-2")
+
+def test_a_run_whose_folder_got_a_number_has_a_federation_of_its_own(tmp_path: Path) -> None:
+    names = [federation_of(tmp_path / "run", "embedded", federation_name) for _ in range(2)]
+    assert names == ["run", "run-2"]
+
+
+@pytest.mark.parametrize("federation", ["demo", federation_name])
+def test_runs_at_a_broker_that_is_there_already_have_federations_of_their_own(
+    amqtt_broker: Broker, tmp_path: Path, federation: str | Callable[[str], str]
+) -> None:
+    """Two demos, or two runs of one name in other folders, cut each other's devices off."""
+    names = {federation_of(tmp_path / where / "run", amqtt_broker.url, federation) for where in ("here", "there")}
+    assert len(set(map(check_federation, names))) == 2

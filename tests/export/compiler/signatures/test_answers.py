@@ -216,6 +216,28 @@ def test_a_recurrent_layer_that_takes_the_batch_for_time_is_told_of_batch_first(
     assert "batch_first=True" in refused.value.hint
 
 
+class FewPlaces(nn.Module):
+    """A mixture of experts of which each takes so many samples of a batch, the first ones; the others go through."""
+
+    def __init__(self, *, least: int) -> None:
+        super().__init__()
+        self.gate, self.head, self.least = nn.Linear(5, 4), nn.Linear(5, 4 * 3), least
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = nn.functional.one_hot(self.gate(x).argmax(-1), 4).to(x.dtype)
+        room = torch.clamp(chosen.sum() * 1.25 / 4, min=self.least)
+        taken = chosen * (chosen.cumsum(0) <= room)
+        return torch.einsum("be,beo->bo", taken, self.head(x).reshape(-1, 4, 3))
+
+
+@pytest.mark.parametrize("least", [1, 4, 8])
+def test_experts_with_few_places_in_a_batch_are_told_of_it(least: int) -> None:
+    """Of a batch of copies of a sample some answers differ, whichever expert it is for."""
+    with pytest.raises(ProgramRefused, match="differently in other company") as refused:
+        make_source(FewPlaces(least=least), input=(5,))
+    assert "room for each sample" in refused.value.hint
+
+
 class Deciding(nn.Linear):
     """Gives what a loss has no gradient of."""
 
