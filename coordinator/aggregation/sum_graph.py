@@ -9,9 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from edge_client.errors import Malformed
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.secure.parameters import (
+    LEAST_COHORT,
+    MAX_COHORT,
+    MAX_NEIGHBOURS,
+    SumParameters,
+    possible_thresholds,
+)
 
 SEED_BYTES = 32
+COMPLETE_COHORT = 16  # up to here a device has all others as neighbours, which costs less than 2 KB
 
 Graph = Mapping[str, tuple[str, ...]]
 
@@ -34,3 +42,27 @@ def neighbour_graph(seed: bytes, cids: Iterable[str], neighbours: int) -> Graph:
         return {cid: tuple(sorted(set(ring) - {cid})) for cid in ring}
     steps = [step for step in range(-(k // 2), k // 2 + 1) if step]
     return {cid: tuple(sorted(ring[(at + step) % n] for step in steps)) for at, cid in enumerate(ring)}
+
+
+def sum_parameters(devices: int, *, least_members: int = LEAST_COHORT) -> SumParameters:
+    """The least even k, and a t, that keep all three bounds for a cohort of n devices; k = n - 1 for a small cohort.
+
+    Raises ConfigError for a cohort of fewer than `least_members` devices, or of more than 100,000.
+    """
+    least = max(least_members, LEAST_COHORT)
+    if devices < least:
+        raise ConfigError(
+            f"secure aggregation of {devices} devices: at least {least} are needed",
+            hint=f"wait for {least} devices, or lower least-members to at most {devices} (never below {LEAST_COHORT})",
+        )
+    if devices > MAX_COHORT:
+        raise ConfigError(
+            f"secure aggregation of {devices} devices in one sum: at most {MAX_COHORT}",
+            hint="ask fewer devices per round (fraction)",
+        )
+    degrees = range(2, min(devices, MAX_NEIGHBOURS + 1), 2) if devices > COMPLETE_COHORT else ()
+    for k in (*degrees, devices - 1):
+        thresholds = possible_thresholds(devices, k)
+        if thresholds:
+            return SumParameters(neighbours=k, threshold=min(thresholds[-1], k // 2 + 1))
+    raise ConfigError(f"no graph of {devices} devices keeps the bounds", hint="ask more devices per round")

@@ -15,7 +15,7 @@ from typing import Any
 
 from coordinator.dashboard.displayed_metrics import DashboardView, Messages
 
-MAX_PAGES = 64  # open at the same time
+MAX_PAGES = 48  # open at the same time; behind a proxy they share the connections of one address (server.py)
 MAX_QUEUED_MESSAGES = 256  # per page
 
 

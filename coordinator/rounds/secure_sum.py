@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from coordinator.aggregation.sum_graph import Graph, neighbour_graph
+from coordinator.aggregation.sum_graph import Graph, neighbour_graph, sum_parameters
 from coordinator.rounds.secure_recovery import Secrets, checked_reveal, missing_shares, recover_secrets
 from edge_client.errors import Malformed, ProtocolError
 from edge_client.printable import first_of
 from edge_client.protocol.secure import keys
 from edge_client.protocol.secure.masks import Words, add_masks_into, pair_sign
-from edge_client.protocol.secure.parameters import LEAST_COHORT, SumParameters, sum_parameters
+from edge_client.protocol.secure.parameters import LEAST_COHORT, SumParameters
 from edge_client.protocol.secure.sum_messages import (
     DealtShares,
     RelayedShares,

@@ -1,5 +1,7 @@
 """For which devices an exchange waits: a device that was silent again and again is asked, but not waited for. Pure.
 
+One that refused again and again is not asked: it has too little memory or disk for the model, or no runtime.
+
 A device that is on and silent would keep every exchange open until its deadline. After WAITED_MISSES exchanges in a row
 without an answer the other devices' answers close an exchange. What the device sends before that counts as always. It
 is waited for again after 4, 8, 16, ... misses, so that a device that came back, and is slower than the others, has a
@@ -19,6 +21,7 @@ but one of them, and hold up each sum.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from coordinator.rounds.exchange_rules import OpenExchange
@@ -26,6 +29,7 @@ from edge_client.protocol.task import ClientId
 
 WAITED_MISSES = 3
 ANSWERS_FOR_ONE = 4
+LASTING_CODES = frozenset({"no_space", "no_engine", "bad_program"})  # of a refusal that time alone seldom ends
 HELD_PART = 10  # one of so many devices may be left out for the answers that it owes
 _FROM_DEBT = WAITED_MISSES * ANSWERS_FOR_ONE  # a device that owes so much is not waited for
 _MOST_DEBT = _FROM_DEBT + ANSWERS_FOR_ONE - 1  # a device that was away for long, and is slow, may make up for it
@@ -39,6 +43,31 @@ class Misses(NamedTuple):
 
 
 NO_MISSES = Misses()
+
+
+@dataclass
+class LastingRefusals:
+    """Which devices cannot do a kind of task, as they said.
+
+    After so many refusals in a row a device is asked as after so many misses it is waited for. A new connection, or a
+    task that it does, ends the row.
+    """
+
+    rows: dict[ClientId, dict[str, tuple[int, str]]] = field(default_factory=dict)  # by kind: how many, and the last
+
+    def note(self, cid: ClientId, kind: str, why: str) -> None:
+        """A device has refused, or was not asked."""
+        known = self.rows.setdefault(cid, {})
+        known[kind] = (known.get(kind, (0, ""))[0] + 1, why)
+
+    def forget(self, cid: ClientId, kind: str) -> None:
+        """A device has done a task of this kind."""
+        self.rows.get(cid, {}).pop(kind, None)
+
+    def unable(self, cid: ClientId, kind: str) -> str:
+        """Why this device is not asked now; "" where it is."""
+        row, why = self.rows.get(cid, {}).get(kind, (0, ""))
+        return "" if is_waited_for(row) else why
 
 
 def is_waited_for(row: int) -> bool:

@@ -49,7 +49,8 @@ class Dataset:
             raise ValueError(f"y is {self.y.dtype}; use integers (classes) or floating point numbers (targets)")
         for name, values in (("x", self.x), ("y", self.y)):
             if not np.isfinite(values).all():
-                raise ValueError(f"{name} holds NaN or infinity")
+                first = np.argwhere(~np.isfinite(values))[0].tolist()
+                raise ValueError(f"{name} holds NaN or infinity, first in {name}{first}")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -88,7 +89,18 @@ def describe_misfit(program: Program, data: Dataset, *, labels: bool = True) -> 
             wanted = ", ".join(f"{FROM_PARTS}{part}" for part in program.parts)
             return f"samples are one array x {list(data.x.shape[1:])}, the model takes several: save {wanted}"
         return _misshapen("x", "samples", data.x, program.input)
-    return _describe_other_targets(program, data.y) if labels else ""
+    return (_describe_other_targets(program, data.y) if labels else "") or _describe_too_large(program, data)
+
+
+def _describe_too_large(program: Program, data: Dataset) -> str:
+    """Of the first number that would become infinity in the program's floating point."""
+    kind = np.dtype(program.dtype)
+    most = np.finfo(kind).max
+    for name, values in (("x", data.x), ("y", data.y)):
+        if values.dtype.itemsize > kind.itemsize and max(values.max(), -values.min()) > most:
+            at = np.argwhere(np.abs(values) > most)[0]
+            return f"{name}{at.tolist()} is {values[tuple(at)]:.3g}, which {kind} cannot hold: scale {name}"
+    return ""
 
 
 def _describe_other_targets(program: Program, y: Array) -> str:
@@ -223,18 +235,18 @@ def _read(parts: Sequence[readers.DataFile], most: int, between: Callable[[], ob
     try:
         return Dataset(found.x, found.y, parts=found.parts)
     except ValueError as wrong:
-        raise ConfigError(f"cannot use {_wrong_part(parts).name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
+        raise ConfigError(f"cannot use {_why(parts, wrong)}", hint=readers.FORMAT_HINT) from wrong
 
 
-def _wrong_part(parts: Sequence[readers.DataFile]) -> readers.DataFile:
-    """The newest part whose samples are refused by themselves."""
+def _why(parts: Sequence[readers.DataFile], wrong: ValueError) -> str:
+    """The newest part whose samples are refused by themselves, and why."""
     for part in reversed(parts):
-        found = part.read()
         try:
+            found = part.read()
             Dataset(readers.to_float(found.x), readers.to_labels(found.y), parts=found.parts)
-        except ValueError:
-            return part
-    return parts[-1]
+        except ValueError as own:  # noqa: PERF203
+            return f"{part.name}: {own}"
+    return f"{parts[-1].name}: {wrong}"
 
 
 def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[I64]:

@@ -28,8 +28,12 @@ SIXTEEN_BITS = ("I", "I;16")  # modes of a PNG file of 16 bits, by the version o
 MAX_PIXELS = 64_000_000  # a picture that says it is larger is not opened
 
 
+class DamagedPicture(ValueError):
+    """A file that is no picture, or that cannot be read."""
+
+
 def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Array, Array]:
-    """-> (x [1, channels, height, width], y [1]). Raises ValueError for a file that is no picture or of no class."""
+    """-> (x [1, channels, height, width], y [1]). Raises DamagedPicture, and ValueError for a picture of no class."""
     try:
         from PIL import Image, ImageOps
     except ImportError as missing:
@@ -47,10 +51,12 @@ def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Arr
     try:
         with Image.open(path) as picture:
             if picture.width * picture.height > MAX_PIXELS:
-                raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
+                raise ValueError(f"{picture.width} x {picture.height} pixels are too many")  # noqa: TRY301 - joins Pillow's
             upright = _with_range(ImageOps.exif_transpose(picture), mode)
             pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float32)
     except (
+        OSError,
+        ValueError,
         SyntaxError,
         TypeError,
         EOFError,
@@ -58,7 +64,7 @@ def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Arr
         zlib.error,
         Image.DecompressionBombError,
     ) as wrong:  # Pillow's own ways
-        raise ValueError(f"it is damaged, or no picture that can be read: {wrong}") from wrong
+        raise DamagedPicture(f"it is damaged, or no picture that can be read: {wrong}") from wrong
     if mode == "RGB" and pixels.ndim == 2:  # noqa: PLR2004 - gray: the same in each channel
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     x = pixels.reshape(height, width, -1).transpose(2, 0, 1)[None] / np.float32(255)

@@ -13,6 +13,7 @@ and the same for `test`. Files are only read, never changed or removed.
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import tokenize
 import zipfile
@@ -31,6 +32,7 @@ from edge_client.protocol.samples.input_parts import Parts, joined_parts, read_a
 from edge_client.protocol.task import Array
 from edge_client.toml_files import read_toml
 
+log = logging.getLogger(__name__)
 SCHEMA_FILE = "schema.toml"
 FORMAT_HINT = "x is float [n, ...], y is [n] integers or float targets; docs/flash-a-board.md describes the files"
 UNREAD_HINT = "docs/flash-a-board.md lists the files that are; a picture needs the folder of its class"
@@ -115,24 +117,44 @@ def gather_samples(parts: Sequence[DataFile], limit: int, between: Callable[[], 
     """The newest `limit` samples of the parts (0: all), the oldest first. Raises ConfigError naming a wrong part.
 
     `between` is called before each part. What is `held` of an earlier call is not read again; then this call's is held.
+    Some damaged pictures are left out.
     """
-    taken: list[Samples] = []
+    taken, read, damaged = list[Samples](), list[DataFile](), dict[str, ConfigError]()
     count = 0
     for part in reversed(parts):
         if limit and count >= limit:
             break
         between()
-        taken.append(_checked(part, taken[0] if taken else None, held))
+        try:
+            taken.append(_checked(part, taken[0] if taken else None, held))
+        except ConfigError as wrong:
+            if not isinstance(wrong.__cause__, images.DamagedPicture):
+                raise
+            damaged[part.name] = wrong
+            continue
+        read.append(part)
         count += len(taken[-1].x)
+    _leave_out(damaged, read)
     taken.reverse()
     x, y = (np.concatenate([getattr(each, name) for each in taken]) for name in ("x", "y"))
     held.clear()
     at = len(x)
-    for part, each in zip(reversed(parts), reversed(taken), strict=False):
+    for part, each in zip(read, reversed(taken), strict=True):
         end, at = at, at - len(each.x)
         if not part.name.endswith(".npy"):  # whose labels are in another file
             held[part.stamp] = Samples(x[at:end], y[at:end], each.parts)
     return Samples(x[-limit:], y[-limit:], taken[0].parts) if limit else Samples(x, y, taken[0].parts)
+
+
+def _leave_out(damaged: Mapping[str, ConfigError], read: Sequence[DataFile]) -> None:
+    """Tell of damaged pictures. Raises ConfigError where they are more than the others, or all of a class."""
+    known = {Path(part.name).parent for part in read}
+    for name, wrong in damaged.items():
+        if len(damaged) > len(read) or Path(name).parent not in known:
+            raise ConfigError(wrong.message, hint="copy it again, or remove it")
+    if damaged:
+        all_files, why = len(damaged) + len(read), wrong.__cause__
+        log.warning("%d of %d files are left out: %s (%s)", len(damaged), all_files, ", ".join(damaged), why)
 
 
 def folder_signature(folder: Path) -> FolderSignature:

@@ -76,21 +76,27 @@ def enrol(config: ClientConfig, *, tell: Tell = log.info) -> None:
         raise ConfigError(
             "enrolling needs enrol-url, token, certificate and key", hint="use the join folder that `provision` made"
         )
+    import fcntl
+
     from cryptography.hazmat.primitives.serialization import Encoding
 
     from edge_client.transport.keys import open_private_key, signing_request
 
     check_private_file(config.token)
-    token = config.token.read_bytes()[: MAX_TOKEN_BYTES + 1].strip().decode("ascii", "replace")
-    key = open_private_key(config.key)
-    asked = {"token": token, "csr": signing_request(key, config.device_id, config.federation).decode("ascii")}
-    answer = _post(config, json.dumps(asked).encode("utf-8"))
-    certificate = _checked(answer.get("certificate"), config)
-    if certificate.public_key() != key.public_key():
-        raise ProtocolError("the certificate is for another key", hint="ask for a new token")
-    write_atomically(config.certificate, certificate.public_bytes(Encoding.PEM))
-    write_atomically(_used(config.token), _hash(config.token))
-    config.token.unlink()
+    with config.token.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        if not has_token(config):  # another process has used it meanwhile
+            return
+        token = file.read(MAX_TOKEN_BYTES + 1).strip().decode("ascii", "replace")
+        key = open_private_key(config.key)
+        asked = {"token": token, "csr": signing_request(key, config.device_id, config.federation).decode("ascii")}
+        answer = _post(config, json.dumps(asked).encode("utf-8"))
+        certificate = _checked(answer.get("certificate"), config)
+        if certificate.public_key() != key.public_key():
+            raise ProtocolError("the certificate is for another key", hint="ask for a new token")
+        write_atomically(config.certificate, certificate.public_bytes(Encoding.PEM))
+        write_atomically(_used(config.token), _hash(config.token))
+        config.token.unlink()
     until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
     tell(f"{config.device_id}: enrolled; its certificate is {config.certificate}, valid until {until}")
 

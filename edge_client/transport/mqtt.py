@@ -45,7 +45,7 @@ MAX_DOUBLINGS = 10  # more than MAX_BACKOFF_S; a float overflows at 1,024
 MIN_BACKOFF_S = 0.5  # the caller of `connect` waits for the first connection
 FLUSH_TIMEOUT_S = 5.0
 FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
-MQTT5 = MQTTProtocolVersion.MQTTv5
+MQTT3, MQTT5 = MQTTProtocolVersion.MQTTv311, MQTTProtocolVersion.MQTTv5
 MAX_IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
 VERSION_TIMEOUT_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
 CLOSED = "the connection was closed"
@@ -62,6 +62,7 @@ LOGIN_HINT = "the broker's log has the reason; clients have certificates, not pa
 NOT_AUTHORIZED = "Not authorized"  # paho's words
 REFUSED = "refused: "  # begins the reason of a CONNECT that the broker answered with no
 START_HINT = "check the address, and that the broker is running, then start again; one that is lost later is waited for"
+SILENT, MOST_WAITS = "no answer", 3  # as of a broker, or a machine, that is too busy
 
 _broker_versions: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
 _asking: dict[str, threading.Lock] = {}  # of many clients one asks: each question is a TLS handshake
@@ -126,7 +127,7 @@ class MqttTransport:
         self._acknowledged = threading.Condition()  # guards the next two
         self._session: PahoSession | None = None  # None while not connected
         self._open = 0  # published and not yet acknowledged
-        self._reason, self._hint = "no answer", ""
+        self._reason, self._hint = SILENT, ""
         self._closed_at_s: deque[float] = deque(maxlen=MANY_CLOSINGS)
         self._was_connected, self._closing = threading.Event(), threading.Event()
         self._settled = threading.Event()  # connected once, or told not to wait for it
@@ -134,13 +135,14 @@ class MqttTransport:
 
     def connect(self) -> None:
         self._thread.start()
-        if not self._settled.wait(self._timeout_s):
+        waits = 1
+        while not self._settled.wait(self._timeout_s):
             reason, hint = self._reason, self._hint  # of the last whole attempt; closing cuts the next one short
-            self.close()
-            raise NetworkError(
-                f"cannot reach the MQTT broker at {self._url} within {self._timeout_s:g} s: {reason}",
-                hint=hint or START_HINT,
-            )
+            if waits == MOST_WAITS or (reason != SILENT and "timed out" not in reason):
+                self.close()
+                told = f"cannot reach the MQTT broker at {self._url} within {waits * self._timeout_s:g} s: {reason}"
+                raise NetworkError(told, hint=hint or START_HINT)
+            waits += 1
 
     def subscribe(self, *filters: str, as_published: bool = False) -> None:
         if session := self._session:
@@ -259,7 +261,7 @@ class MqttTransport:
             _broker_versions[self._url] = MQTT5
         elif explain_failure(session.reason)[1]:
             raise ConnectionError(session.reason)  # turned away by TLS: another version of MQTT would not help
-        return session.version if session.accepted else MQTTProtocolVersion.MQTTv311
+        return session.version if session.accepted else MQTT3
 
     def _open_socket(self, session: PahoSession) -> None:
         if self._tls:
@@ -291,14 +293,8 @@ class PahoSession:
     `run` serves its socket; a loop over many sockets (emulator/testbed/event_loop.py) does that itself.
     """
 
-    def __init__(
-        self,
-        client_id: str,
-        version: MQTTProtocolVersion = MQTTProtocolVersion.MQTTv311,
-        *,
-        will: Will | None = None,
-    ) -> None:
-        self.version, self.accepted, self.reason = version, False, "no answer"
+    def __init__(self, client_id: str, version: MQTTProtocolVersion = MQTT3, *, will: Will | None = None) -> None:
+        self.version, self.accepted, self.reason = version, False, SILENT
         self.filters: set[str] = set()
         self.refused = False  # a subscription or a message; `reason` says which
         self.stays = False  # although one is refused
@@ -307,7 +303,7 @@ class PahoSession:
         self.on_up: Callable[[PahoSession], object] = lambda _session: None
         self.on_ack: Callable[[], object] = lambda: None
         self.on_message: Callable[[Message], object] = lambda _message: None
-        clean = None if version == MQTTProtocolVersion.MQTTv5 else True  # MQTT 5 says it when connecting
+        clean = None if version == MQTT5 else True  # MQTT 5 says it when connecting
         self.paho = paho.Client(
             CallbackAPIVersion.VERSION2, client_id, clean, protocol=version, reconnect_on_failure=False
         )
@@ -344,7 +340,7 @@ class PahoSession:
     def subscribe(self, filters: tuple[str, ...], *, as_published: bool = False) -> None:
         self.filters |= set(filters)
         self._asked.append(filters)
-        if self.version == MQTTProtocolVersion.MQTTv5:
+        if self.version == MQTT5:
             self.paho.subscribe([(f, SubscribeOptions(qos=1, retainAsPublished=as_published)) for f in filters])
         else:
             self.paho.subscribe([(f, 1) for f in filters])
@@ -385,7 +381,7 @@ class PahoSession:
             self.reason = (unread_alert(line.recv) if line is not None else "") or text
 
     def _disconnected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
-        if not self.refused and (self.accepted or self.reason == "no answer"):
+        if not self.refused and (self.accepted or self.reason == SILENT):
             self.reason = CLOSED if str(code) == "Unspecified error" else str(code)  # paho's word for a closed socket
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,9 +131,12 @@ def write_reference(folder: Path, x: Array) -> None:
 def new_folder(parent: Path, stem: str) -> Path:
     """A new folder `parent`/`stem`, with a number when that name is taken; or ConfigError."""
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    folder = next(parent / name for name in names if not (parent / name).exists())
     try:
-        folder.mkdir(parents=True)
+        parent.mkdir(parents=True, exist_ok=True)
+        for folder in map(parent.joinpath, names):
+            with suppress(FileExistsError):  # also of another process, just now
+                folder.mkdir()
+                break
     except OSError as wrong:
         raise ConfigError(
             f"cannot write in {parent}: {wrong.strerror}", hint="choose another folder with --out"

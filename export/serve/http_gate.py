@@ -133,6 +133,8 @@ class _Gate:
             for part in _parts(message):
                 await send(part)
 
+        if scope["method"] != "GET":  # which alone has ranges (RFC 9110, 14.2)
+            scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"range"]}
         head = RequestHead(
             method=scope["method"],
             path=scope["path"],

@@ -17,6 +17,7 @@ from export.serve.generations import GenerationManager
 from export.serve.listener import ConnectionSlots, affordable_connections, is_loopback, open_listener
 from export.serve.rate_limits import RateLimiter
 from export.serve.rollout import RolloutPlan
+from export.serve.site import only_server
 from export.serve.uvicorn_settings import uvicorn_config
 
 MAX_CONNECTIONS = 4_096
@@ -47,6 +48,11 @@ def run_server(options: ServeOptions) -> None:
     """Serve until a signal. Raises ConfigError or NetworkError when the server cannot start."""
     if (options.certificate is None) != (options.key is None):
         raise ConfigError("TLS needs a certificate and its key", hint="give --certificate and --key")
+    with only_server(options.site):
+        _serve(options)
+
+
+def _serve(options: ServeOptions) -> None:
     manager = GenerationManager(options.site, options.bundle, options.plan, options.trusted)
     app = create_serve_app(manager, access_of(options))
     config = uvicorn_config(app, certificate=options.certificate, key=options.key, lifespan=True, fast=True)

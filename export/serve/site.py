@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,20 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Make the folder, and wait for another process that writes into it."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(folder, wait=True):
+        yield
+
+
+@contextmanager
+def only_server(root: Path) -> Iterator[None]:
+    """Keep a site for one server, which keeps its roll-out there. Raises ConfigError where another has it."""
+    folder = root / GENERATIONS_FOLDER  # a writer holds the root for a while
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked_folder(folder, wait=False))
+        except BlockingIOError:
+            hint = "give each server a folder of its own with --site"
+            raise ConfigError(f"{root} is served by another process", hint=hint) from None
         yield
 
 

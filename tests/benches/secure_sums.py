@@ -18,7 +18,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from edge_client.protocol.secure.parameters import SECURE_MODES, sum_parameters
+from coordinator.aggregation.sum_graph import sum_parameters
+from edge_client.protocol.secure.parameters import SECURE_MODES
 from tests.benches.peer import PeerMissing, environment, python_of
 from tests.benches.secure_cell import DROPPED_PERCENT, CellCost
 

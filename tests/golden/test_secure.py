@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.sum_graph import neighbour_graph
+from coordinator.aggregation.sum_graph import neighbour_graph, sum_parameters
 from coordinator.rounds.secure_recovery import Secrets
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.secure import keys, masks
-from edge_client.protocol.secure.parameters import sum_parameters
 from edge_client.protocol.secure.sum_messages import READERS, SumForm
 from edge_client.protocol.sum_codec import read_work
 from edge_client.protocol.summed_task import SummedFit, SumScale

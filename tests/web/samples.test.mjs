@@ -65,6 +65,7 @@ test("a first line with a missing value is no header, and is refused as every ot
 
 test("what is no number is named with its column, and a class that has a name with the numbers that labels are", () => {
   assert.throws(() => readCsv("1,2,0\n1,x,0\n", PLANE), /^RangeError: line 2 holds something that is no number: “x” in column 2$/);
+  assert.throws(() => readCsv("1,2,0\n1,-1e39,0\n", PLANE), /^RangeError: line 2 holds something that is no number: “-1e39” in column 2; float32 ends at 3.4e38$/);
   assert.throws(() => readCsv("1,2,0\n1,2,Walking\n", PLANE), /“Walking” in column 3, the label; labels are 0 to 2$/);
 });
 

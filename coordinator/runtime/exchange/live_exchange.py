@@ -10,7 +10,7 @@ from typing import Any
 
 from coordinator.rounds.exchange_rules import OpenExchange
 from coordinator.rounds.over_selection import beside_fits
-from coordinator.rounds.silence import count_misses, silent_devices
+from coordinator.rounds.silence import LASTING_CODES, count_misses, silent_devices
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
@@ -26,6 +26,7 @@ from edge_client.protocol.task import ClientId, Reply
 
 HEARTBEAT_S = 5.0
 STAGES_BEFORE = ("prekeys", "shares", "add")  # of a sum, before its last one
+NOT_ASKED = " (not asked again yet)"  # behind the last refusal of a device that was not asked
 NOT_MEMBER, REVOKED = "not_member", "revoked"  # of a device that was turned away: the code, and the reason
 
 
@@ -64,6 +65,8 @@ class LiveExchange:
         self._quorum = partial(_quorum, tasks, context.config.round.quorum, wanted)  # of a goal
         spare, self._pays = _spare(tasks), _pays(tasks)
         silent = silent_devices(context.misses, prepared, spare)
+        whys = {cid: context.unable.unable(cid, task.kind) for cid, task in prepared.items()}
+        unable = {cid: why for cid, why in whys.items() if why and cid not in gone | accepted.keys()}
         self._window = TaskWindow(context.config.transfer.task_window)
         self._order = line_of(key, prepared, silent)
         self._rules = OpenExchange(
@@ -78,10 +81,13 @@ class LiveExchange:
             credits=context.config.transfer.credits,
             budget=context.config.transfer.in_flight_bytes,
             accepted={cid: reply.sha256 for cid, reply in accepted.items()},
-            refused=dict.fromkeys(gone, NOT_MEMBER),
+            refused=dict.fromkeys(gone, NOT_MEMBER) | {cid: why.partition(":")[0] for cid, why in unable.items()},
         )
         for cid in gone:
             context.store.exchanges.put_refusal(key, cid, REVOKED)
+        for cid, why in unable.items():
+            context.unable.note(cid, prepared[cid].kind, why)
+            context.store.exchanges.put_refusal(key, cid, f"{why}{NOT_ASKED}")
         self._beat_s = now_s
         self._sent: dict[ClientId, str] = {}  # id of the last task message
         self._excused: set[tuple[ClientId, str]] = set()  # failures that a device may have once
@@ -118,7 +124,8 @@ class LiveExchange:
         self.tick()
 
     def resend_task(self, cid: ClientId) -> None:
-        """Send the task again in its turn, unless the device has answered."""
+        """Send the task again in its turn, unless the device has answered. One that is new may be able to do more."""
+        self._context.unable.rows.pop(cid, None)
         if self.wants(cid) and self._may_ask(cid):
             self._window.put([cid])
             self._hand_out()
@@ -215,7 +222,10 @@ class LiveExchange:
         if nack["code"] == "unreachable" and self._excuse(cid, "unreachable"):
             self.resend_task(cid)
             return
-        self._refuse(cid, nack["code"], f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
+        why = f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": ")
+        if nack["code"] in LASTING_CODES:
+            self._context.unable.note(cid, self._prepared[cid].kind, why)
+        self._refuse(cid, nack["code"], why)
         self._go_on()
 
     @property
@@ -290,6 +300,7 @@ class LiveExchange:
                 self._context.sender.send(cid, "stop", **self.key._asdict(), why="the exchange is closed")
 
     def _on_accepted(self, record: StoredReply, reply: Reply) -> None:
+        self._context.unable.forget(record.cid, self._prepared[record.cid].kind)
         self._on_disk[record.cid] = (record, reply)
 
     def _on_refused(self, cid: ClientId, wrong: Malformed) -> None:

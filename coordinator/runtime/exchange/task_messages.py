@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds.sample_weights import max_samples
-from coordinator.rounds.silence import Misses
+from coordinator.rounds.silence import LastingRefusals, Misses
 from coordinator.rounds.update_validation import (
     ZERO_BASE,
     Asked,
@@ -47,7 +47,7 @@ class ExchangeContext:
     """The parts that an exchange uses. `members` is the enrolled fleet: (training samples, engine) per device.
 
     `misses` counts the exchanges that a device has not answered (silence.py), since this process began.
-    `revoked` tells the devices that are turned away.
+    `unable` are the devices that cannot do its tasks. `revoked` tells the devices that are turned away.
     """
 
     config: CoordinatorConfig
@@ -58,6 +58,7 @@ class ExchangeContext:
     prepared: CompiledProgram
     members: Mapping[ClientId, tuple[int, str]]
     misses: dict[ClientId, Misses]
+    unable: LastingRefusals = field(default_factory=LastingRefusals)
     revoked: Callable[[], frozenset[ClientId]] = frozenset
 
 
@@ -69,6 +70,11 @@ class PreparedTask:
     blobs: tuple[Manifest, ...]
     reply_spec: ReplySpec
     max_size: int
+
+    @property
+    def kind(self) -> str:
+        """What is asked: the job, and the stage of a sum."""
+        return " ".join(str(self.fields[name]) for name in ("job", "stage") if name in self.fields)
 
     @property
     def sha256(self) -> str:

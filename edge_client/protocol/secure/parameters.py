@@ -16,8 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import comb
 
-from edge_client.errors import ConfigError
-
 SECURE_MODES = ("off", "updates", "updates+membership")  # what a coordinator is not told, rising
 MISSING_PERCENT = 30
 COLLUDING_PERCENT = 10
@@ -26,7 +24,6 @@ MAX_LEAK = 2.0**-40
 LEAST_COHORT = 5
 MAX_COHORT = 100_000
 MAX_NEIGHBOURS = 255
-COMPLETE_COHORT = 16  # up to here a device has all others as neighbours, which costs less than 2 KB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,30 +32,6 @@ class SumParameters:
 
     neighbours: int
     threshold: int
-
-
-def sum_parameters(devices: int, *, least_members: int = LEAST_COHORT) -> SumParameters:
-    """The least even k, and a t, that keep all three bounds for a cohort of n devices; k = n - 1 for a small cohort.
-
-    Raises ConfigError for a cohort of fewer than `least_members` devices, or of more than 100,000.
-    """
-    least = max(least_members, LEAST_COHORT)
-    if devices < least:
-        raise ConfigError(
-            f"secure aggregation of {devices} devices: at least {least} are needed",
-            hint=f"wait for {least} devices, or lower least-members to at most {devices} (never below {LEAST_COHORT})",
-        )
-    if devices > MAX_COHORT:
-        raise ConfigError(
-            f"secure aggregation of {devices} devices in one sum: at most {MAX_COHORT}",
-            hint="ask fewer devices per round (fraction)",
-        )
-    degrees = range(2, min(devices, MAX_NEIGHBOURS + 1), 2) if devices > COMPLETE_COHORT else ()
-    for k in (*degrees, devices - 1):
-        thresholds = possible_thresholds(devices, k)
-        if thresholds:
-            return SumParameters(neighbours=k, threshold=min(thresholds[-1], k // 2 + 1))
-    raise ConfigError(f"no graph of {devices} devices keeps the bounds", hint="ask more devices per round")
 
 
 def possible_thresholds(devices: int, neighbours: int) -> range:

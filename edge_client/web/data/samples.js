@@ -175,10 +175,11 @@ export function readCsv(text, { input, target, loss, parts = [], classes = [] },
     if (values.length !== width + outputs) {
       throw new RangeError(`line ${number} has ${values.length} columns; the model reads ${width} values and ${outputs} to predict`);
     }
-    const wrong = values.findIndex((value) => !Number.isFinite(value));
+    const wrong = values.findIndex((value) => !Number.isFinite(Math.fround(value)));
     if (wrong >= 0) {
       const cell = cells(line)[wrong];
-      const where = `“${cell.slice(0, 40)}” in column ${wrong + 1}${DECIMAL_COMMA.test(cell) ? "; numbers have decimal points" : ""}`;
+      const tip = DECIMAL_COMMA.test(cell) ? "; numbers have decimal points" : Number.isFinite(values[wrong]) ? "; float32 ends at 3.4e38" : "";
+      const where = `“${cell.slice(0, 40)}” in column ${wrong + 1}${tip}`;
       if (wrong !== place || loss === "squared-error") throw new RangeError(`line ${number} holds something that is no number: ${where}`);
       const what = byName.size ? "no label" : "no number";
       throw new RangeError(`line ${number} holds something that is ${what}: ${where}, the label; labels are ${labelsInWords({ target, classes })}`);

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation.sum_graph import Graph, neighbour_graph
+from coordinator.aggregation.sum_graph import Graph, neighbour_graph, sum_parameters
 from edge_client.errors import Malformed
-from edge_client.protocol.secure.parameters import sum_parameters
 
 SEED = bytes(range(32))
 

@@ -11,6 +11,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,15 @@ def test_there_is_room_for_so_many_pages_and_no_more(site: DashboardSite, monkey
     messages(connection.getresponse(), 1)
     assert site.ask("GET", "/api/stream")[0] == 503
     connection.close()
+
+
+def test_as_many_pages_as_there_may_be_leave_a_proxy_connections_for_their_buttons(site: DashboardSite) -> None:
+    with ExitStack() as stack:
+        for _ in range(hubs.MAX_PAGES):
+            page = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", site.port, timeout=20)))
+            page.request("GET", "/api/stream")
+            assert page.getresponse().status == 200
+        assert site.order({"do": "pause"}) == 200
 
 
 def test_the_buttons_reach_the_coordinator(site: DashboardSite) -> None:

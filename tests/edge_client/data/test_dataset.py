@@ -134,3 +134,21 @@ def test_numbers_that_are_no_probabilities_are_no_soft_labels(kind: type) -> Non
         assert "save class labels as integers; numbers to predict need" in describe_misfit(program, Dataset(x, numbers))
     assert describe_misfit(replace(program, loss="squared-error"), Dataset(x, 2 * soft)) == ""
     assert describe_misfit(replace(program, own_loss=True), Dataset(x, soft)).startswith("y holds floating point")
+
+
+def test_a_number_that_the_program_would_make_infinite_is_named_with_its_row(tmp_path: Path) -> None:
+    program = replace(softmax_program.program(), dtype="float32")
+    x = np.zeros((4, *program.input))
+    x[2, 1] = 1e39
+    write(tmp_path, "train", x=x, y=np.zeros(4, np.int64))
+    data = load_folder(tmp_path).train
+    assert describe_misfit(program, data) == "x[2, 1] is 1e+39, which float32 cannot hold: scale x"
+    assert not describe_misfit(program, Dataset(np.minimum(x, 1e38), data.y))
+
+
+def test_what_is_no_number_is_named_by_its_place_in_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for name, last in (("a", 1.0), ("b", np.inf)):
+        write(tmp_path / "train", name, x=np.array([[0.0, 1.0], [2.0, last]]), y=np.zeros(2, np.int64))
+    with pytest.raises(ConfigError, match=r"cannot use train/b\.npz: x holds NaN or infinity, first in x\[1, 1\]"):
+        load_folder(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -48,3 +49,43 @@ def test_a_photo_whose_note_of_the_camera_is_damaged_is_named(tmp_path: Path) ->
         path.write_bytes(path.read_bytes().replace(fraction, text))
     with pytest.raises(ConfigError, match=r"cannot use train/cat/1\.jpg: it is damaged"):
         load_folder(tmp_path)
+
+
+def album(folder: Path, cats: int, dogs: int) -> list[Path]:
+    """So many pictures of each class; the first one of each is half of a file."""
+    from PIL import Image
+
+    (folder / "schema.toml").write_text(IMAGE_SCHEMA)
+    halves = []
+    for name, count in (("cat", cats), ("dog", dogs)):
+        for number in range(count):
+            path = folder / "train" / name / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (40, 40), number).save(path)
+        first = folder / "train" / name / "0.jpg"
+        first.write_bytes(first.read_bytes()[:-200])
+        halves.append(first)
+    return halves
+
+
+def test_a_damaged_photo_among_others_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    album(tmp_path, 4, 3)
+    assert load_folder(tmp_path).train.y.tolist().count(0) == 3
+    assert "2 of 7 files are left out: train/dog/0.jpg, train/cat/0.jpg (it is damaged" in caplog.text
+
+
+def test_the_newest_samples_are_as_many_beside_a_damaged_photo(tmp_path: Path) -> None:
+    for path in album(tmp_path, 4, 4):
+        os.utime(path)
+    assert len(load_folder(tmp_path, limit=6).train) == 6
+
+
+@pytest.mark.parametrize(("dogs", "empty"), [(1, 0), (4, 3)])
+def test_damage_to_all_photos_of_a_class_or_to_most_of_all_is_refused(tmp_path: Path, dogs: int, empty: int) -> None:
+    album(tmp_path, 4, dogs)
+    for number in range(empty):
+        for name in ("cat", "dog"):
+            (tmp_path / "train" / name / f"{number}.jpg").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"cannot use train/.*/\d\.jpg: it is damaged") as told:
+        load_folder(tmp_path)
+    assert told.value.hint == "copy it again, or remove it"

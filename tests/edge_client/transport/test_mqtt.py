@@ -130,6 +130,23 @@ def test_a_server_that_never_answers_is_given_up() -> None:
         MqttTransport(url, "x", connect_timeout_s=0.3).connect()
 
 
+def test_a_broker_that_is_slow_at_first_as_at_a_high_load_is_waited_for(tmp_path: Path, free_port: int) -> None:
+    """The first try ends without a word; a second one begins after `jitter`."""
+    with ExitStack() as stack:
+        deaf = stack.enter_context(socket.create_server(("127.0.0.1", free_port)))
+
+        def jitter(_low: float, _high: float) -> float:
+            if deaf.fileno() >= 0:
+                deaf.close()
+                stack.enter_context(start_broker(tmp_path, "embedded", port=free_port))
+            return 0.0
+
+        transport = MqttTransport(f"mqtt://127.0.0.1:{free_port}", "patient", connect_timeout_s=4.0, jitter=jitter)
+        transport.connect()
+        assert transport.receive(0.0) == Connected()
+        transport.close()
+
+
 def test_a_broker_that_refuses_us_is_quoted() -> None:
     not_authorised = b"\x20\x02\x00\x05"
     with listening(not_authorised) as url, pytest.raises(NetworkError, match="refused: Not authorized"):

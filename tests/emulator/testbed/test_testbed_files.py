@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,20 @@ def test_half_the_devices_train_with_onnx_and_a_quarter_each_with_the_others() -
 def test_a_folder_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     names = [testbed_files.new_folder(tmp_path, "demo").name for _ in range(3)]
     assert names == ["demo", "demo-2", "demo-3"]
+
+
+def test_a_folder_that_another_process_makes_at_the_same_time_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def later(self: Path, **how: Any) -> None:  # noqa: ANN401 - as of mkdir
+        if self.name == "demo":
+            make(self)
+        make(self, **how)
+
+    monkeypatch.setattr(Path, "mkdir", later)
+    assert testbed_files.new_folder(tmp_path, "demo").name == "demo-2"
 
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:

@@ -87,6 +87,9 @@ def test_head_tells_the_size_alone(server: ServerProcess) -> None:
     file = file_of(server)
     answer = server.ask(file["url"], "HEAD")
     assert (answer.status, answer.body, int(answer.headers["content-length"])) == (200, b"", file["size"])
+    for range_of in ("bytes=0-9", "bytes=x"):  # only GET has ranges (RFC 9110, 14.2)
+        answer = server.ask(file["url"], "HEAD", Range=range_of)
+        assert (answer.status, int(answer.headers["content-length"])) == (200, file["size"])
 
 
 def test_a_center_has_a_short_address(server: ServerProcess) -> None:

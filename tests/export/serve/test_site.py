@@ -17,7 +17,8 @@ from export.bundle.bundle_contents import make_signer
 from export.bundle.reader import SIGNATURE_FILE, encode_manifest
 from export.serve.generations import GenerationManager
 from export.serve.rollout import RolloutPlan
-from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, publish_bundle
+from export.serve.server import ServeOptions, run_server
+from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, only_server, publish_bundle
 from tests.support.served_bundle import write_bundle
 
 
@@ -167,3 +168,11 @@ def test_two_processes_that_publish_into_one_folder_do_not_remove_each_others_co
     other.join(30)
     assert len(published) == 2
     assert sorted(path.name for path in (tmp_path / "site" / "generations").iterdir()) == sorted(published)
+
+
+def test_a_second_server_of_a_site_is_refused_since_each_keeps_the_roll_out_there(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    with only_server(tmp_path / "site"), pytest.raises(ConfigError, match="site is served by another process") as told:
+        run_server(ServeOptions(bundle=tmp_path / "b", site=tmp_path / "site", port=0))
+    assert "--site" in told.value.hint
+    assert not (tmp_path / "site" / "index.json").exists()

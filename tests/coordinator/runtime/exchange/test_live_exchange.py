@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.rounds.silence import Misses
+from coordinator.rounds.silence import LastingRefusals, Misses
 from coordinator.rounds.update_validation import AskedStage
 from coordinator.runtime.exchange.exchange_driver import open_exchange
 from coordinator.runtime.exchange.live_exchange import HEARTBEAT_S, LiveExchange
@@ -316,3 +316,44 @@ def test_blocks_that_come_after_the_credit_went_back_are_dropped_and_what_had_co
     made.send(KEY, "d0", 0, list(range(1, update.total)))
     assert told(made) == [("d0", "ack", "ok")]
     made.store.close()
+
+
+def asked_of(coordinator: WiredCoordinator, exchange: int, code: str) -> set[str]:
+    """Open an exchange in which d0 refuses with this code and the others update; -> those that got a task."""
+    key = ExchangeKey("run1", exchange, 0)
+    coordinator.ask(key, None)
+    tasks = {cid: message for cid, message in coordinator.said() if message["k"] == "task"}
+    for cid, task in tasks.items():
+        if cid == "d0":
+            refuse(coordinator, cid, task["id"], code, detail="a model of 9 bytes")
+        else:
+            coordinator.announce(cid, 0, key)
+    assert coordinator.dispatcher.exchange.live is not None
+    assert coordinator.dispatcher.exchange.live.closed
+    return set(tasks)
+
+
+def test_a_device_that_cannot_hold_the_model_is_asked_ever_more_seldom_until_it_connects_again(
+    coordinator: WiredCoordinator,
+) -> None:
+    asked_it = [number for number in range(1, 12) if "d0" in asked_of(coordinator, number, "no_space")]
+    assert asked_it == [1, 2, 3, 5, 9]
+    why = coordinator.store.exchanges.refusals("run1", 4)["d0"]
+    assert why == "no_space: a model of 9 bytes (not asked again yet)"
+    coordinator.hear("d0", "st", s="on", bd=2, caps={"engine": "onnx", "n": SAMPLES})
+    assert "d0" in asked_of(coordinator, 12, "no_space")
+
+
+def test_a_device_that_refuses_for_another_reason_is_asked_each_time(coordinator: WiredCoordinator) -> None:
+    assert all("d0" in asked_of(coordinator, number, "no_data") for number in range(1, 8))
+
+
+def test_a_device_that_can_do_one_kind_of_task_is_asked_for_that() -> None:
+    known = LastingRefusals()
+    for _ in range(3):
+        known.note("d0", "fit", "no_space")
+    assert (known.unable("d0", "fit"), known.unable("d0", "probe"), known.unable("d1", "fit")) == ("no_space", "", "")
+    known.forget("d0", "probe")
+    assert known.unable("d0", "fit")
+    known.forget("d0", "fit")
+    assert not known.unable("d0", "fit")

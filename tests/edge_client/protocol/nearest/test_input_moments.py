@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.nearest.learn_from_replies import same_features
+from coordinator.nearest.profiles import leave_one_out
 from edge_client.errors import Malformed
 from edge_client.protocol.nearest.input_moments import (
     MAX_VALUES,
     InputMoments,
     count_features,
     input_features,
-    leave_one_out,
     make_profile,
     moments_of,
 )

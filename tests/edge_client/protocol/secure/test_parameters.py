@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
+from coordinator.aggregation.sum_graph import sum_parameters
 from edge_client.errors import ConfigError
-from edge_client.protocol.secure.parameters import possible_thresholds, sum_parameters, upper_tail
+from edge_client.protocol.secure.parameters import possible_thresholds, upper_tail
 
 
 @pytest.mark.parametrize(
