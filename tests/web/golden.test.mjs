@@ -7,7 +7,7 @@ import { test } from "node:test";
 
 import { goldenInputs } from "../../edge_client/web/engines/golden_run.js";
 import * as blocks from "../../edge_client/web/protocol/blocks.js";
-import { crc32, fromHex, sha256, toHex } from "../../edge_client/web/protocol/bytes.js";
+import { crc32, fromBase64, fromHex, sha256, toBase64, toHex } from "../../edge_client/web/protocol/bytes.js";
 import { readCatalog } from "../../edge_client/web/protocol/nearest/catalog.js";
 import * as codecs from "../../edge_client/web/protocol/codecs.js";
 import { canonicalJson, parseJson, Real } from "../../edge_client/web/protocol/json.js";
@@ -110,6 +110,13 @@ test("a bitmap counts from the least significant bit", () => {
   assert.deepEqual(have.map((i) => bitmap.add(i)), [true, true, true]);
   assert.equal(bitmap.toBase64(), base64);
   assert.deepEqual(blocks.Bitmap.fromBase64(total, base64).missing(99), [[1, 2], [4, 5]]);
+});
+
+test("base64 holds no byte more than its limit", () => {
+  for (const limit of [100, 101, 102]) {
+    assert.equal(fromBase64(toBase64(new Uint8Array(limit)), limit).length, limit);
+    assert.throws(() => fromBase64(toBase64(new Uint8Array(limit + 1)), limit), { code: "too_big" });
+  }
 });
 
 test("the shard of a device", () => {
@@ -277,6 +284,14 @@ test("topics are built and read as they stand", () => {
   assert.deepEqual(built, VECTORS.topics);
   const kinds = VECTORS.topics.map((topic) => topics.parse(topic).kind);
   assert.deepEqual(kinds, ["coord", "cat", "bb", "st", "rq", "in", "t", "b"]);
+});
+
+test("a large number of a message is read again as the same, and as no integer", () => {
+  for (const value of [2 ** 53, -1e17, 1e21, 1e300]) {
+    const read = parseJson(canonicalJson(value), 100);
+    assert.ok(read instanceof Real);
+    assert.equal(read.valueOf(), value);
+  }
 });
 
 const HELLO = await blocks.manifestOf(bytes("hello"), "model");

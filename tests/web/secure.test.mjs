@@ -210,6 +210,11 @@ for (const [name, recorded] of Object.entries(RECORDED.tasks)) {
   });
 }
 
+test("a blob that a task names under two kinds is looked at under both: a signature is of one", () => {
+  const term = { sha256: "0".repeat(64), kind: "linear" };
+  assert.deepEqual(taskManifests({ start: { ...term, kind: "model" }, linear: term, anchor: term }).map(({ kind }) => kind), ["model", "linear"]);
+});
+
 for (const [why, job] of Object.entries(RECORDED.refused_jobs)) {
   test(`a task of a sum is refused: ${why}`, async () => {
     const { work: _work, message: _message, after: _after, ...frame } = JSON.parse(RECORDED.tasks.add);
