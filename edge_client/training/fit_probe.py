@@ -63,7 +63,7 @@ def make_job(
                 "bad_schema", f"a model of shape {vector.shape}, the program has {program.schema.size} values"
             )
     order = batches(len(data), task.batch, task.seed, task.steps, fixed=fixed_batch is not None)
-    return TrainingJob(task=task, start=start, data=data, batches=list(order), weights=weights)
+    return TrainingJob(task=task, start=start, data=data, batches=order, weights=weights)
 
 
 def run_fit(

@@ -17,7 +17,7 @@ import { readProgram } from "../../edge_client/web/protocol/program.js";
 import { Pcg64 } from "../../edge_client/web/protocol/random.js";
 import { schemaOf } from "../../edge_client/web/protocol/schema.js";
 import * as signing from "../../edge_client/web/protocol/signing.js";
-import { runFit } from "../../edge_client/web/training/fit_probe.js";
+import { batchesOf, runFit } from "../../edge_client/web/training/fit_probe.js";
 import { inputMoments } from "../../edge_client/web/training/input_moments.js";
 import { Rule } from "../../edge_client/web/training/optimiser.js";
 import { unpackTensors } from "../../edge_client/web/protocol/tensors.js";
@@ -190,6 +190,19 @@ test("batches follow numpy's permutation of the seed", () => {
   const stream = new Pcg64(seed);
   assert.deepEqual(Array.from(stream.permutation(n)), first);
   assert.deepEqual(Array.from(stream.permutation(n)), second);
+});
+
+test("the batches of many steps take no memory before they are read", () => {
+  const before = process.memoryUsage().arrayBuffers;
+  let count = 0;
+  for (const index of batchesOf(1_000, { batch: 65_536, seed: 7, steps: 20_000 }, false)) {
+    assert.equal(index.length, 1_000);
+    if ((count += 1) === 3) break;
+  }
+  assert.ok(process.memoryUsage().arrayBuffers - before < 1 << 20);
+  const { seed, n, first_pass: first, second_pass: second } = VECTORS.batches;
+  assert.deepEqual([...batchesOf(n, { batch: n, seed, steps: 2 }, false)].map((cut) => [...cut]), [first, second]);
+  assert.deepEqual([...batchesOf(n, { batch: 4, seed, steps: 3 }, true)].map((cut) => [...cut]), [first.slice(0, 4), first.slice(4, 8), second.slice(0, 4)]);
 });
 
 test("a fit holds out the recorded samples", async () => {

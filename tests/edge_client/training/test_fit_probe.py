@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from edge_client.protocol.task import OWN_MODEL, Array, Fit, Flat, OwnModel, Pro
 from edge_client.training.fit_probe import (
     count_votes,
     fit_result,
+    make_job,
     recalibrate,
     responsibilities,
     run_fit,
@@ -65,6 +68,21 @@ def test_fit_leaves_the_task_and_the_data_alone_and_repeats_itself() -> None:
 def test_fit_reports_the_mean_loss_of_its_steps() -> None:
     one = run_fit(LEARNER, replace(TASK, steps=1, lr=0.0, batch=64), DATA)
     assert one.loss == pytest.approx(LEARNER.evaluate([np.array(TASK.start)], DATA, batch=64)[0].mean())
+
+
+def test_the_batches_of_many_steps_take_no_memory_before_they_are_read() -> None:
+    """A task may ask for a million steps, and a board has little memory."""
+    data = samples(np.random.default_rng(0), 100)
+    task = Fit(start=np.zeros(PROGRAM.schema.size), steps=100_000, batch=65_536, lr=0.1, seed=7)
+    tracemalloc.start()
+    job = make_job(PROGRAM, task, data)
+    cuts = [len(cut) for cut in islice(job.batches, 3)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(job.batches), cuts) == (100_000, [100] * 3)
+    assert peak < 1 << 17
+    few = make_job(PROGRAM, replace(task, steps=5, batch=32), data).batches
+    assert [few[k].tolist() for k in range(5)] == [cut.tolist() for cut in few]
 
 
 def test_own_resumes_the_devices_model_and_falls_back_to_init() -> None:
