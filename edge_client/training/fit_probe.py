@@ -83,7 +83,7 @@ def run_fit(
 def fit_result(task: Fit, trained: TrainedModel) -> FitResult:
     """A finished update; raises Malformed where it diverged."""
     loss = float(np.mean(trained.losses))
-    if not (np.isfinite(loss) and np.isfinite(trained.vector).all()):
+    if not (np.isfinite(loss) and (np.abs(trained.vector) <= np.finfo(np.float32).max).all()):
         raise Malformed("not_finite", f"training diverged; the learning rate {task.lr} may be too high")
     return FitResult(vector=trained.vector, loss=loss)
 

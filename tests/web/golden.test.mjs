@@ -218,6 +218,16 @@ test("a fit holds out the recorded samples", async () => {
   assert.deepEqual(Array.from(found), weights);
 });
 
+test("a model that float32 cannot hold has diverged", async () => {
+  const program = { input: [1], classes: 2, loss: "cross-entropy" };
+  const task = { batch: 4, seed: 7, steps: 1, start: { sha256: "start" } };
+  const data = { n: 4, x: new Float32Array(4), labels: new Uint8Array(4) };
+  for (const value of [1e39, -1e39, NaN]) {
+    const learner = { program, fixedBatch: null, train: async () => ({ vector: Float64Array.of(0, value), losses: [0] }) };
+    await assert.rejects(runFit(learner, task, data, { vectors: new Map([["start", new Float32Array(2)]]) }), { code: "not_finite" });
+  }
+});
+
 for (const [optimiser, wanted] of VECTORS.optimisers.rows) {
   test(`${optimiser.name} moves weights as recorded, clipped to ${optimiser.clip_norm}`, () => {
     const { start, lr, steps } = VECTORS.optimisers;

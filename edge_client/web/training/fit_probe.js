@@ -29,10 +29,11 @@ export async function runFit(learner, task, data, { vectors, own, posterior, bet
   const batches = batchesOf(data.n, task, learner.fixedBatch !== null);
   const trained = await learner.train({ task, start, anchor, linear: named("linear"), data, batches, weights }, between);
   const loss = trained.losses.reduce((a, b) => a + b, 0) / trained.losses.length;
-  if (!Number.isFinite(loss) || !trained.vector.every(Number.isFinite)) {
+  const vector = Float32Array.from(trained.vector); // of a program in float64, too
+  if (!Number.isFinite(loss) || !vector.every(Number.isFinite)) {
     throw new Malformed("not_finite", `training diverged; the learning rate ${task.lr} may be too high`);
   }
-  return { vector: Float32Array.from(trained.vector), loss, start: sent, anchor };
+  return { vector, loss, start: sent, anchor };
 }
 
 /** Evaluate the task's models -> {n, loss, votes, posterior, confusion, errors, inputs, answers, grad, labels, shares}: what was asked for, and what stays. */

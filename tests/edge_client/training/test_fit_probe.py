@@ -283,6 +283,14 @@ def asked(*want: str, **more: object) -> Probe:
     return replace(Probe(models=MODELS, want=frozenset(want), batch=8, seed=0), **more)  # type: ignore[arg-type]
 
 
+def test_a_model_that_float32_cannot_hold_has_diverged() -> None:
+    """A program may compute in float64; what is kept and sent is float32."""
+    for value in (1e39, -1e39, np.nan, np.inf):
+        with pytest.raises(Malformed, match="not_finite: training diverged"):
+            fit_result(TASK, TrainedModel(vector=np.array([0.0, value]), losses=np.ones(1)))
+    assert fit_result(TASK, TrainedModel(vector=np.array([3e38, -3e38]), losses=np.ones(1))).loss == 1.0
+
+
 def test_a_padded_fixed_batch_gives_what_a_free_one_gives() -> None:
     task = asked("loss", "votes", "posterior", "confusion")
     free, fixed = (
