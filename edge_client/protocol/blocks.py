@@ -137,8 +137,6 @@ class Manifest:
                 raise Malformed("bad_signature", f"{value!r:.80} is not of the form {pattern.pattern}")
 
     def _check_inline(self, data: bytes) -> None:
-        if len(data) > MAX_INLINE_BYTES:
-            raise Malformed("too_big", f"inline blob of {len(data)} bytes, at most {MAX_INLINE_BYTES}")
         if len(data) != self.size or hashlib.sha256(data).hexdigest() != self.sha256:
             raise Malformed("bad_hash", "the inline blob is not the one that its manifest names")
 

@@ -11,13 +11,13 @@ gives scores only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge_client.errors import Malformed
-from edge_client.protocol.task import F64, I64, Array
+from edge_client.protocol.task import F64, Array
 
 MAX_CLASSES = 32  # a profile has 2 C^2 numbers for each center; models of more classes have none
 SHRINKAGE = 0.01  # of the covariance towards a multiple of the identity: a class may be named a few times only
@@ -140,27 +140,6 @@ class AnswerLook:
 def vector_size(classes: int) -> int:
     """Numbers of the moments of a model of so many classes."""
     return classes + classes**2 + classes * (classes + 1) // 2
-
-
-def answer_profiles(
-    answers: Sequence[Sequence[AnswerMoments]],
-    at: I64,
-    *,
-    without: int | None = None,
-    least: int = 1,
-) -> list[AnswerProfile] | None:
-    """Of each center, from moments of n devices under each of K centers, [n][K], and the devices' centers `at` [n].
-
-    A center of fewer than `least` devices, or with none but `without`, has the profile of all. None of one device.
-    """
-    if len(answers) < 2:  # noqa: PLR2004 - a device and another
-        return None
-    others = [i for i in range(len(answers)) if i != without]
-    profiles = []
-    for k in range(len(answers[0])):
-        own = [i for i in others if at[i] == k] if int((at == k).sum()) >= least else []
-        profiles.append(make_answer_profile(answers[i][k] for i in own or others))
-    return profiles
 
 
 def answer_moments(logits: Array) -> AnswerMoments:

@@ -10,7 +10,7 @@ no label and nearly ignores how frequent the classes are on a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,15 +137,6 @@ def make_profile(parts: Iterable[InputMoments]) -> InputProfile:
     np.fill_diagonal(correlation, 1.0)
     precision: F64 = np.asarray(np.linalg.inv(correlation), np.float64)
     return InputProfile(mean=mean, spread=spread, precision=precision)
-
-
-def leave_one_out(parts: Sequence[InputMoments]) -> list[InputProfile | None]:
-    """For each device the profile of all others, as one that never trained has added nothing; None of one device."""
-    if len(parts) < 2:  # noqa: PLR2004 - a device and another
-        return [None for _ in parts]
-    first, *others = parts
-    total = sum(others, start=first)
-    return [make_profile([total - one]) for one in parts]
 
 
 def _folded(flat: F64) -> F64:

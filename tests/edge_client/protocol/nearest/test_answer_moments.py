@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from coordinator.nearest.fleet_profiles import answer_profiles
 from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.answer_moments import (
@@ -14,7 +15,6 @@ from edge_client.protocol.nearest.answer_moments import (
     AnswerLook,
     AnswerMoments,
     answer_moments,
-    answer_profiles,
     make_answer_profile,
     vector_size,
 )
