@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.nearest.fit_router import LARGEST_LIMIT, CenterMeasurement, learn_router, local_round_of
-from coordinator.nearest.profiles import answer_profiles, leave_one_out
+from coordinator.nearest.fleet_profiles import answer_profiles, leave_one_out
 from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import Malformed

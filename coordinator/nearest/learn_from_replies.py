@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from coordinator.nearest.fit_router import CenterMeasurement, feature_baseline, learn_router
-from coordinator.nearest.profiles import answer_profiles, leave_one_out
+from coordinator.nearest.fleet_profiles import answer_profiles, leave_one_out
 from coordinator.strategies.base import Replies
 from edge_client.protocol.nearest.answer_moments import MAX_CLASSES, AnswerLook, AnswerMoments
 from edge_client.protocol.nearest.input_moments import InputMoments, make_profile

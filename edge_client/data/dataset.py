@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -249,24 +251,41 @@ def _why(parts: Sequence[readers.DataFile], wrong: ValueError) -> str:
     return f"{parts[-1].name}: {wrong}"
 
 
-def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[I64]:
+@dataclass(frozen=True)
+class ShuffledBatches(Sequence[I64]):
+    """What `batches` gives: made while it is read, since a task may ask for a million steps."""
+
+    n: int
+    batch: int
+    seed: int
+    steps: int
+    fixed: bool
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[I64]:
+        rng, stop, done = np.random.Generator(np.random.PCG64(self.seed)), self.n, 0
+        stop -= stop % self.batch if self.fixed else 0
+        while done < self.steps:
+            order: Array = rng.permutation(self.n)
+            for at in range(0, stop, self.batch)[: self.steps - done]:
+                yield order[at : at + self.batch]
+                done += 1
+
+    @cached_property
+    def _all(self) -> list[I64]:
+        return list(self)
+
+    def __getitem__(self, at: Any) -> Any:  # noqa: ANN401 - one, or some
+        return self._all[at]
+
+
+def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> ShuffledBatches:
     """`steps` arrays of sample indices: one PCG64(seed) permutation of n per pass, cut in order.
 
-    The short last batch of a pass is used unless `fixed`. Raises Malformed("no_data") at once when no batch fits.
+    The short last batch of a pass is used unless `fixed`. Raises Malformed("no_data") when no batch fits.
     """
     if n < 1 or (fixed and n < batch):
         raise Malformed("no_data", f"{n} samples, a batch needs {batch if fixed else 1}")
-    return _cut(n, batch, seed, steps, fixed=fixed)
-
-
-def _cut(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[I64]:
-    rng = np.random.Generator(np.random.PCG64(seed))
-    stop = n - n % batch if fixed else n
-    done = 0
-    while done < steps:
-        order: Array = rng.permutation(n)
-        for at in range(0, stop, batch):
-            if done == steps:
-                return
-            yield order[at : at + batch]
-            done += 1
+    return ShuffledBatches(n, batch, seed, steps, fixed)

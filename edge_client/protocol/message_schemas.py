@@ -371,7 +371,7 @@ def _added_contradiction(work: Mapping[str, Any]) -> str | None:
     if any(one >= other for one, other in pairwise(opened)) or (opened and opened[-1] >= len(added["centers"])):
         return "open names no rising numbers of centers"
     means = added.get("part") in ("count", "points")
-    if (means or added.get("choose") == "nearest") and not (compare and all(start < end for start, end in compare)):
+    if ((means or added.get("choose") == "nearest") and not compare) or any(start >= end for start, end in compare):
         return "models are compared in columns, start before end"
     if means and not {"points", "points_open"} <= added.keys():
         return "a part of k-means has no centroids"

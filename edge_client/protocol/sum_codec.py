@@ -107,6 +107,8 @@ def read_work(message: Mapping[str, Any], get: task_codec.GetVector) -> Work:
         centers = np.stack([once(Manifest.from_json(center)) for center in added["centers"]])
         how: dict[str, Any] = {name: added[name] for name in _PLAIN if name in added}
         how["compare"] = tuple((start, end) for start, end in added.get("compare", ()))
+        if (columns := sum(end - start for start, end in how["compare"])) > (size := centers.shape[1]):
+            raise Malformed("bad_task", f"{columns} columns of a model of {size} are compared")
         if "points" in added:
             how["points"] = _points(once(Manifest.from_json(added["points"])), centers, how["compare"])
         if "points_open" in added:

@@ -111,7 +111,7 @@ def without_unneeded_inits(message: Mapping[str, Any], has: Callable[[str], bool
 
 
 def task_manifests(message: Mapping[str, Any]) -> list[Manifest]:
-    """The vectors, and the message of a sum, that a device must fetch for this `task`, each blob once."""
+    """The vectors, and the message of a sum, that a device must fetch for this `task`, each blob of a kind once."""
     named = [message.get(field) for field in ("start", "init", "anchor", "linear", "message")]
     added = message.get("sum", {})
     named += [added.get("points"), *added.get("centers", [])]
@@ -119,7 +119,7 @@ def task_manifests(message: Mapping[str, Any]) -> list[Manifest]:
     blobs = [Manifest.from_json(value) for value in named if isinstance(value, dict)]
     if "work" in message:
         blobs += task_manifests(message["work"])
-    return list({blob.sha256: blob for blob in blobs}.values())
+    return list({(blob.kind, blob.sha256): blob for blob in blobs}.values())  # a signature is of a kind
 
 
 def read_task(message: Mapping[str, Any], get: GetVector) -> Fit | Probe:

@@ -63,7 +63,7 @@ def make_job(
                 "bad_schema", f"a model of shape {vector.shape}, the program has {program.schema.size} values"
             )
     order = batches(len(data), task.batch, task.seed, task.steps, fixed=fixed_batch is not None)
-    return TrainingJob(task=task, start=start, data=data, batches=list(order), weights=weights)
+    return TrainingJob(task=task, start=start, data=data, batches=order, weights=weights)
 
 
 def run_fit(
@@ -83,7 +83,7 @@ def run_fit(
 def fit_result(task: Fit, trained: TrainedModel) -> FitResult:
     """A finished update; raises Malformed where it diverged."""
     loss = float(np.mean(trained.losses))
-    if not (np.isfinite(loss) and np.isfinite(trained.vector).all()):
+    if not (np.isfinite(loss) and (np.abs(trained.vector) <= np.finfo(np.float32).max).all()):
         raise Malformed("not_finite", f"training diverged; the learning rate {task.lr} may be too high")
     return FitResult(vector=trained.vector, loss=loss)
 

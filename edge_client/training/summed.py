@@ -57,7 +57,7 @@ def choose_before(
     k = len(task.centers)
     last = None if last is None or len(last) != k else last
     if task.choose == "only":
-        return np.ones(1)
+        return np.ones(k)
     if task.choose == "given":
         if task.group is None or not 0 <= task.group < k:
             raise Malformed("bad_task", "no center is given")

@@ -76,6 +76,15 @@ def test_no_vector_of_a_task_is_taken_without_the_coordinators_signature(
     assert stage.said("rdy") == []
 
 
+@pytest.mark.parametrize("field", ["start", "anchor"])
+def test_a_signed_linear_term_does_not_vouch_for_a_model_of_the_same_bytes(stage: DeviceStage, field: str) -> None:
+    """Such a task names one blob twice, under two kinds; the signature is that of the last one."""
+    term = stage.put(stage.model(9), "linear")
+    model = unsigned(replace(term, kind="model"))
+    assert answer_to(stage, **{field: model.to_json(), "linear": term.to_json()}) == ["bad_signature"]
+    assert stage.said("rdy") == []
+
+
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
 def test_no_candidate_of_a_probe_is_tried_without_it(stage: DeviceStage, forge: Forge) -> None:
     probe = Probe(models=(stage.model(1), stage.model(2)), want=frozenset({"loss"}), batch=8, seed=0)

@@ -93,6 +93,7 @@ def test_the_limits_are_the_codes() -> None:
         4 << 30,
     )
     assert set(blocks.KIND_LIMITS) <= words(SECTIONS["4"])
+    assert set(tensors.TENSOR_FILE_KINDS) == words(SECTIONS["6"].strip().partition("safetensors")[0])
 
 
 def test_every_field_of_program_json_is_in_its_table() -> None:

@@ -117,5 +117,9 @@ def refused() -> dict[str, dict[str, Any]]:
             **add,
             "work": {**add["work"], "sum": uncompared | {"compare": [[0, 2], [5, 3]]}},
         },
+        "unneeded columns that end before they start": {
+            **add,
+            "work": {**add["work"], "sum": uncompared | {"choose": "loss", "compare": [[5, 3]]}},
+        },
         "an unknown model to serve": {**add, "work": {**served, "sum": served["sum"] | {"usual": 2}}},
     }

@@ -7,7 +7,7 @@ import { test } from "node:test";
 
 import { goldenInputs } from "../../edge_client/web/engines/golden_run.js";
 import * as blocks from "../../edge_client/web/protocol/blocks.js";
-import { crc32, fromHex, sha256, toHex } from "../../edge_client/web/protocol/bytes.js";
+import { crc32, fromBase64, fromHex, sha256, toBase64, toHex } from "../../edge_client/web/protocol/bytes.js";
 import { readCatalog } from "../../edge_client/web/protocol/nearest/catalog.js";
 import * as codecs from "../../edge_client/web/protocol/codecs.js";
 import { canonicalJson, parseJson, Real } from "../../edge_client/web/protocol/json.js";
@@ -17,7 +17,7 @@ import { readProgram } from "../../edge_client/web/protocol/program.js";
 import { Pcg64 } from "../../edge_client/web/protocol/random.js";
 import { schemaOf } from "../../edge_client/web/protocol/schema.js";
 import * as signing from "../../edge_client/web/protocol/signing.js";
-import { runFit } from "../../edge_client/web/training/fit_probe.js";
+import { batchesOf, runFit } from "../../edge_client/web/training/fit_probe.js";
 import { inputMoments } from "../../edge_client/web/training/input_moments.js";
 import { Rule } from "../../edge_client/web/training/optimiser.js";
 import { unpackTensors } from "../../edge_client/web/protocol/tensors.js";
@@ -112,6 +112,13 @@ test("a bitmap counts from the least significant bit", () => {
   assert.deepEqual(blocks.Bitmap.fromBase64(total, base64).missing(99), [[1, 2], [4, 5]]);
 });
 
+test("base64 holds no byte more than its limit", () => {
+  for (const limit of [100, 101, 102]) {
+    assert.equal(fromBase64(toBase64(new Uint8Array(limit)), limit).length, limit);
+    assert.throws(() => fromBase64(toBase64(new Uint8Array(limit + 1)), limit), { code: "too_big" });
+  }
+});
+
 test("the shard of a device", () => {
   const { cid, crc32: crc, shards, shard } = VECTORS.shard;
   assert.equal(crc32(bytes(cid)), crc);
@@ -185,6 +192,19 @@ test("batches follow numpy's permutation of the seed", () => {
   assert.deepEqual(Array.from(stream.permutation(n)), second);
 });
 
+test("the batches of many steps take no memory before they are read", () => {
+  const before = process.memoryUsage().arrayBuffers;
+  let count = 0;
+  for (const index of batchesOf(1_000, { batch: 65_536, seed: 7, steps: 20_000 }, false)) {
+    assert.equal(index.length, 1_000);
+    if ((count += 1) === 3) break;
+  }
+  assert.ok(process.memoryUsage().arrayBuffers - before < 1 << 20);
+  const { seed, n, first_pass: first, second_pass: second } = VECTORS.batches;
+  assert.deepEqual([...batchesOf(n, { batch: n, seed, steps: 2 }, false)].map((cut) => [...cut]), [first, second]);
+  assert.deepEqual([...batchesOf(n, { batch: 4, seed, steps: 3 }, true)].map((cut) => [...cut]), [first.slice(0, 4), first.slice(4, 8), second.slice(0, 4)]);
+});
+
 test("a fit holds out the recorded samples", async () => {
   const { n, rows, weights } = VECTORS.held_out;
   let found;
@@ -196,6 +216,16 @@ test("a fit holds out the recorded samples", async () => {
   const data = { n, x: new Float32Array(n), labels: new Uint8Array(n) };
   await runFit(learner, task, data, { vectors: new Map([["start", new Float32Array(1)]]) });
   assert.deepEqual(Array.from(found), weights);
+});
+
+test("a model that float32 cannot hold has diverged", async () => {
+  const program = { input: [1], classes: 2, loss: "cross-entropy" };
+  const task = { batch: 4, seed: 7, steps: 1, start: { sha256: "start" } };
+  const data = { n: 4, x: new Float32Array(4), labels: new Uint8Array(4) };
+  for (const value of [1e39, -1e39, NaN]) {
+    const learner = { program, fixedBatch: null, train: async () => ({ vector: Float64Array.of(0, value), losses: [0] }) };
+    await assert.rejects(runFit(learner, task, data, { vectors: new Map([["start", new Float32Array(2)]]) }), { code: "not_finite" });
+  }
 });
 
 for (const [optimiser, wanted] of VECTORS.optimisers.rows) {
@@ -277,6 +307,14 @@ test("topics are built and read as they stand", () => {
   assert.deepEqual(built, VECTORS.topics);
   const kinds = VECTORS.topics.map((topic) => topics.parse(topic).kind);
   assert.deepEqual(kinds, ["coord", "cat", "bb", "st", "rq", "in", "t", "b"]);
+});
+
+test("a large number of a message is read again as the same, and as no integer", () => {
+  for (const value of [2 ** 53, -1e17, 1e21, 1e300]) {
+    const read = parseJson(canonicalJson(value), 100);
+    assert.ok(read instanceof Real);
+    assert.equal(read.valueOf(), value);
+  }
 });
 
 const HELLO = await blocks.manifestOf(bytes("hello"), "model");

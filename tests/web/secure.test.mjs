@@ -210,6 +210,11 @@ for (const [name, recorded] of Object.entries(RECORDED.tasks)) {
   });
 }
 
+test("a blob that a task names under two kinds is looked at under both: a signature is of one", () => {
+  const term = { sha256: "0".repeat(64), kind: "linear" };
+  assert.deepEqual(taskManifests({ start: { ...term, kind: "model" }, linear: term, anchor: term }).map(({ kind }) => kind), ["model", "linear"]);
+});
+
 for (const [why, job] of Object.entries(RECORDED.refused_jobs)) {
   test(`a task of a sum is refused: ${why}`, async () => {
     const { work: _work, message: _message, after: _after, ...frame } = JSON.parse(RECORDED.tasks.add);
@@ -280,6 +285,8 @@ test("a scale whose sum could overflow, and centroids of another shape, are refu
   const vectors = (points) => new Map([...work.sum.centers.map(({ sha256 }, k) => [sha256, CENTERS[k]]), [work.sum.points.sha256, points]]);
   assert.equal(readSummedFit(work, vectors(POINTS)).points.length, 2);
   for (const points of [POINTS.subarray(1), POINTS.subarray(8)]) assert.throws(() => readSummedFit(work, vectors(points)), refused("bad_task"));
+  const again = { ...work, sum: { ...work.sum, compare: [[0, 6], [0, 1]] } };
+  assert.throws(() => readSummedFit(again, vectors(POINTS)), (wrong) => wrong.code === "bad_task" && wrong.message.includes("7 columns of a model of 6"));
   assert.throws(() => decodePoints(new Uint8Array(7)), refused("bad_schema"));
   assert.throws(() => decodePoints(new Uint8Array(Float64Array.of(Number.NaN).buffer)), refused("not_finite"));
 });

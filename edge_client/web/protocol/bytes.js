@@ -36,11 +36,10 @@ export function toBase64(data) {
 /** Strict base64 of at most `limit` bytes: no line breaks, padded, no spare bits. */
 export function fromBase64(text, limit) {
   if (typeof text !== "string" || /[^\x00-\x7f]/.test(text)) throw new Malformed("bad_field", `expected base64 text, got ${shown(text)}`);
-  if (text.length > 4 * Math.ceil(limit / 3)) {
-    throw new Malformed("too_big", `base64 of ${text.length} characters, at most ${limit} bytes are allowed`);
-  }
+  const size = Math.floor(text.length / 4) * 3 - (text.endsWith("==") ? 2 : text.endsWith("=") ? 1 : 0);
+  if (size > limit) throw new Malformed("too_big", `base64 of ${size} bytes, at most ${limit} are allowed`);
   if (!FORM.test(text)) throw new Malformed("bad_field", "not base64");
-  const out = new Uint8Array((text.length / 4) * 3 - (text.endsWith("==") ? 2 : text.endsWith("=") ? 1 : 0));
+  const out = new Uint8Array(size);
   for (let i = 0, at = 0; i < text.length; i += 4) {
     const four = [0, 1, 2, 3].map((k) => Math.max(0, BASE64.indexOf(text[i + k])));
     const three = (four[0] << 18) | (four[1] << 12) | (four[2] << 6) | four[3];

@@ -193,5 +193,6 @@ function numberText(value) {
   const number = value.valueOf();
   if (!Number.isFinite(number)) throw new Malformed("bad_field", `cannot be written as JSON: ${number}`);
   const text = String(number);
-  return value instanceof Real && Number.isInteger(number) && !text.includes("e") ? `${text}.0` : text;
+  const real = value instanceof Real || Math.abs(number) > MAX_INTEGER; // an integer beyond is refused
+  return real && Number.isInteger(number) && !text.includes("e") ? `${text}.0` : text;
 }

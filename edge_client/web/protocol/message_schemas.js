@@ -276,7 +276,8 @@ function addedContradiction({ open = [], centers, part, choose, compare, points,
   if (served === "center" && usual >= models.length) return "usual is the number of no model";
   if (open.some((k, i) => k >= centers.length || (i && k <= open[i - 1]))) return "open names no rising numbers of centers";
   const means = ["count", "points"].includes(part);
-  if ((means || choose === "nearest") && !compare?.every(([start, end]) => start < end)) return "models are compared in columns, start before end";
+  const needed = means || choose === "nearest";
+  if ((needed && !compare) || compare?.some(([start, end]) => start >= end)) return "models are compared in columns, start before end";
   if (means && !(points && openPoints)) return "a part of k-means has no centroids";
   return null;
 }

@@ -52,6 +52,8 @@ export function readSummedFit(work, vectors) {
   const centers = sum.centers.map(({ sha256 }) => vectors.get(sha256));
   const { share = 1, compare = [], hysteresis = 0, sigma = 0, refresh = true, repeats = 1, move = 1 } = sum;
   const task = { ...sum, sum, work, centers, scale: new SumScale(sum.scale), share, compare, hysteresis, sigma, refresh, repeats, move };
+  const columns = compare.reduce((total, [start, end]) => total + end - start, 0);
+  if (columns > centers[0].length) throw bad(`${columns} columns of a model of ${centers[0].length} are compared`);
   if (!sum.points) return task;
   const [k, width] = [centers.length, compared(task, centers[0]).length];
   const values = vectors.get(sum.points.sha256);

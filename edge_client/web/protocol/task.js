@@ -29,11 +29,11 @@ export function withoutUnneededInits(task, kept) {
   return found;
 }
 
-/** The manifests of the vectors, and of the message of a sum, that a device must fetch, each blob once. */
+/** The manifests of the vectors, and of the message of a sum, that a device must fetch, each blob of a kind once: a signature is of a kind. */
 export function taskManifests(task) {
   const named = [task.start, task.init, task.anchor, task.linear, task.message, task.sum?.points, ...(task.sum?.centers ?? [])];
   if (task.work) named.push(...taskManifests(task.work));
   named.push(...(task.models ?? []).map((model) => ("own" in model ? model.init : model)));
   const blobs = named.filter((value) => value !== null && typeof value === "object");
-  return [...new Map(blobs.map((blob) => [blob.sha256, blob])).values()];
+  return [...new Map(blobs.map((blob) => [blob.kind + blob.sha256, blob])).values()];
 }

@@ -14,7 +14,7 @@ export const MAX_TENSORS = 4_096;
 const MAX_DIMS = 8;
 const VERSION = 1;
 const SHA256 = /^[0-9a-f]{64}$/;
-const KINDS = ["model", "linear", "delta", "stats", "router", "sketch", "frozen"];
+const KINDS = ["model", "linear", "delta", "stats", "sketch", "frozen"];
 // name -> array class (F16 as its bits), in the order in which safetensors 0.8 writes them
 export const DTYPES = {
   I64: BigInt64Array, F64: Float64Array, F32: Float32Array, I32: Int32Array, F16: Uint16Array, I8: Int8Array, U8: Uint8Array,

@@ -29,10 +29,11 @@ export async function runFit(learner, task, data, { vectors, own, posterior, bet
   const batches = batchesOf(data.n, task, learner.fixedBatch !== null);
   const trained = await learner.train({ task, start, anchor, linear: named("linear"), data, batches, weights }, between);
   const loss = trained.losses.reduce((a, b) => a + b, 0) / trained.losses.length;
-  if (!Number.isFinite(loss) || !trained.vector.every(Number.isFinite)) {
+  const vector = Float32Array.from(trained.vector); // of a program in float64, too
+  if (!Number.isFinite(loss) || !vector.every(Number.isFinite)) {
     throw new Malformed("not_finite", `training diverged; the learning rate ${task.lr} may be too high`);
   }
-  return { vector: Float32Array.from(trained.vector), loss, start: sent, anchor };
+  return { vector, loss, start: sent, anchor };
 }
 
 /** Evaluate the task's models -> {n, loss, votes, posterior, confusion, errors, inputs, answers, grad, labels, shares}: what was asked for, and what stays. */
@@ -76,17 +77,21 @@ export async function runProbe(learner, task, local, { vectors, own, between }) 
   };
 }
 
-/** `steps` arrays of sample indices: one permutation per pass, cut in order; the short rest is used unless `fixed`. */
-export function batchesOf(n, { batch, seed, steps }, fixed) {
-  if (n < 1 || (fixed && n < batch)) throw new Malformed("no_data", `${n} samples, a batch needs ${fixed ? batch : 1}`);
+/**
+ * `steps` arrays of sample indices: one permutation per pass, cut in order; the short rest is used unless `fixed`. They are made while
+ * they are read: a task may ask for a million steps.
+ */
+export function batchesOf(n, task, fixed) {
+  if (n < 1 || (fixed && n < task.batch)) throw new Malformed("no_data", `${n} samples, a batch needs ${fixed ? task.batch : 1}`);
+  return cutPasses(n, task, fixed ? n - (n % task.batch) : n);
+}
+
+function* cutPasses(n, { batch, seed, steps }, stop) {
   const stream = new Pcg64(seed);
-  const stop = fixed ? n - (n % batch) : n;
-  const found = [];
-  while (found.length < steps) {
+  for (let done = 0; done < steps;) {
     const order = stream.permutation(n);
-    for (let at = 0; at < stop && found.length < steps; at += batch) found.push(order.slice(at, Math.min(at + batch, n)));
+    for (let at = 0; at < stop && done < steps; at += batch, done += 1) yield order.slice(at, Math.min(at + batch, n));
   }
-  return found;
 }
 
 /**

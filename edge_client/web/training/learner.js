@@ -28,8 +28,9 @@ export class Learner {
     const still = rule ? { ...task, lr: 0, momentum: 0 } : task; // then the step's velocity is the gradient
     const update = this.engine.update(this.fixedFeeds(still, start, anchor, linear), rule);
     const losses = [];
-    for (const [k, index] of batches.entries()) {
-      await between(k, batches.length, losses);
+    for (const index of batches) {
+      const k = losses.length;
+      await between(k, task.steps, losses);
       const q = this.Type.from(index, (i) => weights[i] / index.length);
       const fresh = { ...this.sampleFeeds(data, index), q: { data: q, dims: [index.length] } };
       losses.push(await update.step({ ...fresh, ...this.noiseFeeds(task.seed, k, index.length) }));

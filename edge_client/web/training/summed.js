@@ -64,7 +64,7 @@ async function train(learner, task, local, memory, { vectors, between }) {
 async function chooseBefore(learner, task, local, kept, given) {
   const { choose, work, centers } = task;
   const last = kept?.length === centers.length ? kept : undefined;
-  if (choose === "only") return { scores: [1] };
+  if (choose === "only") return { scores: centers.map(() => 1) };
   if (choose === "given") {
     if (!(task.group < centers.length)) throw bad("no center is given");
     return { scores: alone(centers.length, task.group) };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import random
 import struct
@@ -220,3 +221,12 @@ def test_no_bitmap_is_sized_from_a_wild_number(total: int) -> None:
 def test_base64_has_one_spelling(text: object) -> None:
     with pytest.raises(Malformed):
         decode_base64(text, 100)
+
+
+@pytest.mark.parametrize("limit", [100, 101, 102])
+def test_base64_holds_no_byte_more_than_its_limit(limit: int) -> None:
+    """The last four characters stand for one, two or three bytes."""
+    most = bytes(limit)
+    assert decode_base64(base64.b64encode(most).decode(), limit) == most
+    with pytest.raises(Malformed, match=r"^too_big: "):
+        decode_base64(base64.b64encode(most + b"x").decode(), limit)

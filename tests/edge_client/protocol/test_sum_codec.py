@@ -69,6 +69,14 @@ def test_contradictions_are_refused(why: str) -> None:
         messages.read_message(task_message(refused()[why]), "t")
 
 
+def test_no_column_is_compared_again_and_again() -> None:
+    """64 ranges of all columns would take 64 times the memory of the centers."""
+    said = messages.read_message(task_message(job("add")), "t")
+    said["work"]["sum"]["compare"] = [[0, 6], [0, 1]]
+    with pytest.raises(Malformed, match="bad_task: 7 columns of a model of 6 are compared"):
+        read_work(said, get)
+
+
 def test_the_words_of_each_part_are_counted_without_computing_them() -> None:
     counts = {name: words_of(STAGES[name].work) for name in STAGES if name.startswith(("add", "tell"))}  # type: ignore[arg-type]
     assert counts == {"add": 8, "add, k-means": 2 * 2 * (4 + 2), "add, evaluation": 5, "tell": 2}

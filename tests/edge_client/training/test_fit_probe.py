@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -14,6 +16,7 @@ from edge_client.protocol.task import OWN_MODEL, Array, Fit, Flat, OwnModel, Pro
 from edge_client.training.fit_probe import (
     count_votes,
     fit_result,
+    make_job,
     recalibrate,
     responsibilities,
     run_fit,
@@ -68,6 +71,21 @@ def test_fit_leaves_the_task_and_the_data_alone_and_repeats_itself() -> None:
 def test_fit_reports_the_mean_loss_of_its_steps() -> None:
     one = run_fit(LEARNER, replace(TASK, steps=1, lr=0.0, batch=64), DATA)
     assert one.loss == pytest.approx(LEARNER.evaluate([np.array(TASK.start)], DATA, batch=64)[0].mean())
+
+
+def test_the_batches_of_many_steps_take_no_memory_before_they_are_read() -> None:
+    """A task may ask for a million steps, and a board has little memory."""
+    data = samples(np.random.default_rng(0), 100)
+    task = Fit(start=np.zeros(PROGRAM.schema.size), steps=100_000, batch=65_536, lr=0.1, seed=7)
+    tracemalloc.start()
+    job = make_job(PROGRAM, task, data)
+    cuts = [len(cut) for cut in islice(job.batches, 3)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(job.batches), cuts) == (100_000, [100] * 3)
+    assert peak < 1 << 17
+    few = make_job(PROGRAM, replace(task, steps=5, batch=32), data).batches
+    assert [few[k].tolist() for k in range(5)] == [cut.tolist() for cut in few]
 
 
 def test_own_resumes_the_devices_model_and_falls_back_to_init() -> None:
@@ -266,6 +284,14 @@ LOCAL = DeviceData(train=DATA, test=samples(RNG, 11))
 
 def asked(*want: str, **more: object) -> Probe:
     return replace(Probe(models=MODELS, want=frozenset(want), batch=8, seed=0), **more)  # type: ignore[arg-type]
+
+
+def test_a_model_that_float32_cannot_hold_has_diverged() -> None:
+    """A program may compute in float64; what is kept and sent is float32."""
+    for value in (1e39, -1e39, np.nan, np.inf):
+        with pytest.raises(Malformed, match="not_finite: training diverged"):
+            fit_result(TASK, TrainedModel(vector=np.array([0.0, value]), losses=np.ones(1)))
+    assert fit_result(TASK, TrainedModel(vector=np.array([3e38, -3e38]), losses=np.ones(1))).loss == 1.0
 
 
 def test_a_padded_fixed_batch_gives_what_a_free_one_gives() -> None:

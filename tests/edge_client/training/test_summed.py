@@ -23,6 +23,7 @@ from edge_client.training.skellam import secret_stream
 from edge_client.training.summed import (
     CHOICE_SLOT,
     TrainedChoice,
+    choose_after,
     choose_before,
     choose_nearest,
     contribution,
@@ -238,3 +239,12 @@ def test_a_device_whose_held_out_samples_have_no_label_refuses_an_evaluation(lab
     else:
         with pytest.raises(Malformed, match="no_data"):
             evaluation_words(learner, probe, local, own=lambda _: None, drawn=secret_stream())
+
+
+def test_the_only_center_of_several_is_the_first_one_that_is_open() -> None:
+    """A choice is an order of all centers, also where a task names more than one only center."""
+    learner, local = cast("Learner", None), DeviceData(train=Dataset(np.zeros((1, 1)), np.zeros(1, np.int64)))
+    only = task(choose="only", open=(1, 2))
+    scores = choose_before(learner, only, local, None, lambda _: None)
+    mine = choose_after(only, CENTERS[:1], scores, None)
+    assert mine.among(only.open).tolist() == [0, 1, 0]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.nearest.fleet_profiles import leave_one_out
 from coordinator.nearest.learn_from_replies import same_features
-from coordinator.nearest.profiles import leave_one_out
 from edge_client.errors import Malformed
 from edge_client.protocol.nearest.input_moments import (
     MAX_VALUES,

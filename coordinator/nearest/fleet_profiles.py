@@ -1,4 +1,4 @@
-"""The profiles of which a router is made: of each center's answers, and of the inputs of all devices but one."""
+"""Profiles of a fleet's inputs and answers, also without one of its devices, to judge that one as a newcomer. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from collections.abc import Sequence
 from edge_client.protocol.nearest.answer_moments import AnswerMoments, AnswerProfile, make_answer_profile
 from edge_client.protocol.nearest.input_moments import InputMoments, InputProfile, make_profile
 from edge_client.protocol.task import I64
+
+
+def leave_one_out(parts: Sequence[InputMoments]) -> list[InputProfile | None]:
+    """For each device the profile of all others, as one that never trained has added nothing; None of one device."""
+    if len(parts) < 2:  # noqa: PLR2004 - a device and another
+        return [None for _ in parts]
+    first, *others = parts
+    total = sum(others, start=first)
+    return [make_profile([total - one]) for one in parts]
 
 
 def answer_profiles(
@@ -28,12 +37,3 @@ def answer_profiles(
         own = [i for i in others if at[i] == k] if int((at == k).sum()) >= least else []
         profiles.append(make_answer_profile(answers[i][k] for i in own or others))
     return profiles
-
-
-def leave_one_out(parts: Sequence[InputMoments]) -> list[InputProfile | None]:
-    """For each device the profile of all others, as one that never trained has added nothing; None of one device."""
-    if len(parts) < 2:  # noqa: PLR2004 - a device and another
-        return [None for _ in parts]
-    first, *others = parts
-    total = sum(others, start=first)
-    return [make_profile([total - one]) for one in parts]
