@@ -180,6 +180,7 @@ test("a result that is done while the connection is lost is not called sent, and
     },
   });
   const from = world.said.length;
+  client.transport.random = () => 1000; // it dials again when it is told to
   world.say("task", await world.task());
   while (!told.includes("rest")) await new Promise(setImmediate);
   assert.deepEqual([told.includes("lost"), told.includes("delivering")], [true, false]);
@@ -201,6 +202,26 @@ test("a task that is stopped or replaced is dropped, and the next one is done", 
   const rdy = await world.heard((m) => m.k === "rdy");
   assert.equal(rdy.round, 3);
   assert.equal(world.said.some((m) => m.k === "nack"), false);
+  await leave();
+});
+
+test("a phone whose round is over before its part is there says so, in the midst of training and of sending", async () => {
+  const [world, told] = [new World(), []];
+  const { leave } = await phone(world, new MemoryStore(), { tell: ({ what, status }) => told.push(status ?? what) });
+  const stopped = async (round) => {
+    const from = world.said.length;
+    world.say("stop", { run: "r1", round, exchange: 0 });
+    world.say("rebirth", {}); // is answered after it
+    await world.heard((m) => m.k === "st", from);
+    return told.filter((what) => what === "late").length;
+  };
+  world.say("task", await world.task({ steps: 100_000 }));
+  while (!told.includes("training")) await new Promise(setImmediate);
+  assert.equal(await stopped(1), 1);
+  world.say("task", await world.task({ round: 2 }));
+  await world.heard((m) => m.k === "rdy");
+  assert.equal(await stopped(2), 2);
+  assert.equal(await stopped(2), 2); // it was told already
   await leave();
 });
 

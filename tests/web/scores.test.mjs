@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { countVotes, meanErrors, runFit } from "../../edge_client/web/training/fit_probe.js";
+import { countVotes, meanErrors, runFit, runProbe } from "../../edge_client/web/training/fit_probe.js";
 
 const program = { loss: "squared-error" };
 const data = { n: 2, targets: Float32Array.from([1, 10, 3, 10]) }; // two samples of two targets
@@ -17,6 +17,18 @@ test("errors are means over samples and targets, and each target varies around i
 test("errors are not told of classes, nor of outputs of another shape", () => {
   assert.throws(() => meanErrors({ loss: "cross-entropy" }, [], data), { code: "bad_task" });
   assert.throws(() => meanErrors(program, [Float32Array.from([1])], data), { code: "bad_task" });
+});
+
+test("hits and misses are counted of so many classes as fit into a page's memory, and as other devices count", async () => {
+  const counted = async (classes) => {
+    const evaluate = async () => ({ losses: [Float64Array.of(0)], logits: [new Float64Array(classes)] });
+    const learner = { program: { loss: "cross-entropy", classes, input: [1], target: [classes] }, evaluate };
+    const train = { n: 1, x: new Float32Array(1), labels: Int32Array.of(0) };
+    const probe = { models: [{ sha256: "a" }], want: ["confusion"], batch: 1, seed: 0 };
+    return (await runProbe(learner, probe, { train }, { vectors: new Map([["a", null]]), own: new Map() })).confusion[0].length;
+  };
+  assert.equal(await counted(40), 40);
+  await assert.rejects(counted(4097), { code: "bad_task" });
 });
 
 test("a loss that is no number wins no vote", () => {

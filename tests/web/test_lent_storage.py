@@ -96,7 +96,7 @@ def test_two_tabs_that_are_opened_at_once_are_one_phone(visit: Open, tmp_path: P
         opened.errors.clear()  # it has no icon
 
 
-def test_a_new_link_asks_whether_the_samples_of_the_name_before_are_taken_over(opened: Visit) -> None:
+def test_a_new_link_asks_once_whether_the_samples_of_the_name_before_are_taken_over(opened: Visit) -> None:
     page, asked = opened.page, list[str]()
     answers = iter([False, True, False])
 
@@ -109,20 +109,24 @@ def test_a_new_link_asks_whether_the_samples_of_the_name_before_are_taken_over(o
 
     page.on("dialog", answer)
     address = page.url
-    page.goto(f"{address}#id=web-0001")
-    text(page, "name", "^web-0001$")
+
+    def visited(name: str, count: str) -> None:
+        page.goto(f"{address}#id={name}")
+        text(page, "name", f"^{name}$")
+        text(page, "count", count)
+
+    visited("web-0001", "^none yet$")
     draw(page)
     text(page, "count", "^1 in 1 class")
-    page.goto(f"{address}#id=web-0002")
-    text(page, "name", "^web-0002$")
+    visited("web-0002", "^none yet$")
+    page.reload()  # it does not ask again
     text(page, "count", "^none yet$")
-    page.reload()  # it asks again
-    text(page, "count", "^1 in 1 class")
+    assert len(asked) == 1
+    visited("web-0001", "^1 in 1 class")  # where the sample stayed
+    visited("web-0002", "^1 in 1 class")
     page.reload()
     text(page, "count", "^1 in 1 class")
-    page.goto(f"{address}#id=web-0001")
-    text(page, "name", "^web-0001$")
-    text(page, "count", "^none yet$")
+    visited("web-0001", "^none yet$")
     words = "This browser has 1 sample of {}, as this phone was called before. Take it over?"
     assert asked == [words.format(name) for name in ("web-0001", "web-0001", "web-0002")]
 

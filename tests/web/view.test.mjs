@@ -47,6 +47,18 @@ test("what was sent last is told of a page that is opened again, statistics with
   assert.equal(told("delta"), "Last time: round 9, the change of the model was sent.");
 });
 
+test("the answer to what was sent is told in words: taken, too late, or not used and why", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const told = (status) => {
+    view.tell({ what: "answered", status, sent: 9 });
+    return page.parts.doing.textContent;
+  };
+  assert.equal(told("dup"), "Sent, and taken. Waiting for what comes next.");
+  assert.equal(told("late"), "The round was over before this phone's part was there. Waiting for what comes next.");
+  assert.equal(told("rejected"), "Sent, and not used: the coordinator answered “rejected”. Waiting for what comes next.");
+});
+
 test("a bar is shown only for work with a known share", () => {
   const page = plainPage();
   const view = new View(page);
