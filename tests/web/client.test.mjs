@@ -226,16 +226,19 @@ test("a phone whose round is over before its part is there says so, in the midst
 });
 
 test("a round that is over is played again only where a later epoch asks, as after a backup", async () => {
-  const [world, store] = [new World(), new MemoryStore()];
-  const { client, leave } = await phone(world, store);
+  const [world, store, begun] = [new World(), new MemoryStore(), []];
+  const { client, leave } = await phone(world, store, { tell: ({ what, round }) => what === "task" && begun.push(round) });
   world.say("task", await world.task({ round: 3 }));
   world.take(await world.heard((m) => m.k === "rdy"));
   while (client.state.result.status === null) await new Promise(setImmediate);
   const from = world.said.length;
   world.say("task", await world.task({ round: 1 }));
+  world.say("rebirth", {}); // is answered after it, in the midst of a task too
+  await world.heard((m) => m.k === "st", from);
   world.say("task", { ...(await world.task({ round: 2 })), epoch: client.state.result.epoch + 1 });
   const rdy = await world.heard((m) => m.k === "rdy", from);
   assert.equal(rdy.round, 2);
+  assert.deepEqual(begun, [3, 2]);
   assert.equal(world.said.some((m) => m.k === "nack"), false);
   await leave();
 });

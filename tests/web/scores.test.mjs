@@ -1,9 +1,10 @@
-// The page's votes, and its errors of a regression, on numbers worked out by hand.
+// The page's votes, its errors of a regression and its nearest center, on numbers worked out by hand.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { countVotes, meanErrors, runFit, runProbe } from "../../edge_client/web/training/fit_probe.js";
+import { chooseNearest } from "../../edge_client/web/training/summed.js";
 
 const program = { loss: "squared-error" };
 const data = { n: 2, targets: Float32Array.from([1, 10, 3, 10]) }; // two samples of two targets
@@ -42,4 +43,13 @@ test("a fit whose loss is no number is refused, as one whose model is: no announ
   const run = (...losses) => runFit(learner(losses), fit, samples, { vectors: new Map([["a", Float32Array.of(0)]]) });
   assert.equal((await run(1, 3)).loss, 2);
   for (const loss of [Infinity, NaN]) await assert.rejects(run(1, loss), { code: "not_finite" });
+});
+
+test("with hysteresis a phone leaves its center for one that is nearer by that share of the distance, and for no other", () => {
+  const chosen = (away, last) => {
+    const centers = [1, away].map((place) => Float32Array.of(place));
+    return chooseNearest({ compare: [[0, 1]], centers, hysteresis: 0.1 }, [Float32Array.of(0)], last).order[0];
+  };
+  assert.deepEqual([chosen(0.91, [1, 0]), chosen(0.89, [1, 0])], [0, 1]);
+  assert.deepEqual([chosen(0.91, undefined), chosen(0.91, [0, 1])], [1, 1]);
 });

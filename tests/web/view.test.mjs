@@ -246,6 +246,18 @@ test("no center can be looked for while the coordinator offers none: after it to
   assert.match(page.parts.earlier.textContent, /The training that goes on has no centers yet/);
 });
 
+test("one search for a center goes on at a time, and the button says that it does", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.samples = 1;
+  for (const event of [{ what: "connected" }, { what: "catalog", sha256: "new" }]) view.tell(event);
+  const button = () => [page.parts.nearest.disabled, page.parts.nearest.textContent];
+  view.showSearching(true);
+  assert.deepEqual(button(), [true, "Trying every center…"]);
+  view.showSearching(false);
+  assert.deepEqual(button(), [false, "Find my center"]);
+});
+
 test("the losses of a training that diverged fit into their place", () => {
   const page = plainPage();
   const view = new View(page);
