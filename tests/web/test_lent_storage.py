@@ -17,7 +17,7 @@ from tests.support.phone_federation import known_model
 from tests.support.phone_page import ring, served, text
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Dialog, Page
+    from playwright.sync_api import Dialog, Page, Route
 
 pytestmark = pytest.mark.browser
 REFUSING = "IDBFactory.prototype.open = () => { throw new DOMException('denied in this context', 'SecurityError'); }"
@@ -47,6 +47,21 @@ def test_a_browser_that_lends_no_storage_is_told_so_with_what_to_do(opened: Visi
     expect(page.locator("#link")).to_have_text("stopped")
     expect(page.locator("#waiting")).to_be_hidden()
     expect(page.get_by_text("connecting…")).to_have_count(0)
+
+
+def test_a_page_that_is_opened_at_an_address_without_https_says_what_it_needs(opened: Visit) -> None:
+    """Away from its own computer, as a phone in the same network has it."""
+    site, elsewhere = opened.page.url.rpartition("/phone/")[0], "http://home.example"
+    page = opened.page.context.new_page()
+
+    def from_there(route: Route) -> None:
+        route.fulfill(response=route.fetch(url=route.request.url.replace(elsewhere, site)))
+
+    page.route(f"{elsewhere}/**", from_there)
+    page.goto(f"{elsewhere}/phone/")
+    text(page, "trouble", "^this page needs https://")
+    expect(page.locator("#link")).to_have_text("stopped")
+    page.close()
 
 
 def test_a_page_whose_data_are_cleared_says_so_and_does_not_call_its_samples_safe(opened: Visit) -> None:
