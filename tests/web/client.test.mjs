@@ -222,6 +222,14 @@ test("a phone whose round is over before its part is there says so, in the midst
   await world.heard((m) => m.k === "rdy");
   assert.equal(await stopped(2), 2);
   assert.equal(await stopped(2), 2); // it was told already
+  const from = world.said.length;
+  world.say("task", await world.task({ round: 3, reply: { codec: "f32", base: "start", max_size: 1 << 20 } }));
+  await world.heard((m) => m.k === "rdy", from);
+  world.say("task", await world.task({ round: 4, steps: 100_000 }));
+  told.length = 0;
+  while (!told.includes("training")) await new Promise(setImmediate);
+  await stopped(3);
+  assert.deepEqual(told.filter((what) => ["rest", "late"].includes(what)), []); // the screen stays on for the one that goes on
   await leave();
 });
 

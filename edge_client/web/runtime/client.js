@@ -303,8 +303,9 @@ export class Client {
     if (ours) {
       this.uploader.cancel();
       await this.state.commitAcknowledgement("late");
-      this.tell({ what: "rest", owes: false });
     }
+    if (this.task !== null) return; // the page tells of that one
+    if (ours) this.tell({ what: "rest", owes: false });
     if (works || (ours && result.status === null)) this.tell({ what: "answered", status: "late", sent: this.state.sent });
   }
 
