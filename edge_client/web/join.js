@@ -49,7 +49,9 @@ export async function findJoin(url, kept) {
     const last = await kept.get(LAST_FACTS + url);
     if (!(wrong instanceof Unreachable) || last === undefined) throw wrong;
     const join = readFacts(last);
-    return { join, confirmed: confirm(url, join, kept), offline: true };
+    const confirmed = confirm(url, join, kept);
+    confirmed.catch(() => {}); // a page that has ended meanwhile does not wait for it
+    return { join, confirmed, offline: true };
   }
 }
 
@@ -99,7 +101,7 @@ export async function loadIdentity({ federation, open }, address, kept, earlier 
   const name = IDENTITY + federation;
   const here = await kept.get(name);
   const old = here ?? JSON.parse(earlier?.getItem(`fedcenters/identity/${federation}`) ?? "null");
-  const found = givenIn(address) ?? old ?? (open ? freshIdentity() : null);
+  const found = givenIn(address, open) ?? old ?? (open ? freshIdentity() : null);
   if (found === null) return null;
   const { id, secret } = found;
   const before = old && old.id !== id ? old.id : old?.before;
@@ -108,9 +110,17 @@ export async function loadIdentity({ federation, open }, address, kept, earlier 
   return { id, ...(secret ? { username: id, password: secret } : {}), ...more };
 }
 
-function givenIn(address) {
+/** The samples under the name before are not wanted: they stay there, and nothing asks about them until a link is followed anew. */
+export async function forgetEarlier({ federation }, { id, password = "" }, kept) {
+  await kept.write({ [IDENTITY + federation]: { id, secret: password } });
+}
+
+function givenIn(address, open) {
   const given = new URLSearchParams(address.hash.slice(1));
-  return given.has("id") ? { id: checkName("cid", given.get("id")), secret: given.get("secret") ?? "" } : null;
+  if (!given.has("id")) return null;
+  const secret = given.get("secret") ?? "";
+  if (!open && !secret) throw new Error("this link is not whole: it has no secret. Open all of it, or ask for a new one");
+  return { id: checkName("cid", given.get("id")), secret };
 }
 
 function freshIdentity() {

@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { awaitModel, findJoin, loadIdentity, PAGE_STORE } from "./join.js";
+import { awaitModel, findJoin, forgetEarlier, loadIdentity, PAGE_STORE } from "./join.js";
 import { ScreenLock } from "./screen_lock.js";
 import { OFFLINE, View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
@@ -40,7 +40,7 @@ async function main() {
   navigator.storage?.persist?.().catch(() => {}); // not awaited: Firefox asks its user, who may leave the question open
   const awake = new ScreenLock({ page: document, request: () => navigator.wakeLock?.request("screen"), show: (on) => view.showAwake(on) });
   const samples = new Samples(store);
-  if (device.before) await reportErrors(() => takeOver(samples, join.federation, device.before));
+  if (device.before) await reportErrors(() => takeOver(samples, join, device, kept));
   const client = await Client.open({
     join, device, store, ort, mqtt: mqtt.default ?? mqtt, local: () => samples.local(),
     tell: (event) => {
@@ -66,6 +66,7 @@ async function main() {
   })();
   if (!offline) keepForLater();
   document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && client.transport.hurry());
+  addEventListener("online", () => client.transport.hurry());
   try {
     await Promise.race([confirmed.then(() => client.run()), modelKnown.then(() => new Promise(() => {})), store.gone]);
   } finally {
@@ -78,12 +79,13 @@ async function main() {
 const openStore = (federation, id) => Store.open(`fedcenters/${federation}/${id}`);
 
 /** Another link gave this phone another name, and so a store of its own: its user says whether the samples of before are taken along. */
-async function takeOver(samples, federation, id) {
-  const earlier = new Samples(await openStore(federation, id));
+async function takeOver(samples, join, device, kept) {
+  const earlier = new Samples(await openStore(join.federation, device.before));
   const n = await earlier.count();
   if (!n || (await samples.count())) return;
   const [some, them] = n === 1 ? ["1 sample", "it"] : [`${n} samples`, "them"];
-  if (confirm(`This browser has ${some} of ${id}, as this phone was called before. Take ${them} over?`)) await samples.takeFrom(earlier);
+  if (confirm(`This browser has ${some} of ${device.before}, as this phone was called before. Take ${them} over?`)) await samples.takeFrom(earlier);
+  else await forgetEarlier(join, device, kept);
 }
 
 /** From the next start on the page opens without its coordinator. A browser that cannot keep it goes on as before. */

@@ -13,6 +13,8 @@ const FULL = "This phone has no room left for this page: it takes no more sample
 const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
 const SENT = { delta: "the change of the model", stats: "what was measured on your samples", masked: "a part of a masked sum" };
+const TAKEN = "Sent, and taken.";
+const ANSWERED = { ok: TAKEN, dup: TAKEN, late: "The round was over before this phone's part was there." };
 
 /** What a device that has no task waits for, from the coordinator's `state`. */
 function waitingFor({ doing, here, needed, round, of, newcomers }) {
@@ -148,8 +150,7 @@ export class View {
       answered: () => {
         this.showFull(false);
         this.part("sent").textContent = bytes(event.sent);
-        const taken = event.status === "ok" || event.status === "dup";
-        this.showProgress(taken ? "Sent, and taken. Waiting for what comes next." : `Sent; the answer was “${event.status}”.`, 1);
+        this.showProgress(`${ANSWERED[event.status] ?? `Sent, and not used: the coordinator answered “${event.status}”.`} Waiting for what comes next.`, 1);
       },
       full: () => {
         this.showFull(true);

@@ -40,7 +40,7 @@ async function forgetOthers() {
 async function openPage(request) {
   try {
     const answer = await fetch(request, { signal: AbortSignal.timeout(PATIENCE_MS) });
-    if (answer.status < 500) return answer;
+    if (answer.status < 500 && answer.status !== 429) return answer; // as join.js has it
   } catch {
     // no network, or no coordinator
   }

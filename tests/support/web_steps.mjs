@@ -40,12 +40,16 @@ for (const folder of folders) {
   const counted = await runProbe(learner, { models: [], want: ["labels"] }, { train }, given);
   const grad = await runProbe(learner, { ...tasks.probe, want: ["grad"], models: tasks.probe.models.slice(0, 1) }, { train }, given);
   const trained = await runFit(learner, tasks.fit, train, { ...given, own: undefined, posterior: asked.shares });
+  const kept = vectors.get("1");
+  const ofBatches = await runProbe(learner, { ...tasks.probe, buffers: "batch" }, { train }, given);
+  const ofOwn = await runProbe(learner, { ...tasks.probe, buffers: "own" }, { train }, { ...given, own: new Map([["main", kept]]) });
+  const fromOwn = await runFit(learner, { ...tasks.fit, buffers: "own" }, train, { ...given, own: kept, posterior: asked.shares });
   const answer = {
     vector: trained.vector, loss: Float64Array.of(trained.loss), losses: Float64Array.from(asked.loss),
     posterior: Float64Array.from(asked.posterior), votes: Float64Array.from(asked.votes),
     confusion: Float64Array.from(asked.confusion.flat(2)), grad: grad.grad, inputs: Float64Array.from(asked.inputs), answers: Float64Array.from(asked.answers.flat()),
     corrected_losses: Float64Array.from(corrected.loss), corrected_confusion: Float64Array.from(corrected.confusion.flat(2)),
-    labels: Float64Array.from(counted.labels),
+    labels: Float64Array.from(counted.labels), batch_losses: Float64Array.from(ofBatches.loss), own_losses: Float64Array.from(ofOwn.loss), own_vector: fromOwn.vector,
   };
   const rows = Object.entries(answer).map(([name, data]) => [name, { dims: [data.length], data }]);
   write(folder, "task", Object.fromEntries(rows), program.schema);

@@ -52,7 +52,7 @@ def check_life(made: CompilerOutput, folder: Path) -> None:
     scripts = [ROOT / "tests" / "web" / f"{name}.test.mjs" for name in ("client", "refusals", "no_room", "sums")]
     said = run_tests(*scripts, PROGRAM=str(folder), THIRD=str(third_party()))
     assert "# fail 0" in said
-    assert "# pass 37" in said
+    assert "# pass 38" in said
 
 
 def write(made: CompilerOutput, folder: Path) -> None:
@@ -181,6 +181,7 @@ def material(made: CompilerOutput) -> tuple[Dataset, list[Flat]]:
     other = start.copy()
     n = program.schema.n_params
     other[:n] += 0.05 * rng.standard_normal(n).astype(np.float32)
+    other[n:] *= rng.uniform(0.5, 1.5, len(other) - n).astype(np.float32)
     return Dataset(x, rng.integers(program.classes, size=SAMPLES)), [start, other]
 
 
@@ -236,6 +237,15 @@ def check_tasks(made: CompilerOutput, folder: Path) -> None:
     fit = Fit(**{**FIT, "start": models[0], "anchor": models[1]})
     trained = fit_probe.run_fit(learner, fit, data, posterior=shares[0])
     near(got["vector"], trained.vector)
+    near(
+        got["own_vector"],
+        fit_probe.run_fit(learner, replace(fit, buffers="own"), data, own=models[1], posterior=shares[0]).vector,
+    )
+    for buffers in ("batch", "own"):
+        reply = fit_probe.run_probe(
+            learner, replace(asked, buffers=buffers), DeviceData(train=data), own=lambda _: models[1]
+        )
+        assert got[f"{buffers}_losses"] == pytest.approx(reply.losses, rel=TO_PYTHON)
     assert got["loss"][0] == pytest.approx(trained.loss, rel=TO_PYTHON)
 
 

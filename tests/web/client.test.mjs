@@ -180,6 +180,7 @@ test("a result that is done while the connection is lost is not called sent, and
     },
   });
   const from = world.said.length;
+  client.transport.random = () => 1000; // it dials again when it is told to
   world.say("task", await world.task());
   while (!told.includes("rest")) await new Promise(setImmediate);
   assert.deepEqual([told.includes("lost"), told.includes("delivering")], [true, false]);
@@ -204,17 +205,48 @@ test("a task that is stopped or replaced is dropped, and the next one is done", 
   await leave();
 });
 
+test("a phone whose round is over before its part is there says so, in the midst of training and of sending", async () => {
+  const [world, told] = [new World(), []];
+  const { leave } = await phone(world, new MemoryStore(), { tell: ({ what, status }) => told.push(status ?? what) });
+  const stopped = async (round) => {
+    const from = world.said.length;
+    world.say("stop", { run: "r1", round, exchange: 0 });
+    world.say("rebirth", {}); // is answered after it
+    await world.heard((m) => m.k === "st", from);
+    return told.filter((what) => what === "late").length;
+  };
+  world.say("task", await world.task({ steps: 100_000 }));
+  while (!told.includes("training")) await new Promise(setImmediate);
+  assert.equal(await stopped(1), 1);
+  world.say("task", await world.task({ round: 2 }));
+  await world.heard((m) => m.k === "rdy");
+  assert.equal(await stopped(2), 2);
+  assert.equal(await stopped(2), 2); // it was told already
+  const from = world.said.length;
+  world.say("task", await world.task({ round: 3, reply: { codec: "f32", base: "start", max_size: 1 << 20 } }));
+  await world.heard((m) => m.k === "rdy", from);
+  world.say("task", await world.task({ round: 4, steps: 100_000 }));
+  told.length = 0;
+  while (!told.includes("training")) await new Promise(setImmediate);
+  await stopped(3);
+  assert.deepEqual(told.filter((what) => ["rest", "late"].includes(what)), []); // the screen stays on for the one that goes on
+  await leave();
+});
+
 test("a round that is over is played again only where a later epoch asks, as after a backup", async () => {
-  const [world, store] = [new World(), new MemoryStore()];
-  const { client, leave } = await phone(world, store);
+  const [world, store, begun] = [new World(), new MemoryStore(), []];
+  const { client, leave } = await phone(world, store, { tell: ({ what, round }) => what === "task" && begun.push(round) });
   world.say("task", await world.task({ round: 3 }));
   world.take(await world.heard((m) => m.k === "rdy"));
   while (client.state.result.status === null) await new Promise(setImmediate);
   const from = world.said.length;
   world.say("task", await world.task({ round: 1 }));
+  world.say("rebirth", {}); // is answered after it, in the midst of a task too
+  await world.heard((m) => m.k === "st", from);
   world.say("task", { ...(await world.task({ round: 2 })), epoch: client.state.result.epoch + 1 });
   const rdy = await world.heard((m) => m.k === "rdy", from);
   assert.equal(rdy.round, 2);
+  assert.deepEqual(begun, [3, 2]);
   assert.equal(world.said.some((m) => m.k === "nack"), false);
   await leave();
 });

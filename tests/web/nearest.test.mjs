@@ -102,6 +102,27 @@ test("an answer to an earlier search is not taken for this one's", async () => {
   assert.equal((await findCenter(client)).fit, "well");
 });
 
+test("a task that comes ends a search with what to do, and a center whose loss is no number is not told of", async () => {
+  const busy = visitor();
+  busy.fetch = async (_manifests, check) => {
+    busy.task = {};
+    check();
+  };
+  await assert.rejects(findCenter(busy), /something to train first; ask again after it/);
+  const spelled = JSON.parse(readFileSync(new URL("../golden/vectors.json", import.meta.url))).spelled.catalog;
+  const [center] = JSON.parse(spelled).centers;
+  const catalog = JSON.stringify({ ...JSON.parse(spelled), centers: [center, { ...center, id: 1 }] });
+  const client = visitor({ blobs: { read: async () => new TextEncoder().encode(catalog), keepOnly: async () => {} } });
+  const losses = [NaN, 0.1];
+  const learner = { fixedBatch: null, evaluate: async (_models, { n }) => ({ losses: [new Float64Array(n).fill(losses.shift())] }) };
+  client.taskRunner.learner = async () => learner;
+  client.handle = async () => {
+    client.answer = { re: "q1", center: 1, fit: "well" };
+  };
+  assert.equal((await findCenter(client)).center, 1);
+  assert.deepEqual(client.sent.find(({ kind }) => kind === "near").centers, [1]);
+});
+
 test("a page that is closed ends a search that compares centers", async () => {
   const client = visitor({}, () => {
     client.stopping = true;

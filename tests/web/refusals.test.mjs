@@ -50,6 +50,8 @@ test("what is not signed, not listed, or of an old coordinator is refused before
   world.epoch = 5;
   await world.lead(5);
   world.say("rebirth", {});
+  const now = world.say("task", { ...good, round: 89, left_ms: 0 });
+  assert.equal((await world.heard((m) => m.re === now)).code, "deadline"); // an epoch beyond all measure was not noted
   world.epoch = 4;
   const re = world.say("task", { ...good, round: 90 });
   const late = await world.heard((m) => m.k === "nack" && m.re === re);

@@ -32,6 +32,7 @@ async function after(...events) {
 
 test("the screen stays on from a task to its answer", async () => {
   assert.deepEqual(await after({ what: "task" }), [1, true]);
+  assert.deepEqual(await after({ what: "task" }, { what: "rest", owes: true }), [1, true]);
   assert.deepEqual(await after({ what: "task" }, { what: "rest", owes: true }, { what: "delivering" }), [1, true]);
   assert.deepEqual(await after({ what: "task" }, { what: "rest", owes: true }, { what: "answered" }), [0, false]);
 });

@@ -31,6 +31,14 @@ test("an epoch that an earlier version of the page noted without its key counts,
   assert.equal((await opened(store, OTHER_KEY)).epoch, 0);
 });
 
+test("what compression cost is added in the next round, and halved for each round in which the phone had no part", async () => {
+  const [store, schema] = [new MemoryStore(), { sha256: "a" }];
+  await store.write({ "residual/r1/-/a": { vector: Float32Array.of(4, -1), round: 2 } });
+  const state = await opened(store, KEY);
+  const added = async (round, run = "r1") => [...((await state.residual({ run, round }, undefined, schema)) ?? [])];
+  assert.deepEqual([await added(3), await added(4), await added(6), await added(3, "r2")], [[4, -1], [2, -0.5], [0.5, -0.125], []]);
+});
+
 test("what was being written or read when the browser took the storage away fails with the words for that", async () => {
   const error = new DOMException("Connection is closing because of: Force close delete origin", "AbortError");
   const request = { error };

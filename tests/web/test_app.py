@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import expect
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 
 from coordinator.config import read_config
 from coordinator.local_broker import free_port
@@ -246,6 +247,35 @@ def test_of_two_coordinators_at_one_address_each_has_a_page_that_opens_without_i
         text(page, "offline", "^Cannot reach the coordinator.")
     page.goto("about:blank")
     opened.errors.clear()  # connections that nothing answers
+
+
+def test_the_page_opens_from_its_own_files_where_a_proxy_holds_its_coordinator_up(visit: Open, tmp_path: Path) -> None:
+    config, port = known_model(tmp_path), free_port()
+    with served(config, port=port) as url:
+        opened = visit(url, size=PHONE, touch=True)
+        page = opened.page
+        text(page, "where", "^federation demo$")
+        wait_until(page, f"{READY}.then((state) => state === 'activated')")
+        page.goto("about:blank")
+    with served(config, port=port, around=lambda _: PlainTextResponse("later", 429)) as url:
+        page.goto(url)
+        text(page, "where", "^federation demo$")
+        text(page, "offline", "^Cannot reach the coordinator.")
+        page.goto("about:blank")
+    opened.errors.clear()  # connections that nothing answers
+
+
+def test_a_phone_that_has_a_network_again_dials_at_once(visit: Open, tmp_path: Path) -> None:
+    with served(known_model(tmp_path)) as url:
+        opened = visit("about:blank", size=PHONE, touch=True)
+        page = opened.page
+        page.add_init_script("Math.random = () => 1000")  # by itself it would dial in half an hour
+        page.goto(url)
+        text(page, "offline", "^Cannot reach the coordinator.")
+        with page.expect_websocket():
+            page.evaluate("dispatchEvent(new Event('online'))")
+        page.goto("about:blank")
+    opened.errors.clear()  # a broker that is not there
 
 
 def test_what_is_wrong_comes_into_sight_of_who_pressed_a_button_far_below(visit: Open, tmp_path: Path) -> None:

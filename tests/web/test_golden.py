@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
 
 import numpy as np
 
+from edge_client.protocol import codecs
+from edge_client.protocol.task import Schema, TensorSpec
 from tests.support.node import ROOT, run_node, run_tests
 
 SCRIPT = Path(__file__).with_name("golden.test.mjs")
@@ -47,6 +50,41 @@ def test_permutations_lots_and_uniform_numbers_are_numpys() -> None:
         assert np.random.Generator(np.random.PCG64(seed)).integers(2**21, size=9).tolist() == wide
 
 
+def test_models_and_updates_are_rounded_to_the_bit_as_in_python(tmp_path: Path) -> None:
+    """Ties between two numbers, rows too small for a scale, and what the device keeps of the rounding."""
+    schema = Schema(tuple(TensorSpec(name=name, role="p", shape=shape) for name, shape in (("w", (8, 6)), ("b", (6,)))))
+    flat = np.random.default_rng(5).standard_normal(schema.size).astype(np.float32)
+    flat[:6] = [127, 62.5, -62.5, 63.5, 0.5, -1.5]  # times the row's scale, which is 1
+    flat[6:12] = np.float32(2.0**-127) * np.array([100, -3, 1, 0, 60, -127])
+    flat[12:18] = np.array([1, 1 + 2**-11, 1 + 3 * 2**-11, 2**-15 + 2**-25, -(2**-24) * 1.5, 2**-26])
+    flat[18:24] = 2.0**125 * np.array([1.5, -1, 0.25, 2**-20, 0, 1])
+    flat[-6:] = [0, -0.0, 1e-45, 1e-38, 3.25, -7]
+    rows = [[spec.name, spec.role, list(spec.shape)] for spec in schema.tensors]
+    vectors = [flat, flat[::-1].copy(), np.zeros_like(flat), flat * np.float32(2.0**-120)]
+    (tmp_path / "given.json").write_text(json.dumps({"rows": rows, "vectors": [v.tolist() for v in vectors]}))
+    script = f"""
+import {{ readFileSync }} from "node:fs";
+import {{ encodeVector, encodeWithFeedback }} from "{(WEB / "protocol" / "codecs.js").as_uri()}";
+import {{ schemaOf }} from "{(WEB / "protocol" / "schema.js").as_uri()}";
+const {{ rows, vectors }} = JSON.parse(readFileSync(process.argv[1]));
+const schema = await schemaOf(rows);
+const text = (data) => Buffer.from(data.buffer, data.byteOffset, data.byteLength).toString("base64");
+console.log(JSON.stringify(vectors.map((numbers) => {{
+  const flat = Float32Array.from(numbers);
+  const files = ["f32", "f16", "i8"].map((codec) => encodeVector(flat, schema, {{ codec, kind: "model" }}));
+  const third = flat.map((value) => value / 3);
+  const {{ data, residual }} = encodeWithFeedback(flat, third, schema, {{ codec: "i8", base: "zero" }});
+  return [...files, data, residual].map(text);
+}})));
+"""
+    told = json.loads(run_node("--input-type=module", "-e", script, tmp_path / "given.json"))
+    for vector, found in zip(vectors, told, strict=True):
+        wanted = [codecs.encode_vector(vector, schema, codec=codec, kind="model") for codec in ("f32", "f16", "i8")]
+        third = (vector.astype(np.float64) / 3).astype(np.float32)
+        sent, residual = codecs.encode_with_feedback(vector, third, schema, codec="i8", base="zero")
+        assert [base64.b64decode(each) for each in found] == [*wanted, sent, residual.tobytes()]
+
+
 def test_our_own_code_is_small() -> None:
     assert sum(path.stat().st_size for path in WEB.rglob("*") if path.is_file()) < LIMIT_BYTES
 
@@ -82,6 +120,10 @@ def test_a_phone_with_too_little_memory_blames_neither_the_program_nor_the_runti
 
 def test_the_page_dials_again_and_says_when_it_cannot() -> None:
     assert "# fail 0" in run_tests(Path(__file__).with_name("transport.test.mjs"))
+
+
+def test_blocks_and_updates_are_asked_for_again_where_that_helps_and_no_longer() -> None:
+    assert "# fail 0" in run_tests(Path(__file__).with_name("transfer.test.mjs"))
 
 
 def test_the_screen_stays_on_for_work_alone() -> None:

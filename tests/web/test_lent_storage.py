@@ -17,7 +17,7 @@ from tests.support.phone_federation import known_model
 from tests.support.phone_page import ring, served, text
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Dialog, Page
+    from playwright.sync_api import Dialog, Page, Route
 
 pytestmark = pytest.mark.browser
 REFUSING = "IDBFactory.prototype.open = () => { throw new DOMException('denied in this context', 'SecurityError'); }"
@@ -47,6 +47,21 @@ def test_a_browser_that_lends_no_storage_is_told_so_with_what_to_do(opened: Visi
     expect(page.locator("#link")).to_have_text("stopped")
     expect(page.locator("#waiting")).to_be_hidden()
     expect(page.get_by_text("connecting…")).to_have_count(0)
+
+
+def test_a_page_that_is_opened_at_an_address_without_https_says_what_it_needs(opened: Visit) -> None:
+    """Away from its own computer, as a phone in the same network has it."""
+    site, elsewhere = opened.page.url.rpartition("/phone/")[0], "http://home.example"
+    page = opened.page.context.new_page()
+
+    def from_there(route: Route) -> None:
+        route.fulfill(response=route.fetch(url=route.request.url.replace(elsewhere, site)))
+
+    page.route(f"{elsewhere}/**", from_there)
+    page.goto(f"{elsewhere}/phone/")
+    text(page, "trouble", "^this page needs https://")
+    expect(page.locator("#link")).to_have_text("stopped")
+    page.close()
 
 
 def test_a_page_whose_data_are_cleared_says_so_and_does_not_call_its_samples_safe(opened: Visit) -> None:
@@ -96,7 +111,7 @@ def test_two_tabs_that_are_opened_at_once_are_one_phone(visit: Open, tmp_path: P
         opened.errors.clear()  # it has no icon
 
 
-def test_a_new_link_asks_whether_the_samples_of_the_name_before_are_taken_over(opened: Visit) -> None:
+def test_a_new_link_asks_once_whether_the_samples_of_the_name_before_are_taken_over(opened: Visit) -> None:
     page, asked = opened.page, list[str]()
     answers = iter([False, True, False])
 
@@ -109,20 +124,24 @@ def test_a_new_link_asks_whether_the_samples_of_the_name_before_are_taken_over(o
 
     page.on("dialog", answer)
     address = page.url
-    page.goto(f"{address}#id=web-0001")
-    text(page, "name", "^web-0001$")
+
+    def visited(name: str, count: str) -> None:
+        page.goto(f"{address}#id={name}")
+        text(page, "name", f"^{name}$")
+        text(page, "count", count)
+
+    visited("web-0001", "^none yet$")
     draw(page)
     text(page, "count", "^1 in 1 class")
-    page.goto(f"{address}#id=web-0002")
-    text(page, "name", "^web-0002$")
+    visited("web-0002", "^none yet$")
+    page.reload()  # it does not ask again
     text(page, "count", "^none yet$")
-    page.reload()  # it asks again
-    text(page, "count", "^1 in 1 class")
+    assert len(asked) == 1
+    visited("web-0001", "^1 in 1 class")  # where the sample stayed
+    visited("web-0002", "^1 in 1 class")
     page.reload()
     text(page, "count", "^1 in 1 class")
-    page.goto(f"{address}#id=web-0001")
-    text(page, "name", "^web-0001$")
-    text(page, "count", "^none yet$")
+    visited("web-0001", "^none yet$")
     words = "This browser has 1 sample of {}, as this phone was called before. Take it over?"
     assert asked == [words.format(name) for name in ("web-0001", "web-0001", "web-0002")]
 

@@ -47,6 +47,18 @@ test("what was sent last is told of a page that is opened again, statistics with
   assert.equal(told("delta"), "Last time: round 9, the change of the model was sent.");
 });
 
+test("the answer to what was sent is told in words: taken, too late, or not used and why", () => {
+  const page = plainPage();
+  const view = new View(page);
+  const told = (status) => {
+    view.tell({ what: "answered", status, sent: 9 });
+    return page.parts.doing.textContent;
+  };
+  assert.equal(told("dup"), "Sent, and taken. Waiting for what comes next.");
+  assert.equal(told("late"), "The round was over before this phone's part was there. Waiting for what comes next.");
+  assert.equal(told("rejected"), "Sent, and not used: the coordinator answered “rejected”. Waiting for what comes next.");
+});
+
 test("a bar is shown only for work with a known share", () => {
   const page = plainPage();
   const view = new View(page);
@@ -232,6 +244,18 @@ test("no center can be looked for while the coordinator offers none: after it to
   view.showCenter({ ...HOME, catalog: "new" });
   assert.equal(can({ what: "coordinator", online: true, state: { doing: "train", round: 3, of: 9 } }), false);
   assert.match(page.parts.earlier.textContent, /The training that goes on has no centers yet/);
+});
+
+test("one search for a center goes on at a time, and the button says that it does", () => {
+  const page = plainPage();
+  const view = new View(page);
+  view.samples = 1;
+  for (const event of [{ what: "connected" }, { what: "catalog", sha256: "new" }]) view.tell(event);
+  const button = () => [page.parts.nearest.disabled, page.parts.nearest.textContent];
+  view.showSearching(true);
+  assert.deepEqual(button(), [true, "Trying every center…"]);
+  view.showSearching(false);
+  assert.deepEqual(button(), [false, "Find my center"]);
 });
 
 test("the losses of a training that diverged fit into their place", () => {

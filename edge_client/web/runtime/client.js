@@ -259,7 +259,7 @@ export class Client {
   }
 
   onCoord(message) {
-    if (!message.proto.includes(VERSION)) this.fail(`this coordinator speaks version ${message.proto} of the protocol`);
+    if (!message.proto.includes(VERSION)) this.fail(`this coordinator speaks version ${message.proto} of the protocol; load this page again`);
     this.block = Math.min(DEFAULT_BLOCK_BYTES, message.block);
     if (this.boot !== null && this.boot !== message.boot) this.uploader.coordinatorRestarted(message.spread_ms);
     this.boot = message.boot;
@@ -296,19 +296,24 @@ export class Client {
 
   async onStop(message) {
     const key = keyOf(message);
-    if (this.task !== null && sameKey(this.task.key, key)) this.task = null;
-    if (this.state.result && sameKey(this.state.result.key, key)) {
+    const { task, state: { result } } = this;
+    const works = task !== null && sameKey(task.key, key);
+    const ours = result !== null && sameKey(result.key, key);
+    if (works) this.task = null;
+    if (ours) {
       this.uploader.cancel();
       await this.state.commitAcknowledgement("late");
-      this.tell({ what: "rest", owes: false });
     }
+    if (this.task !== null) return; // the page tells of that one
+    if (ours) this.tell({ what: "rest", owes: false });
+    if (works || (ours && result.status === null)) this.tell({ what: "answered", status: "late", sent: this.state.sent });
   }
 
   async onError(message) {
     console.warn(`the coordinator answers ${message.code} ${message.detail ?? ""}`);
     this.error = message;
     if (message.code === "not_member") this.fail("this device is not a member here; ask for a new link");
-    if (message.code === "bad_version") this.fail("the coordinator speaks another version of the protocol");
+    if (message.code === "bad_version") this.fail("the coordinator speaks another version of the protocol; load this page again");
     this.downloader.onError(message.re, message.code, this.now() + (message.retry_ms ?? RETRY_MS));
     await this.uploader.onError(message);
   }

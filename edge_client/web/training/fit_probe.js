@@ -8,6 +8,7 @@ import { answerLooks } from "./answer_moments.js";
 import { inputMoments } from "./input_moments.js";
 
 const SMALL = 1e-4; // a step moves a running statistic by a share of at least this, or does not move it at all
+const MAX_COUNTED = 4096; // classes of a confusion matrix: 128 MiB of counts
 const LABEL_PRIOR = 0.1; // samples of each class beside those that are counted
 
 /**
@@ -265,6 +266,7 @@ export function countVotes(losses) {
 function confusionMatrices(program, logits, data, prior) {
   checkClassifier(program, "a confusion matrix");
   const c = program.classes;
+  if (c > MAX_COUNTED) throw new Malformed("bad_task", `a confusion matrix is of at most ${MAX_COUNTED} classes`);
   const scores = prior ? [mixture(logits, prior, data.n, c)] : logits;
   return scores.map((rows) => {
     const counts = Array.from({ length: c }, () => new Array(c).fill(0));
