@@ -37,7 +37,8 @@ TREE_FILE = "tree.npz"  # beside the centers: edges and models of coordinator/st
 def read_table(path: Path) -> dict[str, Any]:
     """The file's table, not checked yet."""
     command = "`fedcenters-emulator init`"
-    return read_toml(path, hint=f"write one with {command}", syntax_hint=f"compare it with what {command} writes")
+    hint = f"name the file in it, {path / 'config.toml'}" if path.is_dir() else f"write one with {command}"
+    return read_toml(path, hint=hint, syntax_hint=f"compare it with what {command} writes")
 
 
 def parse_pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ def add_working_folder() -> None:
 def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
     """Import the object `package.module:name`. Raises UsageError, which says what is missing."""
     module_name, _, name = path.partition(":")
-    if not module_name or not name:
+    if not module_name or not name or "/" in module_name or module_name.endswith(".py"):
         raise UsageError(f"{path!r} is no import path", hint="write package.module:Class, like mynet:Net for mynet.py")
     if module_name.partition(".")[0] not in ROOMS:
         note_module(module_name)

@@ -18,6 +18,7 @@ from emulator.api.result import Result
 from emulator.api.runs import SharedOptions, run_one_of_several
 from emulator.data.fleet import Fleet
 from emulator.experiments.table import mean_and_deviation, paired_difference
+from emulator.options import OPTIONS
 from export.plugins import nearest_name_hint
 
 if TYPE_CHECKING:
@@ -209,6 +210,8 @@ def compare(
         raise UsageError("no seeds", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
     if twice := [seed for seed in dict.fromkeys(chosen) if chosen.count(seed) > 1]:
         raise UsageError(f"seed {twice[0]} is given twice", hint="give each once: the same seed is the same run")
+    for seed in chosen:
+        OPTIONS["seed"].check(seed)
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
     # mypy takes a list of several kinds of methods for one of what they extend
     plan = [(seed, name, cast("Strategy", method)) for seed in chosen for name, method in named]

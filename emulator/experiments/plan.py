@@ -17,10 +17,13 @@ from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
-from export.plugins import find_by_name
+from export.plugins import find_by_name, nearest_name_hint
 
 EXPERIMENTS_FOLDER = Path(__file__).parent
 ENDING = ".toml"
+KEYS = frozenset(
+    {"title", "source", "notes", "metrics", "also", "rounds", "seeds", "settings", "columns", "rows", "judged"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +208,7 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
     try:
         raw = parse_toml(text)
         json.dumps(raw)  # no dates, which the names of cells cannot hold
+        _check_keys(raw)
         metrics, rounds, seeds = tuple(raw["metrics"]), rounds or int(raw["rounds"]), int(raw["seeds"])
         also = _also(raw.get("also", {}), metrics)
         _check_numbers(metrics, also, rounds=rounds, seeds=seeds)
@@ -214,6 +218,7 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
         _check_against(rows)
         _check_twice("columns", [column.name for column in columns])
         _check_twice("rows", [row.name if judged else row.label for row in rows])
+        _check_shared([key for held in (raw, *raw["columns"]) for key in held.get("settings", {})], rows)
         cells = tuple(
             _cell(column, row, i, rounds, raw.get("settings", {}), metrics)
             for i, column in enumerate(columns)
@@ -235,6 +240,25 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
         hint = f"compare it with those in {EXPERIMENTS_FOLDER}"
         told = wrong if isinstance(wrong, ValueError) else repr(wrong)  # a KeyError is the key alone
         raise ConfigError(f"experiment {name}: {told}", hint=hint) from wrong
+
+
+def _check_keys(raw: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key that nothing reads."""
+    if unknown := sorted(raw.keys() - KEYS):
+        raise ValueError(f"no key is called {unknown[0]!r}: {nearest_name_hint(unknown[0], KEYS)}")
+
+
+def _check_shared(shared: Iterable[str], rows: Iterable[TableRow]) -> None:
+    """Raise ValueError for a setting of all rows that none of their methods has."""
+    known = {key for row in rows for key in _settings_of(row)}
+    if unknown := sorted(set(shared) - known):
+        raise ValueError(f"no method of the rows has a setting {unknown[0]!r}: {nearest_name_hint(unknown[0], known)}")
+
+
+def _settings_of(row: TableRow) -> Mapping[str, Any]:
+    from coordinator.strategies.registry import METHODS, setting_types
+
+    return setting_types(find_by_name("methods", row.method, METHODS))
 
 
 def _check_numbers(metrics: Sequence[str], also: Iterable[str], *, rounds: int, seeds: int) -> None:
@@ -276,15 +300,17 @@ def _cell(
     column: TableColumn, row: TableRow, i: int, rounds: int, common: Mapping[str, Any], metrics: Sequence[str]
 ) -> TableCell:
     """Common settings and those of the column count where the method has them; those of the row must exist."""
-    from coordinator.strategies.registry import METHODS, setting_types
+    from coordinator.strategies.registry import make_method
 
-    known = setting_types(find_by_name("methods", row.method, METHODS))
+    known = _settings_of(row)
     shared = {key: value for key, value in {**common, **column.settings}.items() if key in known}
     printed = row.paper[i].split() if row.paper else []
     if printed and len(printed) != len(metrics):
         raise ValueError(f"{row.name}, {column.name}: {len(printed)} figures for {len(metrics)} metrics")
     paper = {m: figure for m, text in zip(metrics, printed, strict=False) if (figure := _figure(text)) is not None}
-    return TableCell(column=column, row=row, rounds=rounds, settings={**shared, **row.settings}, paper=paper)
+    settings = {**shared, **row.settings}
+    make_method(row.method, **settings)  # so that a wrong setting is told before any cell runs
+    return TableCell(column=column, row=row, rounds=rounds, settings=settings, paper=paper)
 
 
 def _figure(text: str) -> PaperFigure | None:

@@ -106,3 +106,8 @@ def test_a_file_that_cannot_be_read_says_what_to_write(tmp_path: Path, text: str
         (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_table(tmp_path / "run.toml")
+
+
+def test_the_folder_of_a_run_in_place_of_its_file_is_told_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)hint: name the file in it, .*config\.toml"):
+        read_table(tmp_path)

@@ -83,6 +83,8 @@ def test_what_is_no_class_of_settings_is_refused(make_it: object) -> None:
     [
         ("json", "is no import path"),
         (":dumps", "is no import path"),
+        ("mine.py:Mine", "is no import path"),
+        ("methods/mine:Mine", "is no import path"),
         ("no_such_module_here:x", "there is no module 'no_such_module_here'"),
         ("json:dumpz", "has no 'dumpz'"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
-from inspect import Signature, signature
+from inspect import Signature, get_annotations, signature
 from typing import TYPE_CHECKING, Any
 
 from coordinator.strategies.common.setting_checks import check_kind, plain_number
@@ -40,16 +40,16 @@ class MethodValue(metaclass=_PlainNumbers):
 
         Raises ConfigError for a value of another kind than the setting's.
         """
-        known = _fields(cls)
+        known, forgotten = _fields(cls), _forgotten_decorator(cls)
         first = [name for name, f in known.items() if f.init and not f.kw_only]
         if known and len(args) > len(first):
             example = next((name for name in known if name not in first), "setting")
-            shown = ", ".join(map(repr, args))
-            raise TypeError(f"{cls.__name__}({shown}) has a value without a name\n\nhint: write {example}=...")
+            shown, hint = ", ".join(map(repr, args)), forgotten or f"write {example}=..."
+            raise TypeError(f"{cls.__name__}({shown}) has a value without a name\n\nhint: {hint}")
         for name in given.keys() - known.keys():
             group = next((g for g, f in known.items() if name in _fields(f.default)), None)
             hint = f"write {group}=fc.ServerOptions({name}=...)" if group else nearest_name_hint(name, known)
-            raise TypeError(f"{cls.__name__} has no setting {name!r}\n\nhint: {hint}")
+            raise TypeError(f"{cls.__name__} has no setting {name!r}\n\nhint: {forgotten or hint}")
         for name, value in given.items():
             default = known[name].default
             if is_dataclass(default) and not isinstance(value, type(default)):
@@ -66,6 +66,14 @@ class MethodValue(metaclass=_PlainNumbers):
         words = [repr(value) for f, value in told if not f.kw_only]
         words += [f"{f.name}={value!r}" for f, value in told if f.kw_only and _differs(value, f.default)]
         return f"{type(self).__name__}({', '.join(words)})"
+
+
+def _forgotten_decorator(cls: type) -> str:
+    """What to write above a class of the user that has fields or an `__init__` and is no dataclass of its own."""
+    if "__dataclass_fields__" in vars(cls) or not (get_annotations(cls) or "__init__" in vars(cls)):
+        return ""
+    above = "@dataclass(frozen=True, kw_only=True, repr=False)"
+    return f"write {above} above class {cls.__name__}: its fields are its settings"
 
 
 def _fields(value: object) -> Mapping[str, Field[Any]]:

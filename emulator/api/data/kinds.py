@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import math
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from edge_client.protocol.task import Array
 from emulator.api.data.reading import Columns, is_missing
 from emulator.api.data.unread import ONE_KIND
 
+log = logging.getLogger(__name__)
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 MAX_INT64 = 2**63 - 1
 MOST_CLASSES = 32  # of whole numbers as floats; more are counts rather than classes
@@ -91,12 +93,32 @@ def checked_labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | 
     return _texts(flat)
 
 
-def look_like_classes(parts: Sequence[Array]) -> bool:
-    """Whether targets [n, 1] are a few whole numbers from 0, as a column of classes becomes by one missing value."""
-    if any(y.dtype.kind != "f" or y.shape[1:] != (1,) for y in parts):
-        return False
+def look_like_classes(parts: Sequence[Array]) -> tuple[str, str] | None:
+    """What targets [n, k] hold that are classes in another form, and what makes them classes; None where they are none.
+
+    A column of classes becomes floats by one missing value; one-hot rows have a single 1.
+    """
+    if any(y.dtype.kind != "f" or y.ndim != FEATURES for y in parts):
+        return None
+    if any(y.shape[1] > 1 for y in parts):
+        hot = all(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all() for y in parts)
+        return ("one-hot rows", "y.argmax(axis=1)") if hot else None
     known = np.unique(np.concatenate(parts))
-    return 1 < len(known) <= MOST_CLASSES and bool((known == np.arange(len(known))).all())
+    whole = 1 < len(known) <= MOST_CLASSES and (known == np.arange(len(known))).all()
+    return ("whole numbers as floats", "y.astype(int)") if whole else None
+
+
+def warn_of_shared(train: Array, test: Array) -> None:
+    """Say that most samples [n, ...] that test are samples that train, as where a test part was not taken out."""
+    known = {hash(row.tobytes()) for row in train}
+    shared = sum(hash(row.tobytes()) in known for row in test.astype(train.dtype))
+    if 2 * shared > len(test):
+        log.warning(
+            "%s of %s test samples are training samples, too: the accuracy says little of new samples. Take the test "
+            "samples out of the training samples, or give a share, as test=0.2",
+            shared,
+            len(test),
+        )
 
 
 def _targets(y: Array) -> Array:

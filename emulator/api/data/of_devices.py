@@ -16,23 +16,36 @@ from edge_client.data.dataset import Dataset, DeviceData, load_folder
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
-from emulator.api.data.kinds import check_kinds
+from emulator.api.data.kinds import check_kinds, warn_of_shared
 from emulator.api.data.reading import Columns, frame_columns, read_columns
-from emulator.api.data.unread import is_frame, no_device_folders
+from emulator.api.data.unread import is_data_set, is_frame, no_device_folders
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts
 
 log = logging.getLogger(__name__)
 SHOWN = 5  # devices that an error names
+BY_CLASS = (
+    "for a folder of pictures for each class give data sets: "
+    "fc.fleet({home.name: torchvision.datasets.ImageFolder(home) for home in Path(folder).iterdir()})"
+)
 
 
-def columns_of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[Columns, GivenParts]:
-    """The columns of all devices after each other, and whose each sample is. Raises UsageError, ConfigError."""
+def columns_of_each(
+    data: Mapping[str, Any], *, x: Any, y: str | int | None, tests: Mapping[str, Any]
+) -> tuple[Columns, GivenParts]:
+    """The columns of all devices after each other, and whose each sample is; `tests` has samples that only test.
+
+    Raises UsageError, ConfigError.
+    """
+    if strange := [who for who in tests if who not in data]:
+        told = f"there are test samples of {strange[0]!r}, which has no training samples"
+        raise UsageError(told, hint="name the same devices in both dicts")
+    _warn_of_other_classes(data)
     held: list[tuple[str, Columns]] = []
     parts: list[Any] = []
     end = 0
     for who, mine in data.items():
-        columns = _of_one(str(who), mine, held[:1], x=x, y=y)
+        columns = _of_one(str(who), mine, tests.get(who), held[:1], x=x, y=y)
         held += [(str(who), part) for part in columns]
         rows = [np.arange(end, end := end + len(part.x)) for part in columns]
         parts.append(rows[0] if len(rows) == 1 else tuple(rows))
@@ -44,7 +57,22 @@ def columns_of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> 
         raise ConfigError(told, hint="give each device some, or none of them: `test` is then the share that tests")
     if x is None and (name := _column_of_devices(held)):
         log.warning("column %r of x holds what each device is called: drop it, or name what x is, x=[...]", name)
-    return _one_after_another(held), GivenParts(parts, names=device_names(list(data)))
+    joined = _one_after_another(held)
+    if tests:
+        warn_of_shared(*(joined.x[np.concatenate(rows)] for rows in zip(*parts, strict=True)))
+    return joined, GivenParts(parts, names=device_names(list(data)))
+
+
+def _warn_of_other_classes(data: Mapping[str, Any]) -> None:
+    """Say that data sets, as torchvision's of folders, have other classes, and so other numbers for one class."""
+    named = {who: list(one.classes) for who, one in data.items() if is_data_set(one) and hasattr(one, "classes")}
+    first = next(iter(named), "")
+    if other := next((who for who in named if named[who] != named[first]), None):
+        told = (
+            "%s numbers the classes %s, %s %s: one number is several classes. Give each ImageFolder a folder of every "
+        )
+        told += "class, and allow_empty=True"
+        log.warning(told, other, first_of(named[other], SHOWN), first, first_of(named[first], SHOWN))
 
 
 def _column_of_devices(held: Sequence[tuple[str, Columns]]) -> str:
@@ -58,13 +86,17 @@ def _column_of_devices(held: Sequence[tuple[str, Columns]]) -> str:
 
 
 def _of_one(
-    who: str, mine: Any, before: Sequence[tuple[str, Columns]], *, x: Any, y: str | int | None
+    who: str, mine: Any, test: Any, before: Sequence[tuple[str, Columns]], *, x: Any, y: str | int | None
 ) -> list[Columns]:
     """A device's samples, and those that test where it has some; `before` is the first device, if another is."""
     first, of = (before[0][0], list(before[0][1].names)) if before else ("", [])
-    both = [mine.train, mine.test] if isinstance(mine, DeviceData) else [mine]
+    train, held = (mine.train, mine.test) if isinstance(mine, DeviceData) else (mine, None)
+    columns: list[Columns] = []
     try:
-        columns = [_columns(d, x=of or x, y=y) for d in both if d is not None]  # in the order of the first device
+        for part in (train, held if test is None else test):
+            if part is not None:
+                columns.append(_columns(part, x=of or x, y=y))
+                of = of or list(columns[0].names)  # in the order of the first device
     except (UsageError, ConfigError) as wrong:
         raise type(wrong)(f"{who}: {wrong.message}", hint=wrong.hint) from None
     if before and x is None and is_frame(mine) and (more := sorted({*frame_columns(mine, y)} - {*of})):
@@ -120,4 +152,5 @@ def _load_device(home: Path) -> DeviceData:
     try:
         return load_folder(home)
     except ConfigError as wrong:
-        raise ConfigError(f"{home.name}: {wrong.message}", hint=wrong.hint) from None
+        others = not (home / "train").is_dir() and any(path.is_dir() for path in home.iterdir())
+        raise ConfigError(f"{home.name}: {wrong.message}", hint=BY_CLASS if others else wrong.hint) from None

@@ -17,7 +17,11 @@ SHOWN = 5  # names that an error lists
 STREAM = "a stream has no order that a seed could repeat"
 NO_STREAM = "give a data set with a length: list(stream), or a map-style Dataset"
 ONE_KIND = "make them one kind: uint8 are pixels and become 0 to 1, other numbers stay what they are"
-BY_DEVICE = "give each device its data in a dict, as dict(enumerate(data)); test=0.2 of these are then held out"
+DEVICES_TESTS = "two dicts, fc.fleet({'a': train}, test={'a': test})"
+BY_DEVICE = (
+    "give each device its data in a dict, as dict(enumerate(data)); test=0.2 of these are then held out. For test data "
+    f"of each device give {DEVICES_TESTS}"
+)
 
 
 def is_frame(data: Any) -> bool:
@@ -74,7 +78,7 @@ def check_pair(data: Sequence[Any]) -> None:
     if len(data) == PAIR and all(map(is_data_set, data)):
         hint = (
             "for test data of their own write fc.fleet(train, test=test, by='column'); for devices give a dict with "
-            "one data set for each, of which test=0.2 is held out"
+            f"one data set for each, of which test=0.2 is held out, or {DEVICES_TESTS}"
         )
         raise UsageError(f"two data sets ({kinds}) in the place of samples and labels", hint=hint)
 
@@ -151,7 +155,7 @@ def no_data_set(data: Any) -> UsageError:
         told, hint = "an array with named fields", "give it as a data frame: pandas.DataFrame(data)"
     elif isinstance(data, Mapping):
         told = f"a dict with {', '.join(map(str, list(data)[:SHOWN]))}"
-        hint = "give (x, y), as (data['x'], data['y']); for test data of each device, give test=0.2 or a folder"
+        hint = f"give (x, y), as (data['x'], data['y']); for test data of each device give {DEVICES_TESTS}"
     elif isinstance(data, np.ndarray) or hasattr(data, "detach"):
         told, hint = "these samples have no labels", "write fc.fleet((x, y), ...), one label for each sample"
     elif hasattr(data, "__iter__") and not hasattr(data, "__len__"):

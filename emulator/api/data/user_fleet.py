@@ -15,7 +15,14 @@ import numpy as np
 from edge_client.errors import ConfigError, UsageError
 from edge_client.printable import first_of
 from edge_client.protocol.task import I64, Array
-from emulator.api.data.kinds import check_kinds, check_no_bytes, checked_inputs, checked_labels, look_like_classes
+from emulator.api.data.kinds import (
+    check_kinds,
+    check_no_bytes,
+    checked_inputs,
+    checked_labels,
+    look_like_classes,
+    warn_of_shared,
+)
 from emulator.api.data.of_devices import columns_of_each, device_folders, joined_with
 from emulator.api.data.partitions import as_scheme
 from emulator.api.data.reading import (
@@ -70,12 +77,13 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     Samples x [n, ...] become float32; uint8 are pixels, and become 0 to 1. Whole numbers y [n] are classes from 0;
     texts, and True and False, are classes in alphabetical order, which the fleet's `classes` names and `Result.predict`
     returns; floats are targets. `columns` has the names of a table's inputs. `test` is the share of each device's
-    samples that only test, where it brings none that do, or data of the same kind. `seed` cuts the data; without it the
-    seed of the run does, `fleet["anna"]` and `new_devices` are those of seed 0, and `Result.split` has those of the
-    run. `groups`, a column, an array [n] of the samples, or a mapping from each device, is the true
-    group: where each device has one, a run says how well a method found them (`ari`). `name` is what reports call the
-    data. Devices are named by the values of `by`, or by the keys of a dict; a number stands behind the column's name,
-    and `fleet[7]` finds it; `frame["subject"].map(fleet.name).map(result.assignments)` is the center of each row.
+    samples that only test, where it brings none that do, or data of the same kind (a dict, where `data` is one). `seed`
+    cuts the data; without it the seed of the run does, `fleet["anna"]` and `new_devices` are those of seed 0, and
+    `Result.split` has those of the run. `groups`, a column, an array [n] of the samples, or a mapping from each device,
+    is the true group: where each device has one, a run says how well a method found them (`ari`). `name` is what
+    reports call the data. Devices are named by the values of `by`, or by the keys of a dict; a number stands behind the
+    column's name, and `fleet[7]` finds it; `frame["subject"].map(fleet.name).map(result.assignments)` is the center of
+    each row.
     `without` and `only` leave devices out, which are then `new_devices`. Raises UsageError and ConfigError, which say
     what to write.
 
@@ -99,9 +107,9 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
         data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing
-        columns, parts = columns_of_each(
-            {who: _without_groups(one, x, groups, y) for who, one in data.items()}, x=x, y=y
-        )
+        tests, test = (test, TEST_SHARE) if isinstance(test, Mapping) else ({}, test)
+        inputs, tests = ({who: _without_groups(d, x, groups, y) for who, d in of.items()} for of in (data, tests))
+        columns, parts = columns_of_each(inputs, x=x, y=y, tests=tests)
         if isinstance(test, float) and test != TEST_SHARE and any(isinstance(rows, tuple) for rows in parts.parts):
             raise UsageError("each device has samples of its own that test", hint="leave out test")
     else:
@@ -167,7 +175,8 @@ def _test_columns(
     """The user's own test data; each sample belongs to a device that has training samples."""
     if parts is not None:
         raise UsageError(
-            "each device's test samples are not named", hint="give a share, as test=0.2, or a folder with test/"
+            "each device's test samples are not named",
+            hint="give a share, as test=0.2, a dict with data for each device, or a folder with test/",
         )
     if by is not None and not isinstance(by, (str, int)):
         raise UsageError(
@@ -192,8 +201,8 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     labels, classes = checked_labels([part.y for part in columns])
     if labels[0].dtype == np.int64 and labels[0].ndim == 1 and (low := min(int(y.min()) for y in labels)) > 0:
         log.warning("the smallest class is %s: %s", low, NOT_FROM_0)
-    if look_like_classes(labels):
-        log.warning("y holds whole numbers as floats, which are targets. For classes give y.astype(int)")
+    if how := look_like_classes(labels):
+        log.warning("y holds %s, which are targets. For classes give %s", *how)
     users, names = _users(train, columns)
     raw = [
         RawSamples(x=checked_inputs(part.x), y=y, user=user)
@@ -201,6 +210,8 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     ]
     ready = to_unit_range if train.x.dtype == np.uint8 else to_float
     held = raw[1] if test is not None else None
+    if held is not None:
+        warn_of_shared(raw[0].x, held.x)
     data = DataSet(train=raw[0], test=held, ready=ready, train_share=share, names=names)
     data = replace(data, parts=train.parts if test is None else test.parts)
     return data, classes or train.classes

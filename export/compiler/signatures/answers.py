@@ -26,6 +26,10 @@ INPUTS = (
     "check the input's shape; samples arrive as floating point numbers: for whole ones write x.long() in forward, or "
     "give a batch of them by the name of forward's parameter"
 )
+CHANNELS = (
+    "give images as [n, channels, height, width]: x.transpose(0, 3, 1, 2) of [n, height, width, channels], x[:, None] "
+    "of grey images [n, height, width]"
+)
 COLUMNS = (
     "whole numbers of an array are drawn below one limit for all columns: give columns of other ranges as arrays of "
     "their own, forward(self, color, size)"
@@ -96,7 +100,8 @@ def check_answers(
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as wrong:
         given = ", ".join(map(str, parts)) or f"shape {tuple(samples.shape[1:])}"
         hint = "" if example is None else lone_sample_hint(network, parts, example, samples.dtype)
-        usual = (COLUMNS if parts else TOKENS) if any(told in str(wrong) for told in BEYOND) else INPUTS
+        usual = CHANNELS if " channels, but got " in str(wrong) and not parts else INPUTS
+        usual = (COLUMNS if parts else TOKENS) if any(told in str(wrong) for told in BEYOND) else usual
         raise ProgramRefused(
             f"model {name!r} does not take samples of {given}: {first_sentence(wrong)}", hint=hint or usual
         ) from wrong

@@ -129,6 +129,30 @@ def test_a_value_too_many_without_a_name_is_told_with_a_name() -> None:
         fc.FedAvg(3)  # type: ignore[call-arg]
 
 
+class Bare(fc.FedAvg):
+    """A method of the user, without `@dataclass` above it."""
+
+    share: float = 0.5
+
+
+class Made(fc.FedAvg):
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Bare(share=0.3),  # type: ignore[call-arg]
+        lambda: Made(0.3),
+        lambda: Made(share=0.3),
+    ],
+)
+def test_a_setting_of_a_class_that_is_no_dataclass_is_told_to_need_one(make: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match=r"(?s)write @dataclass\(frozen=True, kw_only=True, repr=False\) above class"):
+        make()
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     method = fc.FeSEM(np.int64(4), learning_rate=np.float32(0.5))  # type: ignore[arg-type]
     assert (method.clusters, method.learning_rate) == (4, 0.5)

@@ -157,6 +157,12 @@ def test_a_seed_that_is_given_twice_is_refused() -> None:
         fc.compare([fc.FedAvg()], fleet=fc.fleets.digits(devices=3), seeds=[3, 1, 3])
 
 
+def test_a_wrong_seed_is_named_before_any_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=r"seed is -1"):
+        fc.compare([fc.FedAvg(local_steps=1)], fleet=fc.fleets.digits(devices=3), seeds=[3, -1], rounds=1)
+    assert "begun" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("seeds", [None, 2.5, "3", True])
 def test_seeds_that_are_no_number_and_no_list_are_named(seeds: Any) -> None:  # noqa: ANN401
     with pytest.raises(UsageError, match=r"(?s)seeds is .*as seeds=3, or which"):

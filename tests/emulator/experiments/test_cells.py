@@ -46,7 +46,7 @@ paper = ["1 2 -", "3 4 -"]
 """
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 STORED = sorted(path.name for path in RESULTS.iterdir() if path.is_dir())
-WRONG_ROW = '[[rows]]\nname = "None"\nmethod = "fedavg"\nsettings = { learning-rate = -1 }\n'
+WRONG_ROW = '[[rows]]\nname = "None"\nmethod = "fesem"\nsettings = { representation = "none*" }\n'
 BROKEN = TOML[: TOML.index("[[rows]]")] + WRONG_ROW
 
 

@@ -10,7 +10,7 @@ import pytest
 from coordinator.models.members import summed_name
 from coordinator.models.registry import MODELS, build_model
 from coordinator.strategies.registry import make_method, summed_members
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.protocol.task import Flat, Schema
 from emulator.data import registry
 from emulator.data.partition_schemes import parse_scheme
@@ -153,6 +153,8 @@ def test_a_table_of_the_users_own_that_cannot_be_read_or_names_no_method_is_refu
         ('["accuracy", "f1-of-devices"]', "[]", "metrics names no measure"),
         ("rounds = 7", "rounds = 0", "at least 1"),
         ("seeds = 2", "seeds = -1", "at least 1"),
+        ("seeds = 2", "seeds = 2\nround = 5", "no key is called 'round': did you mean 'rounds'?"),
+        ("[settings]", "[settings]\nlocal-step = 3", "has a setting 'local-step': did you mean 'local-steps'?"),
         ("batch-size = 3", "batch-size = 2026-01-01", "not JSON serializable"),
         ('[[rows]]\nname = "FedAvg"', f'{SECOND_COLUMN}[[rows]]\nname = "FedAvg"', "out of range"),
         ("[settings]", "also = 3\n[settings]", "has no attribute"),
@@ -169,6 +171,15 @@ def test_a_table_of_the_users_own_with_a_fault_is_refused_before_a_run(
         plan.read_plan(str(tmp_path / "mine.toml"))
     assert told in refused.value.message
     assert str(plan.EXPERIMENTS_FOLDER) in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [("batch-sise = 3", "fedsgd has no setting 'batch-sise'"), ("batch-size = 0", "batch-size is 0")],
+)
+def test_a_wrong_setting_of_a_row_is_told_before_any_cell_runs(setting: str, told: str) -> None:
+    with pytest.raises(FedcentersError, match=told):
+        plan.parse_plan("t", TOML.replace("batch-size = 3", setting))
 
 
 def test_rows_of_one_name_differ_in_their_centers_but_not_where_each_is_a_column() -> None:

@@ -71,6 +71,13 @@ def test_an_example_of_another_shape_is_not_told_to_lack_a_batch_axis(example: E
     assert "check the input's shape" in refused.value.hint
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 3), (8, 8)])
+def test_images_without_their_channels_in_front_are_told_the_right_order(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ProgramRefused, match="does not take samples") as refused:
+        compile_program(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), shape, engines=("pt2",))
+    assert "x.transpose(0, 3, 1, 2)" in refused.value.hint
+
+
 def test_packed_samples_that_a_module_does_not_take_are_refused_where_their_shape_is_given() -> None:
     packed, shape, parts = read_example(ScaledWords(), {"ids": WORDS[None], "scale": torch.ones(1, 7)})
     with pytest.raises(ProgramRefused, match="does not take samples of ids") as refused:
