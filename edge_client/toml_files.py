@@ -13,7 +13,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-parse_toml = tomllib.loads  # raises ValueError
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a text; raises ValueError. Windows' editors write a mark before the first line."""
+    return tomllib.loads(text.removeprefix("\ufeff"))
 
 
 def read_toml(path: Path, *, hint: str, syntax_hint: str = "") -> dict[str, Any]:
