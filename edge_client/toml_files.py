@@ -13,16 +13,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a text; raises ValueError. Windows' editors write a mark before the first line."""
-    return tomllib.loads(text.removeprefix("\ufeff"))
+parse_toml = tomllib.loads  # raises ValueError
 
 
 def read_toml(path: Path, *, hint: str, syntax_hint: str = "") -> dict[str, Any]:
     """The table of a file. Raises ConfigError with `hint`, or with `syntax_hint` for a file that is no TOML."""
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except OSError as missing:
         raise ConfigError(f"cannot read {path}: {missing.strerror}", hint=hint) from missing
     except (ValueError, RecursionError) as wrong:
