@@ -40,7 +40,7 @@ from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from export.bundle.bundle_contents import LabelledSamples
 from export.containers.installed_packages import check_installed
-from export.silence import show_progress, write_stderr
+from export.silence import name_threads, show_progress, write_stderr
 
 if TYPE_CHECKING:
     from coordinator.dashboard.event_hub import Hub
@@ -63,6 +63,7 @@ def run_service(
     flags: dict[str, Any] = {key: text for key, text in (("broker", broker), ("dashboard", dashboard)) if text}
     settings = [read_config(path, **flags) for path in paths]
     _check_apart(settings)
+    name_threads(config.federation for config in settings if len(settings) > 1)
     for config in settings:
         check_installed(config.compiled_engines, config.bundle.formats)
         if config.bundle.formats and config.bundle.reference is not None:  # now, and not after the last round

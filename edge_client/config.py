@@ -62,7 +62,7 @@ class ClientConfig:
 def load_config(path: Path, environment: Mapping[str, str]) -> ClientConfig:
     """Read and check one file. Raises ConfigError naming the file and the key."""
     try:
-        raw = parse_toml(path.read_text(encoding="utf-8"))
+        raw = parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as missing:
         hint = "check the path; the operator's `provision` makes the file, in the folder keys/devices/NAME"
         raise ConfigError(f"there is no file {path}", hint=hint) from missing

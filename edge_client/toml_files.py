@@ -19,7 +19,7 @@ parse_toml = tomllib.loads  # raises ValueError
 def read_toml(path: Path, *, hint: str, syntax_hint: str = "") -> dict[str, Any]:
     """The table of a file. Raises ConfigError with `hint`, or with `syntax_hint` for a file that is no TOML."""
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except OSError as missing:
         raise ConfigError(f"cannot read {path}: {missing.strerror}", hint=hint) from missing
     except (ValueError, RecursionError) as wrong:

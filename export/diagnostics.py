@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edge_client.errors import RuntimeMissing, install_hint
+from edge_client.errors import RuntimeMissing, install_hint, raise_for_memory
 
 MAX_SENTENCE_CHARS = 300
 MAX_LINE_CHARS = 10_000  # that are looked at, as of an error that shows all of an array
@@ -15,6 +15,13 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 PATH_PATTERN = re.compile(
     r"""(File )?["'(]{0,4}[\w.~+:-]{0,100}([/\\][\w.~+@-]+){2,}["')]*(, line \d+)?(, in \w+)?[:\d]*\s*"""
 )
+
+
+def raise_for_machine(wrong: BaseException) -> str:
+    """The first line of what a library says. Raises what this machine lacks: memory, or room and rights on a disk."""
+    if isinstance(wrong, OSError) and wrong.errno is not None:  # without a number it is Python's own, as of `inspect`
+        raise wrong
+    return raise_for_memory(wrong)
 
 
 def first_sentence(wrong: BaseException) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from edge_client.printable import printable, put_on_stderr
@@ -26,6 +26,7 @@ OUR_LOGGERS = ("edge_client", "export", "coordinator", "emulator")
 _one_at_a_time = threading.RLock()  # descriptors belong to the whole process
 _depth = 0
 _stderr: int | None = None  # a copy of descriptor 2 while it is silenced
+_named: frozenset[str] = frozenset()  # threads whose messages begin with the thread's name
 
 
 def write_stderr(text: str) -> None:
@@ -60,9 +61,16 @@ def show_warnings() -> None:
         root.addHandler(handler)
 
 
+def name_threads(names: Iterable[str]) -> None:
+    """From now on what threads of these names show begins with the thread's name."""
+    global _named  # noqa: PLW0603 - of the whole process, as descriptor 2
+    _named = frozenset(names)
+
+
 class _StderrLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        write_stderr(self.format(record))
+        name = f"{record.threadName}: " if record.threadName in _named else ""
+        write_stderr(f"{name}{self.format(record)}")
 
 
 @contextmanager

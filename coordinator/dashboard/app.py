@@ -16,6 +16,7 @@ A request chooses among files that are listed beforehand; no path is put togethe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ from coordinator.dashboard.side_panels import EMPTY_PANELS, SidePanels
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import validators
 from export.serve.http_gate import RangedFile, create_gated_app, read_json, require_json_type, security_headers
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 10
 HEARTBEAT_S = 10.0  # between two comments on a stream without events
@@ -152,6 +155,7 @@ class _DashboardHandlers:
             "close": lambda: self._close(command.get("exchange")),
         }
         actions[command["do"]]()
+        log.warning("ordered on the dashboard: %s", command["do"])  # else a log ends there without a reason
         return JSONResponse({"done": command["do"]})
 
     def _close(self, wanted: Mapping[str, Any] | None) -> None:

@@ -66,7 +66,7 @@ class DashboardServer:
         self.link, self.link_in_logs = endpoint.link(self.port), endpoint.link_in_logs(self.port)
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="dashboard", daemon=True
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name=config.federation, daemon=True
         )
         self._thread.start()
         self._write_link()

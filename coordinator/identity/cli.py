@@ -33,6 +33,13 @@ AUTHORITY_HINT = (
     "no certificate outlives the authority: provision --renew authority --renew expiring, then bring each ca.crt and "
     "each new certificate to its machine, and crl.pem to the broker, before the old authority ends (docs/security.md)"
 )
+RENEWED_HINT = "bring each new certificate or token to its machine; mosquitto reads its own at SIGHUP"
+NEXT_KEY_HINT = (
+    "bring each device its new client.toml, and start its client again; when all have it, --switch-signing-key"
+)
+SWITCHED_HINT = (
+    "bring the new signing.key to the coordinator, and start it again; devices without the new key refuse its tasks"
+)
 MOST_NAMES = 5  # in a warning
 OWNER_HINT = (
     "a mosquitto that root or the system starts becomes the user `mosquitto`, who cannot read these files of root"
@@ -153,6 +160,8 @@ def provision(  # noqa: PLR0913 - a command line
     told += [f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept]
     told += [f"{name} has a certificate for a key of its own; {_how_to_renew(work, name)}" for name in keeping]
     told += [f"the unused token of {cid} is taken back; {_instead_of_it(work, cid)}" for cid in work.withdrawn]
+    steps_left = ((renew, RENEWED_HINT), (next_signing_key, NEXT_KEY_HINT), (switch_signing_key, SWITCHED_HINT))
+    told += [hint for asked, hint in steps_left if asked and not check]
     for hint in (*told, *_hints(folder, work, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
     if check:

@@ -208,7 +208,8 @@ class EventLoop:
             finally:
                 self.transport.wake()
 
-        self.controls.worker = threading.Thread(target=run, name="work", daemon=True)
+        name = threading.current_thread().name  # what it shows is of the same federation
+        self.controls.worker = threading.Thread(target=run, name=name, daemon=True)
         self.controls.worker.start()
         self.run_until(lambda: bool(found or wrong))
         if wrong:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from edge_client.engines.pt2 import read_exported, refuse_pickles
-from edge_client.errors import ProgramRefused, UsageError, raise_for_memory
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import FROZEN, Program
 from edge_client.protocol.task import Array, Flat, Schema
@@ -27,7 +27,7 @@ from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_named_tflite
-from export.diagnostics import converter_missing, quiet_warnings
+from export.diagnostics import converter_missing, quiet_warnings, raise_for_machine
 from export.silence import suppress_output
 
 FILE_FORMATS = ("onnx", "tflite", "pt2")
@@ -70,7 +70,7 @@ def _export_file(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Seq
     except ImportError as wrong:
         raise converter_missing(wrong) from wrong
     except Exception as wrong:  # exporters raise many kinds; what they cannot convert is a refusal
-        text = raise_for_memory(wrong)
+        text = raise_for_machine(wrong)
         raise ProgramRefused(f"this model cannot be written as {fmt}: {text}", hint="use another format") from wrong
 
 

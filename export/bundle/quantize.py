@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.errors import ProgramRefused, UsageError, raise_for_memory
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Array
 from export.bundle.bundle_contents import LabelledSamples
-from export.diagnostics import converter_missing
+from export.diagnostics import converter_missing, raise_for_machine
 from export.silence import suppress_output
 
 SCHEMES = ("fp16", "int8", "int8-static")
@@ -52,7 +52,7 @@ def quantize_file(file: bytes, fmt: str, scheme: str, calibration: LabelledSampl
     except ImportError as wrong:
         raise converter_missing(wrong) from wrong
     except Exception as wrong:  # the tools raise many kinds; what they cannot convert is a refusal
-        text = raise_for_memory(wrong)
+        text = raise_for_machine(wrong)
         raise ProgramRefused(f"{fmt} cannot be quantized to {scheme}: {text}", hint="leave this scheme out") from wrong
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from edge_client.errors import ProgramRefused, raise_for_memory
+from edge_client.errors import ProgramRefused
 from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import Program
 from export.compiler.adapters.frozen import load_frozen
@@ -23,7 +23,7 @@ from export.compiler.program_folder import FROZEN_FILE, ContainerFile, ProgramFo
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
 from export.compiler.signatures.packed_inputs import pack_module
-from export.diagnostics import first_sentence
+from export.diagnostics import first_sentence, raise_for_machine
 
 BATCH_SIZES = (8, 3)  # for engines that take any batch size
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def _difference(  # noqa: PLR0913, PLR0917 - what is compared
     except ImportError:
         raise
     except Exception as wrong:  # each runtime has its own exceptions for a file that it cannot load
-        raise_for_memory(wrong)
+        raise_for_machine(wrong)
         raise ProgramRefused(
             f"{file.name} cannot be run: {first_sentence(wrong)}", hint="compile the program again"
         ) from wrong

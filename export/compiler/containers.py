@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from edge_client.errors import ProgramRefused, raise_for_memory
+from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import FROZEN, FUNCTIONS, BatchSize
 from export.compiler.container_cache import cached_file, constants_hash, container_key
 from export.compiler.decompositions.supported_ops import TORCH_ALONE
@@ -26,7 +26,7 @@ from export.containers.quick_conversion import quick_conversion
 from export.containers.write_onnx import to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_tflite
-from export.diagnostics import converter_missing, first_sentence
+from export.diagnostics import converter_missing, first_sentence, raise_for_machine
 
 EXAMPLE_BATCH = 13  # where the batch is dynamic; a size that layers and sequences seldom have
 Progress = Callable[[str], None]  # called with what is worked on, like "onnx step"
@@ -161,7 +161,7 @@ class refusal_context:  # noqa: N801 - reads as a word in a with statement
         if isinstance(wrong, ImportError):
             raise converter_missing(wrong) from wrong
         if isinstance(wrong, Exception):
-            raise_for_memory(wrong)
+            raise_for_machine(wrong)
             raise ProgramRefused(
                 f"model {self.source.name!r} cannot be written for {self.engine}: {first_sentence(wrong)}",
                 hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",

@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from edge_client.errors import ProgramRefused, raise_for_memory
+from edge_client.errors import ProgramRefused
 from export.compiler.decompositions.supported_ops import RANDOM
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import TraceSource, call_module, example_inputs, sample_losses, tensors_of
 from export.compiler.random_ops import COVERED_OPERATORS, TWICE
-from export.diagnostics import first_sentence
+from export.diagnostics import first_sentence, raise_for_machine
 from export.dispatch_mode import PlainDispatchMode
 from export.float64_mode import as_in
 from export.own_thread import own_random
@@ -119,7 +119,7 @@ def one_size_only(source: TraceSource) -> Untraceable:
 
 def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
     """Raise an error with what torch cannot trace, and the line of the model at which it happened."""
-    raise_for_memory(wrong)
+    raise_for_machine(wrong)
     if str(wrong).startswith(ONE_SIZE):
         raise one_size_only(source) from wrong
     line, told, hint = line_of(wrong), first_sentence(wrong), NO_BRANCHES

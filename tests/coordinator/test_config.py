@@ -152,6 +152,12 @@ def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
         read_config(tmp_path / "bad.toml")
 
 
+def test_a_file_of_a_windows_editor_is_read_as_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + tomli_w.dumps(MINIMAL).replace("\n", "\r\n").encode())
+    assert read_config(path) == config_from_table(MINIMAL, base=tmp_path)
+
+
 def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) -> None:
     def lesson(**changes: Anything) -> dict[str, Any]:
         return config_from_table(table(**changes), base=tmp_path).fingerprint()

@@ -106,6 +106,17 @@ def test_browsers_of_each_federation_reach_the_broker_that_several_share(tmp_pat
 
 
 @pytest.mark.broker
+def test_of_several_federations_a_warning_too_begins_with_the_name_of_its_own(
+    tmp_path: Path, mosquitto: Broker
+) -> None:
+    configs = [str(written(tmp_path, name, mosquitto.url)) for name in ("one", "two")]
+    with started("serve", *configs) as process:
+        heard(process, "one: waiting: 0", "two: waiting: 0")
+        mosquitto.stop()
+        heard(process, "one: the broker is gone", "two: the broker is gone")
+
+
+@pytest.mark.broker
 def test_a_federation_that_fails_leaves_the_others_alone(tmp_path: Path, mosquitto: Broker) -> None:
     good = written(tmp_path, "good", mosquitto.url)
     bad = written(tmp_path, "bad", mosquitto.url, **{"start-timeout-s": 0.1})

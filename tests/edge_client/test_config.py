@@ -35,6 +35,13 @@ def test_a_complete_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> No
     assert config.signing_keys == (bytes.fromhex(KEY),)
 
 
+def test_a_file_of_a_windows_editor_is_read_as_any_other(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    usual = load_config(path, {})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_config(path, {}) == usual
+
+
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     environment = {
         "FEDCENTERS_BROKER": "mqtts://broker.example",

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from coordinator.config_sections import RunConfig
 from coordinator.identity.revoked_list import REVOKED_FILE
-from edge_client.errors import FedcentersError
+from edge_client.errors import FedcentersError, NetworkError
 from edge_client.transport import blobs
 from tests.faults import full_disk
 from tests.support import softmax_program
@@ -107,6 +107,21 @@ def test_what_does_not_fit_is_not_acknowledged_is_logged_once_and_is_taken_when_
     disk.full = False
     fed.complete()
     assert fed.outcome() == calm.outcome()
+
+
+def test_a_disk_that_stays_full_until_the_deadline_is_told_as_what_kept_the_answers_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES, deadline_s=60.0)
+    disk = Disk(monkeypatch, "coordinator.0")
+    spy = Spy(fed.world.broker)
+    fed.start()
+    fed.world.run(lambda: len(spy.said("task")) == DEVICES)
+    disk.full = True
+    with pytest.raises(NetworkError) as told:
+        fed.finish()
+    assert told.value.message.endswith("updates could not be stored: No space left on device")
+    assert told.value.hint == "free disk space, then start again to repeat the exchange"
 
 
 def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(

@@ -279,7 +279,7 @@ class LiveExchange:
 
     def _end(self) -> None:
         """Store the closing, then stop the other devices, or let their updates come late."""
-        self._recorder.close(self._rules)
+        self._recorder.close(self._rules, self._receiver.no_room)
         under_way = [*self._rules.uploads, *self._rules.queue]
         self._rules.close()
         self._granted.clear()

@@ -51,8 +51,10 @@ class ReplyRecorder:
             if not spec.vector:
                 self.replies[cid] = reply
 
-    def close(self, exchange: OpenExchange) -> None:
+    def close(self, exchange: OpenExchange, no_room: str) -> None:
         """Store the closing. Raises NetworkError below the quorum if the configuration stops there.
+
+        `no_room` says why updates could not be stored; it is empty where all could.
 
         Devices that refused without the key of their roster count as heard: asked again they would say the same, and
         after the closing they are asked for other keys.
@@ -63,8 +65,11 @@ class ReplyRecorder:
             self._store.exchanges.expire(self._key)
             raise NetworkError(
                 f"only {len(keys)} of {exchange.goal} devices gave an answer that counts in round {self._key.round}"
-                f"{self._missing_in_words(keys, refused)}",
-                hint="look at those devices, then start again to repeat the exchange; or lower `quorum`, or set"
+                f"{self._missing_in_words(keys, refused)}"
+                f"{no_room and f'; updates could not be stored: {no_room}'}",
+                hint="free disk space, then start again to repeat the exchange"
+                if no_room
+                else "look at those devices, then start again to repeat the exchange; or lower `quorum`, or set"
                 ' below-quorum = "continue"',
             )
         self._close_without_outliers(keys)

@@ -108,7 +108,7 @@ class UploadReceiver:
         self._valid_since_s, self._clock = 0.0, context.clock
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
-        self._told_no_room = False
+        self.no_room = ""  # why an update could not be stored, once one could not
 
     def check_offer(self, said: Announcement) -> None:
         """Raise Malformed, with the code of the error answer, for an update that the device was not asked for."""
@@ -163,10 +163,10 @@ class UploadReceiver:
 
     def retry(self, cid: ClientId, reason: str | None) -> None:
         """Tell the device, and once the log, that its update could not be stored and may be announced again later."""
-        if not self._told_no_room:
+        if not self.no_room:
             pause_s = RETRY_MS // 1000
             log.warning("an update of %s could not be stored: %s; devices try again every %d s", cid, reason, pause_s)
-        self._told_no_room = True
+        self.no_room = str(reason)
         self.ack(cid, "retry", detail=f"storage: {reason}"[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)
 
     def _accept(self, valid: _Valid) -> None:

@@ -102,6 +102,12 @@ def test_the_buttons_reach_the_coordinator(site: DashboardSite) -> None:
     assert site.buttons.asked == ["pause", "resume", "stop"]
 
 
+def test_the_log_says_which_orders_came_from_the_page(site: DashboardSite, caplog: pytest.LogCaptureFixture) -> None:
+    site.order({"do": "close"})  # refused: it names no exchange
+    site.order({"do": "stop"})
+    assert [record.getMessage() for record in caplog.records] == ["ordered on the dashboard: stop"]
+
+
 def test_only_the_exchange_that_was_seen_is_closed(site: DashboardSite) -> None:
     wanted = {"id": "1f", "round": 3, "exchange": 0}
     assert site.order({"do": "close", "exchange": wanted}) == 409

@@ -58,3 +58,11 @@ def test_a_name_without_a_certificate_is_answered_with_the_command_that_lists_th
     folder = str(provisioned(tmp_path / "keys").folder)
     for order in ("--renew", "--revoke"):
         assert "`provision --check --json` lists the names" in invoke(folder, order, "d9").stderr
+
+
+def test_with_each_new_certificate_and_key_the_operator_is_told_what_is_left_to_do_by_hand(tmp_path: Path) -> None:
+    folder = str(provisioned(tmp_path / "keys").folder)
+    invoke(folder, "--device", "d1")
+    assert "mosquitto reads its own at SIGHUP" in invoke(folder, "--renew", "d1").stderr
+    assert "when all have it, --switch-signing-key" in invoke(folder, "--next-signing-key").stderr
+    assert "signing.key to the coordinator, and start it again" in invoke(folder, "--switch-signing-key").stderr
