@@ -248,9 +248,8 @@ def make_source(  # noqa: PLR0913 - the facts of a model
 
 
 def _warn_of_halves(module: nn.Module, name: str, dtype: str) -> None:
-    """Say that the program widens float16 and bfloat16, in which no runtime trains, or narrows float64."""
-    others = (*HALVES, torch.float64) if dtype == "float32" else HALVES
-    halves = {n: p for n, p in module.named_parameters() if p.dtype in others}
+    """Say what happens to float16 and bfloat16: no runtime trains in them, so the program widens them."""
+    halves = {n: p for n, p in module.named_parameters() if p.dtype in HALVES}
     if not halves:
         return
     kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in halves.values()}))

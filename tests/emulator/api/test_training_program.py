@@ -56,9 +56,7 @@ def program() -> TrainingProgram:
 
 
 def test_a_model_in_float64_and_weights_of_it_are_narrowed_wherever_they_enter(tmp_path: Path) -> None:
-    module = nn.Linear(3, 3).double()
-    with pytest.warns(UserWarning, match="2 parameters in float64: they are trained, sent and stored as float32"):
-        program = compile_module(module, X)
+    program = compile_module(nn.Linear(3, 3).double(), X)
     wide = {name: value.astype(np.float64) for name, value in program.weights.items()}
     once, again = (program.step(program.start(w), X, Y, anchor=wide, mu=0.1) for w in (None, wide))
     assert once.loss == again.loss
