@@ -89,7 +89,7 @@ class TrainingProgram:
         """
         read = read_folder(Path(folder))
         files = {f.sha256: read.blobs[f.name] for f in container_files(read.program)}
-        weights = read_weights(Path(folder), read.program.schema)
+        weights = read_weights(Path(folder), read.program.schema, read.program.dtype)
         return TrainingProgram(
             manifest=read.program, files=files, weights=weights, engine=_chosen(read.program, engine)
         )
@@ -138,7 +138,7 @@ class TrainingProgram:
         feeds |= {name: np.asarray(value, m.dtype) for name, value in (("lr", lr), ("momentum", momentum), ("mu", mu))}
         feeds |= {"x": data.x.astype(m.dtype), "y": port_targets(m, data.y)}
         feeds |= {"q": np.full(len(data), 1 / len(data), m.dtype)} | step_noise(m, seed, state.steps, len(data))
-        moved = run_step(self._engine, {name: np.asarray(value, order="C") for name, value in feeds.items()})
+        moved = run_step(self._engine, {name: np.asarray(value, m.dtype, order="C") for name, value in feeds.items()})
         return TrainingState(
             weights={t.name: moved[f"{PREFIXES[t.role]}/{t.name}"] for t in m.schema.tensors},
             velocity={name: moved[f"velocity/{name}"] for name in zero},

@@ -1,7 +1,7 @@
 """Compare a written program with its torch model: each container runs on the same inputs as torch.
 
 The inputs make mistakes visible: w != anchor, velocity and linear not zero, q not constant, and half of the samples
-constant, so that every window of every pool has ties. program_parity.py computes the difference.
+half zero, so that windows of pools have ties. program_parity.py computes the difference.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import Program
 from export.compiler.adapters.frozen import load_frozen
+from export.compiler.forward_pass import uncompiled
 from export.compiler.losses.sample_losses import LossFunction
 from export.compiler.program import ENGINES, make_source
 from export.compiler.program_folder import FROZEN_FILE, ContainerFile, ProgramFolder, container_files, read_folder
-from export.compiler.program_functions import TraceSource, example_inputs, function_ports
+from export.compiler.program_functions import TraceSource, function_ports
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
 from export.compiler.signatures.packed_inputs import pack_module
 from export.diagnostics import first_sentence, raise_for_machine
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 SEED = 2  # other inputs than those of the compiler's own measurement
 
 
+@uncompiled()
 def check_folder(
     path: Path,
     module: nn.Module,
@@ -120,7 +122,6 @@ def _difference(  # noqa: PLR0913, PLR0917 - what is compared
             batch=batch,
             seed=seed,
             limit=limit,
-            inputs=tied_inputs,
         )
     except ImportError:
         raise
@@ -129,11 +130,3 @@ def _difference(  # noqa: PLR0913, PLR0917 - what is compared
         raise ProgramRefused(
             f"{file.name} cannot be run: {first_sentence(wrong)}", hint="compile the program again"
         ) from wrong
-
-
-def tied_inputs(source: TraceSource, function: str, batch: int, seed: int) -> list[Tensor]:
-    """`example_inputs`, with the first half of the samples zero, so that every pool has ties."""
-    args = example_inputs(source, function, batch, seed)
-    at = [p.name for p in function_ports(source, function).inputs].index("x")
-    args[at][: batch // 2] = 0
-    return args

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -118,8 +119,11 @@ def constants_hash(tensors: Sequence[Tensor]) -> str:
 
 
 def _add_tensor(hashed: Any, name: str, value: Tensor) -> None:  # noqa: ANN401 - hashlib's own type has no name
+    import torch
+
     hashed.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-    hashed.update(value.detach().cpu().contiguous().numpy().tobytes())
+    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    hashed.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
 
 
 @cache
@@ -143,9 +147,10 @@ def _version(package: str) -> str:
 def _read(entry: Path) -> bytes | None:
     try:
         data = entry.read_bytes()
-        os.utime(entry)
     except OSError:
         return None
+    with suppress(OSError):  # a folder that only others may write to
+        os.utime(entry)
     digest, file = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
     if hashlib.sha256(file).digest() == digest:
         return file

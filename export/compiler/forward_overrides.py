@@ -113,8 +113,10 @@ def _values(x: Tensor) -> Sequence[int]:
     return x.shape
 
 
-def _channels(x: Tensor) -> Sequence[int]:
-    return [*x.shape[:SAMPLES_CHANNELS], *[1] * (x.dim() - SAMPLES_CHANNELS)]
+def _channels(x: Tensor, batched: int = 0) -> Sequence[int]:
+    """`batched`: torch takes a tensor of fewer axes for one sample, whose channels are the rows."""
+    kept = SAMPLES_CHANNELS if x.dim() >= batched else 1
+    return [*x.shape[:kept], *[1] * (x.dim() - kept)]
 
 
 def _plain(x: Tensor, mask: Tensor, p: float) -> Tensor:
@@ -359,9 +361,9 @@ FORWARD_OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     F.rms_norm: _rms_norm,
     F.dropout: DROPOUT,
     torch.dropout: DROPOUT,
-    F.dropout1d: _dropout(_channels, _plain, default=True),
+    F.dropout1d: _dropout(partial(_channels, batched=3), _plain, default=True),
     F.dropout2d: _dropout(_channels, _plain, default=True),
-    F.dropout3d: _dropout(_channels, _plain, default=True),
+    F.dropout3d: _dropout(partial(_channels, batched=5), _plain, default=True),
     F.alpha_dropout: _dropout(_values, _alpha, default=False),
     F.feature_alpha_dropout: _dropout(_channels, _alpha, default=False),
     F.scaled_dot_product_attention: _attention,

@@ -1,4 +1,4 @@
-"""Which layer and which line of a model calls which operator, and what a training pass draws at random.
+"""Which layer and which line of a model calls which operator, and what a training pass draws at random and writes.
 
 One pass in torch's eager mode is watched. Refusals name the layers and lines that were seen in it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -17,9 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
+from edge_client.printable import first_of
 from export.compiler.decompositions.supported_ops import RANDOM
 from export.compiler.losses.sample_losses import LossFunction, loss_name
-from export.compiler.program_functions import TraceSource, call_module, example_inputs, sample_losses, tensors_of
+from export.compiler.program_functions import (
+    TraceSource,
+    call_module,
+    changed_places,
+    example_inputs,
+    sample_losses,
+    tensor_places,
+    tensors_of,
+)
 from export.compiler.random_ops import COVERED_OPERATORS, TWICE
 from export.diagnostics import first_sentence, raise_for_machine
 from export.dispatch_mode import PlainDispatchMode
@@ -50,7 +59,13 @@ PACKED = (
 )
 Counts = Callable[[str, Sequence[Any]], bool]  # of an operator and its arguments: whether a watch records the call
 NO_BRANCHES = "forward must be the same operators for every batch: no branches on values, no .item()"
+NAMED = 3  # of many tensors
 ONE_SIZE = "Constraints violated"  # how torch.export begins
+FAKE_CONSTANT = "fake tensor in the exported program constant's list"  # how torch.export tells of `.data`
+CONSTRAINT_HINT = (
+    "write into no parameter, also not by `.data`: take what a constraint gives in its place, as "
+    "F.conv2d(x, torch.renorm(self.weight, 2, 0, 1.0))"
+)
 
 
 def every_call(_operator: str, _args: Sequence[Any]) -> bool:
@@ -64,7 +79,9 @@ def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
     Such a draw, as a mask of weights, takes its numbers from the first sample's row. Raises ProgramRefused for draws
     that grow with the batch in another way.
     """
-    two, three = (_watch_pass(source, batch).draws for batch in (2, 3))
+    (two, seeded), (three, _) = ((watch.draws, watch.seeded) for watch in (_watch_pass(source, n) for n in (2, 3)))
+    for layer, operator in seeded:
+        raise _refused_layer(source, layer, operator, "a generator of its own draws the same numbers in every step")
     shared = frozenset(i for i, (one, other) in enumerate(zip(two, three, strict=False)) if one[-1] == other[-1])
     for i, ((layer, operator, small), (*_, large)) in enumerate(zip(two, three, strict=False)):
         if i not in shared and small * 3 != large * 2:
@@ -72,6 +89,43 @@ def count_random_numbers(source: TraceSource) -> tuple[int, frozenset[int]]:
     if len(two) != len(three):
         raise _refused_layer(source, two[-1][0], two[-1][1], "it draws another number of times for other samples")
     return sum(small if i in shared else small // 2 for i, (*_, small) in enumerate(two)), shared
+
+
+def check_writes(source: TraceSource) -> None:
+    """A training pass may write only float buffers that torch saves: a step returns no others."""
+    places = tensor_places(source.module)
+    replaced, written = changed_places(source)
+    own = [place for place, name in places.items() if name in source.params and place in replaced | written]
+    if own:
+        raise ProgramRefused(
+            f"model {source.name!r} writes its parameters {first_of(own, NAMED)} in forward, which no step can express",
+            hint=CONSTRAINT_HINT,
+        )
+    shared = Counter(places.values())
+    lost = [
+        name
+        for place, name in places.items()
+        if (name in source.constants and place in replaced | written) or (shared[name] > 1 and place in replaced)
+    ]
+    if lost:
+        raise ProgramRefused(
+            f"model {source.name!r} writes {', '.join(lost)} when it trains, which no step can give back",
+            hint="use a buffer of finite floating point numbers with persistent=True, in one place",
+        )
+
+
+def check_gradient(source: TraceSource) -> None:
+    """Raise ProgramRefused where no trained parameter has a gradient."""
+    state = {name: value.clone() for name, value in tensors_of(source.module).items()}
+    for name in source.params:
+        state[name].requires_grad_()
+    with own_random(), torch.enable_grad():
+        out, _ = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
+    if not out.requires_grad:
+        raise ProgramRefused(
+            f"model {source.name!r} gives outputs that no trained parameter has a gradient of",
+            hint="leave torch.no_grad(), detach() and numpy out of forward, and unfreeze what its output comes from",
+        )
 
 
 def refuse_random(source: TraceSource) -> None:
@@ -131,6 +185,8 @@ def refuse_untraceable(source: TraceSource, wrong: Exception) -> NoReturn:
         told = f"{operator} gives another number of values each time" if operator in SIZED_BY_VALUES else told
     if line and named and ALONE.fullmatch(told) and operator not in SIZED_BY_VALUES:
         told = f"{operator} depends on the values of a tensor"
+    if FAKE_CONSTANT in told:
+        told, hint = "torch.export loses a tensor that forward makes, as `.data` does", CONSTRAINT_HINT
     if PACKS in seen:
         where, told, hint = f" in layer {next(iter(seen[PACKS]))}", "it packs sequences", PACKED
     elif sized or operator in SIZED_BY_VALUES:
@@ -213,6 +269,7 @@ class _Watch(PlainDispatchMode):
         self.stack: list[str] = []
         self.seen: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.draws: list[tuple[str, str, int]] = []  # layer, random operator, how many numbers
+        self.seeded: list[tuple[str, str]] = []  # layer and random operator with a generator of the user's
 
     def follow(self, name: str, layer: nn.Module) -> list[Any]:
         label = f"{name or 'the model itself'} ({type(layer).__name__})"
@@ -231,6 +288,7 @@ class _Watch(PlainDispatchMode):
         if name in COVERED_OPERATORS:
             drawn = out if isinstance(out, Tensor) else out[0]
             self.draws += [(f"layer {layer}", name, drawn.numel())] * (2 if name in TWICE else 1)
+            self.seeded += [(f"layer {layer}", name)] if (kwargs or {}).get("generator") is not None else []
         return out
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,15 +41,13 @@ from export.compiler.losses.choose_loss import (
     warn_of_probabilities,
 )
 from export.compiler.losses.sample_losses import LossFunction
-from export.compiler.operator_watch import count_random_numbers
+from export.compiler.operator_watch import check_gradient, check_writes, count_random_numbers
 from export.compiler.program_functions import (
     TraceSource,
     call_module,
-    changed_places,
     example_inputs,
     function_ports,
     private_copy,
-    tensor_places,
     tensors_of,
 )
 from export.compiler.program_parity import (
@@ -64,6 +61,7 @@ from export.compiler.signatures.answers import ONE_SAMPLE, check_answers, check_
 from export.compiler.signatures.choose_output import choose_output
 from export.compiler.signatures.lasting_state import (
     check_repeats,
+    check_tensors,
     refuse_unheld,
     warn_of_evaluation_mode,
 )
@@ -215,6 +213,7 @@ def make_source(  # noqa: PLR0913 - the facts of a model
     _warn_of_halves(module, name, dtype)
     mine = private_copy(module, dtype)
     warn_of_evaluation_mode(name, module, mine.train())
+    check_tensors(name, mine)
     stored = freeze(mine, frozen)
     source = TraceSource(
         name=name,
@@ -241,8 +240,9 @@ def make_source(  # noqa: PLR0913 - the facts of a model
             if source.loss != "squared-error":
                 with own_random(), torch.no_grad():
                     warn_of_probabilities(name, source.module(samples), 1 + class_axis(source.loss, found))
-        _check_constants(source)
+        check_writes(source)
         _check_repeats(source)
+        check_gradient(source)
         noise, shared = count_random_numbers(source)
     return replace(source, noise=noise, shared_draws=shared)
 
@@ -266,23 +266,6 @@ def _check_own_loss(source: TraceSource) -> None:
             check_own_loss(source.own_loss, source.module.eval()(x), y, labels=source.has_labels)
 
 
-def _check_constants(source: TraceSource) -> None:
-    """A training pass may write only float buffers that torch saves: a step returns no others."""
-    places = tensor_places(source.module)
-    replaced, written = changed_places(source)
-    shared = Counter(places.values())
-    lost = [
-        name
-        for place, name in places.items()
-        if (name in source.constants and place in replaced | written) or (shared[name] > 1 and place in replaced)
-    ]
-    if lost:
-        raise ProgramRefused(
-            f"model {source.name!r} writes {', '.join(lost)} when it trains, which no step can give back",
-            hint="use a buffer of finite floating point numbers with persistent=True, in one place",
-        )
-
-
 def _check_repeats(source: TraceSource) -> None:
     mine, (*given, x) = private_copy(source.module, source.dtype), example_inputs(source, "infer", 2)
     held = tensors_of(source.module) | dict(zip(source.params, given, strict=False))  # moved weights: none is zero
@@ -299,18 +282,20 @@ def _check_repeats(source: TraceSource) -> None:
 def schema_of(module: nn.Module) -> Schema:
     """The tensors that a round exchanges, in torch's order: trainable parameters, then the saved float buffers.
 
-    Frozen parameters are in a file of their own. Other buffers, and a mask of infinities, are constants. A shared
-    parameter counts once, under its first name. The classifier is the last linear or convolution layer that is
+    Frozen parameters are in a file of their own. Other buffers, a mask of infinities and empty tensors are constants. A
+    shared parameter counts once, under its first name. The classifier is the last linear or convolution layer that is
     trained. Raises ProgramRefused when there is nothing to train.
     """
     params = [
-        TensorSpec(name=n, role="p", shape=tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad
+        TensorSpec(name=n, role="p", shape=tuple(p.shape))
+        for n, p in module.named_parameters()
+        if p.requires_grad and p.numel()
     ]
     saved = module.state_dict()
     buffers = [
         TensorSpec(name=n, role="b", shape=tuple(b.shape))
         for n, b in module.named_buffers()
-        if b.is_floating_point() and n in saved and travels(b)
+        if b.is_floating_point() and b.numel() and n in saved and travels(b)
     ]
     if not params:
         frozen = any(True for _ in module.parameters())
@@ -324,7 +309,9 @@ def schema_of(module: nn.Module) -> Schema:
 def last_layer(module: nn.Module) -> list[str]:
     """The names of the trained parameters of the last linear or convolution layer; none without such a layer."""
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}  # a shared one by its first name
+    names = {
+        id(p): n for n, p in module.named_parameters() if p.requires_grad and p.numel()
+    }  # a shared one by its first name
     for layer in reversed([layer for layer in module.modules() if isinstance(layer, kinds)]):
         own = [names[id(p)] for p in layer.parameters(recurse=False) if id(p) in names]
         if own:

@@ -86,7 +86,9 @@ def write_folder(
     check_unused(out)
     out.mkdir(parents=True, exist_ok=True)
     blobs = {f.name: containers[f.sha256] for f in container_files(program)}
-    blobs[WEIGHTS_FILE] = _npz({f"{PREFIXES[t.role]}/{t.name}": weights[t.name] for t in program.schema.tensors})
+    blobs[WEIGHTS_FILE] = _npz(
+        {f"{PREFIXES[t.role]}/{t.name}": np.asarray(weights[t.name], program.dtype) for t in program.schema.tensors}
+    )
     blobs[MANIFEST_FILE] = canonical_json(program.to_json())
     for name, data in blobs.items():
         (out / name).write_bytes(data)
@@ -116,8 +118,8 @@ def read_folder(path: Path) -> ProgramFolder:
     return ProgramFolder(program=program, blobs={f.name: _container(path, f) for f in container_files(program)})
 
 
-def read_weights(path: Path, schema: Schema) -> dict[str, Array]:
-    """The model's own weights in a folder, under the names of the schema.
+def read_weights(path: Path, schema: Schema, dtype: str = "float32") -> dict[str, Array]:
+    """The model's own weights in a folder, under the names of the schema, as numbers of the program's dtype.
 
     Raises ConfigError where there are none, Malformed for those of another model.
     """
@@ -127,8 +129,8 @@ def read_weights(path: Path, schema: Schema) -> dict[str, Array]:
             reading_arrays(),
             np.load(file, allow_pickle=False) as held,
         ):
-            found = {name.partition("/")[2]: held[name] for name in held.files}
-    except (OSError, ValueError) as wrong:
+            found = {n.partition("/")[2]: held[n].astype(dtype, casting="same_kind") for n in held.files}
+    except (OSError, ValueError, TypeError) as wrong:  # TypeError: a .npy file, or no real numbers
         raise ConfigError(f"{path / WEIGHTS_FILE} cannot be read: {wrong}", hint="compile the program again") from None
     if {name: value.shape for name, value in found.items()} != {t.name: t.shape for t in schema.tensors}:
         raise Malformed("bad_schema", f"{WEIGHTS_FILE} holds the weights of another model than {MANIFEST_FILE} names")

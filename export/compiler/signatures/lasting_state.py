@@ -26,7 +26,7 @@ Numbers = Mapping[str, float]
 
 
 def refuse_unheld(name: str, module: nn.Module) -> None:
-    """Raise ProgramRefused for hooks on gradients, complex parameters, lazy tensors, and batch norm that counts."""
+    """Raise ProgramRefused for hooks on gradients, complex, lazy and twofold parameters, and batch norm that counts."""
     for place, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
             raise ProgramRefused(
@@ -43,6 +43,7 @@ def refuse_unheld(name: str, module: nn.Module) -> None:
                 f"model {name!r} has a hook on the gradient of {place}, which no program can call",
                 hint=HOOK_HINT,
             )
+    _refuse_twofold(name, module)
     for place, layer in module.named_modules():
         kind = type(layer).__name__
         if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -58,6 +59,37 @@ def refuse_unheld(name: str, module: nn.Module) -> None:
                 f"layer {place or 'the model itself'} of {name!r} averages its statistics over all batches "
                 "(momentum=None), and no program counts them",
                 hint="give batch norm a momentum, as 0.1",
+            )
+
+
+def check_tensors(name: str, module: nn.Module) -> None:
+    """Refuse parameters that are not finite, and those that inference mode changes. `module` is a private copy."""
+    held = {place: p.detach().clone() for place, p in module.named_parameters()}
+    lost = [n for n, p in module.named_parameters() if bool((p.isnan() | (p.isinf() & p.requires_grad)).any())]
+    if lost:  # a mask of infinities may be a frozen parameter
+        raise ProgramRefused(
+            f"model {name!r} has parameters that are not finite: {first_of(lost, NAMED)}",
+            hint="give the weights of a training that did not diverge",
+        )
+    module.eval()
+    moved = [place for place, p in module.named_parameters() if not torch.equal(p, held[place])]
+    module.train()
+    if moved:
+        raise ProgramRefused(
+            f"model {name!r} changes {first_of(moved, NAMED)} when it goes into inference mode, and no program does",
+            hint="merge nothing there: give layers of loralib merge_weights=False",
+        )
+
+
+def _refuse_twofold(name: str, module: nn.Module) -> None:
+    """Raise ProgramRefused for two parameters in one memory, as `b.weight.data = a.weight.data` makes them."""
+    first = dict[int, str]()
+    for place, value in module.named_parameters():
+        known = first.setdefault(value.data_ptr(), place)
+        if known != place and value.numel() and value.requires_grad:
+            raise ProgramRefused(
+                f"model {name!r} has two parameters in one memory, {known} and {place}: a program trains them apart",
+                hint="use one of them in both places: self.b.weight = self.a.weight, or F.linear(h, self.a.weight.t())",
             )
 
 

@@ -55,6 +55,15 @@ def program() -> TrainingProgram:
     return compile_module(SmallNet(), X)
 
 
+def test_a_model_in_float64_and_weights_of_it_are_narrowed_wherever_they_enter(tmp_path: Path) -> None:
+    program = compile_module(nn.Linear(3, 3).double(), X)
+    wide = {name: value.astype(np.float64) for name, value in program.weights.items()}
+    once, again = (program.step(program.start(w), X, Y, anchor=wide, mu=0.1) for w in (None, wide))
+    assert once.loss == again.loss
+    with np.load(program.save(tmp_path / "program") / "weights.npz") as stored:
+        assert {stored[name].dtype.name for name in stored.files} == {"float32"}
+
+
 def test_steps_with_momentum_and_an_anchor_are_those_of_torch() -> None:
     module = nn.Linear(3, 3)
     program = compile_module(module, X)

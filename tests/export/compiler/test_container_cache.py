@@ -135,6 +135,29 @@ def test_the_least_recently_used_containers_make_room(folder: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("first", "no_exporter")
+def test_a_folder_that_others_have_filled_serves_who_cannot_write_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(os, "utime", refuse)  # the rights of files do not bind root
+    compile_small()
+
+
+class ScaledByHalf(nn.Linear):
+    """Holds a tensor that is no buffer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.halves)
+
+    halves = torch.full((6,), 0.5, dtype=torch.bfloat16)
+
+
+def test_a_constant_that_numpy_has_no_name_for_is_cached_too(folder: Path) -> None:
+    compile_program(ScaledByHalf(6, 3), (6,), engines=("pt2",))
+    assert len(cache_entries(folder)) == 3
+
+
+@pytest.mark.usefixtures("first", "no_exporter")
 def test_off_reads_and_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache_entries(folder)
     monkeypatch.setenv("FEDCENTERS_CACHE", "off")

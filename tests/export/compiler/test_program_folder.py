@@ -24,3 +24,15 @@ def test_weights_that_were_copied_in_part_are_told_without_advice_to_load_them_u
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(ConfigError, match="it is damaged"):
         read_weights(tmp_path, SCHEMA)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.int64])
+def test_weights_of_another_kind_become_numbers_of_the_program(kind: type, tmp_path: Path) -> None:
+    np.savez(tmp_path / "weights.npz", **{"w/bias": np.ones(3, kind)})  # type: ignore[arg-type]  # numpy's own keywords
+    assert read_weights(tmp_path, SCHEMA)["bias"].dtype == np.float32
+
+
+def test_what_is_no_real_number_is_refused_as_weights(tmp_path: Path) -> None:
+    np.savez(tmp_path / "weights.npz", **{"w/bias": np.array(["a", "b", "c"])})  # type: ignore[arg-type]  # as above
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_weights(tmp_path, SCHEMA)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fedcenters as fc
 from edge_client.errors import ProgramRefused
 from export import float64_mode
 from export.compiler import program_parity
+from export.compiler.check_program import check_folder
 from export.compiler.program import compile_program, make_source
 from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 from export.float64_mode import Float64Mode
@@ -64,7 +67,7 @@ def judge(bent: float, beside_the_kink: Callable[[int], bool], *, scale: float =
         batch=3,
         seed=0,
         limit=program_parity.MAX_RELATIVE_DIFFERENCE,
-        inputs=inputs,
+        draws=[inputs] * program_parity.MAX_INPUT_DRAWS,
     )
     return found, len(seen)
 
@@ -98,6 +101,26 @@ def test_a_wrong_program_is_not_accepted_because_no_inputs_can_judge_it() -> Non
     found, looks = judge(1.01, lambda _: True)
     assert found > program_parity.MAX_RELATIVE_DIFFERENCE
     assert looks == program_parity.MAX_INPUT_DRAWS
+
+
+class UnitVectors(nn.Linear):
+    """Has no answer for a sample of zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / x.norm(dim=1, keepdim=True))
+
+
+def test_a_file_that_is_not_finite_where_torch_is_is_refused_though_random_samples_would_not_show_it() -> None:
+    """Behind black pixels the root's gradient is infinite; torch's ReLU takes it away, a product with a mask not."""
+    module = nn.Sequential(nn.Conv1d(1, 2, 1, bias=False), nn.LPPool1d(2, 2), nn.Flatten(), nn.Linear(6, 2))
+    with pytest.raises(ProgramRefused, match=r"differs from torch by inf[\s\S]*aten.pow in layer 1 \(LPPool1d\)"):
+        compile_program(module, (1, 6), engines=("pt2",))
+
+
+def test_a_written_program_is_not_asked_for_samples_that_torch_itself_has_no_answer_for(tmp_path: Path) -> None:
+    folder = fc.compile(UnitVectors(6, 3), (6,), engines="pt2").save(tmp_path / "program")
+    with torch.no_grad():
+        assert all(row["ok"] for row in check_folder(folder, UnitVectors(6, 3)))
 
 
 def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse() -> None:

@@ -226,6 +226,25 @@ def test_whole_numbers_that_the_noise_has_too_few_digits_for_are_refused() -> No
         compile_program(Seeded(5, 3), (5,), engines=("pt2",))
 
 
+class FixedDraw(nn.Linear):
+    """The same projection in each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ torch.randn(5, 5, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_generator_of_the_models_own_is_refused_where_it_draws() -> None:
+    with pytest.raises(ProgramRefused, match=r"FixedDraw\) at test_random_ops.py:\d+ uses aten.randn: a generator"):
+        make_source(FixedDraw(5, 3), input=(5,))
+
+
+def test_rows_are_channels_where_torch_takes_a_batch_for_one_sample() -> None:
+    """`nn.Dropout1d` of [batch, features] drops whole rows."""
+    module = nn.Sequential(nn.Linear(4, 6), nn.Dropout1d(0.5), nn.Linear(6, 3))
+    assert drawn(module, 4) == 1
+    assert compile_program(module, (4,), engines=("pt2",)).program.batch == {"pt2": "any"}
+
+
 class TimeFirst(nn.Module):
     """Dropout of values that stand as [steps, batch, features], as between recurrent layers."""
 

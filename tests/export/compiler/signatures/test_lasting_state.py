@@ -219,3 +219,102 @@ def test_layers_that_the_user_put_into_evaluation_mode_are_told() -> None:
         warnings.simplefilter("error")
         make_source(normed().eval(), input=(4,))  # as a loaded model comes
         make_source(normed(StillNorm).train(), input=(4,))
+
+
+class Renormed(nn.Linear):
+    """A constraint on the weights, as EEGNet has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 1.0)
+        return super().forward(x)
+
+
+class Clamped(nn.Linear):
+    """No weight below zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(min=0)
+        return super().forward(x)
+
+
+class Constrained(nn.Linear):
+    """The same constraint as the hint has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, torch.renorm(self.weight, 2, 0, 1.0), self.bias)
+
+
+@pytest.mark.parametrize("layer", [Renormed(4, 3), Clamped(4, 3)])
+def test_a_forward_that_writes_its_parameters_is_refused_with_what_to_write(layer: nn.Module) -> None:
+    with pytest.raises(ProgramRefused, match=r"take what a constraint gives in its place, as F\.conv2d"):
+        compile_program(layer, (4,), engines=("pt2",))
+    compile_program(Constrained(4, 3), (4,), engines=("pt2",))
+
+
+class Merging(nn.Linear):
+    """Adds an adapter to its weight in inference mode, as loralib's layers do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.adapter, self.merged = nn.Parameter(torch.ones(3, 4)), False
+
+    def train(self, mode: bool = True) -> Merging:  # noqa: FBT001, FBT002 - torch's
+        if mode == self.merged:
+            self.weight.data += self.adapter.data * (-1 if mode else 1)
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0 if self.merged else nn.functional.linear(x, self.adapter))
+
+
+class Untrained(nn.Linear):
+    """Gives no gradient."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def diverged() -> nn.Module:
+    layer = nn.Linear(4, 3)
+    layer.weight.data[0, 0] = torch.nan
+    return layer
+
+
+def tied_by_data() -> nn.Module:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layers[1].weight.data = layers[0].weight.data.t()  # type: ignore[operator]
+    return layers
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Merging, "changes weight when it goes into inference mode.*merge_weights=False"),
+        (lambda: Untrained(4, 3), "no trained parameter has a gradient of.*no_grad"),
+        (diverged, "parameters that are not finite: weight"),
+        (tied_by_data, "two parameters in one memory, 0.weight and 1.weight"),
+    ],
+    ids=["merged", "no gradient", "diverged", "tied by data"],
+)
+def test_what_no_step_can_train_is_refused_by_name_before_it_is_traced(
+    make: Callable[[], nn.Module], told: str
+) -> None:
+    with pytest.raises(ProgramRefused, match=f"(?s){told}"):
+        make_source(make(), input=(4,))
+
+
+class Cached(nn.Linear):
+    """Empty tensors, as a cache begins with one."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.unused = nn.Parameter(torch.empty(0))
+        self.register_buffer("cache", torch.empty(0, 4))
+
+
+def test_empty_tensors_are_no_part_of_what_is_trained() -> None:
+    made = compile_program(Cached(), (4,), engines=("pt2",))
+    assert [t.name for t in made.program.schema.tensors] == ["weight", "bias"]
