@@ -9,7 +9,6 @@ keeps their place after they are freed.
 from __future__ import annotations
 
 import ctypes
-import gc
 
 # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
@@ -48,8 +47,7 @@ def _set(option: int, value: int) -> bool:
 
 
 def trim_heap() -> None:
-    """Return free memory between used blocks to the system, with glibc: a recording leaves 20 MB of cycles behind."""
-    gc.collect()
+    """Return free memory between used blocks to the system, with glibc."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):  # as above

@@ -15,6 +15,7 @@ import typer
 
 from edge_client.errors import BeyondLimits, UsageError
 from edge_client.printable import first_of
+from edge_client.rare_collection import rare_collection
 from export.command_line import GroupedCommand, difference_in_words, finite, handle_errors
 from export.output_paths import check_output_folder
 from export.silence import show_progress, write_stderr
@@ -54,6 +55,7 @@ def register_commands(app: typer.Typer) -> None:
 
 
 @handle_errors
+@rare_collection()
 def bundle(  # noqa: PLR0913 - one parameter per option
     run: Annotated[Path, typer.Argument(help="folder of a run: of the coordinator, or of simulate")],
     *,
@@ -113,6 +115,7 @@ def _tell_unsigned(out: Path) -> None:
 
 
 @handle_errors
+@rare_collection()
 def verify(  # noqa: PLR0913 - one parameter per option
     bundle: Annotated[Path, typer.Argument(help="folder with manifest.json")],
     *,
@@ -155,6 +158,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
 
 
 @handle_errors
+@rare_collection()
 def quantize(  # noqa: PLR0913 - one parameter per option
     bundle: Annotated[Path, typer.Argument(help="folder with manifest.json; it stays as it is")],
     *,

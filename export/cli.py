@@ -19,6 +19,7 @@ except ImportError as missing:  # a device's installation has no typer
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import Origin
+from edge_client.rare_collection import rare_collection
 from export import bundle_cli
 from export.command_line import GroupedCommand, finite, handle_errors, make_app
 from export.output_paths import check_output_folder
@@ -43,6 +44,7 @@ class LossName(str, Enum):
     epilog="Example: fedcenters-export program --model mynet:Net --input-shape 1,28,28 --classes 10 --out program",
 )
 @handle_errors
+@rare_collection()
 def program(  # noqa: PLR0913 - one parameter per option
     *,
     model: Annotated[

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from edge_client.rare_collection import rare_collection
+
 Function = Callable[..., Any]
 Kind = TypeVar("Kind", bound=Function)
 
@@ -69,7 +71,8 @@ def own_random(seed: int | None = None) -> Iterator[None]:
 
     torch has one generator for all threads. Of two that set it at once, each would draw from the other's seed.
     """
-    import torch
+    with rare_collection():
+        import torch
 
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -79,6 +82,7 @@ def own_random(seed: int | None = None) -> Iterator[None]:
 
 def outside_inference_mode(function: Kind) -> Kind:
     """The function, or generator function, for a caller in torch's inference mode, whose tensors cannot be trained."""
-    import torch
+    with rare_collection():
+        import torch
 
     return torch.inference_mode(mode=False)(function) if torch.is_inference_mode_enabled() else function

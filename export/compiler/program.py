@@ -27,6 +27,7 @@ from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Loss, Origin, Program, class_axis
 from edge_client.protocol.samples.input_parts import Parts
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
+from edge_client.rare_collection import rare_collection
 from export.compiler.adapters.frozen import freeze, travels
 from export.compiler.adapters.peft_names import adapter_of
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
@@ -82,6 +83,7 @@ class CompilerOutput:
     files: Mapping[str, bytes] = field(repr=False)
 
 
+@rare_collection()
 @uncompiled()
 def compile_program(  # noqa: PLR0913 - the facts of a model
     module: nn.Module,

@@ -17,8 +17,9 @@ def quick_conversion() -> Iterator[None]:
     torch reads the list again for each of its 34 namespaces and each of its tables of decompositions: a fifth of a
     second every time (torch 2.13).
     """
-    from torch._export import utils
+    with rare_collection():
+        from torch._export import utils
 
-    once = cache(utils._materialize_cpp_cia_ops)  # noqa: SLF001 - torch has no setting
-    with rare_collection(), patch.object(utils, "_materialize_cpp_cia_ops", once):
-        yield
+        once = cache(utils._materialize_cpp_cia_ops)  # noqa: SLF001 - torch has no setting
+        with patch.object(utils, "_materialize_cpp_cia_ops", once):
+            yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import shutil
@@ -15,6 +16,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from edge_client.rare_collection import RARE
 from export.cli import app
 from export.compiler.user_model import load_model
 from tests.support.export_cli import run_export
@@ -115,6 +117,13 @@ def test_every_command_finds_modules_of_the_current_folder(
     monkeypatch.setattr(sys, "path", list(sys.path))
     CliRunner().invoke(app, [command, "nowhere", "--out", "out"])
     assert sys.path[0] == str(tmp_path)
+
+
+def test_the_garbage_collector_seldom_runs_while_a_command_works(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tells_threshold.py").write_text("import gc\nprint('threshold', gc.get_threshold())\n")
+    assert run_export(*PROGRAM, "--model", "tells_threshold:Net", "--out", "none") != 0
+    assert f"threshold {RARE}" in capsys.readouterr().err
+    assert gc.get_threshold() != RARE
 
 
 def test_the_folder_holds_readable_names(written: Path) -> None:

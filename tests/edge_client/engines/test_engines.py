@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import subprocess
@@ -10,6 +11,7 @@ import types
 import typing
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +58,26 @@ def test_a_step_of_litert_holds_one_row_of_a_convolution_after_another(tmp_path:
     handed_on = [o for op in opened._get_ops_details() if op["op_name"] == "DELEGATE" for o in op["outputs"]]
     assert handed_on
     assert row not in {bytes_of[output] for output in handed_on}
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    """It does not run by itself."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
+def test_litert_frees_one_functions_interpreter_for_the_next_without_the_garbage_collector(tmp_path: Path) -> None:
+    """Each look through all objects takes a third of a second where torch is loaded."""
+    program, names = compiled("digits-mlp").program, ("step", "evaluate")
+    engine = litert.LitertEngine(program, {name: stored("litert", name, tmp_path) for name in names}, threads=1)
+    before, given = gc.get_stats(), feeds(program, "step", batch=BATCH)
+    held = [weakref.ref(engine.open(name)) for name in names]
+    engine.update(given).step(given)
+    assert not any(interpreter() for interpreter in held)
+    assert gc.get_stats()[2]["collections"] == before[2]["collections"]
 
 
 @each_engine
