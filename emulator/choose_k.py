@@ -92,6 +92,8 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
     if not ks or min(ks) < 1 or sample < 1:
         told = f"clusters {', '.join(map(str, ks)) or '(none)'} on a sample of {sample} devices"
         raise UsageError(told, hint="use at least one of each")
+    if not methods and "clusters" in args.settings:
+        raise UsageError("clusters is what the trials choose", hint="leave it out; the largest number to try is --most")
     methods = methods or [make_method(args.method, **{**args.settings, "clusters": k}) for k in ks]
     busy("reading the data")
     args, split = make_fleet(args if model is None else replace(args, model=model.name), fleet)

@@ -70,6 +70,11 @@ class SharesOfClasses(ABC):
         """The true group of each device [devices]; None without groups."""
         return None
 
+    def _check_cover(self, what: str, many: int, each: int, classes: int) -> None:
+        if many * each < classes and not self.paper_quirks:
+            told = f"{many} {what} with {each} classes each cannot hold all {classes}"
+            raise ConfigError(told, hint=f"use more {what}, or more classes of each")
+
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         """Both parts are dealt by the same shares. Device i belongs to group i mod `groups` where there are groups."""
         rng, classes, member = _rng(seed), _classes(data), self.groups_of(devices)
@@ -163,6 +168,7 @@ class NClass(SharesOfClasses):
 
     def draw(self, devices: int, held: I64, rng: np.random.Generator) -> F64:
         _within(self.classes, len(held), "classes")
+        self._check_cover("devices", devices, self.classes, len(held))
         return share_matrices.n_class_shares(devices, held, int(held[-1]) + 1, self.classes, rng)
 
 
@@ -211,6 +217,8 @@ class ClusterNClass(SharesOfClasses):
     def draw(self, devices: int, held: I64, rng: np.random.Generator) -> F64:
         _within(self.classes_group, len(held), "classes-group")
         _within(self.classes, self.classes_group, "classes")
+        self._check_cover("groups", self.groups, self.classes_group, len(held))
+        self._check_cover("devices", devices // self.groups, self.classes, self.classes_group)
         classes = int(held[-1]) + 1
         whole = share_matrices.n_class_shares(self.groups, held, classes, self.classes_group, rng)
 

@@ -66,6 +66,8 @@ def render_summary(found: Mapping[str, Any]) -> str:
 
 
 def lost_counts(old: str, new: str) -> list[str]:
-    """The finished cells that a section's `old` text counts, where the `new` one counts none."""
-    before, now = (int(found[1]) if (found := COUNT.search(text)) else 0 for text in (old, new))
-    return [f"{before} cells"] if before and not now else []
+    """The finished cells that a section's `old` text counts, where the `new` one counts none; the table that it is."""
+    before, now = ([int(count) for count in COUNT.findall(text)] for text in (old, new))
+    if not before and old.strip():
+        return ["the table itself"]
+    return [f"{before[0]} cells"] if any(before) and not any(now) else []

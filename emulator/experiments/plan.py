@@ -12,18 +12,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
-from export.plugins import find_by_name, nearest_name_hint
+from emulator.experiments.file_entries import nearest, read_entry
+from export.plugins import find_by_name
 
 EXPERIMENTS_FOLDER = Path(__file__).parent
 ENDING = ".toml"
-KEYS = frozenset(
-    {"title", "source", "notes", "metrics", "also", "rounds", "seeds", "settings", "columns", "rows", "judged"}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +96,23 @@ class TableCell:
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]
         names = re.sub(r"[^\w.-]", "-", f"{self.column.data_set}-{self.row.method}")  # of import paths and files
         return f"{names}-k{self.row.k}-r{self.rounds}-s{seed}-{digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFile:
+    """What the file of a table may say; the fields are those of `ExperimentPlan`, before cells are made of them."""
+
+    title: str
+    source: str
+    metrics: tuple[str, ...]
+    rounds: int
+    seeds: int
+    columns: tuple[Mapping[str, Any], ...]
+    rows: tuple[Mapping[str, Any], ...]
+    notes: tuple[str, ...] = ()
+    also: Mapping[str, Any] = field(default_factory=dict)
+    judged: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def row_label(cell: TableCell) -> str:
@@ -193,7 +209,7 @@ def read_plan(asked: str, *, rounds: int | None = None) -> ExperimentPlan:
     """
     if asked.endswith(ENDING):
         try:
-            text = Path(asked).read_text(encoding="utf-8")
+            text = Path(asked).read_text(encoding="utf-8-sig")  # Windows' editors write a mark first
         except (OSError, ValueError) as wrong:
             raise ConfigError(f"{asked} cannot be read: {wrong}", hint="give the path of a table's file") from wrong
         return parse_plan(table_name(asked), text, rounds=rounds)
@@ -208,57 +224,28 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
     try:
         raw = parse_toml(text)
         json.dumps(raw)  # no dates, which the names of cells cannot hold
-        _check_keys(raw)
-        metrics, rounds, seeds = tuple(raw["metrics"]), rounds or int(raw["rounds"]), int(raw["seeds"])
-        also = _also(raw.get("also", {}), metrics)
-        _check_numbers(metrics, also, rounds=rounds, seeds=seeds)
-        columns = [TableColumn(**_snake(entry)) for entry in raw["columns"]]
-        rows = [TableRow(**{**_snake(entry), "paper": tuple(entry.get("paper", ()))}) for entry in raw["rows"]]
-        judged = _judged(raw.get("judged", ""), rows)
-        _check_against(rows)
-        _check_twice("columns", [column.name for column in columns])
-        _check_twice("rows", [row.name if judged else row.label for row in rows])
-        _check_shared([key for held in (raw, *raw["columns"]) for key in held.get("settings", {})], rows)
-        cells = tuple(
-            _cell(column, row, i, rounds, raw.get("settings", {}), metrics)
-            for i, column in enumerate(columns)
-            for row in rows
-        )
+        file = read_entry(TableFile, raw)
+        rounds = rounds or file.rounds
+        _check_numbers(file.metrics, file.also, rounds=rounds, seeds=file.seeds)
+        columns = [read_entry(TableColumn, entry, f"columns, number {i}: ") for i, entry in enumerate(file.columns, 1)]
+        rows = [read_entry(TableRow, entry, f"rows, number {i}: ") for i, entry in enumerate(file.rows, 1)]
+        _check_names(file, columns, rows)
         return ExperimentPlan(
             name=name,
-            title=raw["title"],
-            source=raw["source"],
-            notes=tuple(raw.get("notes", ())),
-            metrics=metrics,
-            also=also,
+            title=file.title,
+            source=file.source,
+            notes=file.notes,
+            metrics=file.metrics,
+            also=file.also,
             rounds=rounds,
-            seeds=seeds,
-            cells=cells,
-            judged=judged,
+            seeds=file.seeds,
+            cells=_cells(file, columns, rows, rounds),
+            judged=file.judged,
         )
     except (AttributeError, LookupError, TypeError, ValueError) as wrong:
         hint = f"compare it with those in {EXPERIMENTS_FOLDER}"
         told = wrong if isinstance(wrong, ValueError) else repr(wrong)  # a KeyError is the key alone
         raise ConfigError(f"experiment {name}: {told}", hint=hint) from wrong
-
-
-def _check_keys(raw: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key that nothing reads."""
-    if unknown := sorted(raw.keys() - KEYS):
-        raise ValueError(f"no key is called {unknown[0]!r}: {nearest_name_hint(unknown[0], KEYS)}")
-
-
-def _check_shared(shared: Iterable[str], rows: Iterable[TableRow]) -> None:
-    """Raise ValueError for a setting of all rows that none of their methods has."""
-    known = {key for row in rows for key in _settings_of(row)}
-    if unknown := sorted(set(shared) - known):
-        raise ValueError(f"no method of the rows has a setting {unknown[0]!r}: {nearest_name_hint(unknown[0], known)}")
-
-
-def _settings_of(row: TableRow) -> Mapping[str, Any]:
-    from coordinator.strategies.registry import METHODS, setting_types
-
-    return setting_types(find_by_name("methods", row.method, METHODS))
 
 
 def _check_numbers(metrics: Sequence[str], also: Iterable[str], *, rounds: int, seeds: int) -> None:
@@ -273,44 +260,67 @@ def _check_numbers(metrics: Sequence[str], also: Iterable[str], *, rounds: int, 
         raise ValueError(f"{rounds} rounds, {seeds} seeds: at least 1 of each")
 
 
-def _also(measured: Mapping[str, str], metrics: Sequence[str]) -> dict[str, str]:
-    if unknown := set(measured.values()) - set(metrics):
+def _check_names(file: TableFile, columns: Sequence[TableColumn], rows: Sequence[TableRow]) -> None:
+    """Raise ValueError for an unknown row or metric, and for two of one name, of which a table would show one."""
+    if unknown := set(file.also.values()) - set(file.metrics):
         raise ValueError(f"also: no metric is called {', '.join(sorted(unknown))}")
-    return dict(measured)
-
-
-def _judged(name: str, rows: Sequence[TableRow]) -> str:
-    if name and name not in {row.name for row in rows}:
-        raise ValueError(f"judged is {name!r}, and no row is called so")
-    return name
-
-
-def _check_against(rows: Sequence[TableRow]) -> None:
+    if file.judged and file.judged not in {row.name for row in rows}:
+        raise ValueError(f"judged is {file.judged!r}, and no row is called so")
     if unknown := {row.against for row in rows} - {"", *(row.name for row in rows)}:
         raise ValueError(f"no row is called {', '.join(sorted(unknown))}")
+    named = {
+        "metrics": file.metrics,
+        "columns": [column.name for column in columns],
+        "rows": [row.name if file.judged else row.label for row in rows],
+    }
+    for what, names in named.items():
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"two {what} are called {twice[0]!r}")
+        if divided := [name for name in names if "|" in name]:
+            raise ValueError(f"{divided[0]!r}: a name that stands in a table has no |")
 
 
-def _check_twice(what: str, names: Sequence[str]) -> None:
-    """Raise ValueError for two of one name, of which a table or a comparison would show one."""
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"two {what} are called {twice[0]!r}")
+def _cells(
+    file: TableFile, columns: Sequence[TableColumn], rows: Sequence[TableRow], rounds: int
+) -> tuple[TableCell, ...]:
+    """Common settings and those of a column count for the rows whose method has them; those of a row must exist."""
+    from coordinator.strategies.registry import METHODS, make_method, setting_types
+
+    known = [setting_types(find_by_name("methods", row.method, METHODS)) for row in rows]
+    every = set().union(*known)
+    for key in chain(file.settings, *(column.settings for column in columns)):
+        if key not in every:
+            raise ValueError(f"no row has the setting {key!r}{nearest(key, every)}")
+    for row, types in zip(rows, known, strict=True):
+        if unknown := sorted(row.settings.keys() - types):
+            told = nearest(unknown[0], types)
+            raise ValueError(f"{row.name}: {row.method} has no setting {unknown[0]!r}{told}")
+        if row.paper and len(row.paper) != len(columns):
+            raise ValueError(f"{row.name}: paper has {len(row.paper)} texts for {len(columns)} columns")
+    if few := [column for column in columns if column.devices < 0]:
+        raise ValueError(f"{few[0].name}: {few[0].devices} devices")
+    cells = tuple(
+        TableCell(
+            column=column,
+            row=row,
+            rounds=rounds,
+            settings={k: v for k, v in {**file.settings, **column.settings}.items() if k in types} | dict(row.settings),
+            paper=_printed(row, column, row.paper[i].split() if row.paper else [], file.metrics),
+        )
+        for i, column in enumerate(columns)
+        for row, types in zip(rows, known, strict=True)
+    )
+    for cell in cells:
+        make_method(cell.row.method, **cell.settings)  # so that a wrong value is told before any cell runs
+    return cells
 
 
-def _cell(
-    column: TableColumn, row: TableRow, i: int, rounds: int, common: Mapping[str, Any], metrics: Sequence[str]
-) -> TableCell:
-    """Common settings and those of the column count where the method has them; those of the row must exist."""
-    from coordinator.strategies.registry import make_method
-
-    known = _settings_of(row)
-    shared = {key: value for key, value in {**common, **column.settings}.items() if key in known}
-    printed = row.paper[i].split() if row.paper else []
+def _printed(
+    row: TableRow, column: TableColumn, printed: Sequence[str], metrics: Sequence[str]
+) -> dict[str, PaperFigure]:
     if printed and len(printed) != len(metrics):
         raise ValueError(f"{row.name}, {column.name}: {len(printed)} figures for {len(metrics)} metrics")
-    paper = {m: figure for m, text in zip(metrics, printed, strict=False) if (figure := _figure(text)) is not None}
-    settings = {**shared, **row.settings}
-    make_method(row.method, **settings)  # so that a wrong setting is told before any cell runs
-    return TableCell(column=column, row=row, rounds=rounds, settings=settings, paper=paper)
+    return {m: figure for m, text in zip(metrics, printed, strict=False) if (figure := _figure(text)) is not None}
 
 
 def _figure(text: str) -> PaperFigure | None:
@@ -322,7 +332,3 @@ def _figure(text: str) -> PaperFigure | None:
     if not math.isfinite(figure.mean):
         raise ValueError(text)
     return figure
-
-
-def _snake(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("-", "_"): value for key, value in entry.items()}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from coordinator.rounds.round_record import RoundRecord, _Measured
+from emulator.data import registry
+from emulator.data.partition_schemes import parse_scheme
 from tests.support.doc_pages import DOCS, PageReader, blocks, followed
 
 PAGE = "runs.md"
@@ -43,6 +46,20 @@ def test_the_readers_own_objects_train(plugged: PageReader) -> None:
     assert "2 rounds, 8 devices" in data_set
     assert "Rand index 1.000" in data_set
     assert "Rand index 1.000" in partition
+
+
+def test_no_two_devices_of_the_readers_own_partition_share_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = [block.text for block in blocks(DOCS / "plug-ins.md") if block.kind == "python"]
+    (tmp_path / "halves.py").write_text(next(text for text in examples if text.startswith("# halves.py")))
+    monkeypatch.syspath_prepend(tmp_path)
+    data = registry.load_data_set("digits")
+    split = parse_scheme("halves:Halves").split(data, devices=6, seed=0)
+    parts = [part for local in split.devices.values() for part in (local.train, local.test) if part is not None]
+    held = Counter(sample.tobytes() for part in parts for sample in part.x)
+    assert held.total() == len(data.train.y)
+    assert max(held.values()) == 1
 
 
 def test_a_table_of_the_readers_own_has_a_row_for_the_readers_method(plugged: PageReader) -> None:

@@ -128,5 +128,7 @@ def test_what_cannot_be_tried_is_refused() -> None:
         choose_k(SimulateArgs(), [])
     with pytest.raises(ConfigError, match="clusters"):
         choose_k(replace(SimulateArgs(), method="fedavg"), [1])
+    with pytest.raises(UsageError, match="clusters is what the trials choose"):
+        choose_k(replace(SimulateArgs(), settings={"clusters": 2}), [1])
     with pytest.raises(ConfigError, match="by"):
         choose_k_json(SimulateArgs(), [1], "luck", sample=1)

@@ -198,9 +198,7 @@ def test_the_published_codes_quirks_are_off_unless_asked_for_and_copy_devices_th
     assert len({tuple(local.train.x[:, 0]) for local in plain.devices.values()}) == 200
 
 
-def test_groups_with_the_published_codes_quirks_copy_devices_whole_and_may_lose_classes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_groups_with_the_published_codes_quirks_copy_devices_whole_and_may_lose_classes() -> None:
     data, spec = numbered(6_000, 1_000), "cluster-n-class:groups=3,classes-group=3,classes=2"
     split = parse_scheme(f"{spec},paper-quirks=1").split(data, devices=40, seed=2)
     groups: dict[tuple[int, ...], set[int]] = {}
@@ -216,8 +214,7 @@ def test_groups_with_the_published_codes_quirks_copy_devices_whole_and_may_lose_
     assert all(len(found) == 1 for found in groups.values())  # who is of the same group
     assert [len(found) for found in classes.values()] == [3] * 3
     assert len(set.union(*classes.values())) < 10  # three groups of three cannot hold ten classes
-    monkeypatch.setattr(share_matrices, "MAX_DRAWS", 50)
-    with pytest.raises(ConfigError, match="every class a device"):
+    with pytest.raises(ConfigError, match="3 groups with 3 classes each cannot hold all 10"):
         parse_scheme(spec).split(data, devices=40, seed=2)
 
 
@@ -341,6 +338,12 @@ def test_what_is_beyond_all_shares_is_dealt_to_nobody() -> None:
         ("iid:x=1", UsageError, "it has no settings"),
         ("n-class:classes=11", ConfigError, "use 1 to 10"),
         ("cluster-dirichlet:groups=21", ConfigError, "every group needs a device"),
+        (
+            "cluster-n-class:groups=3",
+            ConfigError,
+            "3 groups with 3 classes each cannot hold all 10",
+        ),
+        ("cluster-n-class:groups=20", ConfigError, "1 devices with 2 classes each cannot hold all 3"),
         ("rotations:groups=3", ConfigError, "quarters"),
         ("rotations:groups=4", ConfigError, "square images"),
         ("dirichlet:alpha=0.01,least=90", ConfigError, "larger alpha"),
@@ -353,6 +356,12 @@ def test_what_cannot_be_cut_is_refused_with_a_hint(
     monkeypatch.setattr(share_matrices, "MAX_DRAWS", 50)
     with pytest.raises(error, match=said):
         parse_scheme(spec).split(DATA, devices=20, seed=0)
+
+
+def test_few_devices_with_few_classes_are_told_so_and_not_to_be_fewer() -> None:
+    with pytest.raises(ConfigError, match="4 devices with 2 classes each cannot hold all 10") as refused:
+        parse_scheme("n-class:classes=2").split(DATA, devices=4, seed=0)
+    assert refused.value.hint == "use more devices, or more classes of each"
 
 
 def test_an_override_replaces_a_key_and_is_refused_where_the_scheme_has_none() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from edge_client.errors import UsageError
 from emulator.experiments.cells_summary import render_summary, summarise_cells
-from emulator.experiments.command import ExperimentArgs, summarise_experiment
+from emulator.experiments.command import ExperimentArgs, run_experiment, say_nothing, summarise_experiment
 from emulator.experiments.plan import TableCell, read_plan
 from tests.emulator.experiments.test_compare import PLAN, RESULTS, results
 
@@ -36,3 +39,11 @@ def test_the_command_writes_its_section_and_runs_nothing(tmp_path: Path) -> None
     empty = summarise_experiment(ExperimentArgs(name="wecfl-table2", out=tmp_path))
     assert (empty["run"], empty["of"]) == (0, found["of"])
     assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_summary_does_not_replace_the_table_that_a_file_has(tmp_path: Path) -> None:
+    prepared = ExperimentArgs(name="ifca-starts", out=RESULTS, kept=True, write=tmp_path / "R.md")
+    table = run_experiment(prepared, say_nothing)["table"]
+    with pytest.raises(UsageError, match="has figures that were not run here"):
+        summarise_experiment(prepared)
+    assert table in (tmp_path / "R.md").read_text()
