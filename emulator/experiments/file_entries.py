@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
+
+from export.plugins import nearest_name_hint
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ def read_entry(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
     known = {field.name.replace("_", "-"): field for field in fields(kind)}  # type: ignore[arg-type]
     for key, value in table.items():
         if key not in known:
-            raise ValueError(f"{where}unknown key {key!r}{nearest(key, known)}")
+            raise ValueError(f"{where}unknown key {key!r}: {nearest_name_hint(key, known)}")
         fits, what = KINDS[str(known[key].type)]
         if not fits(value):
             raise ValueError(f"{where}{key} is {value!r}: write {what}")
@@ -39,10 +40,3 @@ def read_entry(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
         if key not in table and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}{key!r} is missing")
     return kind(**{known[key].name: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
-
-
-def nearest(wrong: str, known: Iterable[str]) -> str:
-    """Behind a message: the known word that is most similar to the wrong one, or all."""
-    names = sorted(known)
-    close = difflib.get_close_matches(wrong, names, n=1)
-    return f", did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"

@@ -18,8 +18,8 @@ from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
-from emulator.experiments.file_entries import nearest, read_entry
-from export.plugins import find_by_name
+from emulator.experiments.file_entries import read_entry
+from export.plugins import find_by_name, nearest_name_hint
 
 EXPERIMENTS_FOLDER = Path(__file__).parent
 ENDING = ".toml"
@@ -290,11 +290,11 @@ def _cells(
     every = set().union(*known)
     for key in chain(file.settings, *(column.settings for column in columns)):
         if key not in every:
-            raise ValueError(f"no row has the setting {key!r}{nearest(key, every)}")
+            raise ValueError(f"no row has the setting {key!r}: {nearest_name_hint(key, every)}")
     for row, types in zip(rows, known, strict=True):
         if unknown := sorted(row.settings.keys() - types):
-            told = nearest(unknown[0], types)
-            raise ValueError(f"{row.name}: {row.method} has no setting {unknown[0]!r}{told}")
+            told = nearest_name_hint(unknown[0], types)
+            raise ValueError(f"{row.name}: {row.method} has no setting {unknown[0]!r}: {told}")
         if row.paper and len(row.paper) != len(columns):
             raise ValueError(f"{row.name}: paper has {len(row.paper)} texts for {len(columns)} columns")
     if few := [column for column in columns if column.devices < 0]:
