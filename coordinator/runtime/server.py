@@ -19,7 +19,7 @@ from coordinator.identity.revoked_list import RevokedList
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.rounds.asynchronous.options import check_asynchronous
 from coordinator.rounds.privacy_accounting import check_private
-from coordinator.rounds.silence import LastingRefusals, Misses
+from coordinator.rounds.silence import Misses
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -83,7 +83,6 @@ class Server:
         self._key = open_signing_key(config.signing_key_folder)
         self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch, clock.unix_ms)
         self._controls = Controls()
-        self._unable = LastingRefusals()
         self._progress, self._beside = progress, beside
         self._began_s = self._clock.now_s()
 
@@ -297,7 +296,7 @@ class Server:
             prepared=program.ensure(()),
             members=devices.members_of(names[key.run], key.round),
             misses=misses,
-            unable=self._unable,
+            unable=session.dispatcher.exchange.unable,
             revoked=lambda: session.dispatcher.fleet.revoked,
         )
 

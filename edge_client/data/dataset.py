@@ -50,9 +50,8 @@ class Dataset:
         elif not np.issubdtype(self.y.dtype, np.floating):
             raise ValueError(f"y is {self.y.dtype}; use integers (classes) or floating point numbers (targets)")
         for name, values in (("x", self.x), ("y", self.y)):
-            if not np.isfinite(values).all():
-                first = np.argwhere(~np.isfinite(values))[0].tolist()
-                raise ValueError(f"{name} holds NaN or infinity, first in {name}{first}")
+            if len(wrong := np.argwhere(~np.isfinite(values))):
+                raise ValueError(f"{name} holds NaN or infinity, first in {name}{wrong[0].tolist()}")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -253,23 +252,22 @@ def _why(parts: Sequence[readers.DataFile], wrong: ValueError) -> str:
 
 @dataclass(frozen=True)
 class ShuffledBatches(Sequence[I64]):
-    """What `batches` gives: made while it is read, since a task may ask for a million steps."""
+    """Made while they are read: a task may ask for a million steps."""
 
     n: int
     batch: int
     seed: int
     steps: int
-    fixed: bool
+    stop: int  # of a pass
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[I64]:
-        rng, stop, done = np.random.Generator(np.random.PCG64(self.seed)), self.n, 0
-        stop -= stop % self.batch if self.fixed else 0
+        rng, done = np.random.Generator(np.random.PCG64(self.seed)), 0
         while done < self.steps:
             order: Array = rng.permutation(self.n)
-            for at in range(0, stop, self.batch)[: self.steps - done]:
+            for at in range(0, self.stop, self.batch)[: self.steps - done]:
                 yield order[at : at + self.batch]
                 done += 1
 
@@ -288,4 +286,4 @@ def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Shuffl
     """
     if n < 1 or (fixed and n < batch):
         raise Malformed("no_data", f"{n} samples, a batch needs {batch if fixed else 1}")
-    return ShuffledBatches(n, batch, seed, steps, fixed)
+    return ShuffledBatches(n, batch, seed, steps, n - n % batch if fixed else n)

@@ -28,6 +28,7 @@ import numpy as np
 
 from edge_client.data import images
 from edge_client.errors import ConfigError
+from edge_client.printable import first_of
 from edge_client.protocol.samples.input_parts import Parts, joined_parts, read_arrays
 from edge_client.protocol.task import Array
 from edge_client.toml_files import read_toml
@@ -119,7 +120,7 @@ def gather_samples(parts: Sequence[DataFile], limit: int, between: Callable[[], 
     `between` is called before each part. What is `held` of an earlier call is not read again; then this call's is held.
     Some damaged pictures are left out.
     """
-    taken, read, damaged = list[Samples](), list[DataFile](), dict[str, ConfigError]()
+    taken, damaged = list[Samples](), dict[str, ConfigError]()
     count = 0
     for part in reversed(parts):
         if limit and count >= limit:
@@ -132,29 +133,30 @@ def gather_samples(parts: Sequence[DataFile], limit: int, between: Callable[[], 
                 raise
             damaged[part.name] = wrong
             continue
-        read.append(part)
         count += len(taken[-1].x)
-    _leave_out(damaged, read)
+    sound = _leave_out(damaged, parts)
     taken.reverse()
     x, y = (np.concatenate([getattr(each, name) for each in taken]) for name in ("x", "y"))
     held.clear()
     at = len(x)
-    for part, each in zip(read, reversed(taken), strict=True):
+    for part, each in zip(reversed(sound), reversed(taken), strict=False):
         end, at = at, at - len(each.x)
         if not part.name.endswith(".npy"):  # whose labels are in another file
             held[part.stamp] = Samples(x[at:end], y[at:end], each.parts)
     return Samples(x[-limit:], y[-limit:], taken[0].parts) if limit else Samples(x, y, taken[0].parts)
 
 
-def _leave_out(damaged: Mapping[str, ConfigError], read: Sequence[DataFile]) -> None:
-    """Tell of damaged pictures. Raises ConfigError where they are more than the others, or all of a class."""
-    known = {Path(part.name).parent for part in read}
+def _leave_out(damaged: Mapping[str, ConfigError], parts: Sequence[DataFile]) -> list[DataFile]:
+    """Tell of damaged pictures; -> the others. Raises ConfigError where most are damaged, or all of a class."""
+    sound = [part for part in parts if part.name not in damaged]
+    known = {Path(part.name).parent for part in sound}
     for name, wrong in damaged.items():
-        if len(damaged) > len(read) or Path(name).parent not in known:
+        if len(damaged) > len(sound) or Path(name).parent not in known:
             raise ConfigError(wrong.message, hint="copy it again, or remove it")
     if damaged:
-        all_files, why = len(damaged) + len(read), wrong.__cause__
-        log.warning("%d of %d files are left out: %s (%s)", len(damaged), all_files, ", ".join(damaged), why)
+        told = len(damaged), len(parts), first_of([*damaged], 9), wrong.__cause__
+        log.warning("%d of %d files are left out: %s (%s)", *told)
+    return sound
 
 
 def folder_signature(folder: Path) -> FolderSignature:

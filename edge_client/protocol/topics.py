@@ -15,7 +15,7 @@ from typing import Literal
 from edge_client.errors import Malformed
 
 TOPIC_PREFIX = "fc/v1"
-MAX_TOPIC_BYTES = 256  # AWS IoT's bound, with 7 slashes; ours have 135 bytes and 7 slashes at most
+MAX_TOPIC_BYTES = 256  # AWS IoT's bound; ours have at most 135 bytes, and 7 slashes
 MAX_TOPIC_NUMBER = 65_535
 UPLOAD_SHARDS = 1  # one aggregator so far
 

@@ -17,7 +17,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -84,8 +84,9 @@ def enrol(config: ClientConfig, *, tell: Tell = log.info) -> None:
 
     check_private_file(config.token)
     with config.token.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
-        if not has_token(config):  # another process has used it meanwhile
+        with suppress(OSError):  # no file system has to lock
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if not has_token(config):  # another process has used it
             return
         token = file.read(MAX_TOKEN_BYTES + 1).strip().decode("ascii", "replace")
         key = open_private_key(config.key)

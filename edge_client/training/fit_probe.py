@@ -162,12 +162,13 @@ def _reply(
         keep(shares)
     counted = data.counted
     if not counted.any():
-        raise Malformed("no_data", "no sample on this device has a label that counts")
+        raise Malformed("no_data", "no sample here has a label that counts")
+    losses = losses.compress(counted, axis=1)
     return Reply(
         n=len(data),
-        losses=losses[:, counted].mean(axis=1) if "loss" in want else None,
-        votes=count_votes(losses[:, counted]) if "votes" in want else None,
-        posterior=None if shares is None else shares[:, counted].mean(axis=1),
+        losses=losses.mean(axis=1) if "loss" in want else None,
+        votes=count_votes(losses) if "votes" in want else None,
+        posterior=None if shares is None else shares.compress(counted, axis=1).mean(axis=1),
         confusion=scores.get("confusion"),
         errors=scores.get("errors"),
         positions=scores.get("positions"),

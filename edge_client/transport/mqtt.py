@@ -62,7 +62,7 @@ LOGIN_HINT = "the broker's log has the reason; clients have certificates, not pa
 NOT_AUTHORIZED = "Not authorized"  # paho's words
 REFUSED = "refused: "  # begins the reason of a CONNECT that the broker answered with no
 START_HINT = "check the address, and that the broker is running, then start again; one that is lost later is waited for"
-SILENT, MOST_WAITS = "no answer", 3  # as of a broker, or a machine, that is too busy
+SILENT, MOST_WAITS = "no answer", 3  # of a broker that is too busy
 
 _broker_versions: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
 _asking: dict[str, threading.Lock] = {}  # of many clients one asks: each question is a TLS handshake

@@ -77,6 +77,7 @@ class WiredCoordinator:
             prepared=prepare_program(self.config, self.store, open_signing_key(folder), ()),
             members=self.store.states.enrolled(),
             misses={},
+            unable=self.dispatcher.exchange.unable,
         )
         for cid in DEVICES:
             self.hear(cid, "st", s="on", bd=1, caps={"engine": "onnx", "n": SAMPLES})

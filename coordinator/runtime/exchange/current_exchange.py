@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from coordinator.rounds.silence import LastingRefusals
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
 from coordinator.runtime.exchange.live_exchange import LiveExchange
@@ -24,6 +25,7 @@ class CurrentExchange:
     def __init__(self, store: Store, sender: CoordinatorSender) -> None:
         self._store, self._sender = store, sender
         self.live: Live | None = None
+        self.unable = LastingRefusals()
         self._late: LateUpdates | None = None
 
     def end(self) -> None:
@@ -52,6 +54,8 @@ class CurrentExchange:
             self.live.on_quiet()
 
     def on_connected(self, cid: ClientId) -> None:
+        """A device that is new may be able to do more."""
+        self.unable.rows.pop(cid, None)
         if self.live is not None:
             self.live.resend_task(cid)
 

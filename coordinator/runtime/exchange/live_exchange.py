@@ -124,8 +124,7 @@ class LiveExchange:
         self.tick()
 
     def resend_task(self, cid: ClientId) -> None:
-        """Send the task again in its turn, unless the device has answered. One that is new may be able to do more."""
-        self._context.unable.rows.pop(cid, None)
+        """Send the task again in its turn, unless the device has answered."""
         if self.wants(cid) and self._may_ask(cid):
             self._window.put([cid])
             self._hand_out()
@@ -223,7 +222,7 @@ class LiveExchange:
             self.resend_task(cid)
             return
         why = f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": ")
-        if nack["code"] in LASTING_CODES:
+        if nack["code"] in LASTING_CODES and self.wants(cid):  # not of a task that was sent again
             self._context.unable.note(cid, self._prepared[cid].kind, why)
         self._refuse(cid, nack["code"], why)
         self._go_on()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import threading
 from pathlib import Path
@@ -53,3 +54,24 @@ def test_two_that_enrol_a_device_at_once_leave_a_key_and_its_certificate(
     assert config.key is not None
     assert read_certificate(config.certificate).public_key() == open_private_key(config.key).public_key()
     assert len(told) == 1
+
+
+def test_a_device_whose_folder_lies_where_files_have_no_locks_enrols_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS locks no file that is open to be read alone."""
+    work = provision_federation(tmp_path / "keys")
+    work.add_token("d1")
+    lock = fcntl.flock
+
+    def lock_like_nfs(file: int, how: int) -> None:
+        if threading.current_thread() is threading.main_thread():  # of the device; the server has threads of its own
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(file, how)
+
+    with listening(work, []) as server:
+        config = config_of(work, "d1", server)
+        monkeypatch.setattr(fcntl, "flock", lock_like_nfs)
+        enrolment.enrol(config)
+    assert config.certificate is not None
+    assert config.certificate.is_file()

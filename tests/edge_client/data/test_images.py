@@ -80,6 +80,15 @@ def test_the_newest_samples_are_as_many_beside_a_damaged_photo(tmp_path: Path) -
     assert len(load_folder(tmp_path, limit=6).train) == 6
 
 
+def test_a_damaged_photo_of_a_class_whose_other_photos_are_older_than_the_newest_samples_is_left_out(
+    tmp_path: Path,
+) -> None:
+    cat, _ = album(tmp_path, 4, 4)
+    for age, path in enumerate([cat, *sorted((tmp_path / "train" / "dog").iterdir(), reverse=True)]):
+        os.utime(path, (2e9 - age, 2e9 - age))
+    assert load_folder(tmp_path, limit=3).train.y.tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize(("dogs", "empty"), [(1, 0), (4, 3)])
 def test_damage_to_all_photos_of_a_class_or_to_most_of_all_is_refused(tmp_path: Path, dogs: int, empty: int) -> None:
     album(tmp_path, 4, dogs)

@@ -409,6 +409,16 @@ def test_answers_of_a_device_whose_held_out_samples_are_none_or_wrong() -> None:
         run_probe(LEARNER, task, DeviceData(train=DATA, test=beyond))
 
 
+def test_where_each_sample_counts_the_sums_are_those_of_before_to_the_bit() -> None:
+    """Rounding depends on the order in which memory is read."""
+    data = samples(np.random.default_rng(1), 1_000)
+    losses, _ = LEARNER.evaluate(list(MODELS), data, batch=8)
+    reply = run_probe(LEARNER, asked("loss", "posterior"), DeviceData(train=data))
+    assert reply.losses is not None
+    assert (reply.losses == losses.mean(axis=1)).all()
+    assert (reply.posterior == responsibilities(losses).mean(axis=1)).all()
+
+
 def test_samples_without_a_label_that_counts_say_nothing_of_a_candidate() -> None:
     """Each counted as a loss of 0 and as a vote for the first candidate: few labels made every center look good."""
     y = np.full((6, 3), IGNORED)

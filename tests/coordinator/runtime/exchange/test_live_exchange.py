@@ -325,11 +325,13 @@ def asked_of(coordinator: WiredCoordinator, exchange: int, code: str) -> set[str
     tasks = {cid: message for cid, message in coordinator.said() if message["k"] == "task"}
     for cid, task in tasks.items():
         if cid == "d0":
-            refuse(coordinator, cid, task["id"], code, detail="a model of 9 bytes")
+            for _ in range(2):  # a broker may bring it twice
+                refuse(coordinator, cid, task["id"], code, detail="a model of 9 bytes")
         else:
             coordinator.announce(cid, 0, key)
     assert coordinator.dispatcher.exchange.live is not None
     assert coordinator.dispatcher.exchange.live.closed
+    coordinator.dispatcher.exchange.end()
     return set(tasks)
 
 
@@ -342,6 +344,19 @@ def test_a_device_that_cannot_hold_the_model_is_asked_ever_more_seldom_until_it_
     assert why == "no_space: a model of 9 bytes (not asked again yet)"
     coordinator.hear("d0", "st", s="on", bd=2, caps={"engine": "onnx", "n": SAMPLES})
     assert "d0" in asked_of(coordinator, 12, "no_space")
+
+
+def test_a_task_that_is_sent_again_does_not_end_a_row_of_refusals(coordinator: WiredCoordinator) -> None:
+    """It did where the blobs were unreachable at first, and beside a test of a run without rounds."""
+    for number in (1, 2):
+        asked_of(coordinator, number, "no_space")
+    coordinator.ask(ExchangeKey("run1", 3, 0), None)
+    tasks = {cid: message for cid, message in coordinator.said() if message["k"] == "task"}
+    refuse(coordinator, "d0", tasks["d0"]["id"], "unreachable")
+    ((_, again),) = coordinator.said()
+    refuse(coordinator, "d0", again["id"], "no_space")
+    coordinator.dispatcher.exchange.end()
+    assert "d0" not in asked_of(coordinator, 4, "no_space")
 
 
 def test_a_device_that_refuses_for_another_reason_is_asked_each_time(coordinator: WiredCoordinator) -> None:
