@@ -193,7 +193,7 @@ def read_plan(asked: str, *, rounds: int | None = None) -> ExperimentPlan:
     """
     if asked.endswith(ENDING):
         try:
-            text = Path(asked).read_text(encoding="utf-8")
+            text = Path(asked).read_text(encoding="utf-8-sig")  # Windows' editors write a mark first
         except (OSError, ValueError) as wrong:
             raise ConfigError(f"{asked} cannot be read: {wrong}", hint="give the path of a table's file") from wrong
         return parse_plan(table_name(asked), text, rounds=rounds)
