@@ -109,14 +109,14 @@ def test_a_file_that_cannot_be_read_says_what_to_write(tmp_path: Path, text: str
         read_table(tmp_path / "run.toml")
 
 
-class Bare(fc.FedAvg):
+class Undecorated(fc.FedAvg):
     """A method of the user, without `@dataclass` above it."""
 
     share: float = 0.5
 
 
 def test_a_setting_of_a_class_that_is_no_dataclass_is_told_to_need_one() -> None:
-    method, told = f"{__name__}:Bare", r"(?s)share.*write @dataclass.* above class Bare"
+    method, told = f"{__name__}:Undecorated", r"(?s)share.*write @dataclass.* above class Bare"
     with pytest.raises(ConfigError, match=told):
         make_args({"method": method, "share": "0.3"})
     with pytest.raises(ConfigError, match=told):
