@@ -116,7 +116,7 @@ class Undecorated(fc.FedAvg):
 
 
 def test_a_setting_of_a_class_that_is_no_dataclass_is_told_to_need_one() -> None:
-    method, told = f"{__name__}:Undecorated", r"(?s)share.*write @dataclass.* above class Bare"
+    method, told = f"{__name__}:Undecorated", r"(?s)share.*write @dataclass.* above class Undecorated"
     with pytest.raises(ConfigError, match=told):
         make_args({"method": method, "share": "0.3"})
     with pytest.raises(ConfigError, match=told):
