@@ -235,7 +235,7 @@ def format_run_event(event: Mapping[str, Any]) -> str:
         return f"program {event['model']} ready for {', '.join(event['parity'])} ({event['seconds']:.1f} s)"
     if kind == "bundle":
         formats = " and ".join(event["formats"])
-        return f"{len(event['centers'])} centers published{f' as {formats}' if formats else ''}"
+        return f"{counted(len(event['centers']), 'center')} published{f' as {formats}' if formats else ''}"
     then = "ending (exit-when-done)" if event.get("ends") else "serving devices that ask for a center"
     words = {
         "start": "leading {federation}, epoch {epoch}",

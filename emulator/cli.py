@@ -251,7 +251,7 @@ def fleet(  # noqa: PLR0913 - a command line
         identities=identities,
     )
     found = run_fleet(asked, workers=workers, until_done=until_done, say=progress.say)
-    text = "{devices} devices: {connected} connected, {computed} computed, {acknowledged} acknowledged; {memory_mb} MB"
+    text = "{devices} devices: {computed} computed, {acknowledged} acknowledged; {memory_mb} MB"
     print(json.dumps(found) if as_json else f"{text}, {{seconds}} s".format(**found))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.strategies.base import Strategy
+from coordinator.strategies.common.method_value import forgotten_decorator
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.documentation import setting_words
 from coordinator.strategies.registry import Setting, make_method, method_settings
@@ -61,7 +62,8 @@ def make_args(*tables: Mapping[str, Any], strategy: Strategy | None = None) -> S
     for one in tables:
         table |= {key: value for key, value in one.items() if value is not None}
     method = str(table.get("method", SimulateArgs.method))
-    valid = method_settings(make_method(method) if strategy is None else strategy)
+    made = make_method(method) if strategy is None else strategy
+    valid = method_settings(made)
     values, settings = {}, {}
     for key, value in table.items():
         if key in OPTIONS:
@@ -69,7 +71,8 @@ def make_args(*tables: Mapping[str, Any], strategy: Strategy | None = None) -> S
         elif key in valid:
             settings[key] = value
         else:
-            raise ConfigError(f"unknown key {key!r}", hint=nearest_name_hint(key, {*OPTIONS, *valid}))
+            hint = forgotten_decorator(type(made)) or nearest_name_hint(key, {*OPTIONS, *valid})
+            raise ConfigError(f"unknown key {key!r}", hint=hint)
     if strategy is None:
         make_method(method, **settings)
     return SimulateArgs(**values, settings=settings)

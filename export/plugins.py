@@ -21,6 +21,7 @@ from edge_client.users_code import note_module
 from export.diagnostics import first_sentence
 
 MANY_NAMES, MOST_NAMES = 60, 12  # of more valid names a hint shows the first ones only
+OTHER_NAMES = {"lr": "learning-rate", "epochs": "local-steps", "k": "clusters"}  # of our settings, elsewhere
 ROOMS = ("edge_client", "coordinator", "export", "emulator")
 
 
@@ -63,7 +64,8 @@ def find_by_name(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa:
 def nearest_name_hint(wrong: str, valid: Iterable[str]) -> str:
     """A hint: the valid name that is most similar to the wrong one, and all valid names, or the first of very many."""
     names = sorted(valid)
-    close = get_close_matches(wrong, names, n=1)
+    meant = OTHER_NAMES.get(wrong)
+    close = [name for name in names if name.replace("_", "-") == meant] or get_close_matches(wrong, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     shown = first_of(names, MOST_NAMES if len(names) > MANY_NAMES else len(names))  # a table may have 600 columns
     return f"{guess}use one of {shown}" if names else "it has no settings"

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import typer
 
 from edge_client.errors import ConfigError
-from edge_client.printable import first_of, printable_line
+from edge_client.printable import counted, first_of, printable_line
 from export.command_line import handle_errors
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ AUTHORITY_HINT = (
     "no certificate outlives the authority: provision --renew authority --renew expiring, then bring each ca.crt and "
     "each new certificate to its machine, and crl.pem to the broker, before the old authority ends (docs/security.md)"
 )
-RENEWED_HINT = "bring each new certificate or token to its machine; mosquitto reads its own at SIGHUP"
+RENEWED_HINT = (
+    "bring each new certificate or token to its machine; mosquitto reads its own at SIGHUP, but web.crt when it starts"
+)
 NEXT_KEY_HINT = (
     "bring each device its new client.toml, and start its client again; when all have it, --switch-signing-key"
 )
@@ -126,7 +128,7 @@ def provision(  # noqa: PLR0913 - a command line
     wanted_port = web_port or (WEB_PORT if web or web_device else 0)
     more = {"broker_folder": broker_folder, "page": page, "web_port": wanted_port}
     plan = open_plan(folder, {} if check else {**changes, **more})
-    enrolled, keeping = list[str](), list[str]()
+    enrolled, keeping, renewed = list[str](), list[str](), list[str]()
     work = Provisioner(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
     if not check:
         work.write_infrastructure()
@@ -135,12 +137,13 @@ def provision(  # noqa: PLR0913 - a command line
         fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
         phones = [f"web-{i:04d}" for i in range(web)]
         wanted = [*(cid for cid in fleet if cid not in revoked_before), *(device or ())]
+        renewed = _expanded(renew, work)
         steps = (
             (work.add_device, wanted),
             (work.add_token, token),
             (work.add_web_device, [*(cid for cid in phones if cid not in revoked_before), *(web_device or ())]),
             (work.revoke, revoke),
-            (work.renew, _expanded(renew, work)),
+            (work.renew, renewed),
         )
         for step, names in steps:
             for name in names or ():
@@ -160,8 +163,8 @@ def provision(  # noqa: PLR0913 - a command line
     told += [f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept]
     told += [f"{name} has a certificate for a key of its own; {_how_to_renew(work, name)}" for name in keeping]
     told += [f"the unused token of {cid} is taken back; {_instead_of_it(work, cid)}" for cid in work.withdrawn]
-    steps_left = ((renew, RENEWED_HINT), (next_signing_key, NEXT_KEY_HINT), (switch_signing_key, SWITCHED_HINT))
-    told += [hint for asked, hint in steps_left if asked and not check]
+    steps_left = ((renewed, RENEWED_HINT), (next_signing_key, NEXT_KEY_HINT), (switch_signing_key, SWITCHED_HINT))
+    told += [hint for done, hint in steps_left if done and not check]
     for hint in (*told, *_hints(folder, work, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
     if check:
@@ -351,8 +354,8 @@ def _end_in_words(days: int) -> str:
 def _in_words(found: dict[str, Any]) -> str:
     from coordinator.identity.tokens import TOKEN_LIFETIME_HOURS
 
-    counted = f"{len(found['names'])} certificates, {found['made']} files written"
-    lines = [f"{found['folder']}: {found['federation']} at {found['broker']}, {counted}"]
+    numbers = f"{counted(len(found['names']), 'certificate')}, {counted(found['made'], 'file')} written"
+    lines = [f"{found['folder']}: {found['federation']} at {found['broker']}, {numbers}"]
     lines += [f"{each['name']} {_end_in_words(each['days'])}" for each in found["expiring"]]
     lines += [f"{cid} was revoked" for cid in found["revoked"]]
     lines += [f"{cid} has a link: {found['folder']}/devices/{cid}/link.txt" for cid in found["phones"]]

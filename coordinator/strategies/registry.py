@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from coordinator.strategies.baselines.nonfed import NonFed
 from coordinator.strategies.baselines.pfedme import PFedMe
 from coordinator.strategies.cfl import CFL
 from coordinator.strategies.clove import CLoVE
+from coordinator.strategies.common.method_value import forgotten_decorator
 from coordinator.strategies.common.setting_checks import KINDS
 from coordinator.strategies.documentation import method_doc
 from coordinator.strategies.fedem import FedEM, FedRC
@@ -77,8 +78,8 @@ _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "
 class UnknownSetting(ConfigError):
     """A setting that the method does not have; `key` is its name."""
 
-    def __init__(self, method: str, key: str, valid: Iterable[str]) -> None:
-        super().__init__(f"{method} has no setting {key!r}", hint=nearest_name_hint(key, valid))
+    def __init__(self, method: str, key: str, hint: str) -> None:
+        super().__init__(f"{method} has no setting {key!r}", hint=hint)
         self.key = key
 
 
@@ -102,7 +103,7 @@ def make_method(name: str, **settings: Setting) -> Strategy:
     types, values = setting_types(method), dict[str, Any]()
     for key, value in settings.items():
         if key not in types:
-            raise UnknownSetting(name, key, types)
+            raise UnknownSetting(name, key, forgotten_decorator(method) or nearest_name_hint(key, types))
         values[key.replace("-", "_")] = _read(key, value, types[key])
     for group, default in _groups(method).items():
         given = {f.name: values.pop(f.name) for f in fields(default) if f.name in values}

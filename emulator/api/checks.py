@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from inspect import signature
 
 from coordinator.strategies.registry import METHOD_PARTS
 from edge_client.errors import ConfigError, FedcentersError, UsageError
@@ -42,11 +43,26 @@ def check_own(*, loss: object = None, metrics: object = None, out: object = None
     if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
         hint = "name functions of y and outputs: metrics={'mine': lambda y, outputs: ...}"
         raise UsageError(f"metrics is {type(metrics).__name__}", hint=hint)
+    for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
+        _check_takes_two(f"metric {name}", metric)
     if metrics is not None and (taken := sorted({*map(str, metrics)} & (COLUMNS | COMPARED))):
         told = f"a metric is called {taken[0]!r}, as a column of every `history`, or of the table of a comparison"
         raise UsageError(told, hint="give it another name")
     if out is not None and not isinstance(out, (str, os.PathLike)):
         raise UsageError(f"out is {out!r}", hint='give a folder, as out="runs"')
+
+
+def _check_takes_two(told: str, metric: Callable[..., object]) -> None:
+    """Raises UsageError for a function that cannot be called with y and outputs, before a round is trained for it."""
+    try:
+        found = signature(metric)
+    except ValueError:  # of one that is not written in Python
+        return
+    try:
+        found.bind("y", "outputs")
+    except TypeError as wrong:
+        hint = "it is called with y [n] and outputs [n, ...] of each device: lambda y, outputs: ..."
+        raise UsageError(f"{told}: {wrong}", hint=hint) from None
 
 
 def check_callback(on_round: Callable[..., object] | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import fedcenters as fc
 from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.config import example_config, fingerprint, make_args, parse_pairs, read_table, resolved_table
@@ -106,6 +107,20 @@ def test_a_file_that_cannot_be_read_says_what_to_write(tmp_path: Path, text: str
         (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_table(tmp_path / "run.toml")
+
+
+class Undecorated(fc.FedAvg):
+    """A method of the user, without `@dataclass` above it."""
+
+    share: float = 0.5
+
+
+def test_a_setting_of_a_class_that_is_no_dataclass_is_told_to_need_one() -> None:
+    method, told = f"{__name__}:Undecorated", r"(?s)share.*write @dataclass.* above class Undecorated"
+    with pytest.raises(ConfigError, match=told):
+        make_args({"method": method, "share": "0.3"})
+    with pytest.raises(ConfigError, match=told):
+        make_method(method, share=0.3)
 
 
 def test_the_folder_of_a_run_in_place_of_its_file_is_told_the_file(tmp_path: Path) -> None:

@@ -110,6 +110,12 @@ def test_of_very_many_names_a_hint_has_the_nearest_and_the_first_ones() -> None:
     assert nearest_name_hint("b", columns[:60]).endswith(", a58, a59")
 
 
+@pytest.mark.parametrize(("wrong", "meant"), [("lr", "learning_rate"), ("epochs", "local-steps"), ("k", "clusters")])
+def test_the_usual_name_of_a_setting_elsewhere_is_answered_with_ours(wrong: str, meant: str) -> None:
+    valid = ["batch-size", "clusters", "lam", "learning_rate", "local-steps"]
+    assert nearest_name_hint(wrong, valid).startswith(f"did you mean {meant!r}?")
+
+
 def test_an_error_with_a_very_long_line_is_told() -> None:
     """As of a text or a number of a whole array: the search for paths in it took hours, without a sign."""
     assert describe_error(ValueError("a" * 200_000)) == f"ValueError: {'a' * MAX_SENTENCE_CHARS}"

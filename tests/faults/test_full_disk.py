@@ -121,7 +121,26 @@ def test_a_disk_that_stays_full_until_the_deadline_is_told_as_what_kept_the_answ
     with pytest.raises(NetworkError) as told:
         fed.finish()
     assert told.value.message.endswith("updates could not be stored: No space left on device")
-    assert told.value.hint == "free disk space, then start again to repeat the exchange"
+    assert told.value.hint == "free or mend the coordinator's disk, then start again to repeat the exchange"
+
+
+def test_a_disk_that_had_room_again_is_not_told_as_what_keeps_a_silent_device_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES, deadline_s=90.0)
+    disk = Disk(monkeypatch, "coordinator.0")
+    spy = Spy(fed.world.broker)
+    fed.start(2)
+    fed.start_mute_device("d02")
+    fed.world.run(lambda: len(spy.said("task")) == DEVICES)
+    disk.full = True
+    fed.world.run(lambda: len(spy.said("ack")) >= DEVICES - 1)
+    disk.full = False
+    with pytest.raises(NetworkError) as told:
+        fed.finish()
+    assert {ack["status"] for ack in spy.said("ack")} == {"retry", "ok"}
+    assert told.value.message.endswith("no answer from d02")
+    assert told.value.hint.startswith("look at those devices")
 
 
 def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(

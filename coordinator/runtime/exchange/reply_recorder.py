@@ -51,10 +51,10 @@ class ReplyRecorder:
             if not spec.vector:
                 self.replies[cid] = reply
 
-    def close(self, exchange: OpenExchange, no_room: str) -> None:
+    def close(self, exchange: OpenExchange, no_room: Mapping[ClientId, str]) -> None:
         """Store the closing. Raises NetworkError below the quorum if the configuration stops there.
 
-        `no_room` says why updates could not be stored; it is empty where all could.
+        `no_room` says why an update of these devices could not be stored; some may have sent it again since.
 
         Devices that refused without the key of their roster count as heard: asked again they would say the same, and
         after the closing they are asked for other keys.
@@ -63,12 +63,14 @@ class ReplyRecorder:
         heard = len(keys) + sum(self._lost_key(cid, code) for cid, code in refused.items())
         if heard < exchange.quorum and self._config.round.below_quorum == "stop":
             self._store.exchanges.expire(self._key)
+            full = [why for cid, why in no_room.items() if cid not in {*keys, *refused}]
+            hint = "free or mend the coordinator's disk, then start again to repeat the exchange"
             raise NetworkError(
                 f"only {len(keys)} of {exchange.goal} devices gave an answer that counts in round {self._key.round}"
                 f"{self._missing_in_words(keys, refused)}"
-                f"{no_room and f'; updates could not be stored: {no_room}'}",
-                hint="free disk space, then start again to repeat the exchange"
-                if no_room
+                + (f"; updates could not be stored: {full[0]}" if full else ""),
+                hint=hint
+                if full
                 else "look at those devices, then start again to repeat the exchange; or lower `quorum`, or set"
                 ' below-quorum = "continue"',
             )

@@ -108,7 +108,7 @@ class UploadReceiver:
         self._valid_since_s, self._clock = 0.0, context.clock
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
-        self.no_room = ""  # why an update could not be stored, once one could not
+        self.no_room: dict[ClientId, str] = {}  # why an update of these devices could not be stored when it came
 
     def check_offer(self, said: Announcement) -> None:
         """Raise Malformed, with the code of the error answer, for an update that the device was not asked for."""
@@ -166,7 +166,7 @@ class UploadReceiver:
         if not self.no_room:
             pause_s = RETRY_MS // 1000
             log.warning("an update of %s could not be stored: %s; devices try again every %d s", cid, reason, pause_s)
-        self.no_room = str(reason)
+        self.no_room[cid] = str(reason)
         self.ack(cid, "retry", detail=f"storage: {reason}"[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)
 
     def _accept(self, valid: _Valid) -> None:

@@ -40,7 +40,7 @@ class MethodValue(metaclass=_PlainNumbers):
 
         Raises ConfigError for a value of another kind than the setting's.
         """
-        known, forgotten = _fields(cls), _forgotten_decorator(cls)
+        known, forgotten = _fields(cls), forgotten_decorator(cls)
         first = [name for name, f in known.items() if f.init and not f.kw_only]
         if known and len(args) > len(first):
             example = next((name for name in known if name not in first), "setting")
@@ -68,7 +68,7 @@ class MethodValue(metaclass=_PlainNumbers):
         return f"{type(self).__name__}({', '.join(words)})"
 
 
-def _forgotten_decorator(cls: type) -> str:
+def forgotten_decorator(cls: type) -> str:
     """What to write above a class of the user that has fields or an `__init__` and is no dataclass of its own."""
     if "__dataclass_fields__" in vars(cls) or not (get_annotations(cls) or "__init__" in vars(cls)):
         return ""

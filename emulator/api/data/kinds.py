@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -108,16 +109,20 @@ def look_like_classes(parts: Sequence[Array]) -> tuple[str, str] | None:
     return ("whole numbers as floats", "y.astype(int)") if whole else None
 
 
-def warn_of_shared(train: Array, test: Array) -> None:
-    """Say that most samples [n, ...] that test are samples that train, as where a test part was not taken out."""
-    known = {hash(row.tobytes()) for row in train}
-    shared = sum(hash(row.tobytes()) in known for row in test.astype(train.dtype))
-    if 2 * shared > len(test):
+def warn_of_shared(train: Iterable[Array], test: Iterable[Array]) -> None:
+    """Say that most samples that test are samples that train, as where a test part was not taken out.
+
+    Of samples of few values, as those of yes and no, most training samples are equal to others, and nothing is said.
+    """
+    known = Counter(hash(row.tobytes()) for part in train for row in part)
+    shared = [hash(row.tobytes()) in known for part in test for row in part]
+    alike = sum(count for count in known.values() if count > 1)
+    if 2 * sum(shared) > len(shared) and 2 * alike < known.total():
         log.warning(
             "%s of %s test samples are training samples, too: the accuracy says little of new samples. Take the test "
             "samples out of the training samples, or give a share, as test=0.2",
-            shared,
-            len(test),
+            sum(shared),
+            len(shared),
         )
 
 

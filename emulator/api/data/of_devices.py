@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from edge_client.printable import first_of
 from edge_client.protocol.samples.input_parts import Parts, joined_parts
 from emulator.api.data.kinds import check_kinds, warn_of_shared
 from emulator.api.data.reading import Columns, frame_columns, read_columns
-from emulator.api.data.unread import is_data_set, is_frame, no_device_folders
+from emulator.api.data.unread import is_frame, no_device_folders
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts
 
@@ -27,6 +27,10 @@ SHOWN = 5  # devices that an error names
 BY_CLASS = (
     "for a folder of pictures for each class give data sets: "
     "fc.fleet({home.name: torchvision.datasets.ImageFolder(home) for home in Path(folder).iterdir()})"
+)
+OTHER_CLASSES = (
+    "class %s is %s in the data of %s, and %s in those of %s. Give each ImageFolder a folder of every class, and "
+    "allow_empty=True"
 )
 
 
@@ -40,7 +44,7 @@ def columns_of_each(
     if strange := [who for who in tests if who not in data]:
         told = f"there are test samples of {strange[0]!r}, which has no training samples"
         raise UsageError(told, hint="name the same devices in both dicts")
-    _warn_of_other_classes(data)
+    _warn_of_other_classes([*data.items(), *tests.items()])
     held: list[tuple[str, Columns]] = []
     parts: list[Any] = []
     end = 0
@@ -59,20 +63,20 @@ def columns_of_each(
         log.warning("column %r of x holds what each device is called: drop it, or name what x is, x=[...]", name)
     joined = _one_after_another(held)
     if tests:
-        warn_of_shared(*(joined.x[np.concatenate(rows)] for rows in zip(*parts, strict=True)))
+        warn_of_shared(*((joined.x[rows] for rows in each) for each in zip(*parts, strict=True)))
     return joined, GivenParts(parts, names=device_names(list(data)))
 
 
-def _warn_of_other_classes(data: Mapping[str, Any]) -> None:
-    """Say that data sets, as torchvision's of folders, have other classes, and so other numbers for one class."""
-    named = {who: list(one.classes) for who, one in data.items() if is_data_set(one) and hasattr(one, "classes")}
-    first = next(iter(named), "")
-    if other := next((who for who in named if named[who] != named[first]), None):
-        told = (
-            "%s numbers the classes %s, %s %s: one number is several classes. Give each ImageFolder a folder of every "
-        )
-        told += "class, and allow_empty=True"
-        log.warning(told, other, first_of(named[other], SHOWN), first, first_of(named[first], SHOWN))
+def _warn_of_other_classes(data: Iterable[tuple[str, Any]]) -> None:
+    """Say that one number is several classes, as of torchvision's data sets of folders where a class has no folder."""
+    known = dict[Any, tuple[str, str]]()
+    for who, one in data:
+        numbers = getattr(getattr(one, "dataset", one), "class_to_idx", None)  # of a loader and a subset, too
+        for name, number in numbers.items() if isinstance(numbers, Mapping) else ():
+            first, called = known.setdefault(number, (who, name))
+            if called != name:
+                log.warning(OTHER_CLASSES, number, called, first, name, who)
+                return
 
 
 def _column_of_devices(held: Sequence[tuple[str, Columns]]) -> str:

@@ -102,14 +102,16 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         OPTIONS["seed"].check(seed)
     test = float(test) if isinstance(test, Real) and not isinstance(test, (bool, Integral)) else test
     parts: GivenParts | None = None
+    tables = [data]
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         check_devices(data)
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
         data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing
         tests, test = (test, TEST_SHARE) if isinstance(test, Mapping) else ({}, test)
-        inputs, tests = ({who: _without_groups(d, x, groups, y) for who, d in of.items()} for of in (data, tests))
-        columns, parts = columns_of_each(inputs, x=x, y=y, tests=tests)
+        tables = [one for who in data for one in (data[who], tests.get(who)) if one is not None]
+        inputs, held_out = ({who: _without_groups(d, x, groups, y) for who, d in of.items()} for of in (data, tests))
+        columns, parts = columns_of_each(inputs, x=x, y=y, tests=held_out)
         if isinstance(test, float) and test != TEST_SHARE and any(isinstance(rows, tuple) for rows in parts.parts):
             raise UsageError("each device has samples of its own that test", hint="leave out test")
     else:
@@ -124,7 +126,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     whole, classes = _data_set(columns, held, share)
     devices_of, given = _given(data, columns, parts, whole.names)
     if groups is not None:
-        domain = _group_numbers(groups, data, devices_of, list(given))
+        domain = _group_numbers(groups, tables, devices_of, list(given))
         whole = replace(whole, train=replace(whole.train, domain=domain))
     scheme = parts or _scheme(by, partition, devices)
     how = f"by={by if isinstance(by, (str, int)) else 'array'}" if partition is None and by is not None else ""
@@ -199,6 +201,9 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     """-> the data set, and the names of its classes where they have some."""
     columns = [train] if test is None else [train, test]
     labels, classes = checked_labels([part.y for part in columns])
+    shapes = [list(y.shape[1:]) for y in labels]
+    if shapes[0] != shapes[-1]:
+        raise ConfigError(f"test targets are {shapes[-1]}, training targets {shapes[0]}", hint="use one shape")
     if labels[0].dtype == np.int64 and labels[0].ndim == 1 and (low := min(int(y.min()) for y in labels)) > 0:
         log.warning("the smallest class is %s: %s", low, NOT_FROM_0)
     if how := look_like_classes(labels):
@@ -211,7 +216,7 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     ready = to_unit_range if train.x.dtype == np.uint8 else to_float
     held = raw[1] if test is not None else None
     if held is not None:
-        warn_of_shared(raw[0].x, held.x)
+        warn_of_shared([raw[0].x], [held.x.astype(raw[0].x.dtype, copy=False)])
     data = DataSet(train=raw[0], test=held, ready=ready, train_share=share, names=names)
     data = replace(data, parts=train.parts if test is None else test.parts)
     return data, classes or train.classes
@@ -240,7 +245,7 @@ def _without_groups(data: Any, x: Any, groups: Any, *others: Any) -> Any:  # noq
     return data.drop(columns=[groups]) if is_frame(data) and groups in data.columns else data
 
 
-def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any]) -> I64:  # noqa: ANN401 - see `fleet`
+def _group_numbers(groups: Any, held: list[Any], devices_of: I64, called: Sequence[Any]) -> I64:  # noqa: ANN401 - see `fleet`
     """The number of each sample's true group; `called` has the devices as the user calls them."""
     if isinstance(groups, Mapping):
         if missing := [who for who in called if who not in groups]:
@@ -248,7 +253,6 @@ def _group_numbers(groups: Any, data: Any, devices_of: I64, called: Sequence[Any
         if not called:
             raise UsageError("groups by device, for devices without names", hint=GROUPS)
         groups = np.array([groups[who] for who in called])[devices_of]
-    held = list(data.values()) if isinstance(data, Mapping) and not hasattr(data, "with_format") else [data]
     if isinstance(groups, str):
         for one in held:
             if groups not in (names := list(getattr(one, "columns", getattr(one, "column_names", ())))):

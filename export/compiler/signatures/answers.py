@@ -27,8 +27,8 @@ INPUTS = (
     "give a batch of them by the name of forward's parameter"
 )
 CHANNELS = (
-    "give images as [n, channels, height, width]: x.transpose(0, 3, 1, 2) of [n, height, width, channels], x[:, None] "
-    "of grey images [n, height, width]"
+    "the channels of a sample come first, and are as many as the layer reads: x.transpose(0, 3, 1, 2) of images "
+    "[n, height, width, channels], x[:, None] of grey images [n, height, width]"
 )
 COLUMNS = (
     "whole numbers of an array are drawn below one limit for all columns: give columns of other ranges as arrays of "

@@ -64,5 +64,6 @@ def test_with_each_new_certificate_and_key_the_operator_is_told_what_is_left_to_
     folder = str(provisioned(tmp_path / "keys").folder)
     invoke(folder, "--device", "d1")
     assert "mosquitto reads its own at SIGHUP" in invoke(folder, "--renew", "d1").stderr
+    assert "SIGHUP" not in invoke(folder, "--renew", "expiring").stderr  # there is none
     assert "when all have it, --switch-signing-key" in invoke(folder, "--next-signing-key").stderr
     assert "signing.key to the coordinator, and start it again" in invoke(folder, "--switch-signing-key").stderr

@@ -39,6 +39,19 @@ def test_a_metric_cannot_take_the_place_of_another_column(name: str) -> None:
         fc.simulate(fc.FedAvg(), fleet=fc.fleets.digits(devices=2), rounds=1, metrics={name: share_of_wrong})
 
 
+def test_a_metric_that_cannot_take_y_and_outputs_is_refused_before_a_round_is_trained() -> None:
+    began: list[fc.Result] = []
+    with pytest.raises(UsageError, match=r"(?s)metric mine: missing a required argument.*lambda y, outputs"):
+        fc.simulate(
+            fc.FedAvg(local_steps=1),
+            fleet=fc.fleets.digits(devices=2),
+            rounds=2,
+            metrics={"largest": max, "mine": lambda y, outputs, weights: 0.0},  # type: ignore[dict-item, misc]
+            on_round=began.append,
+        )
+    assert not began
+
+
 def test_history_has_a_row_for_each_method_seed_and_round(found: fc.Comparison) -> None:
     rows = found.history
     keys = list(zip(rows["method"], rows["seed"], rows["round"], strict=True))

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +93,28 @@ def test_test_samples_that_train_too_are_told(caplog: pytest.LogCaptureFixture, 
     assert ["samples are training samples, too" in line for line in caplog.messages] == [True, True] * told
 
 
+def test_samples_of_few_values_which_are_equal_by_chance_are_not_told_to_train_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers = RNG.integers(0, 2, size=(80, 3))
+    fc.fleet({"anna": (answers[:60], answers[:60, 0])}, test={"anna": (answers[60:], answers[60:, 0])})
+    assert caplog.messages == []
+
+
+def test_a_column_of_groups_is_read_of_the_training_and_the_test_samples() -> None:
+    train, test = (
+        {who: frame(PLACES[who][k]).assign(site=site) for who, site in (("anna", "south"), ("ben", "north"))}
+        for k in (0, 1)
+    )
+    fleet = fc.fleet(train, test=test, y="label", groups="site")
+    assert fleet.groups == {"anna": 1, "ben": 0}
+
+
+def test_test_targets_of_another_width_than_the_training_targets_are_refused() -> None:
+    with pytest.raises(FedcentersError, match=r"test targets are \[2\], training targets \[1\]"):
+        fc.fleet((X, X[:, 0]), devices=2, test=(X + 1, X[:, :2]))
+
+
 @pytest.mark.parametrize(
     ("y", "said"), [(np.eye(3)[Y], "one-hot rows, which are targets. For classes give y.argmax"), (X[:, :3], "")]
 )
@@ -105,24 +126,30 @@ def test_one_hot_labels_are_told_to_be_targets(caplog: pytest.LogCaptureFixture,
 class Pictures(TorchDataset[Any]):
     """A data set of a folder for each class, as torchvision's."""
 
-    def __init__(self, *classes: str) -> None:
-        self.classes = list(classes)
+    classes = 2  # of other data sets a number
+
+    def __init__(self, **numbers: int) -> None:
+        self.class_to_idx = numbers
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, place: int) -> Any:
-        return X[place], place % len(self.classes)
+        return X[place], list(self.class_to_idx.values())[place % len(self.class_to_idx)]
 
 
-@pytest.mark.parametrize(("other", "lines"), [(("cat", "eel"), 1), (("cat", "dog"), 0)])
+@pytest.mark.parametrize(
+    ("other", "lines"), [({"cat": 0, "eel": 1}, 1), ({"cat": 0, "dog": 1}, 0), ({"cat": 0, "eel": 2}, 0)]
+)
 def test_devices_whose_data_sets_number_other_classes_are_told(
-    caplog: pytest.LogCaptureFixture, other: tuple[str, ...], lines: int
+    caplog: pytest.LogCaptureFixture, other: dict[str, int], lines: int
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        fc.fleet({"anna": Pictures("cat", "dog"), "ben": Pictures(*other)})
-    told = "ben numbers the classes cat, eel, anna cat, dog: one number is several classes. Give each ImageFolder"
-    assert [line.startswith(told) for line in caplog.messages] == [True] * lines
+    mine, theirs = Pictures(cat=0, dog=1), Pictures(**other)
+    fc.fleet({"anna": mine, "ben": theirs})
+    fc.fleet({"anna": mine}, test={"anna": DataLoader(theirs)})
+    told = [f"class 1 is dog in the data of anna, and eel in those of {who}. Give each" for who in ("ben", "anna")]
+    heard = [line for line in caplog.messages if "training samples, too" not in line]
+    assert [line.startswith(start) for line, start in zip(heard, told * lines, strict=True)] == [True, True] * lines
 
 
 def test_a_folder_of_pictures_by_class_says_how_to_read_it(tmp_path: Path) -> None:
