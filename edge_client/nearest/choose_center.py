@@ -324,7 +324,7 @@ def _without_rule(source: CenterSource, data: Dataset, way: str, *, labels: bool
     elif way in ("loss", "votes", "entropy"):
         found = dict(features.model_distances(source.learner(training=False), _LazyModels(source), data, labels=labels))
     else:
-        raise UsageError(f"this run has learned no way {way!r}", hint="it knows loss, votes and entropy")
+        raise UsageError(f"this run has no guide for the way {way!r}", hint="leave out --by")
     return _Ranking(order=[int(k) for k in np.argsort(_known(found, way), kind="stable")], way=way, found=found)
 
 

@@ -266,10 +266,11 @@ def test_a_way_that_needs_labels_is_refused_without(shelf: CenterShelf, by: str)
         chosen(shelf, data_of(0), labels=False, by=by)
 
 
-def test_a_rule_that_the_run_did_not_learn_is_refused(shelf: CenterShelf) -> None:
-    for by in ("norms", "sketch", "round", "tree"):
-        with pytest.raises(UsageError):
-            chosen(replace(shelf, router=None), data_of(0), by=by)
+def test_a_way_that_the_run_did_not_learn_is_refused_with_what_always_works(shelf: CenterShelf) -> None:
+    for by, offer in (("norms", shelf), *((by, replace(shelf, router=None)) for by in ("sketch", "round", "tree"))):
+        with pytest.raises(UsageError) as refused:
+            chosen(offer, data_of(0), by=by)
+        assert refused.value.hint == "leave out --by"
 
 
 @pytest.mark.parametrize("missing", ["start", "round"])
