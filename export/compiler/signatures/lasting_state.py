@@ -26,11 +26,16 @@ Numbers = Mapping[str, float]
 
 
 def refuse_unheld(name: str, module: nn.Module) -> None:
-    """Raise ProgramRefused for hooks on gradients, complex, lazy and twofold parameters, and batch norm that counts."""
+    """Raise ProgramRefused for hooks on gradients, parameters that no step can hold, and batch norm that counts."""
     for place, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
             raise ProgramRefused(
                 f"model {name!r} has a lazy layer: {place} has no size yet", hint="call the model on a batch once"
+            )
+        if value.is_meta:
+            raise ProgramRefused(
+                f"model {name!r} has no numbers: {place} is on the device meta",
+                hint="call model.to_empty(device='cpu') and load its weights, or make it on the CPU",
             )
         if value.is_complex() and value.requires_grad:
             raise ProgramRefused(

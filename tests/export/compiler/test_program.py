@@ -290,11 +290,12 @@ class Words(nn.Module):
     [
         (Words(), "scalar types: Long", r"write x\.long\(\) in forward, or give a batch of them by the name"),
         (nn.Sequential(nn.LazyLinear(3)), r"has a lazy layer: 0\.weight", "on a batch once"),
+        (nn.Linear(6, 3, device="meta"), "has no numbers: weight is on the device meta", r"to_empty\(device='cpu'\)"),
         (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), r"gives \(2,\) for 2 samples", r"is \[batch, 1\]"),
         (nn.Linear(6, 1), "with one class the cross-entropy is always 0", "two outputs"),
         (nn.Conv1d(6, 1, 1), "with one class", "two outputs"),
     ],
-    ids=["whole-numbers", "lazy", "no-axis", "one-logit", "one-class-per-place"],
+    ids=["whole-numbers", "lazy", "meta", "no-axis", "one-logit", "one-class-per-place"],
 )
 def test_a_usual_mistake_is_refused_with_what_to_write(module: nn.Module, told: str, hint: str) -> None:
     with pytest.raises(ProgramRefused, match=rf"{told}[\s\S]*hint: [\s\S]*{hint}"):
