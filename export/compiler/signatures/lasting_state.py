@@ -27,27 +27,7 @@ Numbers = Mapping[str, float]
 
 def refuse_unheld(name: str, module: nn.Module) -> None:
     """Raise ProgramRefused for hooks on gradients, parameters that no step can hold, and batch norm that counts."""
-    for place, value in (*module.named_parameters(), *module.named_buffers()):
-        if is_lazy(value):
-            raise ProgramRefused(
-                f"model {name!r} has a lazy layer: {place} has no size yet", hint="call the model on a batch once"
-            )
-        if value.is_meta:
-            raise ProgramRefused(
-                f"model {name!r} has no numbers: {place} is on the device meta",
-                hint="call model.to_empty(device='cpu') and load its weights, or make it on the CPU",
-            )
-        if value.is_complex() and value.requires_grad:
-            raise ProgramRefused(
-                f"model {name!r} has a complex parameter {place}, which no runtime of ours trains",
-                hint="make it nn.Parameter(torch.view_as_real(...)), and call torch.view_as_complex in forward",
-            )
-    for place, value in module.named_parameters():
-        if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):  # noqa: SLF001 - no public name
-            raise ProgramRefused(
-                f"model {name!r} has a hook on the gradient of {place}, which no program can call",
-                hint=HOOK_HINT,
-            )
+    _refuse_tensors(name, module)
     _refuse_twofold(name, module)
     for place, layer in module.named_modules():
         kind = type(layer).__name__
@@ -84,6 +64,30 @@ def check_tensors(name: str, module: nn.Module) -> None:
             f"model {name!r} changes {first_of(moved, NAMED)} when it goes into inference mode, and no program does",
             hint="merge nothing there: give layers of loralib merge_weights=False",
         )
+
+
+def _refuse_tensors(name: str, module: nn.Module) -> None:
+    for place, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            raise ProgramRefused(
+                f"model {name!r} has a lazy layer: {place} has no size yet", hint="call the model on a batch once"
+            )
+        if value.is_meta:
+            raise ProgramRefused(
+                f"model {name!r} has no numbers: {place} is on the device meta",
+                hint="call model.to_empty(device='cpu') and load its weights, or make it on the CPU",
+            )
+        if value.is_complex() and value.requires_grad:
+            raise ProgramRefused(
+                f"model {name!r} has a complex parameter {place}, which no runtime of ours trains",
+                hint="make it nn.Parameter(torch.view_as_real(...)), and call torch.view_as_complex in forward",
+            )
+    for place, value in module.named_parameters():
+        if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):  # noqa: SLF001 - no public name
+            raise ProgramRefused(
+                f"model {name!r} has a hook on the gradient of {place}, which no program can call",
+                hint=HOOK_HINT,
+            )
 
 
 def _refuse_twofold(name: str, module: nn.Module) -> None:
