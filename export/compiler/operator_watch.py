@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
 from edge_client.printable import first_of
-from export.compiler.decompositions.supported_ops import RANDOM
+from export.compiler.decompositions.supported_ops import RANDOM, UnsupportedOperator
+from export.compiler.graph_passes.vmap_levels import no_gradients
 from export.compiler.losses.sample_losses import LossFunction, loss_name
 from export.compiler.program_functions import (
     TraceSource,
@@ -115,12 +116,15 @@ def check_writes(source: TraceSource) -> None:
 
 
 def check_gradient(source: TraceSource) -> None:
-    """Raise ProgramRefused where no trained parameter has a gradient."""
+    """Raise ProgramRefused where no trained parameter has a gradient. One taken in forward is told by the tracer."""
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     for name in source.params:
         state[name].requires_grad_()
-    with own_random(), torch.enable_grad():
-        out, _ = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
+    try:
+        with own_random(), torch.enable_grad(), no_gradients():
+            out, _ = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
+    except UnsupportedOperator:
+        return
     if not out.requires_grad:
         raise ProgramRefused(
             f"model {source.name!r} gives outputs that no trained parameter has a gradient of",

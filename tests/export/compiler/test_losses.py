@@ -137,7 +137,8 @@ def test_positions_that_are_not_ignored_are_counted_once(
         x = torch.from_numpy(PIXEL_DATA.x)
         scores = [torch.softmax(module(x), 1).numpy() for module in (PIXELS, other)]
         losses = [
-            mean_of_counted(module(x), torch.from_numpy(PIXEL_DATA.y)).mean().item() for module in (PIXELS, other)
+            mean_of_counted(module(x), torch.from_numpy(PIXEL_DATA.y))[PIXEL_DATA.counted].mean().item()
+            for module in (PIXELS, other)
         ]
     if prior is not None:
         scores = [np.tensordot(prior, scores, axes=1)]
