@@ -41,7 +41,7 @@ def test_shares_of_no_secret_are_refused() -> None:
         combine_shares({1: (PRIME - 1).to_bytes(32, "little")})
 
 
-@pytest.mark.parametrize("xs", [[], [0], [256]])
+@pytest.mark.parametrize("xs", [[], [0], [256], [1, 256], [0, 1]])
 def test_an_x_out_of_range_is_refused(xs: list[int]) -> None:
     with pytest.raises(Malformed, match="shares of x"):
         combine_shares({x: bytes(32) for x in xs})
