@@ -284,17 +284,14 @@ def _cells(
     file: TableFile, columns: Sequence[TableColumn], rows: Sequence[TableRow], rounds: int
 ) -> tuple[TableCell, ...]:
     """Common settings and those of a column count for the rows whose method has them; those of a row must exist."""
-    from coordinator.strategies.registry import METHODS, make_method, setting_types
+    from coordinator.strategies.registry import METHODS, setting_types
 
     known = [setting_types(find_by_name("methods", row.method, METHODS)) for row in rows]
     every = set().union(*known)
     for key in chain(file.settings, *(column.settings for column in columns)):
         if key not in every:
             raise ValueError(f"no row has the setting {key!r}: {nearest_name_hint(key, every)}")
-    for row, types in zip(rows, known, strict=True):
-        if unknown := sorted(row.settings.keys() - types):
-            told = nearest_name_hint(unknown[0], types)
-            raise ValueError(f"{row.name}: {row.method} has no setting {unknown[0]!r}: {told}")
+    for row in rows:
         if row.paper and len(row.paper) != len(columns):
             raise ValueError(f"{row.name}: paper has {len(row.paper)} texts for {len(columns)} columns")
     if few := [column for column in columns if column.devices < 0]:
@@ -311,8 +308,18 @@ def _cells(
         for row, types in zip(rows, known, strict=True)
     )
     for cell in cells:
-        make_method(cell.row.method, **cell.settings)  # so that a wrong value is told before any cell runs
+        _check_settings(cell)
     return cells
+
+
+def _check_settings(cell: TableCell) -> None:
+    """Raise ValueError for an unknown or wrong setting, which else would be told when the cell is due."""
+    from coordinator.strategies.registry import make_method
+
+    try:
+        make_method(cell.row.method, **cell.settings)
+    except ConfigError as wrong:
+        raise ValueError(f"{cell.row.name}: {wrong.message}: {wrong.hint}") from wrong
 
 
 def _printed(

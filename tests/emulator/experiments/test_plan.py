@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.models.members import summed_name
 from coordinator.models.registry import MODELS, build_model
+from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.registry import make_method, summed_members
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.protocol.task import Flat, Schema
@@ -205,6 +206,17 @@ def test_a_table_of_the_users_own_with_a_fault_is_refused_before_a_run(
 def test_a_wrong_setting_of_a_row_is_told_before_any_cell_runs(setting: str, told: str) -> None:
     with pytest.raises(FedcentersError, match=told):
         plan.parse_plan("t", TOML.replace("batch-size = 3", setting))
+
+
+class BareMethod(FedAvg):
+    share: float = 0.5
+
+
+def test_a_row_of_a_class_that_lacks_its_decorator_is_told_which() -> None:
+    row = TOML.replace("batch-size = 3", "share = 1")
+    mine = row.replace('method = "fedsgd"', f'method = "{__name__}:BareMethod"')
+    with pytest.raises(ConfigError, match=r"has no setting 'share': write @dataclass\(.*above class BareMethod"):
+        plan.parse_plan("t", mine)
 
 
 def test_rows_of_one_name_differ_in_their_centers_but_not_where_each_is_a_column() -> None:
