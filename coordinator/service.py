@@ -62,33 +62,25 @@ def run_service(
     show_progress("export.bundle")
     flags: dict[str, Any] = {key: text for key, text in (("broker", broker), ("dashboard", dashboard)) if text}
     settings = [read_config(path, **flags) for path in paths]
+    several = len(settings) > 1
     _check_apart(settings)
-    name_threads(config.federation for config in settings if len(settings) > 1)
-    for config in settings:
-        check_installed(config.compiled_engines, config.bundle.formats)
-        if config.bundle.formats and config.bundle.reference is not None:  # now, and not after the last round
-            LabelledSamples.read(config.bundle.reference)
-    if dashboard and len(settings) > 1:
+    name_threads(config.federation for config in settings if several)
+    _check_files(settings)
+    if dashboard and several:
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
     give_back_large_blocks()
     endpoints = [dashboard_endpoint(config) if config.dashboard.address else None for config in settings]
     with ExitStack() as stack:
         stack.enter_context(_private_files())
-        stores = [stack.enter_context(closing(open_store(config))) for config in settings]
-        tells = [_with_name(tell, config) if len(settings) > 1 else tell for config in settings]
-        counter = _DeviceCounter(
-            sum(len(s.states.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
-        )
-        logs = [
-            stack.enter_context(
-                open_trackers(c.loggers, c.folder, c.to_toml(), past=functools.partial(newest_rounds, c.folder))
-            )
-            for c in settings
-        ]
-        federations = [
-            _FederationThread(config, store, _call_both(log, counter.watch(config, say)), say, insecure=insecure)
-            for config, store, log, say in zip(settings, stores, logs, tells, strict=True)
-        ]
+        opened = [(config, stack.enter_context(closing(open_store(config)))) for config in settings]
+        counter = _DeviceCounter(sum(len(store.states.enrolled()) for config, store in opened if _embedded(config)))
+        federations = []
+        for config, store in opened:
+            past = functools.partial(newest_rounds, config.folder)
+            log = stack.enter_context(open_trackers(config.loggers, config.folder, config.to_toml(), past=past))
+            say = _with_name(tell, config) if several else tell
+            watch = _call_both(log, counter.watch(config, say))
+            federations.append(_FederationThread(config, store, watch, say, insecure=insecure))
         for federation, endpoint in zip(federations, endpoints, strict=True):
             if endpoint is not None:
                 stack.callback(federation.serve_dashboard(endpoint).close)
@@ -281,6 +273,14 @@ def _check_apart(settings: Sequence[CoordinatorConfig]) -> None:
             raise ConfigError(
                 f"two configurations have the {name} {twice[0]}", hint=f"give each federation a {what} of its own"
             )
+
+
+def _check_files(settings: Sequence[CoordinatorConfig]) -> None:
+    """Raise before a training for what would be missed after its last round."""
+    for config in settings:
+        check_installed(config.compiled_engines, config.bundle.formats)
+        if config.bundle.formats and config.bundle.reference is not None:
+            LabelledSamples.read(config.bundle.reference)
 
 
 def open_store(config: CoordinatorConfig) -> Store:

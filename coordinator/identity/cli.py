@@ -9,7 +9,7 @@ import datetime as dt
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -118,53 +118,41 @@ def provision(  # noqa: PLR0913 - a command line
 
     example: fedcenters-coordinator provision keys --federation demo --host broker.example --devices 12
     """
-    from coordinator.identity import signing_key
     from coordinator.identity.provision_plan import open_plan
     from coordinator.identity.provisioning import Provisioner
 
     if check and not (folder / "federation.toml").is_file():
         raise ConfigError(f"{folder} is not provisioned", hint="run `provision` without --check first")
-    changes = {"federation": federation, "hosts": tuple(host or ()), "port": port, "enrol_port": enrol_port}
-    wanted_port = web_port or (WEB_PORT if web or web_device else 0)
-    more = {"broker_folder": broker_folder, "page": page, "web_port": wanted_port}
-    plan = open_plan(folder, {} if check else {**changes, **more})
-    enrolled, keeping, renewed = list[str](), list[str](), list[str]()
+    changes = {
+        "federation": federation,
+        "hosts": tuple(host or ()),
+        "port": port,
+        "enrol_port": enrol_port,
+        "broker_folder": broker_folder,
+        "page": page,
+        "web_port": web_port or (WEB_PORT if web or web_device else 0),
+    }
+    plan = open_plan(folder, {} if check else changes)
     work = Provisioner(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
+    told = list[str]()
     if not check:
         work.write_infrastructure()
-        revoked_before = set(work.revoked_names())
-        enrolled += [name for name in token or () if work.authority.certificates_of(name)]
-        fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
-        phones = [f"web-{i:04d}" for i in range(web)]
-        wanted = [*(cid for cid in fleet if cid not in revoked_before), *(device or ())]
+        enrolled = [name for name in token or () if work.authority.certificates_of(name)]
         renewed = _expanded(renew, work)
-        steps = (
-            (work.add_device, wanted),
+        fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
+        _for_each(
+            (work.add_device, [*_unrevoked(work, fleet), *(device or ())]),
             (work.add_token, token),
-            (work.add_web_device, [*(cid for cid in phones if cid not in revoked_before), *(web_device or ())]),
+            (work.add_web_device, [*_unrevoked(work, [f"web-{i:04d}" for i in range(web)]), *(web_device or ())]),
             (work.revoke, revoke),
             (work.renew, renewed),
         )
-        for step, names in steps:
-            for name in names or ():
-                step(name)
-        keeping += [name for name in device or () if work.keeps_its_key(name)]
-        if next_signing_key:
-            signing_key.announce_next_key(folder / "coordinator")
-        if work.plan.web_port:
-            work.web.write_passwords()
-        if switch_signing_key:
-            signing_key.switch_key(folder / "coordinator")
-        work.pin_keys()
+        _write_keys(work, announce=next_signing_key, switch=switch_signing_key)
         _sign(work, sign_release)
+        steps_left = ((renewed, RENEWED_HINT), (next_signing_key, NEXT_KEY_HINT), (switch_signing_key, SWITCHED_HINT))
+        told = [*_not_as_asked(work, enrolled, device or ()), *(hint for done, hint in steps_left if done)]
     found = _facts(work)
     typer.echo(json.dumps(found) if as_json else _in_words(found))
-    told = [f"{name} has a certificate, so it gets no token; {_how_to_renew(work, name)}" for name in enrolled]
-    told += [f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept]
-    told += [f"{name} has a certificate for a key of its own; {_how_to_renew(work, name)}" for name in keeping]
-    told += [f"the unused token of {cid} is taken back; {_instead_of_it(work, cid)}" for cid in work.withdrawn]
-    steps_left = ((renewed, RENEWED_HINT), (next_signing_key, NEXT_KEY_HINT), (switch_signing_key, SWITCHED_HINT))
-    told += [hint for done, hint in steps_left if done and not check]
     for hint in (*told, *_hints(folder, work, revoked=bool(revoke), made=bool(found["made"])), *_stranded(work)):
         typer.echo(printable_line(hint), err=True)
     if check:
@@ -198,9 +186,45 @@ def _listed(path: Path | None) -> list[str]:
     return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
 
 
+def _unrevoked(work: Provisioner, names: Iterable[str]) -> list[str]:
+    """Those of a whole fleet that were not revoked; a revoked one that is named alone is an error."""
+    gone = set(work.revoked_names())
+    return [name for name in names if name not in gone]
+
+
+def _for_each(*steps: tuple[Callable[[str], object], Iterable[str] | None]) -> None:
+    for step, names in steps:
+        for name in names or ():
+            step(name)
+
+
+def _write_keys(work: Provisioner, *, announce: bool, switch: bool) -> None:
+    """Announce the next signing key, switch to it, or both; then the phones' passwords and every join file's keys."""
+    from coordinator.identity import signing_key
+
+    if announce:
+        signing_key.announce_next_key(work.folder / "coordinator")
+    if work.plan.web_port:
+        work.web.write_passwords()
+    if switch:
+        signing_key.switch_key(work.folder / "coordinator")
+    work.pin_keys()
+
+
 def _sign(work: Provisioner, release: Path | None) -> None:
     if release is not None:
         typer.echo(f"signed: {work.sign_release(release)}", err=True)
+
+
+def _not_as_asked(work: Provisioner, enrolled: Iterable[str], named: Iterable[str]) -> list[str]:
+    """What was not made, or replaced something: `enrolled` asked for a token, `named` for a certificate."""
+    keeping = [name for name in named if work.keeps_its_key(name)]
+    return [
+        *(f"{name} has a certificate, so it gets no token; {_how_to_renew(work, name)}" for name in enrolled),
+        *(f"{path.with_suffix('')} is another one now; the one before is {path}" for path in work.kept),
+        *(f"{name} has a certificate for a key of its own; {_how_to_renew(work, name)}" for name in keeping),
+        *(f"the unused token of {cid} is taken back; {_instead_of_it(work, cid)}" for cid in work.withdrawn),
+    ]
 
 
 def _how_to_renew(work: Provisioner, name: str) -> str:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from edge_client.errors import Malformed
-from edge_client.protocol import codecs
+from edge_client.protocol import codecs, tensors
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.nearest import selection_rule, sketch
+from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
-from edge_client.protocol.task import Array, Schema
+from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
+from edge_client.protocol.task import F64, Array, Schema
 
 
 def answer_near(
@@ -53,7 +54,21 @@ def _losses(question: Mapping[str, Any], schema: Schema, n: int, centers: int) -
 def _apart(question: Mapping[str, Any], schema: Schema, about: InputSketch | LocalRound) -> Array:
     if "sketch" not in question:
         raise Malformed("bad_field", f"near by {question['how']} needs sketch")
-    return selection_rule.sketch_distance(sketch.decode_sketch(_inline(question, "sketch"), schema), about.centers)
+    return selection_rule.sketch_distance(decode_sketch(_inline(question, "sketch"), schema), about.centers)
+
+
+def decode_sketch(data: bytes, schema: Schema) -> F64:
+    """A tensor file of kind "sketch", from anyone, -> its numbers [d]. Raises Malformed."""
+    stored, meta = tensors.unpack_tensors(data)
+    if meta.kind != "sketch" or meta.codec != "f32" or meta.schema != schema.sha256:
+        raise Malformed("bad_schema", f"not a sketch in f32 of schema {schema.sha256}: {meta}")
+    value: Any = stored.get("sketch")
+    fits = value is not None and value.dtype == np.float32 and value.ndim == 1 and len(value) <= MAX_SKETCH_SIZE
+    if len(stored) != 1 or not fits:
+        raise Malformed("bad_schema", f"a sketch is one tensor F32 of at most {MAX_SKETCH_SIZE} numbers")
+    if not np.isfinite(value).all():
+        raise Malformed("not_finite", "a sketch holds NaN or infinity")
+    return np.asarray(value, np.float64)
 
 
 def _inline(question: Mapping[str, Any], name: str) -> bytes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeGuard, TypeVar
@@ -224,37 +224,41 @@ class _SealedRound:
         """The devices' choices, then the sums of the open centers; `known` are choices that the server made."""
         server, k = self.strategy.server, len(self.state.centers)
         least, hidden = server.least_members, server.secure == "updates+membership" or self.plan.choose in SOFT
-        cohort, chosen, open_centers = self.cohort, dict(known or {}), tuple(range(k))
-        if k > 1:
-            found = yield from self._counted(task, hidden=hidden and known is None, known=known)
-            if found is None:
-                return self.state
-            cohort, counts, chosen = found
-            open_centers = tuple(int(i) for i in np.flatnonzero(counts >= least))
-            if not open_centers:
-                return self.state
-            if not hidden:
-                astray = {c: replace(task(c), open=open_centers) for c, i in chosen.items() if i not in open_centers}
-                if astray:
-                    chosen |= _told((yield PartOfCohort(astray, of=len(self.cohort))))
-                chosen = {c: i for c, i in chosen.items() if i in open_centers}
-            else:
-                least = max(least, len(cohort) - int(min(counts[list(open_centers)]) - least))
-        fewest = len(cohort) if hidden or k == 1 else min(Counter(chosen.values()).values(), default=1)
-        scale = self._noisy(fewest)
-        adding = {
-            c: replace(task(c), stage="add", open=open_centers, scale=scale)
-            for c in cohort
-            if k == 1 or hidden or c in chosen
-        }
-        if hidden or k == 1:
-            sums = yield SumByCenter(adding, least=least)
-            parts = [(open_centers, words) for words in _sums(sums).values()]
-        else:
-            alone = {c: replace(one, open=(chosen[c],)) for c, one in adding.items()}
-            sums = yield SumByCenter(alone, least=least, groups=chosen)
-            parts = [((group,), words) for group, words in _sums(sums).items()]
-        return self._moved(parts, {} if hidden or k == 1 else chosen, scale, _fewest(sums))
+        if k == 1:
+            return (yield from self._add_to_all(task, self.cohort, (0,), least))
+        found = yield from self._counted(task, hidden=hidden and known is None, known=known)
+        if found is None:
+            return self.state
+        cohort, counts, chosen = found
+        open_centers = tuple(int(i) for i in np.flatnonzero(counts >= least))
+        if not open_centers:
+            return self.state
+        if not hidden:
+            return (yield from self._add_to_own(task, chosen, open_centers))
+        least = max(least, len(cohort) - int(min(counts[list(open_centers)]) - least))
+        return (yield from self._add_to_all(task, cohort, open_centers, least))
+
+    def _add_to_all(
+        self, task: Callable[[ClientId], SummedFit], cohort: Sequence[ClientId], centers: tuple[int, ...], least: int
+    ) -> Round:
+        """One sum in which each device has words for each open center."""
+        scale = self._noisy(len(cohort))
+        adding = {c: replace(task(c), stage="add", open=centers, scale=scale) for c in cohort}
+        sums = yield SumByCenter(adding, least=least)
+        return self._moved([(centers, words) for words in _sums(sums).values()], {}, scale, _fewest(sums))
+
+    def _add_to_own(
+        self, task: Callable[[ClientId], SummedFit], chosen: dict[ClientId, int], open_centers: tuple[int, ...]
+    ) -> Round:
+        """A sum for each open center; devices whose center is not open choose again among those that are."""
+        astray = {c: replace(task(c), open=open_centers) for c, i in chosen.items() if i not in open_centers}
+        if astray:
+            chosen = chosen | _told((yield PartOfCohort(astray, of=len(self.cohort))))
+        chosen = {c: i for c, i in chosen.items() if i in open_centers}
+        scale = self._noisy(min(Counter(chosen.values()).values(), default=1))
+        adding = {c: replace(task(c), stage="add", open=(i,), scale=scale) for c, i in sorted(chosen.items())}
+        sums = yield SumByCenter(adding, least=self.strategy.server.least_members, groups=chosen)
+        return self._moved([((group,), words) for group, words in _sums(sums).items()], chosen, scale, _fewest(sums))
 
     def _counted(
         self, task: Callable[[ClientId], SummedFit], *, hidden: bool, known: Mapping[ClientId, int] | None

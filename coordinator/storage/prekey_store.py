@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 from coordinator.storage.database import Database
 from coordinator.storage.exchange_store import ExchangeKey
-from edge_client.protocol.secure.keys import KEY_BYTES, PublicPrekey
+from edge_client.protocol.secure.keys import PublicPrekey
 from edge_client.protocol.secure.sum_messages import PrekeyBatch
 from edge_client.protocol.task import ClientId
 
@@ -37,7 +37,7 @@ class PrekeyStore:
     def taken(self, key: ExchangeKey) -> dict[ClientId, PublicPrekey]:
         """What the sum of this exchange took, by device; empty before `take`."""
         rows = self._database.rows(f"select cid, number, keys from prekeys where {_THIS}", key)  # noqa: S608 - our text
-        return {cid: _prekey(number, keys) for cid, number, keys in rows}
+        return {cid: PublicPrekey.of(number, keys) for cid, number, keys in rows}
 
     def take(
         self, key: ExchangeKey, cids: Collection[ClientId], offered: Mapping[ClientId, PrekeyBatch]
@@ -49,7 +49,7 @@ class PrekeyStore:
         with self._database.transaction():
             for cid, batch in sorted(offered.items()):
                 newest = self.newest(cid)
-                fresh = [(cid, k.number, k.seal + k.mask) for k in batch.keys if k.number > newest]
+                fresh = [(cid, k.number, k.keys) for k in batch.keys if k.number > newest]
                 self._database.insert("insert into prekeys (cid, number, keys) values (?, ?, ?)", fresh)
             rows = self._database.rows("select cid, min(number) from prekeys where run is null group by cid")
             numbers = [(*key, cid, number) for cid, number in rows if cid in cids]
@@ -68,7 +68,3 @@ class PrekeyStore:
         query = "update prekeys set run = ?1, round = ?2, exchange = -1 where cid = ?4 and run is null"
         with self._database.transaction():
             self._database.execute(f"{query} and not exists ({later})", (*key, cid))
-
-
-def _prekey(number: int, keys: bytes) -> PublicPrekey:
-    return PublicPrekey(number=number, seal=keys[:KEY_BYTES], mask=keys[KEY_BYTES:])

@@ -242,34 +242,20 @@ def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bo
     fits = {} if router is None else router.fits(at_best, n)
     devices = _devices_behind_limits(at_best, fits, router, n)
     told = [*ranked.told, *(_compared(name, d, best, router, n) for name, d in at_best.items())]
-    told += [
-        f"{_WORDS[name]} {_shown(at_best[name])} is above {router.limits(name, n)[1]:.3f}, "
-        "below which nearly all devices that trained are"
-        for name, fit in fits.items()
-        if fit == FITS[-1] and router is not None and not (name in MIXED and "loss" in fits)
-    ]
+    if router is not None:
+        counting = fits.keys() - MIXED if "loss" in fits else fits.keys()  # as in joint_fit
+        told += [_above(name, at_best[name], router, n) for name in fits if name in counting and fits[name] == FITS[-1]]
     if guesses := at_best.get("loss", 0.0) > source.abstain:
         told.append(f"a mean loss above {source.abstain:.3f} is worse than guessing")
     fit = FITS[-1] if guesses else joint_fit(fits)
-    taken = labels or told_way if fit is None else fit != FITS[-1]
     if devices is not None:
         told.append(f"the limits rest on {devices} device{'' if devices == 1 else 's'}")
-    if not fits and not guesses:
-        why = (
-            "this run taught nothing to tell by how a center fits (a coordinator with `teach-newcomers = true` and "
-            f"{MIN_LIMIT_DEVICES} devices or more does)"
-            if devices is None
-            else f"limits that rest on fewer than {MIN_LIMIT_DEVICES} devices tell nothing about a fit"
-        )
-        told.append(why + ("" if labels else _HOW_TO_TELL))
-    elif fit is None:
-        told.append(
-            "each sample looks known, the samples together do not: few classes, or classes in other proportions than "
-            f"on the devices that trained, look so, and so do classes that no center knows{_HOW_TO_TELL}"
-        )
+    if fit is None:
+        told.append(_why_unknown(fits, devices, labels=labels))
     if ranked.probabilities.get(best, 1.0) < UNSURE:
         shares = ", ".join(f"center {k} {p:.0%}" for k, p in ranked.probabilities.items())
         told.append(f"these samples tell the centers apart badly: {shares}")
+    taken = labels or told_way if fit is None else fit != FITS[-1]
     return Selection(
         center=best if taken else None,
         best=best,
@@ -291,6 +277,27 @@ def _devices_behind_limits(
     """On how many devices the limits rest that were used, of several the fewest; where none was, those at hand."""
     behind = {} if router is None else router.devices_behind(measured, n)
     return min((count for name, count in behind.items() if name in fits or not fits), default=None)
+
+
+def _above(name: str, distance: float, router: Router, n: int) -> str:
+    limit = router.limits(name, n)[1]
+    return f"{_WORDS[name]} {_shown(distance)} is above {limit:.3f}, below which nearly all devices that trained are"
+
+
+def _why_unknown(fits: Mapping[str, str], devices: int | None, *, labels: bool) -> str:
+    """Why no limit tells whether the center fits, and what would."""
+    if fits:
+        return (
+            "each sample looks known, the samples together do not: few classes, or classes in other proportions than "
+            f"on the devices that trained, look so, and so do classes that no center knows{_HOW_TO_TELL}"
+        )
+    why = (
+        "this run taught nothing to tell by how a center fits (a coordinator with `teach-newcomers = true` and "
+        f"{MIN_LIMIT_DEVICES} devices or more does)"
+        if devices is None
+        else f"limits that rest on fewer than {MIN_LIMIT_DEVICES} devices tell nothing about a fit"
+    )
+    return why + ("" if labels else _HOW_TO_TELL)
 
 
 def _compared(name: str, distance: float, best: int, router: Router | None, n: int) -> str:

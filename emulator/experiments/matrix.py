@@ -18,9 +18,9 @@ from emulator.experiments.table import (
     mean_and_deviation,
     paired_difference,
     plus_minus,
+    section,
     seed_figures,
-    table_line,
-    told_rounds,
+    told_reasons,
 )
 
 LEAST_SEEDS = 3  # of a row that is judged without all of the judged row's
@@ -41,15 +41,13 @@ def render_matrix(
     by_column: dict[str, list[TableCell]] = {}
     for cell in cells_shown:
         by_column.setdefault(cell.column.name, []).append(cell)
-    head = [f"{MEASURES[plan.metrics[0]].title}", *rows, f"{plan.judged} less the best other", "seeds"]
-    lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", "", table_line(head), table_line(["---"] * len(head))]
+    head = [MEASURES[plan.metrics[0]].title, *rows, f"{plan.judged} less the best other", "seeds"]
+    lines = []
     for name, cells in by_column.items():
         found = {cell.row.name: seed_figures(results(cell), plan.metrics[0]) for cell in cells}
         shown = [_figure(list(found[row].values())) for row in rows]
-        lines.append(table_line([name, *shown, against_best(found, plan.judged), _seeds(list(found.values()))]))
-    said = [*plan.notes, *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
-    lines += ["", *(f"* {note}." for note in [*said, told_rounds(plan.metrics)])]
-    return "\n".join(lines)
+        lines.append([name, *shown, against_best(found, plan.judged), _seeds(list(found.values()))])
+    return section(plan, command, head, lines, told_reasons(reasons))
 
 
 def against_best(found: Figures, judged: str) -> str:

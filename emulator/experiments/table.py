@@ -14,9 +14,9 @@ seed, with Student's 95 % interval.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,26 @@ from edge_client.errors import UsageError
 from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
 
-Results = Callable[[TableCell], Sequence[Mapping[str, Any]]]  # a cell's finished seeds
+Seeds = Sequence[Mapping[str, Any]]  # the finished seeds of a cell
+Results = Callable[[TableCell], Seeds]
 Lost = Callable[[str, str], Sequence[str]]  # of a section's old and new text: what the new one lacks
 NOT_RUN = "not run"
-ROW_CELLS = ["data", "K", "method"]  # what names a row
 CONFIDENCE = 0.95
+
+
+class _Column(NamedTuple):
+    """One column: its heading, and what it says of a cell and its finished seeds."""
+
+    head: str
+    says: Callable[[TableCell, Seeds], str]
+
+
+NAMES_OF_ROW = (
+    _Column("data", lambda cell, _: cell.column.name),
+    _Column("K", lambda cell, _: str(cell.settings.get("clusters", cell.row.k))),
+    _Column("method", lambda cell, _: cell.row.name),
+)
+ROW_CELLS = [column.head for column in NAMES_OF_ROW]
 
 
 def render_table(
@@ -44,36 +59,34 @@ def render_table(
     `reasons` says why a column or a method could not be run.
     """
     cells = only or plan.cells
-    printed = {name for name in plan.metrics if any(name in cell.paper for cell in plan.cells)}
-    compared = any(cell.row.against for cell in cells)
     run = [(cell, found) for cell in cells if (found := list(results(cell)))]
-    also = [name for name in plan.also if any(seed_figures(found, name) for _, found in run)]
-    titles = {name: MEASURES[name].title for name in plan.metrics}
-    shown = [
-        f"{title}: {what}" if what else title
-        for name, title in titles.items()
-        for what in (("paper", "ours", "verdict") if name in printed else ("",))
+    columns = [
+        *NAMES_OF_ROW,
+        *(column for name in plan.metrics for column in _of_metric(plan, name)),
+        *(_beside(plan, name) for name in plan.also if any(seed_figures(found, name) for _, found in run)),
+        *([_against(plan, results)] if any(cell.row.against for cell in cells) else ()),
+        _Column("seeds", lambda _, found: str(len(found))),
     ]
-    shown += [MEASURES[name].title for name in also]
-    pairs = [f"{titles[plan.metrics[0]]} against another row, paired"] if compared else []
-    head = [*ROW_CELLS, *shown, *pairs, "seeds"]
+    rows = [[column.says(cell, found) for column in columns] for cell, found in run]
+    notes = sorted({f"{cell.column.name}: {one['note']}" for cell, found in run for one in found if one["note"]})
+    absent = len(cells) - len(run)
+    unnamed = [f"{absent} of {len(cells)} cells were not run; `--summary` names them"] if absent else []
+    return section(plan, command, [c.head for c in columns], rows, [*notes, *told_reasons(reasons), *unnamed])
+
+
+def section(
+    plan: ExperimentPlan, command: str, head: Sequence[str], rows: Iterable[Sequence[str]], said: Iterable[str]
+) -> str:
+    """The plan's title, the command, a table, and the notes: the plan's, what else is `said`, and of which rounds."""
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", ""]
-    lines += [table_line(head), table_line(["---"] * len(head))]
-    notes: set[str] = set()
-    for cell, found in run:
-        notes |= {f"{cell.column.name}: {one['note']}" for one in found if one["note"]}
-        parts = [(name, _three(cell, name, found)) for name in plan.metrics]
-        figures = [part for name, three in parts for part in (three if name in printed else three[1:2])]
-        figures += [_beside(cell, name, plan.also[name], found) for name in also]
-        figures += [_against(plan, cell, found, results)] if compared else []
-        k = str(cell.settings.get("clusters", cell.row.k))
-        lines.append(table_line([cell.column.name, k, cell.row.name, *figures, str(len(found))]))
-    said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
-    if absent := len(cells) - len(run):
-        said.append(f"{absent} of {len(cells)} cells were not run; `--summary` names them")
-    said.append(told_rounds(plan.metrics))
-    lines += ["", *(f"* {note}." for note in said)]
+    lines += [table_line(row) for row in (head, ["---"] * len(head), *rows)]
+    lines += ["", *(f"* {note}." for note in (*plan.notes, *said, told_rounds(plan.metrics)))]
     return "\n".join(lines)
+
+
+def told_reasons(reasons: Mapping[str, str] | None) -> list[str]:
+    """Why columns or methods could not be run, a note each."""
+    return [f"{what} was not run: {why}" for what, why in (reasons or {}).items()]
 
 
 def told_rounds(metrics: Sequence[str]) -> str:
@@ -95,7 +108,7 @@ def verdict(measure: Measure, paper: PaperFigure | None, ours: float) -> str:
     return f"{said}, within 2 sd" if abs(difference) <= range_ else said
 
 
-def seed_figures(found: Sequence[Mapping[str, Any]], name: str) -> dict[int, float]:
+def seed_figures(found: Seeds, name: str) -> dict[int, float]:
     """Seed -> the mean of a measure's values in that seed."""
     return {int(one["seed"]): float(np.mean(values)) for one in found if (values := one["values"].get(name))}
 
@@ -170,40 +183,64 @@ def replace_section(path: Path, name: str, section: str, *, lost: Lost | None = 
     path.write_text(text, encoding="utf-8")
 
 
-def _three(cell: TableCell, name: str, found: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
-    paper = cell.paper.get(name)
-    printed = (
-        "" if paper is None else f"{paper.mean:g}" + ("" if paper.deviation is None else f" ± {paper.deviation:g}")
-    )
-    values = list(seed_figures(found, name).values())
-    if not values:
-        return printed, NOT_RUN, ""
-    mean, deviation = mean_and_deviation(values)
-    return printed, f"{mean:.2f}{plus_minus(deviation)}", verdict(MEASURES[name], paper, mean)
+def _of_metric(plan: ExperimentPlan, name: str) -> list[_Column]:
+    """The paper's figure, ours and the verdict; ours alone where the paper prints none in the whole table."""
+    measure = MEASURES[name]
+
+    def printed(cell: TableCell, _: Seeds) -> str:
+        paper = cell.paper.get(name)
+        if paper is None:
+            return ""
+        return f"{paper.mean:g}" + ("" if paper.deviation is None else f" ± {paper.deviation:g}")
+
+    def ours(_: TableCell, found: Seeds) -> str:
+        values = list(seed_figures(found, name).values())
+        return _figure(values) if values else NOT_RUN
+
+    def judged(cell: TableCell, found: Seeds) -> str:
+        values = list(seed_figures(found, name).values())
+        return verdict(measure, cell.paper.get(name), mean_and_deviation(values)[0]) if values else ""
+
+    if not any(name in cell.paper for cell in plan.cells):
+        return [_Column(measure.title, ours)]
+    columns = (("paper", printed), ("ours", ours), ("verdict", judged))
+    return [_Column(f"{measure.title}: {what}", says) for what, says in columns]
 
 
-def _beside(cell: TableCell, name: str, metric: str, found: Sequence[Mapping[str, Any]]) -> str:
+def _beside(plan: ExperimentPlan, name: str) -> _Column:
     """Our figure and its verdict in one; the seeds are named where some have no such figure."""
-    values = list(seed_figures(found, name).values())
-    if not values:
-        return ""
-    mean, deviation = mean_and_deviation(values)
-    said = verdict(MEASURES[name], cell.paper.get(metric), mean)
-    n = "" if len(values) == len(found) else f"n = {len(values)}"
-    return "; ".join(part for part in (f"{mean:.2f}{plus_minus(deviation)}", said, n) if part)
+    measure = MEASURES[name]
+
+    def says(cell: TableCell, found: Seeds) -> str:
+        values = list(seed_figures(found, name).values())
+        if not values:
+            return ""
+        judged = verdict(measure, cell.paper.get(plan.also[name]), mean_and_deviation(values)[0])
+        n = "" if len(values) == len(found) else f"n = {len(values)}"
+        return "; ".join(part for part in (_figure(values), judged, n) if part)
+
+    return _Column(measure.title, says)
 
 
-def _against(plan: ExperimentPlan, cell: TableCell, found: Sequence[Mapping[str, Any]], results: Results) -> str:
+def _against(plan: ExperimentPlan, results: Results) -> _Column:
     """The difference to the row that this one is read against, which has as many centers as this one, or the most."""
-    others = [one for one in plan.cells if (one.row.name, one.column) == (cell.row.against, cell.column)]
-    others.sort(key=lambda one: (one.row.k != cell.row.k, -one.row.k))
-    if not others:
-        return ""
-    mean, half, n = paired_difference(
-        seed_figures(found, plan.metrics[0]), seed_figures(results(others[0]), plan.metrics[0])
-    )
-    other = f"{cell.row.against}{'' if others[0].row.k == cell.row.k else f' (K = {others[0].row.k})'}"
-    return f"{mean:+.2f}{plus_minus(half)} to {other}, n = {n}" if n else ""
+    name = plan.metrics[0]
+
+    def says(cell: TableCell, found: Seeds) -> str:
+        others = [one for one in plan.cells if (one.row.name, one.column) == (cell.row.against, cell.column)]
+        if not others:
+            return ""
+        other = min(others, key=lambda one: (one.row.k != cell.row.k, -one.row.k))
+        mean, half, n = paired_difference(seed_figures(found, name), seed_figures(results(other), name))
+        called = f"{cell.row.against}{'' if other.row.k == cell.row.k else f' (K = {other.row.k})'}"
+        return f"{mean:+.2f}{plus_minus(half)} to {called}, n = {n}" if n else ""
+
+    return _Column(f"{MEASURES[name].title} against another row, paired", says)
+
+
+def _figure(values: Sequence[float]) -> str:
+    mean, deviation = mean_and_deviation(values)
+    return f"{mean:.2f}{plus_minus(deviation)}"
 
 
 def plus_minus(deviation: float | None) -> str:

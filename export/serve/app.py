@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -47,7 +47,6 @@ REPORT_SCHEMA = validators.record(
         accuracy=validators.number(0, 1),
     )
 )
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_serve_app(manager: GenerationManager, access: ServeAccess) -> ASGIApp:

@@ -21,7 +21,6 @@ from edge_client.protocol.secure.device_sums import (
 )
 from edge_client.protocol.secure.masks import Words, add_masks_into
 from edge_client.protocol.secure.sum_messages import (
-    READERS,
     DealtShares,
     PrekeyBatch,
     RelayedShares,
@@ -30,7 +29,7 @@ from edge_client.protocol.secure.sum_messages import (
     UnmaskRequest,
     read_upload,
 )
-from tests.support.secure_cohort import FORM, SecureCohort, cids, vector_of
+from tests.support.secure_cohort import FORM, READERS, SecureCohort, cids, vector_of
 from tests.support.virtual_federation import Federation
 
 VICTIM, HOLDER = "dev-000", "dev-001"

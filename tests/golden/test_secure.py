@@ -17,11 +17,11 @@ from coordinator.rounds.secure_recovery import Secrets
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.secure import keys, masks
-from edge_client.protocol.secure.sum_messages import READERS, SumForm
+from edge_client.protocol.secure.sum_messages import SumForm
 from edge_client.protocol.sum_codec import read_work
 from edge_client.protocol.summed_task import SummedFit, SumScale
 from edge_client.training.summed import TrainedChoice, contribution
-from tests.support.secure_cohort import SecureCohort, cids, root_of, vector_of
+from tests.support.secure_cohort import READERS, SecureCohort, cids, root_of, vector_of
 from tests.support.sum_tasks import STAGES, get, job, named_vectors, refused, task_message
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "secure.json").read_text(encoding="utf-8"))

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.nearest.answer import decode_sketch
 from edge_client.engines.golden_run import golden_inputs
 from edge_client.errors import Malformed
 from edge_client.protocol import blocks, codecs, message_schemas, messages, signing, tensors, topics
-from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.nearest.input_moments import moments_of
 from edge_client.protocol.nearest.router_file import read_router, write_router
@@ -321,8 +321,9 @@ def test_a_sketch_travels_as_it_stands() -> None:
     asked = messages.read_message(VECTORS["spelled"]["near, by sketch"].encode())
     manifest = blocks.Manifest.from_json(asked["sketch"])
     assert manifest.inline is not None
-    assert sketch.decode_sketch(manifest.inline, SCHEMA).tolist() == [0.5, -0.25]
-    assert sketch.encode_sketch(np.array([0.5, -0.25]), SCHEMA) == manifest.inline
+    assert decode_sketch(manifest.inline, SCHEMA).tolist() == [0.5, -0.25]
+    values = {"sketch": np.array([0.5, -0.25], np.float32)}
+    assert tensors.pack_tensors(values, kind="sketch", codec="f32", schema=SCHEMA.sha256) == manifest.inline
 
 
 def test_topics_are_built_and_read_as_they_stand() -> None:

@@ -20,10 +20,27 @@ from edge_client.protocol.secure.device_sums import (
     on_vector,
 )
 from edge_client.protocol.secure.masks import Words, add_packed_into
-from edge_client.protocol.secure.sum_messages import PrekeyBatch, SumForm, read_upload
+from edge_client.protocol.secure.sum_messages import (
+    DealtShares,
+    PrekeyBatch,
+    RelayedShares,
+    RevealedShares,
+    SumForm,
+    SumRoster,
+    UnmaskRequest,
+    read_upload,
+)
 
 Step = Callable[..., "DeviceSums | tuple[DeviceSums, bytes]"]
 FORM = SumForm(federation="demo", run="r1", round=3, exchange=1, words=5, bits=20)
+READERS = {  # of each message of a sum
+    "prekeys": PrekeyBatch.from_bytes,
+    "roster": SumRoster.from_bytes,
+    "shares": DealtShares.from_bytes,
+    "relay": RelayedShares.from_bytes,
+    "unmask": UnmaskRequest.from_bytes,
+    "reveal": RevealedShares.from_bytes,
+}
 
 
 def with_answer(done: DeviceSums | tuple[DeviceSums, bytes]) -> tuple[DeviceSums, bytes]:

@@ -8,12 +8,9 @@ needs labels.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from edge_client.errors import Malformed
-from edge_client.protocol import tensors
 from edge_client.protocol.task import F64, I64, Array, Flat, Schema
 
 INPUT_SKETCH_SIZE = 256  # numbers that stand for a device's inputs
@@ -55,32 +52,6 @@ def update_direction(delta: Flat, schema: Schema, representation: str) -> F64:
     point: F64 = count_sketch(np.concatenate(parts)[None], UPDATE_SKETCH_SIZE)[0]
     length = float(np.linalg.norm(point))
     return point if length == 0 else np.asarray(point / length)
-
-
-def encode_sketch(sketch: Array, schema: Schema) -> bytes:
-    """A sketch [d] as a tensor file of kind "sketch"."""
-    return tensors.pack_tensors(
-        {"sketch": np.asarray(sketch, np.float32)}, kind="sketch", codec="f32", schema=schema.sha256
-    )
-
-
-def decode_sketch(data: bytes, schema: Schema) -> F64:
-    """What `encode_sketch` wrote, from anyone. Raises Malformed."""
-    stored, meta = tensors.unpack_tensors(data)
-    if meta.kind != "sketch" or meta.codec != "f32" or meta.schema != schema.sha256:
-        raise Malformed("bad_schema", f"not a sketch in f32 of schema {schema.sha256}: {meta}")
-    value: Any = stored.get("sketch")
-    if (
-        len(stored) != 1
-        or value is None
-        or value.dtype != np.float32
-        or value.ndim != 1
-        or len(value) > MAX_SKETCH_SIZE
-    ):
-        raise Malformed("bad_schema", f"a sketch is one tensor F32 of at most {MAX_SKETCH_SIZE} numbers")
-    if not np.isfinite(value).all():
-        raise Malformed("not_finite", "a sketch holds NaN or infinity")
-    return np.asarray(value, np.float64)
 
 
 @lru_cache(maxsize=2)

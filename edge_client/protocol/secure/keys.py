@@ -64,6 +64,16 @@ class PublicPrekey:
     seal: bytes
     mask: bytes
 
+    @property
+    def keys(self) -> bytes:
+        """Both, one behind the other [64 bytes]."""
+        return self.seal + self.mask
+
+    @staticmethod
+    def of(number: int, keys: bytes) -> PublicPrekey:
+        """From such bytes."""
+        return PublicPrekey(number=number, seal=keys[:KEY_BYTES], mask=keys[KEY_BYTES:])
+
 
 def derive(secret: bytes, label: bytes, size: int) -> bytes:
     """`size` bytes of HKDF-SHA256(secret) without salt, with `label` as the info."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -104,10 +104,6 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _keys_of(data: bytes, number: int) -> PublicPrekey:
-    return PublicPrekey(number=number, seal=data[:KEY_BYTES], mask=data[KEY_BYTES:])
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrekeyBatch:
     """The unused prekeys that a device offers, at most 16, by rising number. A number is used in one sum, ever."""
@@ -115,7 +111,7 @@ class PrekeyBatch:
     keys: tuple[PublicPrekey, ...]
 
     def to_bytes(self) -> bytes:
-        return _write(keys=[[key.number, _base64(key.seal + key.mask)] for key in self.keys])
+        return _write(keys=[[key.number, _base64(key.keys)] for key in self.keys])
 
     @staticmethod
     def from_bytes(data: bytes) -> PrekeyBatch:
@@ -126,7 +122,7 @@ class PrekeyBatch:
         if any(one >= other for one, other in pairwise(numbers)):
             raise Malformed("bad_field", "the numbers of prekeys do not rise")
         keys = (_bytes_of(2 * KEY_BYTES)(keys, "prekey") for _, keys in rows)
-        return PrekeyBatch(keys=tuple(_keys_of(key, number) for key, number in zip(keys, numbers, strict=True)))
+        return PrekeyBatch(keys=tuple(PublicPrekey.of(number, key) for key, number in zip(keys, numbers, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +143,13 @@ class SumRoster:
 
     def to_bytes(self) -> bytes:
         fields = {name: getattr(self, name) for name in _ROSTER if name != "neighbours"}
-        return _write(**fields, neighbours=_rows({cid: k.seal + k.mask for cid, k in self.neighbours.items()}))
+        return _write(**fields, neighbours=_rows({cid: k.keys for cid, k in self.neighbours.items()}))
 
     @staticmethod
     def from_bytes(data: bytes) -> SumRoster:
         """Read what `to_bytes` wrote. Raises Malformed."""
         fields = _read(data, _ROSTER, "roster")
-        near = {cid: _keys_of(keys, 0) for cid, keys in fields["neighbours"].items()}
+        near = {cid: PublicPrekey.of(0, keys) for cid, keys in fields["neighbours"].items()}
         if fields["cid"] in near or not fields["threshold"] <= len(near) < fields["devices"]:
             raise Malformed("bad_field", f"threshold {fields['threshold']} of {len(near)} neighbours")
         return SumRoster(**(fields | {"neighbours": near}))
@@ -194,7 +190,7 @@ class SumForm:
 
 def roster_digest(form: SumForm, parameters: SumParameters, devices: Mapping[str, PublicPrekey]) -> str:
     """sha256 of the whole roster in canonical JSON; it names the sum, and is the seed of its graph."""
-    rows = [[cid, devices[cid].number, _base64(devices[cid].seal + devices[cid].mask)] for cid in sorted(devices)]
+    rows = [[cid, devices[cid].number, _base64(devices[cid].keys)] for cid in sorted(devices)]
     whole = _write(
         federation=form.federation,
         run=form.run,
@@ -303,14 +299,3 @@ def read_upload(data: bytes, *, roster: str, words: int, bits: int) -> memoryvie
     if rest != [bits, 0, words, bytes.fromhex(roster)]:
         raise Malformed("bad_schema", "the upload's header is not that of this sum")
     return memoryview(data)[UPLOAD_HEADER.size :]
-
-
-Reader = Callable[[bytes], object]
-READERS: dict[str, Reader] = {
-    "prekeys": PrekeyBatch.from_bytes,
-    "roster": SumRoster.from_bytes,
-    "shares": DealtShares.from_bytes,
-    "relay": RelayedShares.from_bytes,
-    "unmask": UnmaskRequest.from_bytes,
-    "reveal": RevealedShares.from_bytes,
-}

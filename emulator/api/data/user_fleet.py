@@ -102,25 +102,15 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         OPTIONS["seed"].check(seed)
     test = float(test) if isinstance(test, Real) and not isinstance(test, (bool, Integral)) else test
     parts: GivenParts | None = None
-    tables = [data]
     if isinstance(data, Mapping) and not hasattr(data, "with_format"):
         check_devices(data)
         if by is not None or partition is not None or devices is not None:
             raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
         data = {who: data[who] for who in sorted(data, key=str)}  # its order draws nothing
-        tests, test = (test, TEST_SHARE) if isinstance(test, Mapping) else ({}, test)
-        tables = [one for who in data for one in (data[who], tests.get(who)) if one is not None]
-        inputs, held_out = ({who: _without_groups(d, x, groups, y) for who, d in of.items()} for of in (data, tests))
-        columns, parts = columns_of_each(inputs, x=x, y=y, tests=held_out)
-        if isinstance(test, float) and test != TEST_SHARE and any(isinstance(rows, tuple) for rows in parts.parts):
-            raise UsageError("each device has samples of its own that test", hint="leave out test")
+        columns, parts, tables, test = _of_devices(data, test, x=x, y=y, groups=groups)
     else:
-        columns = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by)
-    held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
-    if not (test is None or isinstance(test, (Real, str))):
-        held = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
-    elif not (isinstance(test, float) and 0 < test < 1):
-        raise UsageError(f"test is {test!r}", hint="give the share of each device's samples that only test, as 0.2")
+        columns, tables = read_columns(_without_groups(data, x, groups, y, by), x=x, y=y, by=by), [data]
+    held, share = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
     if told := ", ".join(f"{name} ({kind})" for name, kind in columns.left_out.items()):
         log.warning("left out of x: %s. Make them numbers, as with pd.to_numeric, or name what x is: x=[...]", told)
     whole, classes = _data_set(columns, held, share)
@@ -165,6 +155,23 @@ def _scheme(by: Any, partition: Any, devices: int | None) -> PartitionScheme:  #
     return scheme
 
 
+def _of_devices(
+    data: Mapping[Any, Any],
+    test: Any,  # noqa: ANN401 - see `fleet`
+    *,
+    x: Any,  # noqa: ANN401 - see `fleet`
+    y: str | int | None,
+    groups: Any,  # noqa: ANN401 - see `fleet`
+) -> tuple[Columns, GivenParts, list[Any], Any]:
+    """-> the samples of all devices, whose each is, the objects that they are from, and what `test` says beside."""
+    tests, test = (test, TEST_SHARE) if isinstance(test, Mapping) else ({}, test)
+    inputs, held_out = ({who: _without_groups(d, x, groups, y) for who, d in of.items()} for of in (data, tests))
+    columns, parts = columns_of_each(inputs, x=x, y=y, tests=held_out)
+    if isinstance(test, float) and test != TEST_SHARE and any(isinstance(rows, tuple) for rows in parts.parts):
+        raise UsageError("each device has samples of its own that test", hint="leave out test")
+    return columns, parts, [one for who in data for one in (data[who], tests.get(who)) if one is not None], test
+
+
 def _test_columns(
     test: Any,  # noqa: ANN401 - see `fleet`
     train: Columns,
@@ -173,8 +180,15 @@ def _test_columns(
     y: str | int | None,
     by: Any,  # noqa: ANN401 - see `fleet`
     parts: GivenParts | None,
-) -> Columns:
-    """The user's own test data; each sample belongs to a device that has training samples."""
+) -> tuple[Columns | None, float]:
+    """The user's own test data, if any, and the share of each device's samples that trains where there are none.
+
+    Each test sample belongs to a device that has training samples.
+    """
+    if isinstance(test, float) and 0 < test < 1:
+        return None, 1 - test
+    if test is None or isinstance(test, (Real, str)):
+        raise UsageError(f"test is {test!r}", hint="give the share of each device's samples that only test, as 0.2")
     if parts is not None:
         raise UsageError(
             "each device's test samples are not named",
@@ -194,7 +208,7 @@ def _test_columns(
             f"test samples are {list(held.x.shape[1:])}, training samples {list(train.x.shape[1:])}",
             hint="use one shape",
         )
-    return replace(held, parts=joined_with("test samples", train.parts, held.parts))
+    return replace(held, parts=joined_with("test samples", train.parts, held.parts)), TRAIN_SHARE
 
 
 def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataSet, Sequence[str | bool]]:

@@ -22,8 +22,8 @@ from coordinator.nearest.fit_router import (
 )
 from coordinator.nearest.learn_from_replies import learn_from_replies, limits_from_tests
 from edge_client.errors import Malformed
+from edge_client.protocol import tensors
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
 from edge_client.protocol.nearest.router_file import read_router, write_router
 from edge_client.protocol.task import F64, Array, Reply
@@ -207,7 +207,9 @@ GUIDE = learn_router(
 
 
 def sketched(point: list[float], how: str = "sketch") -> dict[str, object]:
-    manifest = manifest_of(sketch.encode_sketch(np.array(point), schema()), "sketch", inline=True)
+    numbers = {"sketch": np.array(point, np.float32)}
+    data = tensors.pack_tensors(numbers, kind="sketch", codec="f32", schema=schema().sha256)
+    manifest = manifest_of(data, "sketch", inline=True)
     return {"how": how, "sketch": manifest.to_json(), "n": 20}
 
 
