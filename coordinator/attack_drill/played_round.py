@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +44,8 @@ from edge_client.transport.mqtt import MqttTransport
 
 TASK_PATIENCE_S = 60.0  # real seconds
 STEP_S = 5.0  # of the coordinator's clock; after a longer one it takes itself for a process that was stopped
+Task = Mapping[str, Any]  # the message
+Told = list[tuple[str, str]]  # the status and the detail of each answer to an announcement
 
 
 class ForwardClock(SystemClock):
@@ -292,6 +294,29 @@ class RoundsCopy:
             stack.callback(played.leave)
             played.begin()
             yield played
+
+    def attack(
+        self,
+        meant: Callable[[Task], bool],
+        answer: Callable[[PlayedDevice, Task], object],
+        *,
+        refusing: tuple[int, str] = (0, ""),
+    ) -> tuple[Outcome, Told]:
+        """A round in which the hostile device does `answer` for each task that is `meant`, and is honest in the others.
+
+        `refusing`: so many honest devices drop out of this stage of a sum. -> the outcome, and what it was told.
+        """
+        many, stage = refusing
+        with self.round() as played:
+            for device in played.honest[len(played.honest) - many :]:
+                device.refuses = frozenset({stage})
+            for task in played.tasks():
+                if meant(task):
+                    answer(played.hostile, task)
+                else:
+                    played.hostile.answer(task)
+            played.end()
+            return played.outcome(), played.hostile.told
 
     def play(self, *, n: int, wrong_tests: int) -> Outcome:
         """A round in which the hostile device claims `n` samples, and tests on which every center is wrong."""

@@ -6,8 +6,6 @@ choice, and the coordinator bounds it. What a device can do is to say an accepte
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from coordinator.attack_drill.findings import LIMITS, NO_UPDATES, ROUNDS, UPDATES, Attack, Seen
@@ -20,7 +18,8 @@ from coordinator.attack_drill.plausible_replies import (
     plausible_delta,
     plausible_statistics,
 )
-from coordinator.attack_drill.played_round import Outcome, PlayedRound, RoundsCopy
+from coordinator.attack_drill.played_device import PlayedDevice
+from coordinator.attack_drill.played_round import Outcome, PlayedRound, RoundsCopy, Task, Told
 from coordinator.rounds.buffer_bounds import USUAL_BUFFER
 from coordinator.rounds.update_validation import MAX_PARAMETER_MOVE
 from edge_client.protocol import codecs
@@ -62,61 +61,53 @@ def _ruined_buffers(rounds: RoundsCopy) -> Seen:
     schema = rounds.program.schema
     if schema.size == schema.n_params:
         return Seen(held=None, words="this model has no buffers")
-    with rounds.round() as played:
-        for task in played.tasks():
-            if is_update(task):
-                delta = plausible_delta(task, HOSTILE, rounds.program)
-                delta[schema.n_params :] = RUIN
-                for name, place in schema.slices.items():
-                    if name.endswith("var"):
-                        delta[place] = -RUIN
-                played.hostile.offer(task, encoded_delta(task, delta, rounds.program))
-            else:
-                played.hostile.answer(task)
-        played.end()
-        buffers = played.outcome().centers[:, schema.n_params :]
-        variances = [played.outcome().centers[:, s] for name, s in schema.slices.items() if name.endswith("var")]
-        answers = played.hostile.told
-    sound = bool((np.abs(buffers) <= USUAL_BUFFER).all()) and all(bool((variance >= 0).all()) for variance in variances)
-    refused = next((detail for status, detail in answers if status == "rejected"), "")
+    variances = [place for name, place in schema.slices.items() if name.endswith("var")]
+
+    def answer(device: PlayedDevice, task: Task) -> None:
+        delta = plausible_delta(task, HOSTILE, rounds.program)
+        delta[schema.n_params :] = RUIN
+        for place in variances:
+            delta[place] = -RUIN
+        device.offer(task, encoded_delta(task, delta, rounds.program))
+
+    outcome, told = rounds.attack(is_update, answer)
+    buffers = outcome.centers[:, schema.n_params :]
+    sound = bool((np.abs(buffers) <= USUAL_BUFFER).all()) and all((outcome.centers[:, v] >= 0).all() for v in variances)
+    refused = next((detail for status, detail in told if status == "rejected"), "")
     return Seen(sound and bool(refused), refused or f"the center's buffers reach {np.abs(buffers).max():.3g}")
 
 
 def _far_move(rounds: RoundsCopy) -> Seen:
     """One parameter, which hardly shows in a mean over all of them."""
-    asked = 0
-    with rounds.round() as played:
-        for task in played.tasks():
-            if is_update(task):
-                delta = plausible_delta(task, HOSTILE, rounds.program)
-                delta[0] = FAR
-                played.hostile.offer(task, encoded_delta(task, delta, rounds.program))
-                asked += 1
-            else:
-                played.hostile.answer(task)
-        played.end()
-        answers = played.hostile.told
+    asked = list[Task]()
+
+    def answer(device: PlayedDevice, task: Task) -> None:
+        delta = plausible_delta(task, HOSTILE, rounds.program)
+        delta[0] = FAR
+        device.offer(task, encoded_delta(task, delta, rounds.program))
+        asked.append(task)
+
+    _, told = rounds.attack(is_update, answer)
     if not asked:
         return NO_UPDATES
-    refused = [detail or status for status, detail in answers if status in ("rejected", "not_finite")]
-    return Seen(len(refused) == asked, refused[0] if refused else f"answered with {[status for status, _ in answers]}")
+    refused = [detail or status for status, detail in told if status in ("rejected", "not_finite")]
+    return Seen(len(refused) == len(asked), refused[0] if refused else _answers(told))
 
 
 def _wrong_shape(rounds: RoundsCopy) -> Seen:
-    with rounds.round() as played:
-        for task in played.tasks():
-            if is_test(task):
-                data = _of_one_class_more(task, rounds)
-                played.hostile.offer(task, data, n=TEST_SAMPLES)
-            else:
-                played.hostile.answer(task)
-        played.end()
-        answers = played.hostile.told
-    refused = next((detail for status, detail in answers if status == "bad_schema"), "")
-    return Seen(bool(refused), refused or f"answered with {[status for status, _ in answers]}")
+    def answer(device: PlayedDevice, task: Task) -> None:
+        device.offer(task, _of_one_class_more(task, rounds), n=TEST_SAMPLES)
+
+    _, told = rounds.attack(is_test, answer)
+    refused = next((detail for status, detail in told if status == "bad_schema"), "")
+    return Seen(bool(refused), refused or _answers(told))
 
 
-def _of_one_class_more(task: dict[str, Any], rounds: RoundsCopy) -> bytes:
+def _answers(told: Told) -> str:
+    return f"answered with {[status for status, _ in told]}"
+
+
+def _of_one_class_more(task: Task, rounds: RoundsCopy) -> bytes:
     """The statistics that a test wants, of one class (or one candidate) too many."""
     said = plausible_statistics(task, HOSTILE, rounds.program, TEST_SAMPLES)
     wider: dict[str, Array] = {}

@@ -5,16 +5,15 @@ A device that keeps to the protocol may add what it likes within its weight (doc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from coordinator.attack_drill.findings import SUMS, Attack, Seen
 from coordinator.attack_drill.loopback_copy import HOSTILE
 from coordinator.attack_drill.played_device import PlayedDevice
-from coordinator.attack_drill.played_round import Outcome, RoundsCopy
+from coordinator.attack_drill.played_round import Outcome, RoundsCopy, Task, Told
 from coordinator.attack_drill.played_sums import AskedOnce
 from edge_client.errors import Malformed
 from edge_client.protocol.secure import device_stages
@@ -32,24 +31,15 @@ from edge_client.protocol.secure.sum_messages import (
 DEADLINE_S = 60.0
 TIMES = 1_000
 OTHER_ROSTER = "ab" * 32
-Task = Mapping[str, Any]
-Told = list[tuple[str, str]]
 
 
 def _play(
     rounds: RoundsCopy, stage: str, attack: Callable[[PlayedDevice, Task], None], *, refusing: int = 0
 ) -> tuple[Outcome, Told]:
     """A round in which the hostile device answers every task of `stage` by `attack`; so many others drop out of it."""
-    with rounds.round() as played:
-        for device in played.honest[len(played.honest) - refusing :]:
-            device.refuses = frozenset({stage})
-        for task in played.tasks():
-            if task["job"] == "sum" and task["stage"] == stage:
-                attack(played.hostile, task)
-            else:
-                played.hostile.answer(task)
-        played.end()
-        return played.outcome(), played.hostile.told
+    return rounds.attack(
+        lambda task: task["job"] == "sum" and task["stage"] == stage, attack, refusing=(refusing, stage)
+    )
 
 
 def _failed(outcome: Outcome) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.benches.same_task import PAGE, SIDES, lines_of, programs
 
+KIND = "python"  # of every block of "coming-from.md"
 ROOT = PAGE.parents[1]
 
 
