@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fedcenters as fc
 from edge_client.errors import ProgramRefused
+from edge_client.protocol.program import FUNCTIONS
 from export import float64_mode
 from export.compiler import program_parity
 from export.compiler.check_program import check_folder
@@ -123,11 +124,47 @@ def test_a_written_program_is_not_asked_for_samples_that_torch_itself_has_no_ans
         assert all(row["ok"] for row in check_folder(folder, UnitVectors(6, 3)))
 
 
-def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse() -> None:
-    # Each channel is its own group, so that the bias before the norm changes nothing: its gradient is cancelled sums.
+def hardly_told() -> tuple[nn.Module, tuple[int, ...]]:
+    """A model with a gradient that float32 cannot tell, and the shape of its samples.
+
+    Each channel is its own group, so that the bias before the norm changes nothing: its gradient is cancelled sums.
+    """
     torch.manual_seed(0)  # 6e-4 off; seeds 1 and 2 stay below the limit as they are
-    network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(512, 4))
-    compile_program(network, (1, 16, 16), engines=("pt2",))
+    return nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(512, 4)), (1, 16, 16)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The dtype of each computation by torch in a comparison; in float64 it takes seconds for millions of weights."""
+    dtypes: list[str] = []
+    torchs = program_parity.torch_outputs
+
+    def noted(*given: Any, dtype: str = "float64") -> Any:  # noqa: ANN401 - the function's own
+        dtypes.append(dtype)
+        return torchs(*given, dtype=dtype)
+
+    monkeypatch.setattr(program_parity, "torch_outputs", noted)
+    return dtypes
+
+
+def test_inputs_that_cannot_judge_are_left_at_the_first_that_moved(asked: list[str]) -> None:
+    step_of(1.01)
+    asked.clear()
+    judge(1.01, lambda _: True)
+    assert asked.count("float64") == 2 * program_parity.MAX_INPUT_DRAWS
+
+
+def test_a_refusal_computes_each_of_the_moved_inputs_once_in_float64(asked: list[str]) -> None:
+    step_of(1.01)
+    asked.clear()
+    judge(1.01, lambda _: False)
+    assert asked.count("float64") == 1 + 2 * program_parity.PERTURBED_PAIRS
+
+
+def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse_and_need_no_moved_inputs(asked: list[str]) -> None:
+    compile_program(*hardly_told(), engines=("pt2",))
+    assert asked.count("float32") == 1
+    assert asked.count("float64") == len(FUNCTIONS) + program_parity.LONE_SAMPLES
 
 
 @pytest.mark.slow  # a model of six million weights

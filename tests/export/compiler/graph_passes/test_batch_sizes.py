@@ -68,3 +68,13 @@ def test_a_convolution_is_traced_without_a_limit_of_the_batch_size(function: str
     sizes = trace_function(ForwardPasses(source), function, batch=13, dynamic=True).sizes
     assert sizes is not None
     assert not sizes.guards
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_of_stride_two_is_traced_without_a_limit_of_the_batch_size(groups: int) -> None:
+    """Its weight gradient is a convolution whose channels are the samples, which were compared with its groups."""
+    layers = nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=groups), nn.Flatten(), nn.Linear(288, 3)
+    source = make_source(nn.Sequential(*layers), input=(4, 4, 72))  # too wide for the products of a few groups
+    sizes = trace_function(ForwardPasses(source), "step", batch=13, dynamic=True).sizes
+    assert sizes is not None
+    assert not sizes.guards
