@@ -86,6 +86,7 @@ def mean_curve(seeds: Sequence[Curve]) -> list[float | None]:
 
 def _draw_panel(axes: Any, *, panel: Panel, looks: Sequence[str]) -> None:  # noqa: ANN401 - matplotlib's
     plots.draw_curves(axes, panel.lines, title=panel.title, looks=looks)
+    axes.set_ylabel("accuracy")
     rounds, x = max(map(len, panel.lines.values())), 0.0
     for i, (name, values) in enumerate(panel.dots.items()):
         x = rounds * (FIRST_DOT + NEXT_DOT * i)

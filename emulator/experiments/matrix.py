@@ -20,7 +20,7 @@ from emulator.experiments.table import (
     plus_minus,
     seed_figures,
     table_line,
-    told_rounds,
+    told_figures,
 )
 
 LEAST_SEEDS = 3  # of a row that is judged without all of the judged row's
@@ -48,7 +48,8 @@ def render_matrix(
         shown = [_figure(list(found[row].values())) for row in rows]
         lines.append(table_line([name, *shown, against_best(found, plan.judged), _seeds(list(found.values()))]))
     said = [*plan.notes, *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
-    lines += ["", *(f"* {note}." for note in [*said, told_rounds(plan.metrics)])]
+    several = any(len(list(results(cell))) > 1 for cell in cells_shown)
+    lines += ["", *(f"* {note}." for note in [*said, *told_figures(plan.metrics, several=several)])]
     return "\n".join(lines)
 
 

@@ -29,6 +29,10 @@ Lost = Callable[[str, str], Sequence[str]]  # of a section's old and new text: w
 NOT_RUN = "not run"
 ROW_CELLS = ["data", "K", "method"]  # what names a row
 CONFIDENCE = 0.95
+SPREAD = (
+    "Our ± behind a figure is the standard deviation between seeds (n - 1), behind a difference half of Student's 95 %"
+    " interval"
+)
 
 
 def render_table(
@@ -71,16 +75,17 @@ def render_table(
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
     if absent := len(cells) - len(run):
         said.append(f"{absent} of {len(cells)} cells were not run; `--summary` names them")
-    said.append(told_rounds(plan.metrics))
+    said += told_figures(plan.metrics, several=any(len(found) > 1 for _, found in run))
     lines += ["", *(f"* {note}." for note in said)]
     return "\n".join(lines)
 
 
-def told_rounds(metrics: Sequence[str]) -> str:
-    """Of which rounds a seed's figures are."""
+def told_figures(metrics: Sequence[str], *, several: bool) -> list[str]:
+    """The notes on what a figure is: of which rounds, and with `several` seeds what its ± is."""
+    rounds = "A seed's figures are those after its last round"
     if any(MEASURES[name].of_last_rounds for name in metrics):
-        return "A seed's accuracy and F1 are means of its last three rounds; a progress line has the last round alone"
-    return "A seed's figures are those after its last round"
+        rounds = "A seed's accuracy and F1 are means of its last three rounds; a progress line has the last round alone"
+    return [rounds, SPREAD] if several else [rounds]
 
 
 def verdict(measure: Measure, paper: PaperFigure | None, ours: float) -> str:
