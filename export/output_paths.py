@@ -10,8 +10,8 @@ from pathlib import Path
 
 from edge_client.errors import UsageError
 
-PICTURES = (".png", ".svg")
-DRAWINGS = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", *PICTURES)  # what matplotlib writes
+PICTURES = (".pdf", ".png", ".svg")
+DRAWINGS = (".eps", ".ps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", *PICTURES)  # what matplotlib writes
 
 
 def check_output_file(path: Path, *, endings: Sequence[str] = ()) -> None:

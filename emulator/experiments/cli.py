@@ -45,7 +45,7 @@ def experiment(  # noqa: PLR0913 - a command line
     ),
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices' work.")] = 1,
     write: Annotated[Path | None, typer.Option(help="A Markdown file in which to put the table.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw accuracy by round, as .png or .svg.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw accuracy by round, as .pdf, .png or .svg.")] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Run nothing: the table of the finished cells.")] = False,
     compare: Annotated[
         list[str] | None,

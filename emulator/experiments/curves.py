@@ -25,6 +25,7 @@ from emulator.reports import plots
 Curve = Sequence[float | None]
 WIDTH, HEIGHT = 6.5, 5.8  # inches, of one panel and its legend
 DOTS = f"a seed's figure: mean of its last {LAST_ROUNDS} rounds"
+NO_DATE: Mapping[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}  # the same cells, the same bytes
 FIRST_DOT, NEXT_DOT = 1.02, 0.014  # where the dots of rows stand, as shares of the number of rounds
 
 
@@ -41,7 +42,7 @@ class Panel:
 
 
 def draw_table_curves(plan: ExperimentPlan, results: Results, out: Path) -> bool:
-    """Draw what is finished; -> whether there was anything. The ending of `out` (.png, .svg) is the format."""
+    """Draw what is finished; -> whether there was anything. The ending of `out` (.pdf, .png, .svg) is the format."""
     panels = [panel for panel in by_column(plan, results) if panel.lines]
     if not panels:
         return False
@@ -50,7 +51,7 @@ def draw_table_curves(plan: ExperimentPlan, results: Results, out: Path) -> bool
     drawings = [partial(_draw_panel, panel=panel, looks=looks) for panel in panels]
     figure = plots.make_figure(WIDTH * len(drawings), HEIGHT, *drawings)
     with rc_context(plots.STYLE):
-        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+        figure.savefig(out, metadata=NO_DATE.get(out.suffix))
     return True
 
 
@@ -86,6 +87,7 @@ def mean_curve(seeds: Sequence[Curve]) -> list[float | None]:
 
 def _draw_panel(axes: Any, *, panel: Panel, looks: Sequence[str]) -> None:  # noqa: ANN401 - matplotlib's
     plots.draw_curves(axes, panel.lines, title=panel.title, looks=looks)
+    axes.set_ylabel("accuracy")
     rounds, x = max(map(len, panel.lines.values())), 0.0
     for i, (name, values) in enumerate(panel.dots.items()):
         x = rounds * (FIRST_DOT + NEXT_DOT * i)

@@ -20,6 +20,7 @@ from emulator.experiments.table import (
     plus_minus,
     section,
     seed_figures,
+    told_figures,
     told_reasons,
 )
 
@@ -47,7 +48,9 @@ def render_matrix(
         found = {cell.row.name: seed_figures(results(cell), plan.metrics[0]) for cell in cells}
         shown = [_figure(list(found[row].values())) for row in rows]
         lines.append([name, *shown, against_best(found, plan.judged), _seeds(list(found.values()))])
-    return section(plan, command, head, lines, told_reasons(reasons))
+    several = any(len(results(cell)) > 1 for cell in cells_shown)
+    said = [*told_reasons(reasons), *told_figures(plan.metrics, several=several)]
+    return section(plan, command, head, lines, said)
 
 
 def against_best(found: Figures, judged: str) -> str:

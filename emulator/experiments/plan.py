@@ -267,7 +267,8 @@ def _check_names(file: TableFile, columns: Sequence[TableColumn], rows: Sequence
     if file.judged and file.judged not in {row.name for row in rows}:
         raise ValueError(f"judged is {file.judged!r}, and no row is called so")
     if unknown := {row.against for row in rows} - {"", *(row.name for row in rows)}:
-        raise ValueError(f"no row is called {', '.join(sorted(unknown))}")
+        wrong = min(unknown)
+        raise ValueError(f"no row is called {wrong!r}: {nearest_name_hint(wrong, [row.name for row in rows])}")
     named = {
         "metrics": file.metrics,
         "columns": [column.name for column in columns],
@@ -307,9 +308,23 @@ def _cells(
         for i, column in enumerate(columns)
         for row, types in zip(rows, known, strict=True)
     )
+    for column in columns:
+        _check_column(column)
     for cell in cells:
         _check_settings(cell)
     return cells
+
+
+def _check_column(column: TableColumn) -> None:
+    """Raise ValueError for an unknown data set or a wrong partition, which else would be told after other columns."""
+    from emulator.data.partition_schemes import parse_scheme
+    from emulator.data.registry import find_data_set
+
+    try:
+        find_data_set(column.data_set)
+        parse_scheme(column.partition)
+    except (ConfigError, UsageError) as wrong:
+        raise ValueError(f"{column.name}: {wrong.message}: {wrong.hint}") from wrong
 
 
 def _check_settings(cell: TableCell) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SILENCE_S = 10.0  # the longest one
 POLL_S = 1.0
+SHOWN_IN_MINUTES_S = 90
 Report = Callable[[str], None]
 
 
@@ -97,6 +98,8 @@ class ProgressReporter:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in rounded units."""
+    """A duration in rounded units; below a minute and a half in tens of seconds."""
+    if seconds < SHOWN_IN_MINUTES_S:
+        return f"{max(1, round(seconds / 10)) * 10} s"
     minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(1, minutes)} min"  # noqa: PLR2004 - an hour
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"  # noqa: PLR2004 - an hour

@@ -29,6 +29,10 @@ Results = Callable[[TableCell], Seeds]
 Lost = Callable[[str, str], Sequence[str]]  # of a section's old and new text: what the new one lacks
 NOT_RUN = "not run"
 CONFIDENCE = 0.95
+SPREAD = (
+    "Our ± behind a figure is the standard deviation between seeds (n - 1), behind a difference half of Student's 95 %"
+    " interval"
+)
 
 
 class _Column(NamedTuple):
@@ -71,16 +75,17 @@ def render_table(
     notes = sorted({f"{cell.column.name}: {one['note']}" for cell, found in run for one in found if one["note"]})
     absent = len(cells) - len(run)
     unnamed = [f"{absent} of {len(cells)} cells were not run; `--summary` names them"] if absent else []
-    return section(plan, command, [c.head for c in columns], rows, [*notes, *told_reasons(reasons), *unnamed])
+    told = told_figures(plan.metrics, several=any(len(found) > 1 for _, found in run))
+    return section(plan, command, [c.head for c in columns], rows, [*notes, *told_reasons(reasons), *unnamed, *told])
 
 
 def section(
     plan: ExperimentPlan, command: str, head: Sequence[str], rows: Iterable[Sequence[str]], said: Iterable[str]
 ) -> str:
-    """The plan's title, the command, a table, and the notes: the plan's, what else is `said`, and of which rounds."""
+    """The plan's title, the command, a table, and the notes: the plan's and what else is `said`."""
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", ""]
     lines += [table_line(row) for row in (head, ["---"] * len(head), *rows)]
-    lines += ["", *(f"* {note}." for note in (*plan.notes, *said, told_rounds(plan.metrics)))]
+    lines += ["", *(f"* {note}." for note in (*plan.notes, *said))]
     return "\n".join(lines)
 
 
@@ -89,11 +94,12 @@ def told_reasons(reasons: Mapping[str, str] | None) -> list[str]:
     return [f"{what} was not run: {why}" for what, why in (reasons or {}).items()]
 
 
-def told_rounds(metrics: Sequence[str]) -> str:
-    """Of which rounds a seed's figures are."""
+def told_figures(metrics: Sequence[str], *, several: bool) -> list[str]:
+    """The notes on what a figure is: of which rounds, and with `several` seeds what its ± is."""
+    rounds = "A seed's figures are those after its last round"
     if any(MEASURES[name].of_last_rounds for name in metrics):
-        return "A seed's accuracy and F1 are means of its last three rounds; a progress line has the last round alone"
-    return "A seed's figures are those after its last round"
+        rounds = "A seed's accuracy and F1 are means of its last three rounds; a progress line has the last round alone"
+    return [rounds, SPREAD] if several else [rounds]
 
 
 def verdict(measure: Measure, paper: PaperFigure | None, ours: float) -> str:

@@ -40,6 +40,7 @@ MAX_SHAPES = 5_000  # of a picture; more cells are one image
 STYLE: Any = {  # matplotlib types every single key
     "font.family": "sans-serif",
     "font.size": 10,
+    "pdf.fonttype": 42,  # TrueType: publishers refuse matplotlib's Type 3
     "text.color": "black",  # this and the next four are matplotlib's own, whatever the user has set
     "figure.facecolor": "white",
     "axes.facecolor": "white",

@@ -14,6 +14,7 @@ from edge_client.errors import ConfigError, FedcentersError, UsageError
 from edge_client.toml_files import parse_toml
 from emulator.config import fingerprint, made_with
 from emulator.options import SimulateArgs
+from emulator.reports.repeat import repeat_in_python
 from emulator.run.holding import hold_folder
 from emulator.run.run_parts import RunParts, other_parts
 from emulator.simulation.checkpoint import CHECKPOINT_FOLDER, other_setting, read_checkpoint
@@ -60,7 +61,7 @@ def open_run_folder(
         try:
             yield folder
         except BaseException as ended:
-            if told := _told_where_to_go_on(folder, args, ended):
+            if told := _told_where_to_go_on(folder, args, table, ended):
                 say(told)
             if is_new and [path.name for path in folder.iterdir()] == [FILE]:
                 (folder / FILE).unlink()
@@ -78,10 +79,11 @@ def in_own_folder(args: SimulateArgs, config: Path) -> SimulateArgs:
     return replace(args, out=place.parent, name=args.name if args.folder.name == place.name else place.name)
 
 
-def _told_where_to_go_on(folder: Path, args: SimulateArgs, ended: BaseException) -> str:
-    """What a run keeps that was interrupted, or ended by its machine, and the command that goes on with it.
+def _told_where_to_go_on(folder: Path, args: SimulateArgs, table: Table, ended: BaseException) -> str:
+    """What a run keeps that was interrupted, or ended by its machine, and what goes on with it.
 
-    Empty where the user's own options or code end it, or an error comes before anything is kept.
+    That is a command, or a call where no command finds what was given in Python. Empty where the user's own options or
+    code end the run, or an error comes before anything is kept.
     """
     asked = isinstance(ended, KeyboardInterrupt)
     if not asked and (isinstance(ended, USERS_ERRORS) or not isinstance(ended, MACHINES_ERRORS)):
@@ -98,7 +100,11 @@ def _told_where_to_go_on(folder: Path, args: SimulateArgs, ended: BaseException)
     command, last = shlex.join(["fedcenters-emulator", "simulate", str(folder / FILE), "--resume"]), kept[1].round
     rounds = f"round 1 of {args.rounds} is" if last == 1 else f"rounds 1 to {last} of {args.rounds} are"
     how = "interrupted" if asked else "ended by an error"
-    return f"{how}; {rounds} kept in {folder}. Go on with: {command} (in Python: resume=True)"
+    on = f"Go on with: {command} (in Python: resume=True)"
+    if own := repeat_in_python(table, folder):
+        on = f"Go on with the same call and out={str(folder.parent)!r}, name={folder.name!r}, resume=True"
+        on += f" (no command has the {own[0]} that you gave in Python)"
+    return f"{how}; {rounds} kept in {folder}. {on}"
 
 
 def _find(

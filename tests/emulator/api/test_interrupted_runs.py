@@ -148,6 +148,27 @@ def test_an_interrupted_run_names_what_it_keeps_and_how_it_goes_on(tmp_path: Pat
     assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
+def test_an_interrupted_run_of_own_samples_names_no_command_since_none_has_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, Any] = {"fleet": hand_written(0), "rounds": 4, "out": tmp_path, "name": "cut"}
+    tested: list[int] = []
+
+    def interrupts(y: np.ndarray, _: np.ndarray) -> float:
+        tested.append(len(y))
+        if len(tested) == 3 * len(asked["fleet"]):
+            raise KeyboardInterrupt
+        return 0.0
+
+    asked |= {"metrics": {"tested": interrupts}, "checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        fc.simulate(fc.FedAvg(local_steps=1), **asked)
+    told = capfd.readouterr().err
+    assert f"Go on with the same call and out='{tmp_path}', name='cut', resume=True" in told
+    assert "fedcenters-emulator" not in told
+    assert len(fc.simulate(fc.FedAvg(local_steps=1), resume=True, **asked).history) == 4
+
+
 @pytest.mark.parametrize(
     ("every", "rounds", "words"),
     [

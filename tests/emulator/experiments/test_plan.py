@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,9 @@ def test_a_table_of_the_users_own_that_cannot_be_read_or_names_no_method_is_refu
         ),
         ("learning-rate", "learning-rat", "no row has the setting 'learning-rat': did you mean 'learning-rate'?"),
         ("batch-size = 3", "batch-sise = 3", "FedSGD: fedsgd has no setting 'batch-sise': did you mean 'batch-size'?"),
+        ('"digits"', '"digit"', "A: unknown data set 'digit': did you mean 'digits'?"),
+        ('"iid"', '"n-class:class=2"', "A: 'class=2' is no setting of partition 'n-class': did you mean 'classes'?"),
+        ('"fedsgd"\n', '"fedsgd"\nagainst = "Fedavg"\n', "no row is called 'Fedavg': did you mean 'FedAvg'?"),
         ("devices = 4", 'devices = "4"', "columns, number 1: devices is '4': write a whole number"),
         ("devices = 4", "devices = -4", "A: -4 devices"),
         ("devices = 4", "device = 4", "columns, number 1: unknown key 'device': did you mean 'devices'?"),
@@ -227,7 +231,8 @@ def test_rows_of_one_name_differ_in_their_centers_but_not_where_each_is_a_column
 
 
 def test_the_file_of_a_cell_lies_in_the_tables_folder_whatever_its_data_set_is_called() -> None:
-    cell = plan.parse_plan("x", TOML.replace('"digits"', '"own:Rows:at=../rows 1.csv"')).cells[0]
+    cell = plan.parse_plan("x", TOML).cells[0]
+    cell = replace(cell, column=replace(cell.column, data_set="own:Rows:at=../rows 1.csv"))
     assert re.fullmatch(r"own-Rows-at-..-rows-1.csv-fedavg-k1-r7-s0-\w{10}", cell.key(0))
 
 

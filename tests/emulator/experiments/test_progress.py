@@ -71,6 +71,8 @@ def test_the_end_of_a_run_is_a_line_and_nothing_is_left_after_the_last() -> None
     assert told.lines == ["run 1/1: FedAvg (K=1), digits, seed 0: round 9/9, accuracy 75.0%"]
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(3_661, "1 h 1 min"), (5, "1 min"), (600, "10 min")])
-def test_a_duration_is_in_hours_and_minutes(seconds: float, said: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(3_661, "1 h 1 min"), (600, "10 min"), (91, "2 min"), (44, "40 s"), (3, "10 s")]
+)
+def test_a_duration_is_in_hours_and_minutes_and_a_short_one_in_seconds(seconds: float, said: str) -> None:
     assert format_duration(seconds) == said

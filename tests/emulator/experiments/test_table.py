@@ -15,7 +15,7 @@ from emulator.experiments.table import (
     paired_difference,
     render_table,
     replace_section,
-    told_rounds,
+    told_figures,
     verdict,
 )
 from tests.emulator.experiments.test_plan import TOML
@@ -148,10 +148,13 @@ def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: 
     assert path.read_text() == before
 
 
-def test_a_table_says_of_which_rounds_its_figures_are() -> None:
-    assert (
-        render_table(PLAN, results, command="run it")
-        .splitlines()[-1]
-        .startswith("* A seed's accuracy and F1 are means")
+def test_a_table_says_of_which_rounds_its_figures_are_and_with_several_seeds_what_their_plus_minus_is() -> None:
+    rounds, spread = render_table(PLAN, results, command="run it").splitlines()[-2:]
+    assert rounds.startswith("* A seed's accuracy and F1 are means")
+    assert spread == (
+        "* Our ± behind a figure is the standard deviation between seeds (n - 1), behind a difference half of"
+        " Student's 95 % interval."
     )
-    assert told_rounds(["own-error", "other-error"]) == "A seed's figures are those after its last round"
+    one_seed = render_table(PLAN, lambda cell: results(cell)[:1], command="run it")
+    assert one_seed.splitlines()[-1] == rounds
+    assert told_figures(["own-error"], several=False) == ["A seed's figures are those after its last round"]
