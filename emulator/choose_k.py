@@ -31,7 +31,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.data.fleet import Fleet as DeviceFleet
-from emulator.engines.engine_spec import check_engine
+from emulator.engines.base import check_engine
 from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation, with_emulated_key
 from emulator.run.load import check_samples, make_fleet, open_devices

@@ -10,25 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_client.engines.base import ENGINES as RUNTIMES
-from edge_client.errors import UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Flat
-from emulator.engines.base import Recipe
+from emulator.engines.base import GPU_ENGINES, Recipe
 from emulator.engines.pickling import pickle_by_value
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
-
-GPU_ENGINES = ("stacked", "graphs")
-ENGINES = ("auto", "lean", *GPU_ENGINES, *RUNTIMES)
-
-
-def check_engine(name: str) -> None:
-    """Raises UsageError for a name that is none of ENGINES."""
-    if name not in ENGINES:
-        hint = f"use one of {', '.join(ENGINES)}; auto takes a GPU where torch finds one and it is faster"
-        raise UsageError(f"unknown engine {name!r}", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,9 @@ from coordinator.models.registry import Model
 from edge_client.engines.base import ENGINES as RUNTIMES
 from edge_client.errors import UsageError
 from emulator.engines.autotune import candidates, choose_engine
-from emulator.engines.base import Recipe
+from emulator.engines.base import GPU_ENGINES, Recipe, check_engine
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.engines.device_runtime import RuntimeRecipe
-from emulator.engines.engine_spec import GPU_ENGINES, check_engine
 from emulator.engines.gpu.cuda_graphs import GraphRecipe
 from emulator.engines.gpu.stacked import StackedRecipe
 

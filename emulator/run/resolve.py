@@ -15,7 +15,7 @@ from coordinator.rounds.sealed_round import is_sealed
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.errors import UsageError
-from emulator.engines.engine_spec import check_engine
+from emulator.engines.base import check_engine
 from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.own_metrics import Metric
 from emulator.run.settings import RunSettings

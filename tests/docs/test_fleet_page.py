@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from emulator.engines.engine_spec import ENGINES
+from emulator.engines.base import ENGINES
 from emulator.simulation.profile_files import PROFILE_KEYS, read_profiles
 from tests.support.doc_pages import DOCS, PageReader
 
