@@ -1,4 +1,4 @@
-"""The engines' names, and the interface of an emulator's engine: a recipe that any process can open as a learner. All learners are equal.
+"""The names of the engines, and their interface: a recipe that any process can open as a learner. All are equal.
 
 A recipe is small and can be pickled; each worker process, of this machine or of a cluster, opens its own learner.
 """
