@@ -42,7 +42,7 @@ async function main() {
   const samples = new Samples(store);
   if (device.before) await reportErrors(() => takeOver(samples, join, device, kept));
   const client = await Client.open({
-    join, device, store, ort, mqtt: mqtt.default ?? mqtt, local: () => samples.local(),
+    join, device, store, ort, mqtt: mqtt.default ?? mqtt, local: () => samples.local(), trains: () => samples.trains(),
     tell: (event) => {
       awake.on(event);
       view.tell(event);

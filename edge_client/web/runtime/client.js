@@ -23,11 +23,11 @@ import { ENGINE, TaskRunner } from "./task_runner.js";
 
 const SOFTWARE = "fedcenters-web";
 
-/** One device. `join` is {federation, broker, keys}, `device` {id, username, password}; `local()` gives {train, test}. */
+/** One device. `join` is {federation, broker, keys}, `device` {id, username, password}; `local()` gives {train, test}, `trains()` how many samples train. */
 export class Client {
-  static async open({ join, device, store, ort, mqtt, local, tell, now = () => performance.now(), random = Math.random }) {
+  static async open({ join, device, store, ort, mqtt, local, trains, tell, now = () => performance.now(), random = Math.random }) {
     const client = new Client();
-    Object.assign(client, { join, device, store, ort, local, tell, now, random });
+    Object.assign(client, { join, device, store, ort, local, trains, tell, now, random });
     client.topics = new Topics(join.federation);
     client.blobs = new Blobs(store);
     client.state = await State.open(store, join.federation, device.id, await Promise.all(join.keys.map(keyId)));
@@ -378,9 +378,8 @@ export class Client {
   // -- what we say about ourselves
 
   async announcePresence() {
-    const { train } = await this.local(null);
     const disk = (await globalThis.navigator?.storage?.estimate?.().catch(() => undefined))?.quota; // a browser need not tell
-    const caps = { engine: ENGINE, n: this.participates ? train.n : 0, codecs: CODECS, window: MAX_WINDOW, disk: disk && Math.floor(disk) };
+    const caps = { engine: ENGINE, n: this.participates ? await this.trains() : 0, codecs: CODECS, window: MAX_WINDOW, disk: disk && Math.floor(disk) };
     if (caps.disk === undefined) delete caps.disk;
     caps.runtime = this.taskRunner.runtime;
     if (this.refused.length) caps.refused = this.refused;
