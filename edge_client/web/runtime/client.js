@@ -164,7 +164,7 @@ export class Client {
       this.connected = false;
       this.uploader.linkLost();
       this.pointer = null; // the broker repeats it with the next connection, if there still is one
-      this.tell({ what: "lost", refused: event.refused, works: this.task !== null });
+      this.tell({ what: "lost", refused: event.refused, namesake: event.namesake, works: this.task !== null });
     }
   }
 
