@@ -261,12 +261,13 @@ export class Client {
   onCoord(message) {
     if (!message.proto.includes(VERSION)) this.fail(`this coordinator speaks version ${message.proto} of the protocol; load this page again`);
     this.block = Math.min(DEFAULT_BLOCK_BYTES, message.block);
-    if (this.boot !== null && this.boot !== message.boot) this.uploader.coordinatorRestarted(message.spread_ms);
+    const restarted = this.boot !== null && this.boot !== message.boot;
+    if (restarted) this.uploader.coordinatorRestarted(message.spread_ms);
     this.boot = message.boot;
     const { state } = message;
     const takesPart = this.task !== null || (state?.run !== undefined && this.state.result?.key.run === state.run);
     this.federation = state ?? this.federation;
-    this.tell({ what: "coordinator", online: message.online, state: takesPart || !state ? undefined : { ...state, newcomers: this.newcomers(state) } });
+    this.tell({ what: "coordinator", online: message.online, restarted, state: takesPart || !state ? undefined : { ...state, newcomers: this.newcomers(state) } });
   }
 
   /** When a new device takes part, where that is this phone's own case: not where it came before the training, or its turn has come. */
