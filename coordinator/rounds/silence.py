@@ -69,7 +69,6 @@ class LastingRefusals:
         row, why = self.rows.get(cid, {}).get(kind, (0, ""))
         return "" if is_waited_for(row) else why
 
-
     def skips(self, cid: ClientId) -> bool:
         """Whether a device, at the end of its wait in a run without rounds, is not asked now either; that is noted."""
         whys = {kind: why for kind in self.rows.get(cid, {}) if (why := self.unable(cid, kind))}
