@@ -32,7 +32,7 @@ from coordinator.strategies.common.setting_checks import check_kind
 from coordinator.strategies.registry import METHODS, setting_types
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.topics import check_federation
-from edge_client.toml_files import parse_toml, read_toml
+from edge_client.toml_files import parse_toml, read_toml, variable_of, warn_of_mistyped
 
 # The file's key of each field: (section, field); section "" is the configuration itself.
 _KEYS: Mapping[str, tuple[str, str]] = {
@@ -222,8 +222,10 @@ def overrides_from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     So is FEDCENTERS_DASHBOARD=8080, because the key is of texts.
     """
     out: dict[str, Any] = {}
-    for key in _KEYS:
-        text = environ.get(f"FEDCENTERS_{key.replace('-', '_').upper()}")
+    names = {variable_of(key): key for key in _KEYS}
+    warn_of_mistyped(environ, names)
+    for name, key in names.items():
+        text = environ.get(name)
         if text is None:
             continue
         try:

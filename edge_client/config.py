@@ -20,11 +20,10 @@ from edge_client.engines.base import DEVICES, ENGINES
 from edge_client.errors import ConfigError, FedcentersError, Malformed
 from edge_client.protocol.secure.parameters import SECURE_MODES
 from edge_client.protocol.topics import check_cid, check_federation
-from edge_client.toml_files import parse_toml
+from edge_client.toml_files import parse_toml, variable_of, warn_of_mistyped
 
-VARIABLE_PREFIX = "FEDCENTERS_"
-DATA_VARIABLE = f"{VARIABLE_PREFIX}DEVICE_DATA"
-EMULATOR_VARIABLE = f"{VARIABLE_PREFIX}DATA"  # the emulator's data sets; a device does not read it
+DATA_VARIABLE = variable_of("device-data")
+EMULATOR_VARIABLE = variable_of("data")  # the emulator's data sets; a device does not read it
 KEY_HEX_DIGITS = 64
 log = logging.getLogger(__name__)
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
@@ -104,8 +103,8 @@ def _read(key: str, value: object, folder: Path, where: str) -> Any:  # noqa: AN
 
 def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
     """FEDCENTERS_DEVICE_ID=x -> {"device-id": "x"}; numbers and lists are read by their key's reader."""
-    names = {VARIABLE_PREFIX + key.upper().replace("-", "_"): key for key in _KEYS if key != "data"}
-    names[DATA_VARIABLE] = "data"
+    names = {variable_of(key): key for key in _KEYS if key != "data"} | {DATA_VARIABLE: "data"}
+    warn_of_mistyped(environment, names)
     return {key: environment[name] for name, key in names.items() if environment.get(name)}
 
 

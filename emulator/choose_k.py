@@ -19,6 +19,7 @@ import numpy as np
 from coordinator.clustering.gram import gram_matrix, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
+from coordinator.models.members import check_model_name
 from coordinator.rounds.label_counting import check_label_totals, count_labels
 from coordinator.strategies.base import Fleet, Replies, Round, ServedModels, ServingOptions, State, Strategy, relay
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -30,6 +31,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.data.fleet import Fleet as DeviceFleet
+from emulator.engines.base import check_engine
 from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation, with_emulated_key
 from emulator.run.load import check_samples, make_fleet, open_devices
@@ -94,6 +96,9 @@ def choose_k(  # noqa: PLR0913 - the parts of a trial
         raise UsageError(told, hint="use at least one of each")
     if not methods and "clusters" in args.settings:
         raise UsageError("clusters is what the trials choose", hint="leave it out; the largest number to try is --most")
+    check_engine(args.engine)
+    if model is None:
+        check_model_name(args.model)
     methods = methods or [make_method(args.method, **{**args.settings, "clusters": k}) for k in ks]
     busy("reading the data")
     args, split = make_fleet(args if model is None else replace(args, model=model.name), fleet)

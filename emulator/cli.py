@@ -360,9 +360,11 @@ def report(
             progress.say(f"{place} is there; it is replaced")
     with progress.during(f"reading {', '.join(map(str, runs))}") as busy:
         from emulator.reports import comparison
+        from emulator.reports.demo_page import check_demo, write_report
         from emulator.reports.demo_page import draw_demo_pictures as draw
-        from emulator.reports.demo_page import write_report
 
+        if picture is not None:
+            check_demo(runs)
         if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():
             busy(f"drawing {page}")
             written = [write_report(runs[0])]

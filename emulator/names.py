@@ -9,7 +9,7 @@ from coordinator.models.registry import MODELS
 from coordinator.strategies.registry import METHODS
 from emulator.data.partition_schemes import PARTITION_SCHEMES
 from emulator.data.registry import DATA_SETS
-from emulator.engines.registry import ENGINES
+from emulator.engines.base import ENGINES
 from emulator.experiments.plan import experiment_names
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -13,9 +14,12 @@ from typer.core import TyperCommand
 from edge_client import __version__
 from edge_client.errors import EXIT_OK
 from edge_client.run_cli import run_cli
+from edge_client.toml_files import warn_of_mistyped
 from export import plugins
+from export.diagnostics import name_written_file
 from export.silence import show_warnings
 
+VARIABLES = ("FEDCENTERS_CACHE", "FEDCENTERS_DATA", "FEDCENTERS_WEB_FILES")  # that replace no key of a file
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -53,7 +57,14 @@ def handle_errors(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - the command's own
-        code = run_cli(lambda: command(*args, **kwargs), interrupted="interrupted")
+        def run() -> None:
+            try:
+                command(*args, **kwargs)
+            except OSError as wrong:
+                name_written_file(wrong)
+                raise
+
+        code = run_cli(run, interrupted="interrupted")
         if code != EXIT_OK:
             raise SystemExit(code)
 
@@ -82,4 +93,5 @@ def _prepare(
     ] = False,
 ) -> None:
     show_warnings()
+    warn_of_mistyped(os.environ, VARIABLES)
     plugins.add_working_folder()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import re
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from zipfile import ZipFile
 
 from edge_client.errors import RuntimeMissing, install_hint, raise_for_memory
 
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # that tell no file
+WRITTEN_KINDS = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper, ZipFile)
 MAX_SENTENCE_CHARS = 300
 MAX_LINE_CHARS = 10_000  # that are looked at, as of an error that shows all of an array
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -22,6 +29,22 @@ def raise_for_machine(wrong: BaseException) -> str:
     if isinstance(wrong, OSError) and wrong.errno is not None:  # without a number it is Python's own, as of `inspect`
         raise wrong
     return raise_for_memory(wrong)
+
+
+def name_written_file(wrong: OSError) -> None:
+    """Give an error in writing, as on a full disk, the name of its file, which the system leaves out.
+
+    It is the innermost one that a frame of the traceback writes.
+    """
+    if wrong.filename is not None or wrong.errno not in WRITE_ERRORS:
+        return
+    for frame, _ in reversed(list(traceback.walk_tb(wrong.__traceback__))):
+        for value in frame.f_locals.values():
+            if isinstance(value, WRITTEN_KINDS) and set("wax+") & set(str(getattr(value, "mode", "w"))):
+                name = value.filename if isinstance(value, ZipFile) else value.name
+                if isinstance(name, str | os.PathLike):  # else a file without a name
+                    wrong.filename = os.fspath(name)
+                    return
 
 
 def first_sentence(wrong: BaseException) -> str:

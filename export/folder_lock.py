@@ -9,9 +9,10 @@ from pathlib import Path
 
 
 @contextmanager
-def locked_folder(folder: Path, *, wait: bool) -> Iterator[None]:
+def locked_folder(folder: Path, *, wait: bool, shared: bool = False) -> Iterator[None]:
     """Hold a folder that is there, and `wait` for the process that has it, or else raise BlockingIOError.
 
+    Several may hold it `shared`, while no process has it alone.
     Where the system or the file system cannot lock a folder, nothing is held.
     """
     if os.name != "posix":  # elsewhere a folder cannot be opened
@@ -22,7 +23,7 @@ def locked_folder(folder: Path, *, wait: bool) -> Iterator[None]:
     opened = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise
         except OSError:

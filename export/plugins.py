@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -52,11 +52,20 @@ def find_by_name(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa:
     """
     if name in ours:
         return ours[name]
-    if ":" in name:
-        return import_path(name)
-    registered = {point.name: point for point in entry_points(group=f"fedcenters.{kind}")}
+    return import_path(name if ":" in name else _registered(kind, name, ours))
+
+
+def check_name(kind: str, name: str, ours: Collection[str]) -> None:
+    """Raises UsageError for an unknown name, as `find_by_name`; imports nothing, so an import path passes."""
+    if name not in ours and ":" not in name:
+        _registered(kind, name, ours)
+
+
+def _registered(kind: str, name: str, ours: Collection[str]) -> str:
+    """The import path of what a package registered. Raises UsageError."""
+    registered = {point.name: point.value for point in entry_points(group=f"fedcenters.{kind}")}
     if name in registered:
-        return import_path(registered[name].value)
+        return registered[name]
     what, valid = kind.removesuffix("s").replace("-", " "), {*ours, *registered}
     raise UsageError(f"unknown {what} {name!r}", hint=f"{nearest_name_hint(name, valid)}, or package.module:name")
 

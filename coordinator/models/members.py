@@ -1,4 +1,7 @@
-"""What a sum of models is called, and where its members lie in its vector. Needs no torch; sums.py has the module."""
+"""What models and sums of them are called, and where a sum's members lie in its vector. Needs no torch.
+
+registry.py makes the models, sums.py has the module of a sum.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,29 @@ from numpy.typing import NDArray
 
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Schema
+from export.plugins import check_name
 
 MEMBERS = "members"  # the tensors of member m are called members.m.<its own name>
 TRAINED = "trained"  # the buffer [members] of ones for those that a step moves, and zeros
 PLUS = "+"  # between the names of members: digits-mlp+digits-mlp
+MODEL_NAMES = (  # of those that registry.py has
+    "digits-mlp",
+    "wecfl-cnn",
+    "gn-cnn",
+    "mnist-mlp",
+    "wisdm-mlp",
+    "cifar-lenet",
+    "femnist-cnn",
+    "celeba-cnn",
+    "letters-cnn",
+    "linear-regression",
+)
+
+
+def check_model_name(name: str) -> None:
+    """Raises UsageError for an unknown name, also in a sum. An import path passes: nothing is imported. So does ""."""
+    for part in name.split(PLUS) if name else ():
+        check_name("models", part, MODEL_NAMES)
 
 
 def summed_name(name: str, members: int) -> str:

@@ -69,6 +69,13 @@ class LastingRefusals:
         row, why = self.rows.get(cid, {}).get(kind, (0, ""))
         return "" if is_waited_for(row) else why
 
+    def skips(self, cid: ClientId) -> bool:
+        """Whether a device, at the end of its wait in a run without rounds, is not asked now either; that is noted."""
+        whys = {kind: why for kind in self.rows.get(cid, {}) if (why := self.unable(cid, kind))}
+        for kind, why in whys.items():
+            self.note(cid, kind, why)
+        return bool(whys)
+
 
 def is_waited_for(row: int) -> bool:
     """Whether an exchange waits for a device that did not answer in its last `row` exchanges."""

@@ -202,14 +202,14 @@ def takes_newcomers(strategy: Strategy) -> bool:
     return bool(getattr(strategy, "takes_newcomers", False))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class State:
     """What a method carries from round to round, as plain arrays, so that each method's state can be stored.
 
     `centers` is [n_centers, schema.size]. `assignment` maps a client to its center, or to the center of largest weight
     where a client mixes several; scores and figures use it, predictions do not. It is empty before the first
     clustering, and for methods without assignment; where such a state has one center, reports count every device on
-    it. `extra` holds the other arrays of a method by name.
+    it. `extra` holds the other arrays of a method by name. States are equal where all their bits are.
 
     >>> import numpy as np
     >>> State(centers=np.zeros((2, 4)), assignment={"device-00": 1}).centers.shape
@@ -219,6 +219,16 @@ class State:
     centers: Array
     assignment: Mapping[ClientId, int] = field(default_factory=dict)
     extra: Mapping[str, Array] = field(default_factory=dict)
+
+    __hash__ = None  # type: ignore[assignment]  # as of all that is compared by value and holds arrays
+
+    def __eq__(self, other: object) -> bool:
+        return _bits(self) == _bits(other) if isinstance(other, State) else NotImplemented
+
+
+def _bits(state: State) -> tuple[object, ...]:
+    arrays = {name: np.asarray(array) for name, array in [("", state.centers), *state.extra.items()]}
+    return dict(state.assignment), {name: (a.dtype, a.shape, a.tobytes()) for name, a in arrays.items()}
 
 
 Round = Generator[Exchange, Replies, State]

@@ -16,7 +16,7 @@ from edge_client.protocol.nearest.answer_moments import AnswerProfile
 from edge_client.protocol.nearest.input_moments import InputProfile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
 from edge_client.protocol.task import F64, Fit, Flat, Schema
-from edge_client.training.fit_probe import batch_statistics, count_votes, mean_entropy, run_fit
+from edge_client.training.fit_probe import batch_statistics, count_votes, mean_entropy, of_counted, run_fit
 from edge_client.training.learner import Learner
 
 EVALUATION_BATCH = 32
@@ -52,7 +52,7 @@ def model_distances(
     if answers is not None:
         found["answers"] = np.array(apart)
     if labels:
-        each = np.stack(losses)[:, data.counted]
+        each = of_counted(np.stack(losses), data)
         found |= {"loss": each.mean(axis=1), "votes": 1 - count_votes(each) / each.shape[1]}
     return found
 

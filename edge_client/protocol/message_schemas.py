@@ -325,8 +325,8 @@ def check_rules(kind: str, message: Mapping[str, Any]) -> None:
 
 def _probe_contradiction(task: Mapping[str, Any]) -> str | None:
     prior = task.get("prior")
-    if prior is not None and (len(prior) != len(task["models"]) or sum(prior) <= 0):
-        return "prior needs one weight per model and a positive sum"
+    if prior is not None and (len(prior) != len(task["models"]) or not 0 < sum(prior) < math.inf):
+        return "prior needs one weight per model and a positive, finite sum"
     alone = ASKED_ALONE & set(task["want"])
     if alone and len(task["want"]) > 1:
         return f"each of {sorted(ASKED_ALONE)} is asked for alone"

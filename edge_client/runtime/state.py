@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 VERSION = 1
 MAX_STATE_BYTES = (1 << 20) + 2 * MAX_SUMS_BYTES  # of state.json; sums are a text in it, with its quotes escaped
 U32_RANGE = 2**32
+MAX_SLOTS = 64  # of a run, a model in each
 TAKEN = ("ok", "dup")  # answers that say that the coordinator has stored an update
 
 
@@ -70,7 +71,7 @@ class StoredResult:
     residual: str | None = None  # name of the residual that an "ok" commits ...
     residual_sha256: str | None = None  # ... and its blob
     status: str | None = None  # the acknowledgement, once it came
-    epoch: int = 0  # of the task
+    epoch: int = 0  # of the task; at most that of a signed record
     told: bool = False  # whether it names, without a mask, the center that this device chose
 
     def to_json(self) -> dict[str, Any]:
@@ -190,6 +191,7 @@ class DeviceState:
         A stage of a sum and its answer are on disk both or not at all. What could not be written (OSError,
         Malformed) has not happened: it is never announced.
         """
+        result = replace(result, epoch=min(result.epoch, self.epoch))
         before = dict(vars(self))
         del before["birth"]  # another thread counts them
         try:
@@ -220,9 +222,11 @@ class DeviceState:
             self._posterior = [sha256, result.key.run, result.key.round]
         if own is not None:
             slot, vector = own
-            sha256 = self.pending_result.put(codecs.encode_vector(vector, schema, codec="f32", kind="model"))
             of_this_run = {name: kept for name, kept in self._own.items() if name.split("/")[0] == result.key.run}
-            self._own = of_this_run | {f"{result.key.run}/{slot}": [sha256, schema.sha256]}
+            if len(of_this_run.keys() | {name := f"{result.key.run}/{slot}"}) > MAX_SLOTS:
+                raise Malformed("bad_task", f"a run has {MAX_SLOTS} slots at most")
+            sha256 = self.pending_result.put(codecs.encode_vector(vector, schema, codec="f32", kind="model"))
+            self._own = of_this_run | {name: [sha256, schema.sha256]}
         self.result = result
         self._save()
 

@@ -160,15 +160,14 @@ def _reply(
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
         keep(shares)
-    counted = data.counted
-    if not counted.any():
+    if not data.counted.any():
         raise Malformed("no_data", "no sample here has a label that counts")
-    losses = losses.compress(counted, axis=1)
+    losses = of_counted(losses, data)
     return Reply(
         n=len(data),
         losses=losses.mean(axis=1) if "loss" in want else None,
         votes=count_votes(losses) if "votes" in want else None,
-        posterior=None if shares is None else shares.compress(counted, axis=1).mean(axis=1),
+        posterior=None if shares is None else of_counted(shares, data).mean(axis=1),
         confusion=scores.get("confusion"),
         errors=scores.get("errors"),
         positions=scores.get("positions"),
@@ -304,6 +303,11 @@ def label_counts(program: Program, data: Dataset) -> F64:
     _check_classifier(program, "a label prior")
     counts: F64 = one_hot(program, data.y).sum(axis=0, dtype=np.float64)
     return counts
+
+
+def of_counted(values: F64, data: Dataset) -> F64:
+    """[M, n] -> the columns of samples that count."""
+    return values.compress(data.counted, axis=1)
 
 
 def count_votes(losses: F64) -> I64:

@@ -52,7 +52,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 def open_beside(path: Path, mode: int = 0o666) -> BinaryIO:
     """A file to write anew, which will replace another one. A link in its place is not followed: OSError."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OWN_FILE, mode), "wb")
+    return open(path, "wb", opener=lambda name, flags: os.open(name, flags | OWN_FILE, mode))
 
 
 def _publish(beside: Path, path: Path) -> None:

@@ -81,6 +81,12 @@ export async function awaitModel(url, kept) {
   }
 }
 
+/** What to tell where a coordinator that began anew has another model than the page's entries are for; else "". */
+export async function otherModel(url, kept, model) {
+  const now = await awaitModel(url, kept);
+  return JSON.stringify(now) === JSON.stringify(model) ? "" : "the coordinator has another model now: load this page again to add samples for it";
+}
+
 function readFacts(raw) {
   if (!/^wss?:\/\//.test(raw.broker)) throw new Error("this coordinator offers no broker for browsers");
   if (!raw.signing_keys.length) throw new Error("this coordinator names no signing key");

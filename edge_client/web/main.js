@@ -1,7 +1,7 @@
 // Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
-import { awaitModel, findJoin, forgetEarlier, loadIdentity, PAGE_STORE } from "./join.js";
+import { awaitModel, findJoin, forgetEarlier, loadIdentity, otherModel, PAGE_STORE } from "./join.js";
 import { ScreenLock } from "./screen_lock.js";
 import { OFFLINE, View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
@@ -42,10 +42,11 @@ async function main() {
   const samples = new Samples(store);
   if (device.before) await reportErrors(() => takeOver(samples, join, device, kept));
   const client = await Client.open({
-    join, device, store, ort, mqtt: mqtt.default ?? mqtt, local: () => samples.local(),
+    join, device, store, ort, mqtt: mqtt.default ?? mqtt, local: () => samples.local(), trains: () => samples.trains(),
     tell: (event) => {
       awake.on(event);
       view.tell(event);
+      if (event.restarted && model !== null) otherModel(FACTS, kept, model).then((told) => told && view.showError(told), (wrong) => view.showError(wrong.message));
     },
   });
   samples.changed = async () => {

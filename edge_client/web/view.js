@@ -10,6 +10,7 @@ export const OFFLINE = "Cannot reach the coordinator. Your samples are safe on t
 const FIND = "Training is over. Find the center that fits your samples.";
 const FOUND = "Training is over."; // and the newest centers were tried
 const FULL = "This phone has no room left for this page: it takes no more samples and cannot train. What is here is safe. Free some room: it then goes on by itself.";
+const NAMESAKE = "the connection ends again and again: is the same link open in another browser, or on another phone? Close one of the two, or ask for a link of its own";
 const TURNED_AWAY = "the broker does not let this phone in; ask for a new link";
 const OTHER_KEY = "Load this page again: its keys may be older than the coordinator's. If this stays, ask the operator.";
 const SENT = { delta: "the change of the model", stats: "what was measured on your samples", masked: "a part of a masked sum" };
@@ -115,6 +116,8 @@ export class View {
         this.showLink("offline", false);
         this.showOffline(event.refused ? "" : OFFLINE);
         if (event.refused) this.showError(TURNED_AWAY);
+        if (event.namesake) this.showError(NAMESAKE);
+        else this.clearError(NAMESAKE);
       },
       coordinator: () => {
         this.showLink(event.online ? "connected" : "coordinator away", event.online);

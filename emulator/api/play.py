@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.models.members import check_model_name
 from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.strategies.registry import method_settings
 from edge_client.errors import UsageError
@@ -54,8 +55,7 @@ def play(  # noqa: PLR0913 - the parts of a run
     began = time.perf_counter()
     if run.args.workers > 1:
         start_forkserver()  # it imports while the data is read
-    if model is not None:
-        run = replace(run, args=replace(run.args, model=model if isinstance(model, str) else model.name))
+    run = _with_model(run, model)
     busy("reading the data")
     loaded = load_fleet(run, fleet)
     busy(f"preparing the model for {len(loaded.split.devices)} devices")
@@ -144,6 +144,15 @@ def _folder(
         raise UsageError("there is no folder to go on from, or to log into", hint='give the run a folder: out="runs"')
     temporary = TemporaryPlace()
     yield temporary.path, temporary
+
+
+def _with_model(run: ResolvedRun, model: Model | str | None) -> ResolvedRun:
+    """The run with the name of its model. Raises UsageError for a name that there is not."""
+    if model is not None:
+        run = replace(run, args=replace(run.args, model=model if isinstance(model, str) else model.name))
+    if model is None or isinstance(model, str):
+        check_model_name(run.args.model)
+    return run
 
 
 def _marks(model: Model | str | None, split: FleetData) -> Marks:

@@ -1,4 +1,4 @@
-"""The interface of an emulator's engine: a recipe that any process can open as a learner. All learners are equal.
+"""The names of the engines, and their interface: a recipe that any process can open as a learner. All are equal.
 
 A recipe is small and can be pickled; each worker process, of this machine or of a cluster, opens its own learner.
 """
@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from edge_client.engines.base import ENGINES as RUNTIMES
+from edge_client.errors import UsageError
 from edge_client.training.learner import Learner
+
+GPU_ENGINES = ("stacked", "graphs")
+ENGINES = ("auto", "lean", *GPU_ENGINES, *RUNTIMES)
+
+
+def check_engine(name: str) -> None:
+    """Raises UsageError for a name that is none of ENGINES."""
+    if name not in ENGINES:
+        hint = f"use one of {', '.join(ENGINES)}; auto takes a GPU where torch finds one and it is faster"
+        raise UsageError(f"unknown engine {name!r}", hint=hint)
 
 
 class Recipe(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Flat
-from emulator.engines.base import Recipe
+from emulator.engines.base import GPU_ENGINES, Recipe
 from emulator.engines.pickling import pickle_by_value
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class EngineSpec:
     def resolve(self) -> ResolvedEngine:
         """Build the model and the recipe in this process. Raises what `build_model` and `make_recipe` raise."""
         from coordinator.models.registry import build_model
-        from emulator.engines.registry import GPU_ENGINES, make_recipe
+        from emulator.engines.registry import make_recipe
 
         model = build_model(self.model, seed=self.seed) if isinstance(self.model, str) else self.model
         chosen, made = make_recipe(self.engine, model, batch=self.batch, folder=self.folder, processes=self.processes)

@@ -10,19 +10,17 @@ from coordinator.models.registry import Model
 from edge_client.engines.base import ENGINES as RUNTIMES
 from edge_client.errors import UsageError
 from emulator.engines.autotune import candidates, choose_engine
-from emulator.engines.base import Recipe
+from emulator.engines.base import GPU_ENGINES, Recipe, check_engine
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.engines.device_runtime import RuntimeRecipe
 from emulator.engines.gpu.cuda_graphs import GraphRecipe
 from emulator.engines.gpu.stacked import StackedRecipe
 
-GPU_ENGINES = ("stacked", "graphs")
 RECIPES: Mapping[str, Callable[[Model], Recipe]] = {
     "lean": cpu_recipe,
     "stacked": lambda model: StackedRecipe(model=model),
     "graphs": lambda model: GraphRecipe(model=model),
 }
-ENGINES = ("auto", *RECIPES, *RUNTIMES)
 
 
 def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes: int = 1) -> tuple[str, Recipe]:
@@ -31,9 +29,7 @@ def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes:
     The devices' own runtimes are compiled for batches of `batch` samples; their files lie in `folder`. `processes`: how
     many processes would open the recipe. Raises UsageError for an unknown name, RuntimeMissing where it cannot run.
     """
-    if name not in ENGINES:
-        hint = f"use one of {', '.join(ENGINES)}; auto takes a GPU where torch finds one and it is faster"
-        raise UsageError(f"unknown engine {name!r}", hint=hint)
+    check_engine(name)
     if model.own_loss is not None:
         if name in GPU_ENGINES:
             raise UsageError(f"engine {name} has no loss of your own", hint="leave out `engine`, or name lean")

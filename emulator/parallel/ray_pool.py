@@ -140,14 +140,12 @@ def open_ray_pool(recipe: Recipe, local: Mapping[ClientId, DeviceData], *, addre
 
     Raises RuntimeMissing without Ray, NetworkError where no cluster answers.
     """
+    check_listening(address)
     ray = _ray()
     try:
-        if address != "auto":
-            _check_listening(address)
         ray.init(address=address, configure_logging=False, log_to_driver=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as wrong:
-        hint = "start one with `ray start --head`, join this machine to it, and pass its host:port"
-        raise NetworkError(f"no Ray cluster at {address}: {wrong}", hint=hint) from wrong
+        raise _no_cluster(address, wrong) from wrong
     try:
         groups = _groups(local, int(ray.cluster_resources().get("CPU", 1)) * GROUPS_PER_CPU)
         yield RayWorkerPool(
@@ -173,10 +171,20 @@ def _on_a_worker(recipe: list[Any], local: Mapping[ClientId, DeviceData], unit: 
     return run_group_task(_open[where.hex()], local, unit)
 
 
-def _check_listening(address: str) -> None:
-    """Raise unless something listens at host:port: Ray itself would try for minutes before it says so."""
+def check_listening(address: str) -> None:
+    """Raise NetworkError unless something listens at host:port: Ray itself would try for minutes before it says so."""
+    if address == "auto":
+        return
     host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
+    try:
+        socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
+    except (OSError, ValueError, OverflowError) as wrong:
+        raise _no_cluster(address, wrong) from wrong
+
+
+def _no_cluster(address: str, wrong: Exception) -> NetworkError:
+    hint = "start one with `ray start --head`, join this machine to it, and pass its host:port"
+    return NetworkError(f"no Ray cluster at {address}: {wrong}", hint=hint)
 
 
 def _gathered(under_way: list[Any]) -> Iterator[GroupResult]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.rounds.round_record import upgraded_record
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, UsageError
 from emulator.reports import display_names
 from emulator.reports.html_page import (
     format_share,
@@ -87,6 +87,17 @@ def read_demo_run(folder: Path) -> DemoRun:
         baseline=round_events(events, summary["baseline"]),
         summary=summary,
     )
+
+
+def check_demo(runs: Sequence[Path]) -> None:
+    """Raise UsageError for runs that have no pictures side by side: only one finished demo has."""
+    hint = "leave --picture out; `fedcenters-emulator figures RUN` draws a run that `simulate` wrote"
+    if len(runs) != 1:
+        raise UsageError(f"--picture is of one demo, and here are {len(runs)} runs", hint=hint)
+    try:
+        read_demo_run(runs[0])
+    except ConfigError as wrong:
+        raise UsageError(f"--picture is of a demo: {wrong.message}", hint=hint) from wrong
 
 
 def round_events(events: Iterable[Event], method: str) -> list[Event]:

@@ -23,7 +23,7 @@ from emulator.data.fleet_split import FleetData
 from emulator.engines.engine_spec import EngineSpec
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import open_pool
-from emulator.parallel.ray_pool import open_ray_pool
+from emulator.parallel.ray_pool import check_listening, open_ray_pool
 from emulator.run.resolve import ResolvedRun
 from emulator.simulation.emulated_devices import EmulatedDevices
 
@@ -105,6 +105,8 @@ def open_devices(  # noqa: PLR0913 - an engine has these settings
             with open_pool(spec, split.devices, workers=workers) as ready:
                 yield ready
             return
+        if ray:
+            check_listening(ray)  # before the model is prepared
         with rare_collection():  # imports torch
             engine_parts = spec.resolve()
         recipe = engine_parts.recipe

@@ -15,6 +15,7 @@ from coordinator.rounds.sealed_round import is_sealed
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.errors import UsageError
+from emulator.engines.base import check_engine
 from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.own_metrics import Metric
 from emulator.run.settings import RunSettings
@@ -43,6 +44,7 @@ def resolve_run(
     """
     for row in OPTIONS.values():
         row.check(getattr(args, row.name))
+    check_engine(args.engine)
     if args.ray and args.workers > 1:
         raise UsageError("--ray and --workers", hint="use one of them: a cluster has its own processes")
     evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)

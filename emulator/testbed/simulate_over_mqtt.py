@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
+from coordinator.models.members import check_model_name
 from coordinator.rounds.sealed_round import too_few_asked
 from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
@@ -63,6 +64,7 @@ def simulate_over_mqtt(
     if resume:
         raise UsageError("a run over MQTT cannot be resumed", hint="leave --resume out: the run begins anew")
     check_options(args)
+    check_model_name(args.model)
     strategy = make_method(args.method, **args.settings)
     with progress.during("reading the data"):
         args, split = make_fleet(replace(args, engine="onnx" if args.engine == "auto" else args.engine))

@@ -160,12 +160,13 @@ def index_content(name: str) -> dict[str, Any]:
 
 
 def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> str:
-    """Add a bundle to the site at `root` and point to it; -> its generation."""
+    """Add a bundle to the site at `root` and point to it; -> its generation. Raises ConfigError where it is served."""
     site = SiteFolder(root=root, trusted=trusted)
-    name = site.add(bundle)
-    site.open(name)
-    site.point(name)
-    site.prune([name])
+    with _held(root, shared=True, hint="put the bundle where that server looks for one, or name another folder"):
+        name = site.add(bundle)
+        site.open(name)
+        site.point(name)
+        site.prune([name])
     return name
 
 
@@ -197,13 +198,19 @@ def only_writer(folder: Path) -> Iterator[None]:
 @contextmanager
 def only_server(root: Path) -> Iterator[None]:
     """Keep a site for one server, which keeps its roll-out there. Raises ConfigError where another has it."""
+    with _held(root, shared=False, hint="give each server a folder of its own with --site"):
+        yield
+
+
+@contextmanager
+def _held(root: Path, *, shared: bool, hint: str) -> Iterator[None]:
+    """A server has a site alone; several may publish into one that none serves."""
     folder = root / GENERATIONS_FOLDER  # a writer holds the root for a while
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
-            held.enter_context(locked_folder(folder, wait=False))
+            held.enter_context(locked_folder(folder, wait=False, shared=shared))
         except BlockingIOError:
-            hint = "give each server a folder of its own with --site"
             raise ConfigError(f"{root} is served by another process", hint=hint) from None
         yield
 

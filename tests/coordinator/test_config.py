@@ -144,6 +144,11 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
     assert overrides_from_environment({"FEDCENTERS_DATA": "x", "HOME": "/"}) == {}
 
 
+def test_a_mistyped_variable_is_told_with_the_nearest_one(caplog: pytest.LogCaptureFixture) -> None:
+    assert overrides_from_environment({"FEDCENTERS_DEADLINE": "5"}) == {}
+    assert caplog.messages == ["FEDCENTERS_DEADLINE is not read: did you mean FEDCENTERS_DEADLINE_S?"]
+
+
 def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_config(tmp_path / "absent.toml")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from emulator.engines.registry import ENGINES
+from emulator.engines.base import ENGINES
 from emulator.simulation.profile_files import PROFILE_KEYS, read_profiles
 from tests.support.doc_pages import DOCS, PageReader
 

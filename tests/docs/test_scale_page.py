@@ -9,7 +9,7 @@ from coordinator.local_broker import EMBEDDED_MAX_DEVICES
 from coordinator.runtime.exchange.task_window import PLACE_S
 from edge_client.protocol.transfer import MAX_TIMEOUTS_IN_A_ROW, REQUEST_TIMEOUTS_S
 from edge_client.transport.mqtt import KEEPALIVE_S
-from emulator.engines.registry import ENGINES
+from emulator.engines.base import ENGINES
 from tests.support.brokers import KINDS
 from tests.support.doc_pages import DOCS, PageReader, blocks
 

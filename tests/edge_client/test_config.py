@@ -53,6 +53,13 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     assert (config.broker, config.threads, len(config.signing_keys)) == ("mqtts://broker.example", 4, 2)
 
 
+def test_a_mistyped_variable_is_told_with_the_nearest_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_config(write(tmp_path), {"FEDCENTERS_MIN_BATERY_PERCENT": "0"})
+    assert caplog.messages == [
+        "FEDCENTERS_MIN_BATERY_PERCENT is not read: did you mean FEDCENTERS_MIN_BATTERY_PERCENT?"
+    ]
+
+
 def test_the_folder_of_samples_has_a_variable_of_its_own_and_the_emulators_does_not_replace_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

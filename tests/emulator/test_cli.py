@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from coordinator.models.members import MODEL_NAMES
 from emulator import console
 from emulator.cli import app
 from emulator.config import parse_pairs
@@ -102,6 +103,30 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     assert f"error: {said}" in done.stderr
     assert "drawing" not in done.stderr  # nor was anything else begun
     assert not [line for line in done.stderr.splitlines() if "round" in line]
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["choose-k", "--most", "2"], ["simulate", "--broker", "auto"]])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--engine", "caffe"], "engine 'caffe'"),
+        (["--model", "digits-mpl"], "unknown model 'digits-mpl'\n\nhint: did you mean 'digits-mlp'?"),
+        (["--model", "digits-mlp+nope"], "unknown model 'nope'"),
+    ],
+)
+def test_an_unknown_engine_or_model_is_told_before_samples_are_read(
+    command: list[str], asked: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = RUNNER.invoke(app, [*command, *asked, "--data-set", "mnist", "--data", "nowhere"])
+    assert done.exit_code == 2, done.stderr
+    assert said in done.stderr
+
+
+def test_the_names_of_models_that_need_no_torch_are_those_that_there_are() -> None:
+    from coordinator.models.registry import MODELS
+
+    assert tuple(MODELS) == MODEL_NAMES
 
 
 def test_every_row_of_the_table_with_a_flag_is_an_option_of_the_command() -> None:

@@ -317,7 +317,11 @@ func (c *client) finish(f finished) {
 	for _, change := range f.after {
 		change(&c.disk)
 	}
-	c.disk.Result = &result{Run: f.task["run"].(string), Round: f.task["round"].(int64), Exchange: f.task["exchange"].(int64), Epoch: c.taskEpoch, Answer: *f.answer, Seconds: f.seconds, Block: c.block}
+	epoch := c.taskEpoch // a task is not signed: no more counts than a signed record's
+	if epoch > c.disk.Epoch {
+		epoch = c.disk.Epoch
+	}
+	c.disk.Result = &result{Run: f.task["run"].(string), Round: f.task["round"].(int64), Exchange: f.task["exchange"].(int64), Epoch: epoch, Answer: *f.answer, Seconds: f.seconds, Block: c.block}
 	c.save()
 	c.lock.Unlock()
 	c.sendReady()

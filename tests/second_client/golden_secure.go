@@ -55,6 +55,8 @@ func (v *vectors) secure(of object) {
 	for _, task := range of["tasks"].(object) {
 		readMessage([]byte(task.(string)))
 	}
+	twice := &contribution{sum: object{"compare": []any{[]any{int64(0), int64(2)}, []any{int64(0), int64(2)}}}}
+	v.refused("more columns than the model has", "bad_task", func() { twice.columns(make([]float64, 3)) })
 	for name, job := range of["refused_jobs"].(object) {
 		v.refused("job: "+name, "bad_task", func() { checkJob(job.(object)) })
 	}

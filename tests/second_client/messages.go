@@ -156,7 +156,7 @@ func checkProbe(m object) {
 		sum += p
 	}
 	need(len(models) > 0 || want[0] == "labels", "bad_task", "a probe without a model")
-	need(m["prior"] == nil || len(prior) == len(models) && sum > 0, "bad_task", "prior of a probe")
+	need(m["prior"] == nil || len(prior) == len(models) && sum > 0 && sum <= math.MaxFloat64, "bad_task", "prior of a probe")
 	need(m["label_totals"] == nil || len(list(m["label_totals"])) == len(models), "bad_task", "label_totals of a probe")
 	need(m["buffers"] != "batch" || m["step"] != nil || want[0] == "grad" || want[0] == "labels", "bad_task", "buffers without a step")
 }

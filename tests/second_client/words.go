@@ -29,9 +29,12 @@ type contribution struct {
 }
 
 func (c *contribution) columns(vector []float64) (out []float64) {
+	width := 0.0
 	for _, one := range list(c.sum["compare"]) {
 		bounds := numbers(one)
 		need(len(bounds) == 2 && bounds[0] >= 0 && bounds[0] < bounds[1] && int(bounds[1]) <= len(vector), "bad_field", "compare of a sum")
+		width += bounds[1] - bounds[0]
+		need(width <= float64(len(vector)), "bad_task", "more columns than a model of %d has are compared", len(vector))
 		out = append(out, vector[int(bounds[0]):int(bounds[1])]...)
 	}
 	return

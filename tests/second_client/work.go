@@ -82,6 +82,8 @@ func (w *work) vector(value any, kind string) ([]float64, string) {
 	return readVector(w.fetch(w.ctx, m), w.p.schema, kind), m.sha
 }
 
+const maxSlots = 64 // of a run
+
 // kept is the model that this device trained last in this run and slot, or nil.
 func (w *work) kept(slot string) []float64 {
 	w.lock.Lock()
@@ -97,7 +99,15 @@ func (w *work) kept(slot string) []float64 {
 
 func (w *work) keep(slot string, vector []float64) {
 	file := writeVector("model", "", w.p.schema, vector)
-	run := w.task["run"].(string) + "/"
+	run, others := w.task["run"].(string)+"/", 0
+	w.lock.Lock()
+	for name := range w.disk.Slots {
+		if strings.HasPrefix(name, run) && name != run+slot {
+			others++
+		}
+	}
+	w.lock.Unlock()
+	need(others < maxSlots, "bad_task", "a run has %d slots at most", maxSlots)
 	w.after = append(w.after, func(disk *memory) {
 		for name := range disk.Slots {
 			if !strings.HasPrefix(name, run) {

@@ -173,7 +173,7 @@ const SAMPLES = {
 export async function phone(world, store, { participates = true, tell = () => {}, runtime = ort } = {}) {
   if (participates) await store.write({ "takes part": true });
   const client = await Client.open({
-    join: KEYS, device: { id: CID }, store, ort: runtime, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), tell,
+    join: KEYS, device: { id: CID }, store, ort: runtime, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), trains: async () => SAMPLES.n, tell,
   });
   const life = client.run();
   await world.heard((m) => m.k === "st" && m.s === "on", world.said.length);

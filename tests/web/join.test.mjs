@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { awaitModel, findJoin, forgetEarlier, loadIdentity } from "../../edge_client/web/join.js";
+import { awaitModel, findJoin, forgetEarlier, loadIdentity, otherModel } from "../../edge_client/web/join.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 
 const OPEN = { federation: "home", open: true };
@@ -165,6 +165,23 @@ test("names of classes are checked before they are used: their number and their 
     given(wrong);
     await assert.rejects(findJoin("join.json", new MemoryStore()), /model\.classes/);
   }
+});
+
+test("a page hears of a coordinator that began anew with another model, and of none with the same", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const shown = { input: [1, 8, 8], target: [10], loss: "cross-entropy" };
+  const told = async (model) => {
+    const answers = [FACTS, { ...FACTS, model }]; // the coordinator prepares it
+    t.mock.method(globalThis, "fetch", async () => new Response(JSON.stringify(answers.shift())));
+    const said = otherModel("join.json", new MemoryStore(), shown);
+    while (answers.length) {
+      t.mock.timers.tick(2_000);
+      await new Promise(setImmediate);
+    }
+    return said;
+  };
+  assert.equal(await told({ ...shown }), "");
+  assert.match(await told({ ...shown, input: [4] }), /another model now: load this page again/);
 });
 
 test("a page that waits for the model waits also for its coordinator, and ends where that has a newer page", async (t) => {

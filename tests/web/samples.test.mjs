@@ -90,6 +90,19 @@ test("which labels there are is told with the names, of many classes the first o
   assert.match(labelsInWords({ target: [20], classes: Array.from({ length: 20 }, (_, k) => `n${k}`) }), /, 11 is n11, …$/);
 });
 
+test("how many samples train is known without reading one", async () => {
+  const store = new MemoryStore();
+  const samples = new Samples(store);
+  const found = [];
+  for (let i = 0; i < 11; i += 1) {
+    await samples.add([{ x: Float32Array.of(i), label: 0 }]);
+    found.push([await samples.trains(), (await samples.local()).train.n]);
+  }
+  assert.deepEqual(found.map(([told]) => told), found.map(([, read]) => read));
+  store.values = store.get = () => assert.fail("a sample was read");
+  assert.equal(await samples.trains(), 9);
+});
+
 test("every fifth sample is held out, the last one can be removed, and there is a limit", async () => {
   const store = new MemoryStore();
   let changes = 0;

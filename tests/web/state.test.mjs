@@ -23,6 +23,18 @@ test("an epoch counts as long as the key that signed it is trusted: a federation
   assert.equal((await opened(store, OTHER_KEY)).epoch, 1);
 });
 
+test("a task, which is not signed, fills no storage with slots, and bars none of the next coordinator by its epoch", async () => {
+  const state = await opened(new MemoryStore(), KEY);
+  await state.seeEpoch(5, KEY);
+  const result = { key: { run: "r1", round: 2 ** 32 - 1, exchange: 0 }, epoch: 2 ** 53 - 1, n: 1, what: "stats", metrics: {} };
+  const store = (slot, run = "r1") => state.storeResult({ ...result, key: { ...result.key, run } }, { data: new Uint8Array(1), schema: {}, own: [slot, new Float32Array(1)] });
+  for (let i = 0; i < 64; i += 1) await store(`s${i}`);
+  assert.equal(state.result.epoch, 5);
+  await assert.rejects(store("more"), { code: "bad_task" });
+  await store("s0");
+  await store("more", "r2");
+});
+
 test("an epoch that an earlier version of the page noted without its key counts, and gets one", async () => {
   const store = new MemoryStore();
   await store.write({ state: { signedEpoch: 7 } });

@@ -83,6 +83,28 @@ test("a connection is never silent for thirty seconds, and one that is lost ping
   }
 });
 
+test("two browsers with one link, which end each other's connections, are suspected after three; a network that is away is not", async () => {
+  mock.timers.enable({ apis: ["setInterval", "setTimeout", "Date"] });
+  try {
+    const mqtt = closedBroker();
+    const events = [];
+    const transport = transportTo(mqtt, { onEvent: ({ namesake }) => events.push(namesake) });
+    const end = async (stood) => {
+      if (stood) mqtt.dialled.at(-1).emit("connect");
+      mock.timers.tick(stood ? 5_000 : 0);
+      mqtt.dialled.at(-1).emit("close");
+      mock.timers.tick(200_000);
+      for (let i = 0; i < 5; i += 1) await Promise.resolve();
+    };
+    await transport.connect();
+    for (const stood of [true, true, false, true, true, true, true, false]) await end(stood);
+    assert.deepEqual(events, [false, false, false, false, false, true, true, false]);
+    await transport.close();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
 test("a proxy that cuts each connection after thirty seconds does not make the phone wait longer and longer", async () => {
   mock.timers.enable({ apis: ["setInterval", "setTimeout", "Date"] });
   try {

@@ -120,7 +120,6 @@ class LiveExchange:
     def begin(self) -> None:
         """Hand out every task that has no stored reply; again after each connection to the broker."""
         self._window.put(cid for cid in self._order if self.wants(cid) and self._may_ask(cid))
-        self._hand_out()
         self.tick()
 
     def resend_task(self, cid: ClientId) -> None:

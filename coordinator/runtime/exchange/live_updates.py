@@ -6,6 +6,7 @@ a device hears of a step after it is stored.
 
 A task has `deadline-s`. A device that refuses a task, or is silent for so long, gets the next one after another such
 time, or when it connects again: once in such a time, so that none uses up the run's tasks by refusing and connecting.
+One that cannot do its tasks is asked after ever more such times (silence.py), as if each were an exchange.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from coordinator.rounds.asynchronous.snapshot import Snapshot
 from coordinator.rounds.asynchronous.training import Rules
+from coordinator.rounds.silence import LASTING_CODES
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.journalled_training import EXPIRED, JournalledTraining, Orders
 from coordinator.runtime.exchange.live_exchange import REVOKED
@@ -174,7 +176,11 @@ class LiveUpdates:
         """Let time pass: tasks without an answer, and those of revoked devices, are taken back."""
         self._receiver.sync()
         now_s, self._again_s = self._context.clock.now_s(), math.inf
-        self._failed = {who: until_s for who, until_s in self._failed.items() if until_s > now_s}
+        for who in [who for who, until_s in self._failed.items() if until_s <= now_s]:
+            if self._context.unable.skips(who):
+                self._failed[who] = now_s + self._context.config.round.deadline_s
+            else:
+                del self._failed[who]
         self._pardoned = {who: until_s for who, until_s in self._pardoned.items() if until_s > now_s}
         waited = {who: sent.until_s for who, sent in self._sent.items() if who not in self._arrived}
         for who in sorted(waited.keys() & self._context.revoked()):
@@ -230,7 +236,10 @@ class LiveUpdates:
         if nack["code"] == "unreachable" and self._excuse(cid, "unreachable"):
             self.resend_task(cid)
             return
-        self._end(REFUSE, cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
+        why = f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": ")
+        if nack["code"] in LASTING_CODES:
+            self._context.unable.note(cid, self.journalled.prepared[cid].kind, why)
+        self._end(REFUSE, cid, why)
 
     @property
     def unsynced_since_s(self) -> float:
@@ -277,6 +286,7 @@ class LiveUpdates:
         if not batch:
             return True
         for cid in batch:
+            self._context.unable.forget(cid, self.journalled.prepared[cid].kind)
             del self._arrived[cid]
         orders = self.journalled.take(batch)
         if orders is None:

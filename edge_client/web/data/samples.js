@@ -79,6 +79,12 @@ export class Samples {
     return { n: samples.length, labels, last: samples.slice(-12).reverse() };
   }
 
+  /** How many samples train, by their names alone: each connection asks. */
+  async trains() {
+    const n = await this.count();
+    return n - Math.floor(n / HELD_OUT);
+  }
+
   /** {train, test}, as learner.js reads them. */
   async local() {
     const samples = await this.store.values(PREFIX);

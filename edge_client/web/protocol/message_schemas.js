@@ -234,8 +234,9 @@ export function checkRules(kind, message) {
 
 function probeContradiction(task) {
   const { prior, want, models, label_totals: totals } = task;
-  if (prior && (prior.length !== models.length || !(prior.reduce((a, b) => a + b, 0) > 0))) {
-    return "prior needs one weight per model and a positive sum";
+  const total = prior?.reduce((a, b) => a + b, 0);
+  if (prior && (prior.length !== models.length || !(total > 0 && total < Infinity))) {
+    return "prior needs one weight per model and a positive, finite sum";
   }
   if (new Set(want).size < want.length) return "want names the same statistic twice";
   const alone = ASKED_ALONE.some((name) => want.includes(name));

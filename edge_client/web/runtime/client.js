@@ -23,11 +23,11 @@ import { ENGINE, TaskRunner } from "./task_runner.js";
 
 const SOFTWARE = "fedcenters-web";
 
-/** One device. `join` is {federation, broker, keys}, `device` {id, username, password}; `local()` gives {train, test}. */
+/** One device. `join` is {federation, broker, keys}, `device` {id, username, password}; `local()` gives {train, test}, `trains()` how many samples train. */
 export class Client {
-  static async open({ join, device, store, ort, mqtt, local, tell, now = () => performance.now(), random = Math.random }) {
+  static async open({ join, device, store, ort, mqtt, local, trains, tell, now = () => performance.now(), random = Math.random }) {
     const client = new Client();
-    Object.assign(client, { join, device, store, ort, local, tell, now, random });
+    Object.assign(client, { join, device, store, ort, local, trains, tell, now, random });
     client.topics = new Topics(join.federation);
     client.blobs = new Blobs(store);
     client.state = await State.open(store, join.federation, device.id, await Promise.all(join.keys.map(keyId)));
@@ -164,7 +164,7 @@ export class Client {
       this.connected = false;
       this.uploader.linkLost();
       this.pointer = null; // the broker repeats it with the next connection, if there still is one
-      this.tell({ what: "lost", refused: event.refused, works: this.task !== null });
+      this.tell({ what: "lost", refused: event.refused, namesake: event.namesake, works: this.task !== null });
     }
   }
 
@@ -261,12 +261,13 @@ export class Client {
   onCoord(message) {
     if (!message.proto.includes(VERSION)) this.fail(`this coordinator speaks version ${message.proto} of the protocol; load this page again`);
     this.block = Math.min(DEFAULT_BLOCK_BYTES, message.block);
-    if (this.boot !== null && this.boot !== message.boot) this.uploader.coordinatorRestarted(message.spread_ms);
+    const restarted = this.boot !== null && this.boot !== message.boot;
+    if (restarted) this.uploader.coordinatorRestarted(message.spread_ms);
     this.boot = message.boot;
     const { state } = message;
     const takesPart = this.task !== null || (state?.run !== undefined && this.state.result?.key.run === state.run);
     this.federation = state ?? this.federation;
-    this.tell({ what: "coordinator", online: message.online, state: takesPart || !state ? undefined : { ...state, newcomers: this.newcomers(state) } });
+    this.tell({ what: "coordinator", online: message.online, restarted, state: takesPart || !state ? undefined : { ...state, newcomers: this.newcomers(state) } });
   }
 
   /** When a new device takes part, where that is this phone's own case: not where it came before the training, or its turn has come. */
@@ -378,9 +379,8 @@ export class Client {
   // -- what we say about ourselves
 
   async announcePresence() {
-    const { train } = await this.local(null);
     const disk = (await globalThis.navigator?.storage?.estimate?.().catch(() => undefined))?.quota; // a browser need not tell
-    const caps = { engine: ENGINE, n: this.participates ? train.n : 0, codecs: CODECS, window: MAX_WINDOW, disk: disk && Math.floor(disk) };
+    const caps = { engine: ENGINE, n: this.participates ? await this.trains() : 0, codecs: CODECS, window: MAX_WINDOW, disk: disk && Math.floor(disk) };
     if (caps.disk === undefined) delete caps.disk;
     caps.runtime = this.taskRunner.runtime;
     if (this.refused.length) caps.refused = this.refused;

@@ -3,6 +3,7 @@
 // before the result is announced; what could not be written has not happened. Only what `note` saves counts without it.
 
 import { sha256 } from "../protocol/bytes.js";
+import { Malformed } from "../protocol/errors.js";
 import { readState, writeState } from "../protocol/secure/device_state.js";
 import { NoRoom } from "./store.js";
 
@@ -15,6 +16,7 @@ const POSTERIOR = "posterior";
 const SUMS = "sums";
 const CHOICE = "choice";
 const TRAINED = "trained";
+const MAX_SLOTS = 64; // of a run, a model in each
 const TAKEN = ["ok", "dup"]; // answers that say that the coordinator has stored an update
 
 /** Which task: unique on one device. */
@@ -106,6 +108,8 @@ export class State {
     if (outcome.posterior) put[POSTERIOR] = { run: key.run, round: key.round, rows: outcome.posterior };
     if (outcome.own) {
       const [slot, vector] = outcome.own;
+      const slots = new Set(await this.store.names(`${OWN}${key.run}/`)).add(`${OWN}${key.run}/${slot}`);
+      if (slots.size > MAX_SLOTS) throw new Malformed("bad_task", `a run has ${MAX_SLOTS} slots at most`);
       put[`${OWN}${key.run}/${slot}`] = { schema: outcome.schema.sha256, vector };
       gone.push(...(await this.store.names(OWN)).filter((name) => !name.startsWith(`${OWN}${key.run}/`)));
     }
@@ -118,7 +122,8 @@ export class State {
     if (sums !== this.sums) put[SUMS] = writeState(sums);
     if (choice) put[CHOICE] = { run: key.run, weights: choice };
     if (trained) put[TRAINED] = { run: key.run, round: key.round, slot: trained[0], mine: trained[1] };
-    const stored = { ...result, attempt: 0, residual, status: null };
+    const epoch = Math.min(result.epoch, this.epoch); // of a task, which is not signed, at most that of a signed record
+    const stored = { ...result, epoch, attempt: 0, residual, status: null };
     const loss = result.metrics?.loss ?? this.loss;
     await this.save(() => ({ result: stored, sums, done: this.done + (outcome.own ? 1 : 0), loss }), put, gone);
   }

@@ -6,6 +6,7 @@ const KEEPALIVE_S = 60;
 const PING_MS = 25_000; // proxies cut a connection that says nothing for 60 s, a few after 30 s; MQTT.js pings after 60 s
 const CONNECT_MS = 20_000;
 const MAX_BACKOFF_MS = 120_000;
+const MANY_CUTS = 3; // a broker keeps one connection of a name: another client with it is suspected
 const STEADY_MS = 20_000; // connected for so long: the next failure is a first one, also where a proxy cuts each connection after 30 s
 
 /** Dials until it is closed. `will` is awaited before each connection: {topic, payload}. */
@@ -15,6 +16,7 @@ export class Transport {
     this.identity = { clientId, username, password };
     this.client = null;
     this.failures = 0;
+    this.cuts = 0; // connections in a row that stood and soon ended
     this.unacknowledged = 0;
     this.waiting = [];
     this.closed = false;
@@ -59,8 +61,10 @@ export class Transport {
       if (this.client !== client) return;
       this.client = null;
       this.release();
-      this.failures = since !== null && Date.now() - since > STEADY_MS ? 0 : this.failures + 1;
-      this.onEvent({ kind: "lost", refused: wrong?.code === 4 || wrong?.code === 5 });
+      const steady = since !== null && Date.now() - since > STEADY_MS;
+      this.failures = steady ? 0 : this.failures + 1;
+      this.cuts = steady || since === null ? 0 : this.cuts + 1;
+      this.onEvent({ kind: "lost", refused: wrong?.code === 4 || wrong?.code === 5, namesake: this.cuts >= MANY_CUTS });
       client.end(true);
       if (!this.closed) this.timer = setTimeout(() => this.dialAgain(), this.random() * Math.min(MAX_BACKOFF_MS, 1000 * 2 ** this.failures));
     });

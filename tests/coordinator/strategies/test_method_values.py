@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedcenters as fc
+from coordinator.strategies.base import State
 from coordinator.strategies.documentation import COSTS, ONE, setting_words
 from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.errors import ConfigError
@@ -156,3 +157,17 @@ def test_a_setting_of_a_class_that_is_no_dataclass_is_told_to_need_one(make: Cal
 def test_numbers_of_numpy_are_numbers() -> None:
     method = fc.FeSEM(np.int64(4), learning_rate=np.float32(0.5))  # type: ignore[arg-type]
     assert (method.clusters, method.learning_rate) == (4, 0.5)
+
+
+def test_states_are_equal_where_all_their_bits_are() -> None:
+    """A comparison ended in "the truth value of an array is ambiguous"."""
+
+    def state(center: float, who: int = 1, **extra: float) -> State:
+        arrays = {name: np.full(3, value) for name, value in extra.items()}
+        return State(centers=np.full((2, 4), center), assignment={"device-00": who}, extra=arrays)
+
+    one = state(0.5, velocity=np.nan)
+    assert one == state(0.5, velocity=np.nan)
+    others = [state(0.5), state(0.5, velocity=0.0), state(0.5, 0, velocity=np.nan), state(1.0, velocity=np.nan), 0.5]
+    assert not any(one == other for other in others)
+    assert one != replace(one, centers=one.centers.astype(np.float32))

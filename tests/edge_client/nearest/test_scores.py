@@ -19,7 +19,8 @@ from edge_client.nearest.features import model_distances
 from edge_client.nearest.personalise import evaluate_model
 from edge_client.nearest.result import evaluate_center, score
 from edge_client.protocol.program import IGNORED, Program
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import Array, Probe
+from edge_client.training.fit_probe import run_probe
 from edge_client.training.learner import Learner
 from export.bundle.center_files import export_center
 from export.bundle.verify_centers import torch_logits
@@ -92,6 +93,16 @@ def test_samples_without_a_label_that_counts_say_nothing_of_how_a_center_fits() 
     )
     assert found["loss"].tolist() == [3.0, 3.0]
     assert found["votes"].tolist() == [0.5, 0.5]
+
+
+def test_losses_of_the_nearest_center_and_of_a_probe_have_the_same_bits() -> None:
+    learner, y = cast("Learner", TokenLearner()), RNG.integers(2, size=(97, 3))
+    y[RNG.random(97) < 0.3] = IGNORED
+    models, data = list(RNG.random((3, 97))), Dataset(np.zeros((97, softmax_program.FEATURES), np.float32), y)
+    task = Probe(models=tuple(models), want=frozenset({"loss"}), batch=32, seed=0)
+    asked = run_probe(learner, task, DeviceData(train=data, test=data)).losses
+    assert asked is not None
+    assert model_distances(learner, models, data, labels=True)["loss"].tolist() == asked.tolist()
 
 
 def test_they_say_nothing_of_what_personal_steps_gained_either() -> None:

@@ -18,7 +18,7 @@ from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.secure.device_sums import DeviceSums
 from edge_client.protocol.task import Flat, Schema, TensorSpec
 from edge_client.runtime import state as state_module
-from edge_client.runtime.state import DeviceState, StoredResult, SumProgress, TaskKey, residual_name
+from edge_client.runtime.state import MAX_SLOTS, DeviceState, StoredResult, SumProgress, TaskKey, residual_name
 from edge_client.transport import blobs
 
 SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(3,)),))
@@ -52,6 +52,29 @@ def finish(state: DeviceState, number: int) -> None:
     state.store_result(done, update, SCHEMA, own=("main", flat(number, number, number)), posterior=shares)
 
 
+def test_a_task_with_a_false_epoch_does_not_bar_those_of_the_next_coordinator(tmp_path: Path) -> None:
+    """A task is not signed: the result of a last round and epoch would make each later task too late, for ever."""
+    state = open_state(tmp_path)
+    state.see_epoch(5, KEY)
+    state.store_result(replace(result_of(2**32 - 1, b"x"), epoch=2**53 - 1), b"x", SCHEMA, own=None)
+    earlier = TaskKey(run="r1", round=2, exchange=0)
+    for one in (state, open_state(tmp_path)):
+        assert [one.is_over(earlier, epoch) for epoch in (5, 6)] == [True, False]
+
+
+def test_tasks_that_name_ever_new_slots_do_not_fill_the_disk(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    for number in range(MAX_SLOTS):
+        state.store_result(result_of(number, b"x"), b"x", SCHEMA, own=(f"s{number}", flat(number, 0, 0)))
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(Malformed, match="64 slots at most"):
+        state.store_result(result_of(99, b"x"), b"x", SCHEMA, own=("more", flat(1, 2, 3)))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    state.store_result(result_of(99, b"x"), b"x", SCHEMA, own=("s0", flat(1, 2, 3)))
+    other_run = replace(result_of(1, b"x"), key=TaskKey(run="r2", round=1, exchange=0))
+    state.store_result(other_run, b"x", SCHEMA, own=("more", flat(1, 2, 3)))
+
+
 def seen(folder: Path) -> tuple[object, ...]:
     """Everything that a fresh process finds."""
     state = open_state(folder)
@@ -71,6 +94,7 @@ def seen(folder: Path) -> tuple[object, ...]:
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
     state = open_state(tmp_path)
+    state.see_epoch(3, KEY)
     made = replace(result_of(1, b"bytes"), epoch=3, told=True)
     done = state.store_result(made, b"bytes", SCHEMA, own=None)
     assert open_state(tmp_path).result == done

@@ -131,6 +131,17 @@ def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
     assert f"{two[0] / 'report.html'} is there; it is replaced" in done.stderr
 
 
+def test_a_picture_of_what_is_no_demo_is_refused_before_the_page_is_written(two: list[Path], tmp_path: Path) -> None:
+    picture = tmp_path / "x.png"
+    for runs, said in (two[:1], "--picture is of a demo: "), (two, "--picture is of one demo, and here are 2 runs"):
+        page = tmp_path / "page.html"
+        asked = ["report", *map(str, runs), "--picture", str(picture), "--out", str(page)]
+        done = CliRunner().invoke(app, asked)
+        assert (done.exit_code, page.exists(), picture.exists()) == (2, False, False)
+        assert said in done.stderr
+        assert "hint: leave --picture out; `fedcenters-emulator figures RUN` draws" in done.stderr
+
+
 def test_a_page_of_several_runs_is_beside_the_first_and_not_where_the_command_is_typed(
     two: list[Path], page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,16 @@ def test_two_processes_that_publish_into_one_folder_do_not_remove_each_others_co
     assert sorted(path.name for path in (tmp_path / "site" / "generations").iterdir()) == sorted(published)
 
 
+def test_a_site_that_is_served_takes_no_bundle_but_its_servers(tmp_path: Path) -> None:
+    """The index would name another bundle than the server gives, and the next roll-out would take it back."""
+    write_bundle(tmp_path / "b", "one")
+    with only_server(tmp_path / "site"), pytest.raises(ConfigError, match="site is served by another process") as told:
+        publish_bundle(tmp_path / "b", tmp_path / "site")
+    assert "where that server looks" in told.value.hint
+    assert not (tmp_path / "site" / "index.json").exists()
+    publish_bundle(tmp_path / "b", tmp_path / "site")
+
+
 def test_a_second_server_of_a_site_is_refused_since_each_keeps_the_roll_out_there(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
     with only_server(tmp_path / "site"), pytest.raises(ConfigError, match="site is served by another process") as told:

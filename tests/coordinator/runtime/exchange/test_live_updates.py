@@ -194,6 +194,37 @@ def test_a_device_that_could_not_fetch_its_task_is_asked_once_more_and_then_wait
     assert list(run.tasks()) == [cid]
 
 
+def test_a_device_that_cannot_do_its_tasks_is_asked_ever_more_seldom_as_in_rounds(begun: Begun) -> None:
+    run = begun(concurrency=1)
+    ((cid, task),) = run.tasks().items()
+    run.online = {cid}
+    asked, tasks = list[int](), [task]
+    for number in range(20):  # times without a task
+        if tasks:
+            asked.append(number)
+            run.refuse(cid, tasks[0]["id"], "no_space", detail="no room")
+        run.clock.time_s += DEADLINE_S
+        run.live.tick()
+        tasks = list(run.tasks().values())
+    assert asked == [0, 1, 2, 4, 8, 16]
+    assert run.live.wakes_at_s == run.clock.time_s + DEADLINE_S
+    run.coordinator.dispatcher.exchange.on_connected(cid)
+    assert list(run.tasks()) == [cid]
+
+
+def test_a_device_that_did_a_task_again_is_asked_as_before(begun: Begun) -> None:
+    run = begun(concurrency=1, buffer=9)
+    ((cid, task),) = run.tasks().items()
+    run.online = {cid}
+    for _ in range(2):
+        run.refuse(cid, task["id"], "no_space")
+        run.clock.time_s += DEADLINE_S
+        run.live.tick()
+        task = run.tasks()[cid]
+    run.announce(task, cid)
+    assert run.coordinator.context.unable.rows[cid] == {}
+
+
 def test_a_device_that_refused_and_connects_again_gets_a_task_at_once(begun: Begun) -> None:
     run = begun(concurrency=4, buffer=4)
     tasks = run.tasks()

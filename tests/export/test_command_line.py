@@ -1,0 +1,83 @@
+"""What the command lines of the server rooms tell in the same words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import coordinator.config
+import edge_client.config
+from edge_client.toml_files import variable_of, warn_of_mistyped
+from edge_client.transport.blobs import open_beside
+from export.command_line import VARIABLES, handle_errors, make_app
+
+FULL = Path("/dev/full")  # each write there meets a full disk
+pytestmark = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+
+
+def write_text(path: Path) -> None:
+    path.write_text("x" * 100_000)
+
+
+def write_arrays(path: Path) -> None:
+    np.savez(path, x=np.zeros(100_000))
+
+
+def write_unbuffered(path: Path) -> None:
+    with open_beside(path) as file:
+        file.write(b"x")
+        file.flush()
+
+
+@pytest.mark.parametrize("write", [write_text, write_arrays, write_unbuffered])
+def test_a_full_disk_is_told_with_the_file(
+    write: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_client.transport.blobs.OWN_FILE", 0)  # which follows no link, as that to /dev/full
+    path = tmp_path / "x.npz"
+    path.symlink_to(FULL)
+    with pytest.raises(SystemExit) as ended:
+        handle_errors(write)(path)
+    assert ended.value.code == 70
+    told = f"error: this machine: [Errno 28] No space left on device: '{path}'\n\nhint: free disk space\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_file_that_is_only_read_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "read").write_text("x")
+
+    def copy() -> None:
+        with (tmp_path / "read").open("rb") as into_memory, FULL.open("wb", buffering=0) as out:
+            out.write(into_memory.read())
+
+    with pytest.raises(SystemExit):
+        handle_errors(copy)()
+    assert "device: '/dev/full'" in capsys.readouterr().err
+
+
+def test_a_mistyped_variable_is_told_once_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app("x", "y")
+    app.command("one")(lambda: typer.echo(os.environ.get("FEDCENTERS_CACHE", "usual")))
+    app.command("two")(lambda: None)
+    monkeypatch.setenv("FEDCENTERS_CAHCE", "off")
+    monkeypatch.setenv("FEDCENTERS_MINE", "of another program")
+    monkeypatch.delenv("FEDCENTERS_CACHE", raising=False)
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["one"]).stdout == "usual\n"
+    assert caplog.messages == ["FEDCENTERS_CAHCE is not read: did you mean FEDCENTERS_CACHE?"]
+
+
+def test_variables_of_one_command_are_no_mistakes_in_those_of_another(caplog: pytest.LogCaptureFixture) -> None:
+    rooms = [{variable_of(key) for key in keys} for keys in (coordinator.config._KEYS, edge_client.config._KEYS)]
+    rooms += [{variable_of("device-data")}, set(VARIABLES)]
+    for known in rooms:
+        warn_of_mistyped(dict.fromkeys(set().union(*rooms), ""), known)
+    assert caplog.messages == []
