@@ -148,7 +148,9 @@ CUTS = 12  # spread over the changes of the disk in a round of masked sums
 def undisturbed_sums(tmp_path_factory: pytest.TempPathFactory, same_rounding: None) -> DevicesBaseline:
     with pytest.MonkeyPatch.context() as patch:
         power = Power(patch)
-        fed = Federation.of(tmp_path_factory.mktemp("sums"), ballast=BALLAST, devices=SUMMED_DEVICES, runs=MASKED).play()
+        fed = Federation.of(
+            tmp_path_factory.mktemp("sums"), ballast=BALLAST, devices=SUMMED_DEVICES, runs=MASKED
+        ).play()
     return DevicesBaseline(fed.final_states(), power.steps)
 
 

@@ -74,7 +74,9 @@ def test_sizes_have_numbers_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("centers", [1, 4])
-def test_a_step_that_cannot_gain_enough_is_not_tried_and_no_weights_are_judged_twice(centers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_gain_enough_is_not_tried_and_no_weights_are_judged_twice(
+    centers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fit looks at its loss some 20 times more, at its end, if it tries each halving of a step that gains nothing."""
     rng, seen, loss = np.random.default_rng(0), list[F64](), fit_router._loss
 
