@@ -230,18 +230,20 @@ def fit_weights(z: Array, own: Array, held: float = RIDGES[0]) -> F64:
     """
     count = z.shape[1]
     w = np.full(count, 0.5 / count)
+    here = _loss(w, z, own, held)
     for _ in range(MAX_NEWTON_STEPS):
-        now, gradient, curve = _loss(w, z, own, held)
+        now, gradient, curve = here
         free = (w > 0) | (gradient < 0)
         move = np.zeros(count)
         if free.any():
             move[free] = np.linalg.solve(curve[np.ix_(free, free)], gradient[free])
         steps = (np.maximum(0.0, w - move / 2**halvings) for halvings in range(MAX_STEP_HALVINGS))
         trials = (trial for trial in steps if gradient @ (w - trial) > CONVERGENCE_TOLERANCE)
-        better = next((trial for trial in trials if _loss(trial, z, own, held)[0] < now - CONVERGENCE_TOLERANCE), None)
+        tried = ((trial, _loss(trial, z, own, held)) for trial in trials)
+        better = next((found for found in tried if found[1][0] < now - CONVERGENCE_TOLERANCE), None)
         if better is None:
             break
-        w = better
+        w, here = better
     return w
 
 
@@ -250,8 +252,9 @@ def _loss(w: F64, z: Array, own: Array, held: float = 0.0) -> tuple[float, F64, 
     rows = np.arange(len(z))
     score = -np.einsum("f,rfk->rk", w, z)
     score -= score.max(axis=1, keepdims=True)
-    total = np.exp(score).sum(axis=1)
-    p = np.exp(score) / total[:, None]
+    p = np.exp(score)
+    total = p.sum(axis=1)
+    p /= total[:, None]
     mean = np.einsum("rk,rfk->rf", p, z)
     square = np.einsum("rk,rfk,rgk->fg", p, z, z) / len(z) - np.einsum("rf,rg->fg", mean, mean) / len(z)
     gradient = (z[rows, :, own] - mean).mean(axis=0) + 2 * held * w

@@ -283,6 +283,8 @@ def named_fleet(
 
 def is_named_fleet(data_set: str, partition: str) -> bool:
     """Whether a run's devices can be made again by these words of its file: a part given in Python has none."""
+    if registry.is_given_in_python(data_set):
+        return False
     try:
         registry.find_data_set(data_set)
         if partition:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from edge_client.engines.pt2 import read_exported, refuse_pickles
 from export.silence import suppress_output
 
+# A program has no state. torch makes the module of an exported program anew at each call, which takes as long as a run.
+_MODULES: WeakKeyDictionary[ExportedProgram, nn.Module] = WeakKeyDictionary()
 SAMPLE_INPUTS = "/data/sample_inputs/model.pt"  # a pickle, which nothing needs
 
 
@@ -42,5 +45,8 @@ def read_pt2(file: bytes, name: str) -> ExportedProgram:
 
 def run_pt2(file: bytes, args: Sequence[Tensor]) -> list[Tensor]:
     """The outputs of one run, in the program's order."""
+    exported = read_exported(file)
     with suppress_output(), torch.no_grad():
-        return list(read_exported(file).module()(*args))
+        if exported not in _MODULES:
+            _MODULES[exported] = exported.module()
+        return list(_MODULES[exported](*args))

@@ -1,7 +1,7 @@
 """A cohort of real processes over mosquitto in which one seat is taken by the client in Go of tests/second_client.
 
 `MixedCohort.run` starts a broker, `fedcenters-coordinator serve`, `fedcenters-edge join` for the devices in Python, and
-the second client for device dev-0. The model is a user's own: one linear layer.
+the second client for device dev-0. The model is a user's own: one linear layer, which the coordinator finds compiled.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from torch import nn
 
 from coordinator.local_broker import free_port, start_broker
 from coordinator.storage.run_reader import last_state
+from coordinator.storage.store import Store
+from edge_client.protocol.task import Flat
+from export.compiler.program import CompilerOutput, compile_program, vector_of
 from tests.support.guarded_broker import run_mosquitto
+from tests.support.virtual_federation import put_program
 
 SOURCE = Path(__file__).parents[1] / "second_client"
 DEBIAN = Path("/usr/share/gocode")  # where apt puts Go libraries
@@ -34,15 +40,6 @@ COMMANDS = Path(sys.executable).parent
 PATIENCE_S = 600.0  # a run of ten processes on a machine that others use, too
 SIDE = 16  # pixels; the linear model has 2,570 numbers, more than one block of 4,096 bytes
 
-LINEAR = f"""\
-from torch import nn
-from coordinator.models.registry import ModelEntry
-
-
-def factory():
-    make = lambda: nn.Sequential(nn.Flatten(), nn.Linear({SIDE * SIDE}, 10))
-    return ModelEntry(make=make, input=(1, {SIDE}, {SIDE}), classes=10)
-"""
 COORDINATOR = """\
 federation = "home"
 broker = "{url}"
@@ -54,7 +51,7 @@ exit-when-done = true
 formats = []
 {top}
 [model]
-name = "linear:factory"
+name = "linear"
 engines = ["onnx"]
 [[runs]]
 {run}
@@ -78,6 +75,14 @@ def build(folder: Path) -> Path:
     environment = {**os.environ, "GO111MODULE": "off", "GOPATH": str(DEBIAN), "GOCACHE": str(folder / "go-cache")}
     subprocess.run([go, "build", "-o", str(program), "."], cwd=SOURCE, env=environment, check=True)
     return program
+
+
+@cache
+def linear_program() -> tuple[CompilerOutput, Flat]:
+    """The program of one linear layer, and its first weights: one compilation for all cohorts of a process."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 10))
+    made = compile_program(module, (1, SIDE, SIDE), name="linear", engines=("onnx",))
+    return made, vector_of(module, made.program.schema)
 
 
 def toml(fields: dict[str, Any]) -> str:
@@ -118,7 +123,10 @@ class MixedCohort:
             yield broker.url
 
     def _coordinator(self, run: dict[str, Any]) -> subprocess.Popen[bytes]:
-        (self.folder / "linear.py").write_text(LINEAR)
+        made, initial = linear_program()
+        (self.folder / "run").mkdir()
+        with closing(Store(self.folder / "run" / "store")) as store:
+            put_program(store, made.program, made.files.values(), initial)
         text = COORDINATOR.format(
             url=self.url, devices=self.devices, deadline=self.deadline, top=toml(self.top), run=toml(run)
         )

@@ -74,7 +74,9 @@ def test_sizes_have_numbers_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("centers", [1, 4])
-def test_a_step_that_cannot_gain_enough_is_not_tried(centers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_gain_enough_is_not_tried_and_no_weights_are_judged_twice(
+    centers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fit looks at its loss some 20 times more, at its end, if it tries each halving of a step that gains nothing."""
     rng, seen, loss = np.random.default_rng(0), list[F64](), fit_router._loss
 
@@ -84,7 +86,7 @@ def test_a_step_that_cannot_gain_enough_is_not_tried(centers: int, monkeypatch: 
 
     monkeypatch.setattr(fit_router, "_loss", noted)
     fit_weights(rng.normal(size=(30, 2, centers)), rng.integers(centers, size=30))
-    assert len(seen) < 12
+    assert len({w.tobytes() for w in seen}) == len(seen) < 12
 
 
 @settings(max_examples=25)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,6 @@ from emulator.config import read_table
 from emulator.reports.repeat import repeat_in_python
 from export.cli import app
 
-ROOT = Path(__file__).parents[3]
 COLUMNS = ("height", "width", "depth")
 
 
@@ -194,26 +191,19 @@ def test_a_part_that_is_not_the_runs_is_named(place: Path, part: dict[str, Any],
 
 
 def test_a_method_that_cannot_be_imported_is_given(tmp_path: Path) -> None:
-    script = f"""
-import sys; sys.path.insert(0, {str(ROOT)!r})
-import fedcenters as fc
-if "run" in sys.argv:
-    from dataclasses import dataclass
+    """As one of a script: no module of that name has it when the folder is loaded."""
+
     @dataclass(frozen=True, kw_only=True, repr=False)
     class Mine(fc.FeSEM):
         pass
-    fc.simulate(Mine(2, local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1).save({str(tmp_path / "mine")!r})
-    print(len(fc.load({str(tmp_path / "mine")!r}, method=Mine(2, local_steps=1)).history))
-else:
-    fc.load({str(tmp_path / "mine")!r})
-"""
-    first, second = (
-        subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
-        for words in (["run"], [])
-    )
-    assert first.stdout.strip() == "1", first.stderr
-    assert "ConfigError: the method __main__:Mine cannot be made again" in second.stderr
-    assert "fc.load(folder, method=Mine(...))" in second.stderr
+
+    Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
+    run = fc.simulate(Mine(2, local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1)
+    place = run.save(tmp_path / "mine")
+    assert len(fc.load(place, method=Mine(2, local_steps=1)).history) == 1
+    with pytest.raises(ConfigError, match="the method __main__:Mine cannot be made again") as refused:
+        fc.load(place)
+    assert "fc.load(folder, method=Mine(...))" in refused.value.hint
 
 
 def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

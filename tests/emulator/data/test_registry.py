@@ -7,11 +7,13 @@ import pytest
 
 from coordinator.models.registry import MODELS
 from edge_client.errors import ConfigError, UsageError
+from emulator.data.fleet import is_named_fleet
 from emulator.data.loaders.folder import data_folder
 from emulator.data.partition_schemes import parse_scheme
 from emulator.data.registry import DATA_SETS, load_data_set
 from emulator.options import SimulateArgs
 from emulator.run.load import make_fleet
+from export import plugins
 
 
 def at_hand(home: str) -> None:
@@ -77,3 +79,11 @@ def test_fsdd_without_a_model_is_refused_with_what_to_do() -> None:
     with pytest.raises(UsageError, match="no model of ours suits fsdd") as wrong:
         make_fleet(SimulateArgs(data_set="fsdd"))
     assert "--model" in wrong.value.hint
+
+
+def test_samples_given_in_python_are_not_looked_for_among_the_installed_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each run asks, and reading what every package registered takes nearly as long as a round of a small fleet."""
+    monkeypatch.setattr(plugins, "entry_points", lambda **_: pytest.fail("looked"))
+    assert not is_named_fleet("arrays of each device", "")

@@ -284,20 +284,14 @@ def simulated(out: Path, model: str, temporary: Path) -> subprocess.CompletedPro
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_run_whose_devices_live_in_workers_loads_no_torch(
+def test_a_run_whose_devices_live_in_workers_loads_no_torch_nor_does_one_that_replaces_it(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    done = simulated(tmp_path, "digits-mlp", tmp_path_factory.mktemp("t"))
-    assert (done.returncode, "torch" in done.stdout.split()) == (0, False), done.stderr
-
-
-def test_a_run_that_replaces_one_of_the_same_settings_loads_no_torch_either(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+    """Another one of the same settings takes the first one's place."""
     temporary = tmp_path_factory.mktemp("t")
-    simulated(tmp_path, "digits-mlp", temporary)
-    again = simulated(tmp_path, "digits-mlp", temporary)
-    assert (again.returncode, "torch" in again.stdout.split()) == (0, False), again.stderr
+    for _ in range(2):
+        done = simulated(tmp_path, "digits-mlp", temporary)
+        assert (done.returncode, "torch" in done.stdout.split()) == (0, False), done.stderr
     assert [path.name for path in tmp_path.glob("simulate-*")] == ["simulate-fedavg-0"]
 
 
