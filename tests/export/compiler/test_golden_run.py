@@ -124,7 +124,7 @@ class Coarse(nn.Linear):
 
 
 def test_a_network_without_a_clear_seed_takes_the_best_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of a large ResNet-18 takes seconds of many steps in float64, and its first four seeds are not clear."""
+    """A run of a large ResNet-18 takes seconds of many steps in float64, and its first seeds are not clear."""
     found: list[float] = []
     own = room._own
 
