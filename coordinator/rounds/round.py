@@ -109,7 +109,7 @@ def run_round(  # noqa: PLR0913 - a round has these
         # The same centers again would have the same answers: two sums of them tell those of a device that one lacks.
         # What an evaluation sums are confusion matrices; where targets are no classes, each device would refuse it.
         asked = cohort if "confusion" in scoring.want and (after.centers != state.centers).any() else []
-        return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch))
+        return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch, last=round == of))
     facts: dict[str, Any] = {"batch": batch, "last": round == of, "scoring": scoring, "fleet": fleet}
     return after, (yield from evaluate_round(strategy, after, schema, cohort, **facts))
 

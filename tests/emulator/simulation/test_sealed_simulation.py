@@ -38,6 +38,17 @@ def test_the_record_says_what_the_server_sees_and_bytes_are_those_of_the_words(s
     assert record["bytes"]["up"] == len(LOCAL) * words
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fesem", "ditto", "pfedme", "fedem"])
+def test_the_scores_of_personal_models_and_mixtures_are_not_told_as_those_of_the_centers(method: str) -> None:
+    more = {"clusters": 2} if method in {"fesem", "fedem"} else {}
+    made = make_method(method, **{"local-steps": 2, **more, "secure": "updates", "secure-clip": 10.0})
+    found = fc.simulate(made, fleet=fc.fleets.digits(devices=6), rounds=2).summary()
+    assert found["accuracy"]["micro"] is not None
+    assert found["centers_accuracy"] == (
+        found["accuracy"] if method in {"fedavg", "fesem"} else {"micro": None, "macro": None}
+    )
+
+
 def test_with_a_frozen_base_one_block_of_words_is_what_is_trained() -> None:
     """So K blocks that hide a device's center are short where only a head, or adapters, are trained."""
 
