@@ -113,7 +113,7 @@ NEEDS: Mapping[str, tuple[str, tuple[Any, ...]]] = {  # a value has an effect on
 
 
 @dataclass(frozen=True)
-class Case:
+class DrawnCase:
     """A method by name, its settings in kebab-case, and options: fields of `SimulateArgs`, and those of OURS."""
 
     method: str
@@ -131,7 +131,7 @@ class Case:
         return {key: value for key, value in {**usual, **self.settings}.items() if key in known}
 
 
-def draw(seed: int, most: int) -> Case:
+def draw(seed: int, most: int) -> DrawnCase:
     """A method with up to `most` settings and options that are not the usual ones; the same for the same seed."""
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     method = rng.choice(sorted(METHODS))
@@ -142,14 +142,14 @@ def draw(seed: int, most: int) -> Case:
         if key in NEEDS:
             other, some = NEEDS[key]
             values[other] = values[other] if values.get(other) in some else rng.choice(some)
-    return Case(
+    return DrawnCase(
         method,
         {key: value for key, value in values.items() if key in OTHERS},
         {key: value for key, value in values.items() if key in OPTIONS},
     )
 
 
-def simpler(case: Case) -> Iterator[Case]:
+def simpler(case: DrawnCase) -> Iterator[DrawnCase]:
     """The case with one value less."""
     for key in case.settings:
         yield replace(case, settings={k: v for k, v in case.settings.items() if k != key})

@@ -29,7 +29,7 @@ from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.device_profiles import DeviceProfile
 from emulator.simulation.drawn_devices import DrawnDevices
 from emulator.simulation.emulated_devices import EmulatedDevices
-from tests.support.drawn_cases import OURS, Case
+from tests.support.drawn_cases import OURS, DrawnCase
 from tests.support.gated_recipe import PlainRecipe
 from tests.support.methods import members_of
 from tests.support.softmax_program import SoftmaxEngine, grouped_fleet, program, start_of
@@ -47,7 +47,7 @@ PROFILES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class DrawnWorld:
     """The parts of a case that may begin its first round."""
 
     strategy: Strategy
@@ -56,7 +56,7 @@ class World:
     buffered: bool
 
     @classmethod
-    def of(cls, case: Case) -> World:
+    def of(cls, case: DrawnCase) -> DrawnWorld:
         """Raises ConfigError, UsageError for a combination that is refused."""
         given = dict(case.options)
         ours = {key: given.pop(key, None) for key in OURS}
@@ -115,7 +115,7 @@ class World:
 
 
 @contextmanager
-def worker_threads(world: World, count: int) -> Iterator[EmulatedDevices]:
+def worker_threads(world: DrawnWorld, count: int) -> Iterator[EmulatedDevices]:
     """The devices divided among workers, which are threads here and processes in a run."""
     recipe = pickle.dumps(PlainRecipe(buffered=world.buffered, members=members_of(world.strategy)))
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def worker_threads(world: World, count: int) -> Iterator[EmulatedDevices]:
                 thread.join()
 
 
-def drawn_devices(world: World) -> DrawnDevices:
+def drawn_devices(world: DrawnWorld) -> DrawnDevices:
     """The devices of a fleet "drawn", whose samples are not held."""
     listed = list(world.local.values())
     return DrawnDevices(np.array([len(one.train) for one in listed]), listed.__getitem__, held=3)

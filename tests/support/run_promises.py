@@ -25,11 +25,11 @@ from coordinator.strategies.common.assignment import serving_center
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import ClientId, OwnModel
 from emulator.run.execute import SimulationResult
-from tests.support.drawn_cases import Case, simpler
-from tests.support.drawn_runs import ROUNDS, World, drawn_devices, worker_threads
+from tests.support.drawn_cases import DrawnCase, simpler
+from tests.support.drawn_runs import ROUNDS, DrawnWorld, drawn_devices, worker_threads
 
 
-class Broken(Exception):
+class BrokenPromise(Exception):
     """What does not hold of a case."""
 
 
@@ -37,26 +37,26 @@ GOOD = ("runs", "refused")
 SAME = 1e-9  # sums of the same numbers in another order
 
 
-def judge(case: Case) -> tuple[str, str]:
+def judge(case: DrawnCase) -> tuple[str, str]:
     """-> ("runs" | "refused" | "broken", what to print)."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return _judge(case)
-    except Broken as wrong:
+    except BrokenPromise as wrong:
         return "broken", str(wrong)
     except Exception:  # noqa: BLE001 - whatever a case may raise is told
         return "broken", traceback.format_exc(limit=-6)
 
 
-def _judge(case: Case) -> tuple[str, str]:
+def _judge(case: DrawnCase) -> tuple[str, str]:
     try:
-        world = World.of(case)
+        world = DrawnWorld.of(case)
     except (ConfigError, UsageError) as refused:
         told = f"{refused.message}; {refused.hint}"
         named = [word for key in (*case.settings, *case.options, case.method) for word in (key, key.replace("_", "-"))]
         if not refused.hint or not any(word in told for word in named):
-            raise Broken(f"a refusal that names no option of the case: {told}") from refused
+            raise BrokenPromise(f"a refusal that names no option of the case: {told}") from refused
         return "refused", told
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -71,11 +71,11 @@ def _judge(case: Case) -> tuple[str, str]:
             rarely = replace(world.settings, evaluation=replace(world.settings.evaluation, every=ROUNDS))
             other = replace(world, settings=rarely).play(Path(name))
         if other.state.centers.tobytes() != whole.state.centers.tobytes():
-            raise Broken("with fewer evaluations other centers")
+            raise BrokenPromise("with fewer evaluations other centers")
     return "runs", ""
 
 
-def _other_ways(case: Case, world: World, place: Path) -> Iterator[tuple[str, SimulationResult]]:
+def _other_ways(case: DrawnCase, world: DrawnWorld, place: Path) -> Iterator[tuple[str, SimulationResult]]:
     """The same run in other ways, and how."""
     yield "devices listed in another order", world.play(place / "again", local=dict(reversed(world.local.items())))
     for stop in range(1, ROUNDS):
@@ -91,7 +91,7 @@ def _other_ways(case: Case, world: World, place: Path) -> Iterator[tuple[str, Si
         yield "samples drawn when they are used", world.play(place / "drawn", local=drawn_devices(world))
 
 
-def smallest(case: Case) -> tuple[Case, str]:
+def smallest(case: DrawnCase) -> tuple[DrawnCase, str]:
     """A case that is broken with any value less, and what is broken of it."""
     for other in simpler(case):
         if judge(other)[0] == "broken":
@@ -99,7 +99,7 @@ def smallest(case: Case) -> tuple[Case, str]:
     return case, judge(case)[1]
 
 
-def one_that_runs(case: Case, seed: int) -> Iterator[tuple[Case, str, str]]:
+def one_that_runs(case: DrawnCase, seed: int) -> Iterator[tuple[DrawnCase, str, str]]:
     """The verdict on the case and, as long as it is refused, on the same with one value less."""
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     while True:
@@ -111,32 +111,32 @@ def one_that_runs(case: Case, seed: int) -> Iterator[tuple[Case, str, str]]:
         case = rng.choice(others)
 
 
-def _check_records(world: World, result: SimulationResult) -> None:
+def _check_records(world: DrawnWorld, result: SimulationResult) -> None:
     if [record["round"] for record in result.records] != list(range(1, ROUNDS + 1)):
-        raise Broken(f"rounds {[record['round'] for record in result.records]}")
+        raise BrokenPromise(f"rounds {[record['round'] for record in result.records]}")
     for record in result.records:
         json.dumps(record, allow_nan=False)
         _check_numbers(world, record)
         _check_averages(world, record)
         _check_metric(record)
     if not np.isfinite(result.state.centers).all():
-        raise Broken("a center is not finite")
+        raise BrokenPromise("a center is not finite")
     encoded = state_codec.encode_state(result.state)
     if state_codec.encode_state(state_codec.decode_state(encoded)) != encoded:
-        raise Broken("the state is another one after it was stored")
+        raise BrokenPromise("the state is another one after it was stored")
 
 
-def _check_numbers(world: World, record: RoundRecord) -> None:
+def _check_numbers(world: DrawnWorld, record: RoundRecord) -> None:
     shares = [*record["per_device"].values(), *record["accuracy"].values(), *record["f1_of_devices"].values()]
     shares += [*record["per_center"], record["answered"]]
     if not all(share is None or 0 <= share <= 1 for share in shares):  # type: ignore[operator]  # of a TypedDict
-        raise Broken(f"a share is not 0 to 1: {shares}")
+        raise BrokenPromise(f"a share is not 0 to 1: {shares}")
     if not set(record["assignment"]) <= set(world.local):
-        raise Broken("a device that is none has a center")
+        raise BrokenPromise("a device that is none has a center")
     if not set(record["assignment"].values()) <= {*range(len(record["per_center"]))}:
-        raise Broken(f"{record['assignment']} of {len(record['per_center'])} centers")
+        raise BrokenPromise(f"{record['assignment']} of {len(record['per_center'])} centers")
     if min(record["bytes"]["down"], record["bytes"]["up"], record["seconds"], record["local_steps"]) < 0:
-        raise Broken(f"{record['bytes']}, {record['seconds']} s, {record['local_steps']} steps")
+        raise BrokenPromise(f"{record['bytes']}, {record['seconds']} s, {record['local_steps']} steps")
 
 
 def _check_metric(record: RoundRecord) -> None:
@@ -144,10 +144,10 @@ def _check_metric(record: RoundRecord) -> None:
     mine = record.get("metrics", {})["mine"]["per_device"] if "metrics" in record else {}
     for who in record["per_device"].keys() & mine.keys():
         if abs(mine[who] - record["per_device"][who]) > SAME:
-            raise Broken(f"{who}: accuracy {record['per_device'][who]}, by an own metric {mine[who]}")
+            raise BrokenPromise(f"{who}: accuracy {record['per_device'][who]}, by an own metric {mine[who]}")
 
 
-def _check_centers(world: World, result: SimulationResult) -> None:
+def _check_centers(world: DrawnWorld, result: SimulationResult) -> None:
     """What the last record tells of the centers is what they do by themselves on the samples that test."""
     last, right = result.records[-1], _accuracies(world, result)
     if "centers" in last:
@@ -157,15 +157,15 @@ def _check_centers(world: World, result: SimulationResult) -> None:
         told = {(last["assignment"].get(c, usual), c): a for c, a in last["per_device"].items()}
     for (k, who), accuracy in told.items():
         if abs(accuracy - right[who][k]) > SAME:
-            raise Broken(f"center {k} on {who}: told {accuracy}, found {right[who][k]}")
+            raise BrokenPromise(f"center {k} on {who}: told {accuracy}, found {right[who][k]}")
     summed = last["accuracy"]["micro"] if "secure" in last and "centers" not in last else None
     if summed is not None and len(result.state.centers) == 1 and last["answered"] == 1:
         found = float(np.mean([shares[0] for shares in right.values()]))  # as many samples each
         if abs(summed - found) > SAME:
-            raise Broken(f"the only center: a sum tells {summed}, found {found}")
+            raise BrokenPromise(f"the only center: a sum tells {summed}, found {found}")
 
 
-def _accuracies(world: World, result: SimulationResult) -> dict[ClientId, list[float]]:
+def _accuracies(world: DrawnWorld, result: SimulationResult) -> dict[ClientId, list[float]]:
     """The share of right answers of each center on the samples of each device that test."""
     found: dict[ClientId, list[float]] = {}
     for who, one in world.local.items():
@@ -175,7 +175,7 @@ def _accuracies(world: World, result: SimulationResult) -> dict[ClientId, list[f
     return found
 
 
-def _check_averages(world: World, record: RoundRecord) -> None:
+def _check_averages(world: DrawnWorld, record: RoundRecord) -> None:
     """Averages over devices are those of the devices' own numbers."""
     tested = {who: len(one.test) for who, one in world.local.items() if one.test is not None}
     each = record["per_device"]
@@ -186,29 +186,29 @@ def _check_averages(world: World, record: RoundRecord) -> None:
         abs(micro - record["accuracy"]["micro"]) > SAME
         or abs(np.mean([*each.values()]) - record["accuracy"]["macro"]) > SAME
     ):
-        raise Broken(f"accuracy {record['accuracy']} of devices with {micro}")
+        raise BrokenPromise(f"accuracy {record['accuracy']} of devices with {micro}")
     for k, told in enumerate(record["per_center"]):
         mine = [c for c in each if record["assignment"].get(c) == k]
         found = sum(tested[c] * each[c] for c in mine) / sum(tested[c] for c in mine) if mine else None
         if (told is None) != (found is None) or abs((told or 0.0) - (found or 0.0)) > SAME:
-            raise Broken(f"center {k} has {told}, its devices {found}")
+            raise BrokenPromise(f"center {k} has {told}, its devices {found}")
 
 
-def _check_served(world: World, result: SimulationResult) -> None:
+def _check_served(world: DrawnWorld, result: SimulationResult) -> None:
     for who in [*world.local, "stranger", None]:
         mixture = world.strategy.predictor(result.state, who)
         weights = np.array([weight for weight, _ in mixture])
         if abs(weights.sum() - 1) > SAME or (weights < 0).any():
-            raise Broken(f"{who} is served {weights}")
+            raise BrokenPromise(f"{who} is served {weights}")
         if any(not isinstance(m, OwnModel) and not np.isfinite(m).all() for _, m in mixture):
-            raise Broken(f"{who} is served a model that is not finite")
+            raise BrokenPromise(f"{who} is served a model that is not finite")
 
 
 def _check_same(one: SimulationResult, other: SimulationResult, what: str) -> None:
     for number, (first, second) in enumerate(zip(one.records, other.records, strict=True), 1):
         if first != second:
             keys = [key for key in first if first[key] != second.get(key)]
-            raise Broken(f"{what}: round {number} has another {', '.join(keys)}")
+            raise BrokenPromise(f"{what}: round {number} has another {', '.join(keys)}")
     states = [replace(r.state, assignment=dict(r.state.assignment)) for r in (one, other)]
     if state_codec.encode_state(states[0]) != state_codec.encode_state(states[1]):
         differing = [
@@ -216,9 +216,9 @@ def _check_same(one: SimulationResult, other: SimulationResult, what: str) -> No
             for k in {*one.state.extra, *other.state.extra}
             if not np.array_equal(one.state.extra.get(k), other.state.extra.get(k), equal_nan=True)
         ]
-        raise Broken(f"{what}: another state; extra {differing}")
+        raise BrokenPromise(f"{what}: another state; extra {differing}")
     if one.virtual_seconds != other.virtual_seconds:
-        raise Broken(f"{what}: other seconds")
+        raise BrokenPromise(f"{what}: other seconds")
     points = [[(m.round, m.who, m.points.tobytes()) for m in r.kept.moments] for r in (one, other)]
     if points[0] != points[1]:
-        raise Broken(f"{what}: other points of pictures")
+        raise BrokenPromise(f"{what}: other points of pictures")
