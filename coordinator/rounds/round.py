@@ -29,6 +29,7 @@ from coordinator.strategies.base import Exchange, Fleet, PartOfCohort, Replies, 
 from coordinator.strategies.common.assignment import told_assignment
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
+from coordinator.strategies.common.representation import check_compared
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.numbered_fleet import NumberedAssignment, used_centers
@@ -47,7 +48,11 @@ def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the
 
 
 def first_state(strategy: Strategy, model: Flat, schema: Schema, fleet: Fleet, seed: int) -> State:
-    """The state before the first round, from one common model [schema.size]. Raises UsageError for what is none."""
+    """The state before the first round, from one common model [schema.size].
+
+    Raises UsageError for what is none, ConfigError for a model that does not suit the method.
+    """
+    check_compared(getattr(strategy, "representation", None), schema)
     state = strategy.begin(model, schema, fleet, round_rng(seed, INITIAL_ROUND))
     return _plain_state(f"{type(strategy).__name__}.begin", state, schema)
 
