@@ -41,7 +41,7 @@ def played(method: str, *, rounds: int = 3) -> MethodWorld:
     return world(build(method, {"label-prior": "device"}), skewed_fleet(), rounds=rounds)
 
 
-FEW = {"fedcenters": {"most-centers": 1}, "ditto": {"common-weight": 0.5}}
+FEW: dict[str, dict[str, Setting]] = {"fedcenters": {"most-centers": 1}, "ditto": {"common-weight": 0.5}}
 
 
 @pytest.mark.parametrize("method", WITH_PRIOR)
