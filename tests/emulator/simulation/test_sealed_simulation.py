@@ -40,8 +40,9 @@ def test_the_record_says_what_the_server_sees_and_bytes_are_those_of_the_words(s
 
 @pytest.mark.parametrize("method", ["fedavg", "fesem", "ditto", "pfedme", "fedem"])
 def test_the_scores_of_personal_models_and_mixtures_are_not_told_as_those_of_the_centers(method: str) -> None:
-    more: dict[str, Setting] = {"clusters": 2} if method in {"fesem", "fedem"} else {}
-    made = make_method(method, **more, **{"local-steps": 2, "secure": "updates", "secure-clip": 10.0})
+    settings: dict[str, Setting] = {"local-steps": 2, "secure": "updates", "secure-clip": 10.0}
+    settings |= {"clusters": 2} if method in {"fesem", "fedem"} else {}
+    made = make_method(method, **settings)
     found = fc.simulate(made, fleet=fc.fleets.digits(devices=6), rounds=2).summary()
     assert found["accuracy"]["micro"] is not None
     assert found["centers_accuracy"] == (
