@@ -15,7 +15,7 @@ PEER_PYTHON ?= python3.11
 # without .pyc files each of the several hundred processes of a test run compiles what it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help boards install web demo test check audit bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures hostile asynchronous codecs adapters models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check audit bench bench-steps bench-peers bench-task bench-programs bench-scale bench-fleet brokers soak kills architectures combinations hostile asynchronous codecs adapters models mutants fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -101,6 +101,9 @@ kills: $(STAMP)  ## 250 SIGKILLs in the middle of rounds with f32, then with i8:
 
 architectures: $(STAMP) ## five hundred random architectures: each matches torch or is refused by name
 	$(BIN)/python -m tests.figures.architectures
+
+combinations: $(STAMP) ## six hundred random combinations of method, settings and options of a run: each is refused by name before its first round, or keeps every promise of tests/support/run_promises.py; some minutes of CPU
+	$(BIN)/python -m tests.figures.combinations
 
 mutants: $(STAMP) ## small faults in the code, drawn by a seed: which does no test find; hours, and the same command again goes on; or PLACES="coordinator/rounds" EACH=3 SEED="2 3"
 	$(BIN)/python -m tests.mutants $(PLACES) $(if $(EACH),--each $(EACH)) $(if $(SEED),--seed $(SEED))

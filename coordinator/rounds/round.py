@@ -29,6 +29,7 @@ from coordinator.strategies.base import Exchange, Fleet, PartOfCohort, Replies, 
 from coordinator.strategies.common.assignment import told_assignment
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
+from coordinator.strategies.common.representation import check_compared
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.numbered_fleet import NumberedAssignment, used_centers
@@ -47,7 +48,11 @@ def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the
 
 
 def first_state(strategy: Strategy, model: Flat, schema: Schema, fleet: Fleet, seed: int) -> State:
-    """The state before the first round, from one common model [schema.size]. Raises UsageError for what is none."""
+    """The state before the first round, from one common model [schema.size].
+
+    Raises UsageError for what is none, ConfigError for a model that does not suit the method.
+    """
+    check_compared(getattr(strategy, "representation", None), schema)
     state = strategy.begin(model, schema, fleet, round_rng(seed, INITIAL_ROUND))
     return _plain_state(f"{type(strategy).__name__}.begin", state, schema)
 
@@ -109,7 +114,7 @@ def run_round(  # noqa: PLR0913 - a round has these
         # The same centers again would have the same answers: two sums of them tell those of a device that one lacks.
         # What an evaluation sums are confusion matrices; where targets are no classes, each device would refuse it.
         asked = cohort if "confusion" in scoring.want and (after.centers != state.centers).any() else []
-        return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch))
+        return after, (yield from sealed_evaluation(strategy, after, fleet, asked, batch=batch, last=round == of))
     facts: dict[str, Any] = {"batch": batch, "last": round == of, "scoring": scoring, "fleet": fleet}
     return after, (yield from evaluate_round(strategy, after, schema, cohort, **facts))
 

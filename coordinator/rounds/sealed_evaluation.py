@@ -6,29 +6,31 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from coordinator.rounds.metrics import FleetAverage, RoundReport
+from coordinator.rounds.metrics import FleetAverage, RoundReport, make_center_report
 from coordinator.strategies.base import Exchange, Fleet, Replies, SealedSums, State, SumByCenter
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.loss_starts import COUNTS_KEY
 from coordinator.strategies.plans.sum_plan import plan_of
 from edge_client.protocol.summed_task import MAX_BITS, SCORE_LEVELS, SummedProbe, SumScale
-from edge_client.protocol.task import ClientId
+from edge_client.protocol.task import ClientId, OwnModel
 
 
 def sealed_evaluation(
-    strategy: LocalSgd, state: State, fleet: Fleet, cohort: Sequence[ClientId], *, batch: int
+    strategy: LocalSgd, state: State, fleet: Fleet, cohort: Sequence[ClientId], *, batch: int, last: bool
 ) -> Generator[Exchange, Replies, RoundReport]:
     """Ask the cohort for its parts of the sum; averages are None where too few devices answered.
 
-    No figure of one device or of one center is in the report.
+    No figure of one device or of one center is in the report. After the `last` round the report says, where devices are
+    served other models than their centers, that the scores of the centers are not known: no sum has them.
     """
     served = plan_of(strategy, fleet).served
     usual = int(np.argmax(state.extra[COUNTS_KEY])) if COUNTS_KEY in state.extra else 0
     scale = SumScale(bits=MAX_BITS, devices=max(1, len(cohort)), clip=1.0)
-    tasks = {}
+    apart, tasks = served == "mixture" and len(state.centers) > 1, {}
     for who in cohort:
         models = [model for _, model in strategy.predictor(state, who)]
         weights = [weight for weight, _ in strategy.predictor(state, who)]
+        apart |= served == "asked" and (len(models) > 1 or isinstance(models[0], OwnModel))
         if served != "asked":
             models, weights = list(state.centers), []
         tasks[who] = SummedProbe(
@@ -59,4 +61,5 @@ def sealed_evaluation(
         loss=none,
         loss_per_device={},
         loss_per_center=nothing,
+        centers=make_center_report({}, n_centers=len(state.centers)) if last and apart else None,
     )

@@ -61,7 +61,9 @@ Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up
 def train_runs(trainer: RunTrainer, ask: Ask) -> list[RunResult]:
     """Train every run of the configuration to its end. Devices tell nothing of single centers where sums are sealed."""
     config = trainer.config
-    strategies = [make_strategy(run, config) for run in config.runs]  # raises before the first round
+    strategies = [make_strategy(run, config) for run in config.runs]
+    for run, strategy in zip(config.runs, strategies, strict=True):
+        trainer.check(run, strategy)  # before the first round of any: the settings of a folder cannot change
     outcomes = [trainer.run(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
     if not config.teach_newcomers:
         return outcomes
@@ -85,6 +87,18 @@ class RunTrainer:
     def schema(self) -> Schema:
         return self.prepared.program.schema
 
+    def check(self, run: RunConfig, strategy: Strategy) -> None:
+        """Raise ConfigError for a run that has not begun, and that its first round would refuse."""
+        if run.name not in self.store.states.run_names().values():
+            self._begun(strategy, self.devices.fleet_of(run.name, INITIAL_ROUND + 1))
+
+    def _begun(self, strategy: Strategy, fleet: Fleet) -> State:
+        """The state before the first round. Raises ConfigError for a model or a fleet that does not suit the method."""
+        with_noise_key(strategy, self.schema, lambda: b"")
+        check_label_totals(strategy, self.prepared.program)
+        check_sealed(strategy, self.schema, fleet)
+        return first_state(strategy, self.prepared.initial, self.schema, fleet, self.config.seed)
+
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """Train the rounds of one run that are not stored yet."""
         run_id = self.store.states.run_id(run.name, lambda: secrets.token_hex(8))
@@ -92,14 +106,12 @@ class RunTrainer:
         begun = self.store.states.last(run_id)
         if begun is None:
             fleet = self._let_in(run, run_id, INITIAL_ROUND + 1)
-            check_label_totals(strategy, self.prepared.program)
-            check_sealed(strategy, self.schema, fleet)
+            state = self._begun(strategy, fleet)
             if spare := spare_centers(strategy, len(fleet)):
                 log.warning("%s: %s", run.name, spare)
             asking, _ = with_over_selection(strategy, self.config.round.over_select, len(fleet))
             if few := too_few_asked(asking, len(fleet)):  # more devices may come
                 log.warning("%s: %s: %s", run.name, few.message, few.hint)
-            state = first_state(strategy, self.prepared.initial, self.schema, fleet, self.config.seed)
             self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)
         number, state = begun

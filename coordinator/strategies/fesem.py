@@ -90,8 +90,8 @@ class FeSEM(LocalSgd):
 
     @property
     def compared_centers(self) -> int:
-        """With start "loss" the first rounds compare all."""
-        return self.clusters if self.start == "loss" else 1
+        """All: newcomers do, and with start "loss" the first rounds; one where a probe has no room for all."""
+        return self.clusters if self.clusters <= MAX_MODELS else 1
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         return State(centers=np.tile(model, (self.clusters, 1)), extra={"start": model.copy()})

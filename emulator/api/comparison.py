@@ -15,7 +15,7 @@ from edge_client.errors import UsageError
 from emulator.api.checks import COLUMNS, check_method
 from emulator.api.history import Table, frame
 from emulator.api.result import Result
-from emulator.api.runs import SharedOptions, run_one_of_several
+from emulator.api.runs import SharedOptions, check_one_of_several, run_one_of_several
 from emulator.data.fleet import Fleet
 from emulator.experiments.table import mean_and_deviation, paired_difference
 from emulator.options import OPTIONS
@@ -203,15 +203,9 @@ def compare(
     if not named or len({name for name, _ in named}) < len(named):
         told = f"methods {', '.join(name for name, _ in named) or '(none)'}"
         raise UsageError(told, hint="give methods with different settings, or a dict that names each")
-    if not isinstance(seeds, (Integral, Iterable)) or isinstance(seeds, (bool, str)):
-        raise UsageError(f"seeds is {seeds!r}", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
-    chosen = list(range(int(seeds))) if isinstance(seeds, Integral) else list(seeds)
-    if not chosen:
-        raise UsageError("no seeds", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
-    if twice := [seed for seed in dict.fromkeys(chosen) if chosen.count(seed) > 1]:
-        raise UsageError(f"seed {twice[0]} is given twice", hint="give each once: the same seed is the same run")
-    for seed in chosen:
-        OPTIONS["seed"].check(seed)
+    chosen = _chosen(seeds)
+    for _, method in named:
+        check_one_of_several(cast("Strategy", method), seed=chosen[0], **options)
     found: dict[str, dict[int, Result]] = {name: {} for name, _ in named}
     # mypy takes a list of several kinds of methods for one of what they extend
     plan = [(seed, name, cast("Strategy", method)) for seed in chosen for name, method in named]
@@ -223,6 +217,20 @@ def compare(
         found[name][seed] = run_one_of_several(title, method, fleet=fleet, seed=seed, **options)
         took.append((name, time.monotonic() - began))
     return Comparison(results=found)
+
+
+def _chosen(seeds: int | Iterable[int]) -> list[int]:
+    """The seeds. Raises UsageError for what is none, or is given twice."""
+    if not isinstance(seeds, (Integral, Iterable)) or isinstance(seeds, (bool, str)):
+        raise UsageError(f"seeds is {seeds!r}", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
+    chosen = list(range(int(seeds))) if isinstance(seeds, Integral) else list(seeds)
+    if not chosen:
+        raise UsageError("no seeds", hint="give how many, as seeds=3, or which, as seeds=[0, 7]")
+    if twice := [seed for seed in dict.fromkeys(chosen) if chosen.count(seed) > 1]:
+        raise UsageError(f"seed {twice[0]} is given twice", hint="give each once: the same seed is the same run")
+    for seed in chosen:
+        OPTIONS["seed"].check(seed)
+    return chosen
 
 
 def left_in_words(took: Sequence[tuple[str, float]], names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.folder import NothingToResume
 from emulator.run.own_metrics import Metric
-from emulator.run.resolve import resolve_run
+from emulator.run.resolve import ResolvedRun, resolve_run
 from export.own_thread import outside_inference_mode
 from export.plugins import nearest_name_hint
 
@@ -122,6 +122,14 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         return to_the_end(_rounds(method, fleet, model, rounds, seed, loss, metrics, bar, given), bar, on_round)
 
 
+def check_one_of_several(method: Strategy, *, seed: int, **options: Unpack[SharedOptions]) -> None:
+    """Raise UsageError, ConfigError for options that this method refuses, before a run of any of the others begins."""
+    given: dict[str, Any] = {"rounds": 10, **options}
+    rounds, others = given.pop("rounds"), ("progress", "model", "loss", "metrics", "out", "resume")
+    with in_words_of_python():
+        _resolved(method, rounds, seed, None, {key: value for key, value in given.items() if key not in others})
+
+
 def run_one_of_several(
     title: str, method: Strategy, *, fleet: Fleet, seed: int, **options: Unpack[SharedOptions]
 ) -> Result:
@@ -210,6 +218,17 @@ def _check_options(method: Strategy, given: Mapping[str, Any]) -> None:
     raise UsageError(f"a run has no option {wrong[0]!r}", hint=hint)
 
 
+def _resolved(
+    method: Strategy, rounds: int, seed: int, metrics: Mapping[str, Metric] | None, given: Mapping[str, Any]
+) -> ResolvedRun:
+    """The method and the options of a run, checked without its samples and its model."""
+    values: dict[str, Any] = {key: value for key, value in given.items() if key not in ("out", "resume")}
+    values |= {key: Path(given[key]) for key in ("out", "profiles") if given.get(key) is not None}
+    settings = method_settings(method)
+    args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **values)
+    return resolve_run(args, strategy=method, metrics=metrics or {})
+
+
 def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     method: Strategy,
     fleet: Fleet,
@@ -229,17 +248,13 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     if given.get("name") and given["out"] is None:
         told = f"name is {given['name']!r}, and there is no folder that has it"
         raise UsageError(told, hint='give the folder in which it is made: out="runs"')
-    values: dict[str, Any] = {key: value for key, value in given.items() if key not in ("out", "resume")}
-    values |= {key: Path(given[key]) for key in ("out", "profiles") if given.get(key) is not None}
-    settings = method_settings(method)
-    args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **values)
-    run = resolve_run(args, strategy=method, metrics=metrics or {})
+    run = _resolved(method, rounds, seed, metrics, given)
     prepared: Model | str | None = model if isinstance(model, str) else None
     wanted = (fleet.model or None) if model is None else model
     if loss is not None or not isinstance(wanted, str):
         from emulator.api.models import own_model
 
         make = outside_inference_mode(own_model)
-        prepared = make(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(args.method))
+        prepared = make(wanted, fleet.cut(seed), loss=loss, seed=seed, members=summed_members(run.args.method))
     whole: dict[str, Any] = {"resume": given["resume"], "keep": given["out"] is not None}
     return outside_inference_mode(play)(run, fleet=fleet, model=prepared, say=bar.say, busy=bar.busy, **whole)

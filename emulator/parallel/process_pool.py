@@ -37,6 +37,7 @@ from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.shared_matrix import SharedMatrix
 from emulator.parallel.worker import (
     USER_ERRORS,
+    ModelWanted,
     ResolvedSpec,
     StateTransfer,
     WorkerSetup,
@@ -61,7 +62,9 @@ class WorkerProcess:
     process: BaseProcess
 
     def send(
-        self, what: EngineSpec | WorkerSetup | WorkItem | StateTransfer | None, rows: SharedMatrix | None = None
+        self,
+        what: EngineSpec | WorkerSetup | WorkItem | StateTransfer | ModelWanted | None,
+        rows: SharedMatrix | None = None,
     ) -> None:
         """Send a message of worker.py, and with a work item the matrix for its rows; None opens a round."""
         try:
@@ -127,6 +130,13 @@ class WorkerPool(EmulatedDevices):
         self._all(StateTransfer(folder=folder, write=False))
         for slot in checkpoint.stored_slots(folder):
             self.own[slot] = UPDATE_IN_MATRIX
+
+    def own_model(self, who: ClientId, slot: str) -> Flat | None:
+        """The device's worker sends a copy."""
+        worker = self.workers[self.home[who]]
+        worker.send(ModelWanted(who=who, slot=slot))
+        kept: Flat | None = worker.receive()
+        return kept
 
     def _all(self, books: StateTransfer) -> None:
         wrong: list[OSError] = []

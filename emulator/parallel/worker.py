@@ -65,11 +65,19 @@ class StateTransfer:
     write: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelWanted:
+    """The model [schema.size] that a device of the worker keeps in a slot is to be sent; None where it keeps none."""
+
+    who: ClientId
+    slot: str
+
+
 def run_worker(connection: Connection) -> None:
     """The loop of a worker. The first worker receives an `EngineSpec`, every worker a `WorkerSetup` and then work.
 
     A `WorkItem` is answered with one message for each of its devices, a `StateTransfer` with
-    an empty mapping; None opens a round without answer.
+    an empty mapping, a `ModelWanted` with the model; None opens a round without answer.
     """
     devices: EmulatedDevices | None = None
     learner, new = None, True
@@ -81,15 +89,14 @@ def run_worker(connection: Connection) -> None:
             told = connection.recv()
         setup = cast("WorkerSetup", told)
         while True:
-            share: WorkItem | StateTransfer | None = connection.recv()
+            share: WorkItem | StateTransfer | ModelWanted | None = connection.recv()
             try:
                 if devices is None:
                     devices = EmulatedDevices(learner=learner or open_recipe(setup.recipe), local=_read(setup.samples))
                 if share is None:
                     devices.open_round()
-                elif isinstance(share, StateTransfer):
-                    _transfer_state(devices, share)
-                    connection.send({})
+                elif isinstance(share, (StateTransfer, ModelWanted)):
+                    connection.send(_of_own_models(devices, share))
                 else:
                     with open_shared_matrix(connection) if share.rows else nullcontext() as put:
                         for given in devices.each_answer(share.tasks):
@@ -104,11 +111,15 @@ def run_worker(connection: Connection) -> None:
                 connection.send(traceback.format_exc())
 
 
-def _transfer_state(devices: EmulatedDevices, books: StateTransfer) -> None:
-    if books.write:
-        checkpoint.save_models(books.folder, f"own-{min(devices.local)}", devices.own)
+def _of_own_models(devices: EmulatedDevices, asked: StateTransfer | ModelWanted) -> Mapping[str, object] | Flat | None:
+    """Do what is asked of the models that devices keep; -> the answer."""
+    if isinstance(asked, ModelWanted):
+        return devices.own_model(asked.who, asked.slot)
+    if asked.write:
+        checkpoint.save_models(asked.folder, f"own-{min(devices.local)}", devices.own)
     else:
-        devices.recall(books.folder)
+        devices.recall(asked.folder)
+    return {}
 
 
 def _resolve_spec(spec: EngineSpec) -> tuple[ResolvedSpec | Exception | str, Learner | None]:

@@ -13,7 +13,7 @@ from coordinator.rounds.round_record import MetricRecord
 from coordinator.strategies.base import State, Strategy
 from edge_client.data.dataset import Dataset
 from edge_client.errors import UsageError
-from edge_client.protocol.task import Array, ClientId, Flat, Probe
+from edge_client.protocol.task import Array, ClientId, Probe
 from edge_client.training.fit_probe import label_counts
 from emulator.simulation.emulated_devices import EmulatedDevices
 from emulator.simulation.served_outputs import served_outputs
@@ -58,15 +58,8 @@ def _outputs(task: Probe, test: Dataset, who: ClientId, devices: EmulatedDevices
         test,
         train=lambda: train,
         labels=lambda: label_counts(devices.program, train),
-        own=partial(_own, devices, who),
+        own=partial(devices.own_model, who),
     )
-
-
-def _own(devices: EmulatedDevices, who: ClientId, slot: str) -> Flat | None:
-    kept = devices.own.get((who, slot))
-    if kept is not None and not len(kept):  # a worker process has it
-        raise UsageError("metrics of models that the devices keep", hint="use workers=1")
-    return kept
 
 
 def _number(name: str, value: object) -> float:

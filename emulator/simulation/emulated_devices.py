@@ -180,6 +180,10 @@ class EmulatedDevices:
         if isinstance(task, Fit):
             self.trained.add(task.slot)
 
+    def own_model(self, who: ClientId, slot: str) -> Flat | None:
+        """The model [schema.size] that the device keeps in a slot, of float32 or as its fit gave it; None: none."""
+        return self._own(who, slot)
+
     def _own(self, who: ClientId, slot: str) -> Flat | None:
         return self.own.get((who, slot))
 

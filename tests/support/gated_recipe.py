@@ -14,12 +14,14 @@ from tests.support import softmax_program
 
 @dataclass(frozen=True, kw_only=True)
 class PlainRecipe:
-    """Softmax regression in float64; `buffered`: with running statistics."""
+    """Softmax regression in float64; `buffered`: with running statistics; a sum of so many `members`."""
 
     buffered: bool = False
+    members: int = 1
 
     def open(self) -> Learner:
-        return EngineLearner(softmax_program.SoftmaxEngine(), softmax_program.program(buffered=self.buffered))
+        made = softmax_program.program(buffered=self.buffered, members=self.members)
+        return EngineLearner(softmax_program.SoftmaxEngine(), made)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,7 +158,8 @@ class MaskedSums:
         for group, cids in sorted(groups.items()):
             devices = {cid: taken[cid] for cid in cids if cid in taken}
             if len(devices) < least:
-                self.failures.append(f"{len(devices)} devices have a key for the sum; at least {least} must")
+                few = f"{len(devices)} devices have a key" if len(cids) >= least else f"{len(cids)} devices are asked"
+                self.failures.append(f"{few} for the sum; at least {least} must")
                 continue
             form = SumForm(
                 federation=self.federation, run=first.run, round=first.round, exchange=first.exchange + 1,

@@ -57,6 +57,11 @@ class Ditto(FedAvg):
         }
         return replace(state, centers=centers, assignment=all_of_one_center(fleet))
 
+    @property
+    def compared_centers(self) -> int:
+        """The common model, and what stands in for the personal one, are served together."""
+        return 2 if 0 < self.common_weight < 1 else 1
+
     def sum_plan(self, fleet: Fleet) -> SumPlan:
         """The common model as FedAvg, then the personal ones, which stay on their devices."""
         return replace(super().sum_plan(fleet), personal=PersonalFit(slot=PERSONAL_SLOT, mu=self.lam))

@@ -38,6 +38,12 @@ def check_representation(kind: str) -> None:
         check_choice("representation", kind, (*REPRESENTATIONS, PATTERN_EXAMPLE))
 
 
+def check_compared(kind: object, schema: Schema) -> None:
+    """Raise ConfigError for a pattern that fits no parameter: methods compare models in a late round first."""
+    if isinstance(kind, str) and "*" in kind:
+        _named(schema, kind)
+
+
 def router_word(kind: str) -> str:
     """What devices that join later are compared by; a router has no patterns, and all parameters stand in for one."""
     return kind if kind in REPRESENTATIONS else "all"

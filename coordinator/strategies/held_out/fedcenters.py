@@ -64,6 +64,7 @@ LAST_STEPS = 10  # of EM, in the last round of the trial; one in those before
 LEAST_SHARE = 0.05  # of a served model
 TUNED_SLOT, PERSONAL_SLOT = "main", "personal"
 FOLDS = 3  # of a part's devices
+SERVED = 3  # models of a mixture
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ class FedCenters(LocalSgd):
 
     @property
     def compared_centers(self) -> int:
-        """A device that comes after a split compares all centers."""
-        return self.most_centers if self.trial_rounds else 1
+        """A device that comes after a split compares all centers; its own two models stand in for the center."""
+        return max(self.most_centers, SERVED) if self.trial_rounds else 1
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         return State(centers=model[None].copy(), assignment=all_of_one_center(fleet))

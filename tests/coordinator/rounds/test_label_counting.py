@@ -11,6 +11,7 @@ from coordinator.rounds.label_counting import count_labels
 from coordinator.rounds.round import serving_probe
 from coordinator.strategies.base import Exchange, Replies, RepliesWithLate, Round, State, drive
 from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, center_totals, label_counts
+from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
@@ -38,6 +39,22 @@ def skewed_fleet(devices: int = 6) -> dict[ClientId, DeviceData]:
 
 def played(method: str, *, rounds: int = 3) -> MethodWorld:
     return world(build(method, {"label-prior": "device"}), skewed_fleet(), rounds=rounds)
+
+
+FEW: dict[str, dict[str, Setting]] = {"fedcenters": {"most-centers": 1}, "ditto": {"common-weight": 0.5}}
+
+
+@pytest.mark.parametrize("method", WITH_PRIOR)
+def test_no_task_has_the_totals_of_more_centers_than_a_run_is_checked_for(method: str) -> None:
+    """Else a run is refused in a later round, when the first newcomer comes."""
+    made = build(method, {"label-prior": "device", "fraction-train": 0.4, **FEW.get(method, {})}, k=3)
+    assert isinstance(made, LocalSgd)
+    fleet = world(made, skewed_fleet())
+    for _ in range(4):
+        fleet.round()
+        probes = [task for asked in fleet.exchanges for task in asked.values() if isinstance(task, Probe)]
+        most = max(sum(row is not None for row in probe.label_totals or ()) for probe in probes)
+        assert most <= made.compared_centers
 
 
 @pytest.mark.parametrize("method", ["nonfed", "ditto", "pfedme", "fedsoft"])

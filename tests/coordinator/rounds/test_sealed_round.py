@@ -242,7 +242,7 @@ def test_a_device_without_a_choice_is_evaluated_with_the_center_of_most_devices(
     assert isinstance(made.strategy, LocalSgd)
     extra = dict(made.state.extra) | ({} if counts is None else {COUNTS_KEY: np.array(counts)})
     exchanges = sealed_evaluation(
-        made.strategy, replace(made.state, extra=extra), made.fleet, sorted(made.fleet), batch=8
+        made.strategy, replace(made.state, extra=extra), made.fleet, sorted(made.fleet), batch=8, last=True
     )
     works = list(next(exchanges).values())
     assert len(works) == len(LOCAL)
@@ -259,7 +259,8 @@ def test_an_evaluation_that_too_few_devices_answer_has_no_averages(asked: int) -
         return SealedSums(exchange, {})
 
     report = drive(
-        sealed_evaluation(made.strategy, made.state, made.fleet, sorted(made.fleet)[:asked], batch=8), no_answers
+        sealed_evaluation(made.strategy, made.state, made.fleet, sorted(made.fleet)[:asked], batch=8, last=True),
+        no_answers,
     )
     assert (report.accuracy.micro, report.accuracy.macro, report.f1_of_devices.macro) == (None, None, None)
 

@@ -109,6 +109,28 @@ def test_a_wrong_method_is_told_before_anything_is_done(tmp_path: Path) -> None:
     assert not (fed.config.folder / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "told"),
+    [
+        ("fedsgd", {}, "buffers"),
+        ("cam", {}, "sum of 2 models"),
+        ("fedavg", {"privacy-noise": 1.0}, "running statistics"),
+        ("fedavg", {"secure": "updates", "least-members": 5}, "running statistics"),
+    ],
+)
+def test_a_later_run_that_the_model_does_not_suit_is_told_before_the_first_round(
+    method: str, settings: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    """The first run's rounds were lost: the settings of a folder cannot change, and its centers come after all runs."""
+    second = RunConfig(method=method, rounds=1, name="second", settings=settings)
+    runs = (RunConfig(method="fedavg", rounds=1, name="first", settings={"local-steps": 2}), second)
+    fed = Federation.of(tmp_path, runs=runs, devices=5, buffered=True)
+    fed.start(5)
+    with pytest.raises(ConfigError, match=told):
+        fed.finish()
+    assert not fed.happened("round")
+
+
 class RoundOfItsOwn(FedAvg):
     """Nothing says that it adds the noise."""
 

@@ -165,6 +165,13 @@ def test_what_every_run_of_a_comparison_has_of_its_own_is_no_option(given: dict[
         fc.compare([fc.FedAvg()], fleet=fc.fleets.digits(devices=3), **given)
 
 
+def test_options_that_a_later_method_refuses_are_told_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = fc.fleets.digits(devices=3)
+    with pytest.raises(UsageError, match="secure with codec f16"):
+        fc.compare([fc.FedAvg(), fc.FedAvg(server=fc.ServerOptions(secure="updates"))], fleet=fleet, codec="f16")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_seed_that_is_given_twice_is_refused() -> None:
     with pytest.raises(UsageError, match=r"seed 3 is given twice"):
         fc.compare([fc.FedAvg()], fleet=fc.fleets.digits(devices=3), seeds=[3, 1, 3])

@@ -106,6 +106,18 @@ def test_fits_probes_own_models_and_posteriors_are_the_same_bits(
             assert [v.size for v in alone.fetched(c, task)] == [v.size for v in many.fetched(c, task)]
 
 
+def test_what_a_device_keeps_is_sent_when_it_is_wanted(
+    stage: WorkerStage, pair: tuple[EmulatedDevices, WorkerPool]
+) -> None:
+    alone, many = pair
+    fit = Fit(start=stage.start, steps=2, lr=0.1, batch=8, seed=1, slot="wanted")
+    for devices in pair:
+        devices.answers(asked(devices, fit))
+    for who in alone.fleet:
+        np.testing.assert_array_equal(many.own_model(who, "wanted"), alone.own_model(who, "wanted"), strict=True)
+        assert many.own_model(who, "no such slot") is None
+
+
 def test_models_that_a_disk_does_not_take_are_the_systems_error_and_the_workers_go_on(
     stage: WorkerStage, tmp_path: Path
 ) -> None:

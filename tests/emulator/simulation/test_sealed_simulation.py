@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import fedcenters as fc
-from coordinator.strategies.registry import make_method
+from coordinator.strategies.registry import Setting, make_method
 from edge_client.errors import ConfigError, UsageError
 from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation
@@ -36,6 +36,18 @@ def test_the_record_says_what_the_server_sees_and_bytes_are_those_of_the_words(s
     # The choice: 2 words. The sums: parameters, weight and count for each block. The evaluation: 5 of 32 bits.
     words = 2 * 2 + 2 * blocks * (len(start_of()) + 2) + 4 * 5
     assert record["bytes"]["up"] == len(LOCAL) * words
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fesem", "ditto", "pfedme", "fedem"])
+def test_the_scores_of_personal_models_and_mixtures_are_not_told_as_those_of_the_centers(method: str) -> None:
+    settings: dict[str, Setting] = {"local-steps": 2, "secure": "updates", "secure-clip": 10.0}
+    settings |= {"clusters": 2} if method in {"fesem", "fedem"} else {}
+    made = make_method(method, **settings)
+    found = fc.simulate(made, fleet=fc.fleets.digits(devices=6), rounds=2).summary()
+    assert found["accuracy"]["micro"] is not None
+    assert found["centers_accuracy"] == (
+        found["accuracy"] if method in {"fedavg", "fesem"} else {"micro": None, "macro": None}
+    )
 
 
 def test_with_a_frozen_base_one_block_of_words_is_what_is_trained() -> None:

@@ -194,7 +194,7 @@ def test_groups_are_summed_apart_and_one_that_is_too_small_is_not_even_asked(sto
     mine = [cid for cid in every if groups[cid] == 2]
     assert found.members == {2: mine}
     assert found.sums[2].tolist() == total(mine)
-    assert failures == ["0 devices have a key for the sum; at least 5 must"] * 2
+    assert failures == ["2 devices are asked for the sum; at least 5 must"] * 2
     assert all(asked == mine for _, _, asked in cohort.asked)
 
 
@@ -203,7 +203,7 @@ def test_a_group_of_exactly_the_least_is_summed_and_of_one_less_not(store: Store
     found, failures = summed(Cohort(store, words_of), every, least=6)
     assert (found.members, failures) == ({0: every}, [])
     found, failures = summed(Cohort(store, words_of), every, least=7, first=FIRST._replace(round=2))
-    assert (found.members, failures) == ({}, ["0 devices have a key for the sum; at least 7 must"])
+    assert (found.members, failures) == ({}, ["6 devices are asked for the sum; at least 7 must"])
     silent = Cohort(store, words_of, silent={"prekeys": cids(9)[6:]})
     found, failures = summed(silent, cids(9)[4:], least=1, first=FIRST._replace(round=3))
     assert failures == ["2 devices have a key for the sum; at least 5 must"]  # whatever the method asks for

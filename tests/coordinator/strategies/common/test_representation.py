@@ -6,6 +6,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.rounds.round import first_state
 from coordinator.strategies.common.representation import (
     REPRESENTATIONS,
     SKETCH_SIZE,
@@ -13,9 +14,10 @@ from coordinator.strategies.common.representation import (
     represent,
 )
 from coordinator.strategies.fesem import FeSEM
+from coordinator.strategies.registry import make_method
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema, TensorSpec
-from tests.support.softmax_program import schema
+from tests.support.softmax_program import schema, start_of
 
 TENSORS = (
     TensorSpec(name="body", role="p", shape=(2,)),
@@ -52,6 +54,14 @@ def test_a_method_takes_a_pattern_and_refuses_another_word() -> None:
     assert FeSEM(2, representation="*lora_B*").representation == "*lora_B*"
     with pytest.raises(ConfigError, match="representation is 'lora_B'"):
         FeSEM(2, representation="lora_B")
+
+
+@pytest.mark.parametrize("method", ["cfl", "flhc", "fesem"])
+def test_a_pattern_that_fits_no_parameter_is_refused_before_the_first_round(method: str) -> None:
+    """`flhc` was the first to look after its warm-up, and `cfl` when it split a cluster."""
+    strategy = make_method(method, representation="hed.*")
+    with pytest.raises(ConfigError, match=r"'hed\.\*' fits no parameter"):
+        first_state(strategy, start_of(), schema(), {"d00": 40}, 0)
 
 
 @given(steps=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
