@@ -114,6 +114,26 @@ def test_a_branch_on_values_is_refused_in_float64_too() -> None:
         trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
 
 
+@torch.library.custom_op("tests_of_tracing::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    """What a library brings in one piece, with its gradient."""
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda _, grad: grad * 2)
+
+
+class WithAnOperatorOfALibrary(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return doubled(super().forward(x))
+
+
+def test_an_operator_of_a_library_is_refused_by_its_name_and_line() -> None:
+    text = refusal(WithAnOperatorOfALibrary(4, 3), input=(4,))
+    assert re.search(r"WithAnOperatorOfALibrary\) at test_tracing.py:[0-9]+ uses tests_of_tracing.doubled: no ", text)
+
+
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
