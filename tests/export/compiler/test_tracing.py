@@ -276,7 +276,7 @@ def test_the_plain_tensors_of_a_model_are_in_its_archive(dynamic: bool) -> None:
     assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["scattered", "heard"])
+@pytest.mark.parametrize("name", ["scattered", "heard", "viewed"])
 def test_a_traced_step_is_torchs_in_float64_at_another_batch_size(name: str) -> None:
     entry = picking_networks.ENTRIES[name]
     with torch.random.fork_rng(devices=[]):
