@@ -259,7 +259,7 @@ class Viewed(nn.Module):
             h.sort(1).values,
             h.topk(1, 1).values,
             h.gather(1, first),
-            torch.zeros(h.shape).scatter(1, first, h),
+            torch.zeros_like(h).scatter(1, first, h),
         ]
         return self.head(torch.cat([part.view(n, -1) for part in parts], 1))  # type: ignore[no-any-return]
 
