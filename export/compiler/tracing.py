@@ -32,6 +32,9 @@ from export.diagnostics import quiet_warnings
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+OURS = ("aten", "prims", "fedcenters")  # operators that the second stage knows
+UNKNOWN = "no runtime of ours is known to run it"
+
 
 def trace_function(
     passes: ForwardPasses, function: str, *, batch: int, dynamic: bool, closed: bool = False, for_torch: bool = False
@@ -55,6 +58,7 @@ def trace_function(
     except UnsupportedOperator as refused:
         refuse_operator(source, refused.operator, refused.reason, refused)
     except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot trace
+        _refuse_librarys(source, staged.module, wrong)
         refuse_untraceable(source, wrong)
     _refuse_unsupported(source, traced, SUPPORTED | TORCH_ALONE if for_torch else SUPPORTED)
     held = [*constants[0 if closed else len(source.frozen_names) :], *own]
@@ -167,6 +171,17 @@ def holds(graph: FlatGraph, operators: frozenset[str]) -> bool:
     return any(isinstance(target, torch._ops.OpOverload) and operator_name(target) in operators for target in nodes)  # noqa: SLF001 - no public name
 
 
+def _refuse_librarys(source: TraceSource, forward: nn.Module, wrong: Exception) -> None:
+    """Raise ProgramRefused for an operator of another library (torch.library.custom_op), whose gradient has no graph.
+
+    Torch's own words for it speak of its inside. `forward` is the pass of the first stage.
+    """
+    for graph in (layer for layer in forward.modules() if isinstance(layer, fx.GraphModule)):
+        for node in graph.graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in OURS:  # noqa: SLF001 - no public name
+                refuse_operator(source, operator_name(node.target), UNKNOWN, wrong)
+
+
 def _refuse_unsupported(source: TraceSource, graph: fx.GraphModule, supported: frozenset[str]) -> None:
     """Raise ProgramRefused for a node that is neither arithmetic on sizes nor a supported operator."""
     for node in graph.graph.nodes:
@@ -176,4 +191,4 @@ def _refuse_unsupported(source: TraceSource, graph: fx.GraphModule, supported: f
         if name in RANDOM:
             refuse_operator(source, name, "it draws random numbers even in inference mode")
         if name not in supported:
-            refuse_operator(source, name, "no runtime of ours is known to run it")
+            refuse_operator(source, name, UNKNOWN)

@@ -241,7 +241,31 @@ class Evidence(nn.Module):
         return self.head(torch.cat([normaliser, sure, 0.1 * below], 1))  # type: ignore[no-any-return]
 
 
+class Viewed(nn.Module):
+    """Repeats, sorts, picks and places along other axes than the last, each with `view` behind it.
+
+    Torch's results are one row after another in memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.table, self.head = nn.Linear(5, 8), nn.Parameter(torch.randn(8, 2)), nn.Linear(44, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, h = x.shape[0], self.body(x).view(-1, 2, 4)
+        first = torch.zeros(h.shape, dtype=torch.long)
+        parts = [
+            self.table.t().repeat(n, 1, 1),
+            h.sort(1).values,
+            h.topk(1, 1).values,
+            h.gather(1, first),
+            torch.zeros_like(h).scatter(1, first, h),
+        ]
+        return self.head(torch.cat([part.view(n, -1) for part in parts], 1))  # type: ignore[no-any-return]
+
+
 ENTRIES = {
+    "viewed": ModelEntry(make=Viewed, input=(5,), classes=3),
     "evidence": ModelEntry(make=Evidence, input=(5,), classes=3),
     "cumulated": ModelEntry(make=Cumulated, input=(5,), classes=3),
     "angled": ModelEntry(make=Angled, input=(5,), classes=3),

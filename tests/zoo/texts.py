@@ -23,6 +23,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 8}
+BATCHED = {"experts_implementation": "batched_mm"}  # plain torch; the default is an operator of the library's own
 
 
 class Text(nn.Module):
@@ -194,7 +195,39 @@ LANGUAGE_MODELS = {
     "StarCoder2": causal("Starcoder2"),
     "Helium": causal("Helium"),
     "Mamba": causal("Mamba", base={"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
+    "Mamba2": causal(
+        "Mamba2",
+        base={
+            "vocab_size": 50,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "state_size": 4,
+            "num_heads": 8,
+            "head_dim": 8,
+            "n_groups": 1,
+            "chunk_size": 4,
+        },
+    ),
+    "LFM2": causal("Lfm2", layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
     "Mixtral": causal("Mixtral", num_local_experts=2),
+    "Mixtral, batched experts": causal("Mixtral", num_local_experts=2, **BATCHED),
+    "GPT-OSS, batched experts": causal("GptOss", num_local_experts=4, num_experts_per_tok=2, **BATCHED),
+    "DeepSeek-V3, batched experts": causal(
+        "DeepseekV3",
+        base=SMALL | BATCHED,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+    ),
 }
 ADAPTERS = {
     "LoRA on Llama": adapted("LoraConfig", r=4, target_modules=["q_proj", "v_proj"]),

@@ -48,6 +48,18 @@ def torchvision_model(name: str, **settings: Any) -> Callable[[], nn.Module]:  #
     return make
 
 
+def small_torchvision(module: str, kind: str, **settings: Any) -> Callable[[], nn.Module]:  # noqa: ANN401
+    """A class of torchvision in a small size."""
+
+    def make() -> nn.Module:
+        from importlib import import_module
+
+        made: nn.Module = getattr(import_module(f"torchvision.models.{module}"), kind)(num_classes=CLASSES, **settings)
+        return made
+
+    return make
+
+
 def vit(module: str, kind: str, **settings: Any) -> Callable[[], nn.Module]:  # noqa: ANN401
     """A class of vit-pytorch."""
 
@@ -133,6 +145,28 @@ TORCHVISION = {
     name: torchvision_model(name)
     for name in ("mobilenet_v2", "mobilenet_v3_small", "mnasnet0_5", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1")
 } | {"efficientnet_b0": torchvision_model("efficientnet_b0"), "regnet_y_400mf": torchvision_model("regnet_y_400mf")}
+TORCHVISION |= {
+    "Swin": small_torchvision(
+        "swin_transformer",
+        "SwinTransformer",
+        patch_size=[4, 4],
+        embed_dim=16,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=[4, 4],
+    ),
+    "MaxViT": small_torchvision(
+        "maxvit",
+        "MaxVit",
+        input_size=(SIDE, SIDE),
+        stem_channels=8,
+        partition_size=4,
+        block_channels=[8, 16],
+        block_layers=[1, 1],
+        head_dim=4,
+        stochastic_depth_prob=0.1,
+    ),
+}
 VIT_PYTORCH = {
     "ViT": vit("vit", "ViT", **PLAIN),
     "SimpleViT": vit("simple_vit", "SimpleViT", **PLAIN),
@@ -162,6 +196,13 @@ IMAGES = {
     "DINOv2": image_classifier("Dinov2", **WIDE),
     "BEiT": image_classifier("Beit", **WIDE),
     "ResNet": image_classifier("ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
+    "SegFormer": image_classifier(
+        "Segformer",
+        hidden_sizes=[8, 16, 16, 16],
+        depths=[1, 1, 1, 1],
+        num_attention_heads=[1, 1, 2, 2],
+        decoder_hidden_size=16,
+    ),
     "MobileViT": image_classifier("MobileViT", hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 24, 32, 32, 48]),
 }
 

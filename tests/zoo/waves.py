@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tests.zoo.rows import ZooRow, table
+from tests.zoo.visions import Logits
 
 SAMPLES, HOP, FRAMES, BANDS, CLASSES = 256, 16, 12, 8, 3
 
@@ -70,6 +71,46 @@ def wav2vec2() -> nn.Module:
     )
 
 
+def heard(kind: str, **settings: Any) -> Callable[[], nn.Module]:  # noqa: ANN401 - the library's own
+    """A class of transformers that classifies sounds, by its name without `Config`."""
+
+    def make() -> nn.Module:
+        import transformers
+
+        head = "AudioClassification" if kind == "Whisper" else "SequenceClassification"
+        config = getattr(transformers, f"{kind}Config")(num_labels=CLASSES, classifier_proj_size=16, **settings)
+        return Logits(getattr(transformers, f"{kind}For{head}")(config))
+
+    return make
+
+
+WHISPER = heard(
+    "Whisper",
+    d_model=32,
+    encoder_layers=1,
+    encoder_attention_heads=2,
+    encoder_ffn_dim=48,
+    decoder_layers=1,
+    decoder_attention_heads=2,
+    decoder_ffn_dim=48,
+    num_mel_bins=BANDS,
+    max_source_positions=16,
+)
+WAVLM = heard(
+    "WavLM",
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=48,
+    conv_dim=(8, 8),
+    conv_kernel=(10, 3),
+    conv_stride=(5, 2),
+    num_feat_extract_layers=2,
+    num_conv_pos_embeddings=4,
+    num_conv_pos_embedding_groups=2,
+    layerdrop=0.0,
+    apply_spec_augment=False,  # its masks are drawn by numpy
+)
 TASNET = {
     "enc_kernel_size": 8,
     "enc_num_feats": 8,
@@ -84,6 +125,8 @@ TASNET = {
 def rows() -> list[ZooRow]:
     """Rows of waves, and of frames of bands."""
     return [
+        *table("transformers", (SAMPLES,), {"WavLM": WAVLM}),
+        *table("transformers", (BANDS, 32), {"Whisper": WHISPER}),
         *table("torchaudio", (SAMPLES,), {"MelSpectrogram": mel, "wav2vec 2.0": wav2vec2}),
         *table("torchaudio", (1, SAMPLES), {"Conv-TasNet": network("ConvTasNet", num_sources=2, **TASNET)}),
         *table(

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from export.compiler.decompositions.norms import batch_norm_training
 from export.compiler.decompositions.supported_ops import UnsupportedOperator
@@ -125,6 +126,20 @@ def repeat(x: Tensor, times: Sequence[int]) -> Tensor:
     return x
 
 
+def view(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A view where the values lie in memory as it needs them, and else a copy.
+
+    Torch's sort, gather, scatter and repeat give one row after another; ours may give a turned tensor. Returns
+    NotImplemented where a view is possible.
+    """
+    try:
+        with disable_proxy_modes_tracing():
+            x.view(sizes)
+    except (RuntimeError, ValueError):
+        return x.clone(memory_format=torch.contiguous_format).view(sizes)
+    return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
+
+
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax; a row that attention masks as a whole is zeros."""
     x = x if dtype is None else x.to(dtype)
@@ -152,6 +167,7 @@ INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.split_with_sizes.default: split_with_sizes,
     aten.repeat.default: repeat,
+    aten.view.default: view,
     aten._safe_softmax.default: safe_softmax,
     aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
 }

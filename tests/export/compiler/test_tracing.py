@@ -114,6 +114,26 @@ def test_a_branch_on_values_is_refused_in_float64_too() -> None:
         trace_function(ForwardPasses(source), "step", batch=4, dynamic=False)
 
 
+@torch.library.custom_op("tests_of_tracing::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    """What a library brings in one piece, with its gradient."""
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda _, grad: grad * 2)
+
+
+class WithAnOperatorOfALibrary(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return doubled(super().forward(x))  # type: ignore[no-any-return]
+
+
+def test_an_operator_of_a_library_is_refused_by_its_name_and_line() -> None:
+    text = refusal(WithAnOperatorOfALibrary(4, 3), input=(4,))
+    assert re.search(r"WithAnOperatorOfALibrary\) at test_tracing.py:[0-9]+ uses tests_of_tracing.doubled: no ", text)
+
+
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +276,7 @@ def test_the_plain_tensors_of_a_model_are_in_its_archive(dynamic: bool) -> None:
     assert max(output_differences(found, torch_outputs(source, "step", given))) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["scattered", "heard"])
+@pytest.mark.parametrize("name", ["scattered", "heard", "viewed"])
 def test_a_traced_step_is_torchs_in_float64_at_another_batch_size(name: str) -> None:
     entry = picking_networks.ENTRIES[name]
     with torch.random.fork_rng(devices=[]):
