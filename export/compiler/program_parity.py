@@ -133,7 +133,7 @@ def _difference_beside_torchs(
     """The largest of the differences `found`, measured by torch's own; None where these inputs cannot judge.
 
     More evidence only lowers what is told, or says that the inputs cannot judge, so the first answer below `limit` is
-    the answer.
+    the answer. A limit that asks for more than float32 has is judged by all of it: how far torch moves comes last.
     """
     far = own = [0.0] * len(found)
     for inputs in chain([args], _perturbed_inputs(source, function, args)):
@@ -144,15 +144,19 @@ def _difference_beside_torchs(
             own = _worst([own, output_differences(rounded, told)])
         if max(*far, *own) > MAX_TORCH_ERROR:
             return None
-        if max(far) <= limit:
-            scaled = _scaled(found, own, limit)
-        elif max(far) > MAX_RELATIVE_DIFFERENCE:  # a kink, not a tolerance that asks for more than float32 has
-            scaled = _scaled(found, _worst([far, own]), MAX_RELATIVE_DIFFERENCE)
-        else:
-            continue
-        if scaled <= limit:
-            return scaled
-    return _scaled(found, own, limit) if max(far) <= limit else None
+        if limit >= MAX_RELATIVE_DIFFERENCE and (judged := _judged(found, own, far, limit)) <= limit:
+            return judged
+    judged = _judged(found, own, far, limit)
+    return judged if max(far) <= limit or judged <= limit else None
+
+
+def _judged(found: Sequence[float], own: Sequence[float], far: Sequence[float], limit: float) -> float:
+    """The largest difference beside torch's `own` and how `far` torch moves; infinite where these cannot judge."""
+    if max(far) <= limit:
+        return _scaled(found, own, limit)
+    if max(far) > MAX_RELATIVE_DIFFERENCE:  # a kink, not a tolerance that asks for more than float32 has
+        return _scaled(found, _worst([far, own]), MAX_RELATIVE_DIFFERENCE)
+    return math.inf
 
 
 def one_sample_differs(source: TraceSource, engine: str, file: bytes) -> bool:
