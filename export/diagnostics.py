@@ -34,17 +34,28 @@ def raise_for_machine(wrong: BaseException) -> str:
 def name_written_file(wrong: OSError) -> None:
     """Give an error in writing, as on a full disk, the name of its file, which the system leaves out.
 
-    It is the innermost one that a frame of the traceback writes.
+    It is that of the innermost frame that writes files; of several none is named.
     """
     if wrong.filename is not None or wrong.errno not in WRITE_ERRORS:
         return
     for frame, _ in reversed(list(traceback.walk_tb(wrong.__traceback__))):
-        for value in frame.f_locals.values():
-            if isinstance(value, WRITTEN_KINDS) and set("wax+") & set(str(getattr(value, "mode", "w"))):
-                name = value.filename if isinstance(value, ZipFile) else value.name
-                if isinstance(name, str | os.PathLike):  # else a file without a name
-                    wrong.filename = os.fspath(name)
-                    return
+        names = set(filter(None, map(_written_name, frame.f_locals.values())))
+        if len(names) == 1:
+            wrong.filename = names.pop()
+        if names:
+            return
+
+
+def _written_name(value: object) -> str | None:
+    """The path of a file that is open for writing."""
+    if not isinstance(value, WRITTEN_KINDS):
+        return None
+    try:
+        name = value.filename if isinstance(value, ZipFile) else value.name
+        written = set("wax+") & set(str(value.mode))
+    except (AttributeError, ValueError):  # text in memory, or without its file
+        return None
+    return str(name) if written and isinstance(name, str | os.PathLike) else None
 
 
 def first_sentence(wrong: BaseException) -> str:

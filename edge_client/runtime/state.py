@@ -196,8 +196,10 @@ class DeviceState:
         del before["birth"]  # another thread counts them
         try:
             self._keep(result, update, schema, own, posterior, progress)
-        except (OSError, Malformed):
+        except (OSError, Malformed) as wrong:
             vars(self).update(before)
+            if isinstance(wrong, Malformed):  # nothing on disk names what was put there
+                self._sweep()
             raise
         self._sweep()
         return result

@@ -111,6 +111,7 @@ export class View {
         this.showOffline("");
         this.clearError(TURNED_AWAY);
       },
+      steady: () => this.clearError(NAMESAKE),
       lost: () => {
         this.newest = null; // what there is comes again with the next connection
         this.showLink("offline", false);

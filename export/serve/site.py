@@ -197,7 +197,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def only_server(root: Path) -> Iterator[None]:
-    """Keep a site for one server, which keeps its roll-out there. Raises ConfigError where another has it."""
+    """Keep a site for one server, which keeps its roll-out there. Raises ConfigError where another process has it."""
     with _held(root, shared=False, hint="give each server a folder of its own with --site"):
         yield
 
@@ -211,7 +211,8 @@ def _held(root: Path, *, shared: bool, hint: str) -> Iterator[None]:
         try:
             held.enter_context(locked_folder(folder, wait=False, shared=shared))
         except BlockingIOError:
-            raise ConfigError(f"{root} is served by another process", hint=hint) from None
+            writer = "" if shared else ", or one publishes into it"
+            raise ConfigError(f"{root} is served by another process{writer}", hint=hint) from None
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from edge_client.transport.blobs import open_beside
 from export.command_line import VARIABLES, handle_errors, make_app
 
 FULL = Path("/dev/full")  # each write there meets a full disk
-pytestmark = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+on_a_full_disk = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 
 
 def write_text(path: Path) -> None:
@@ -35,6 +36,7 @@ def write_unbuffered(path: Path) -> None:
         file.flush()
 
 
+@on_a_full_disk
 @pytest.mark.parametrize("write", [write_text, write_arrays, write_unbuffered])
 def test_a_full_disk_is_told_with_the_file(
     write: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -49,6 +51,7 @@ def test_a_full_disk_is_told_with_the_file(
     assert capsys.readouterr().err == told
 
 
+@on_a_full_disk
 def test_a_file_that_is_only_read_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "read").write_text("x")
 
@@ -59,6 +62,29 @@ def test_a_file_that_is_only_read_is_not_named(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         handle_errors(copy)()
     assert "device: '/dev/full'" in capsys.readouterr().err
+
+
+def written_beside_a_log(log: Path) -> None:
+    with log.open("w") as _lines, FULL.open("wb", buffering=0) as out:
+        out.write(b"x")
+
+
+def written_beside_text_in_memory(_: Path) -> None:
+    _text = io.TextIOWrapper(io.BytesIO(b"x"))
+    with FULL.open("wb", buffering=0) as out:
+        out.write(b"x")
+
+
+@on_a_full_disk
+@pytest.mark.parametrize(
+    ("write", "named"), [(written_beside_a_log, ""), (written_beside_text_in_memory, ": '/dev/full'")]
+)
+def test_one_of_several_written_files_is_not_named_and_text_in_memory_is_no_file(
+    write: Callable[[Path], None], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        handle_errors(write)(tmp_path / "log")
+    assert capsys.readouterr().err.startswith(f"error: this machine: [Errno 28] No space left on device{named}\n")
 
 
 def test_a_mistyped_variable_is_told_once_and_changes_nothing(

@@ -236,6 +236,7 @@ test("a phone whose round is over before its part is there says so, in the midst
 test("a round that is over is played again only where a later epoch asks, as after a backup", async () => {
   const [world, store, begun] = [new World(), new MemoryStore(), []];
   const { client, leave } = await phone(world, store, { tell: ({ what, round }) => what === "task" && begun.push(round) });
+  await world.lead(1);
   world.say("task", await world.task({ round: 3 }));
   world.take(await world.heard((m) => m.k === "rdy"));
   while (client.state.result.status === null) await new Promise(setImmediate);
@@ -254,6 +255,7 @@ test("a round that is over is played again only where a later epoch asks, as aft
 test("an update that was taken is computed again where a coordinator that was restored from a backup asks for it", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   const { client, leave } = await phone(world, store);
+  await world.lead(1);
   const task = await world.task({ reply: { codec: "f32", base: "start", max_size: 1 << 20 } });
   world.say("task", task);
   const first = await world.heard((m) => m.k === "rdy");

@@ -14,7 +14,7 @@ from coordinator.local_broker import free_port
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_federation import RUN, federation_of_one, known_model
-from tests.support.phone_page import load_table, ring, served, text
+from tests.support.phone_page import PATIENCE_MS, load_table, ring, served, text
 from tests.support.process_fleet import FleetScene
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ def test_a_phone_whose_disk_fills_up_in_a_fit_says_so_and_trains_to_the_end_when
             expect(page.locator("#link")).to_have_text("connected")
             assert any([] in devices_of_rounds(testbed, n) for n in range(1, ROUNDS - 1))
             allow_room(page, url, None)
+            expect(page.locator("#trouble")).to_be_hidden(timeout=PATIENCE_MS)  # once the next fit is stored
             text(page, "rounds", "[1-9]")
-            expect(page.locator("#trouble")).to_be_hidden()
             rounds = devices_of_rounds(testbed, ROUNDS)
             assert rounds[-1] == [page.locator("#name").inner_text()]
             children.wait_for_exit(children.running)

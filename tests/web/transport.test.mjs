@@ -88,7 +88,7 @@ test("two browsers with one link, which end each other's connections, are suspec
   try {
     const mqtt = closedBroker();
     const events = [];
-    const transport = transportTo(mqtt, { onEvent: ({ namesake }) => events.push(namesake) });
+    const transport = transportTo(mqtt, { onEvent: ({ kind, namesake }) => events.push(namesake ?? kind) });
     const end = async (stood) => {
       if (stood) mqtt.dialled.at(-1).emit("connect");
       mock.timers.tick(stood ? 5_000 : 0);
@@ -99,6 +99,10 @@ test("two browsers with one link, which end each other's connections, are suspec
     await transport.connect();
     for (const stood of [true, true, false, true, true, true, true, false]) await end(stood);
     assert.deepEqual(events, [false, false, false, false, false, true, true, false]);
+    for (const stood of [true, true, true]) await end(stood);
+    mqtt.dialled.at(-1).emit("connect");
+    mock.timers.tick(60_000);
+    assert.deepEqual(events.slice(8), [false, false, true, "steady"]); // once: the warning is over
     await transport.close();
   } finally {
     mock.timers.reset();

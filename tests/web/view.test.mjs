@@ -158,13 +158,16 @@ test("a broker that lets the phone in again takes its own warning back, and no o
   assert.equal(page.parts.trouble.textContent, "draw something first");
 });
 
-test("a phone whose link is open elsewhere, too, says so until a connection is lost in another way", () => {
+test("a phone whose link is open elsewhere, too, says so until a connection stands, or is lost in another way", () => {
   const page = plainPage();
   const view = new View(page);
   view.tell({ what: "lost", namesake: true });
   view.tell({ what: "connected" });
   assert.match(page.parts.trouble.textContent, /same link open in another browser/);
   view.tell({ what: "lost", namesake: false });
+  assert.equal(page.parts.trouble.hidden, true);
+  view.tell({ what: "lost", namesake: true });
+  view.tell({ what: "steady" });
   assert.equal(page.parts.trouble.hidden, true);
 });
 

@@ -158,6 +158,8 @@ export class Client {
       await this.announcePresence();
       this.downloader.linkLost();
       await this.uploader.linkUp();
+    } else if (event.kind === "steady") {
+      this.tell({ what: "steady" });
     } else if (event.kind === "failed") {
       this.fail(event.error); // also in the midst of a task, which would answer for it as its own error
     } else {

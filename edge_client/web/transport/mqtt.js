@@ -1,6 +1,6 @@
 // MQTT over WebSockets: one connection after another, each with a birth of its own in its will. What comes is handed to
-// `onEvent` as {kind: "connected" | "lost" | "message" | "failed", topic, payload, retained, error}: "failed" when it cannot dial
-// again. The only file that knows MQTT.js.
+// `onEvent` as {kind: "connected" | "steady" | "lost" | "message" | "failed", topic, payload, retained, error}: "steady" when a
+// connection stands after others that soon ended, "failed" when it cannot dial again. The only file that knows MQTT.js.
 
 const KEEPALIVE_S = 60;
 const PING_MS = 25_000; // proxies cut a connection that says nothing for 60 s, a few after 30 s; MQTT.js pings after 60 s
@@ -45,7 +45,11 @@ export class Transport {
     let pings;
     client.on("connect", () => {
       since = Date.now();
-      pings = setInterval(() => client.sendPing(), PING_MS);
+      pings = setInterval(() => {
+        client.sendPing();
+        if (this.cuts) this.onEvent({ kind: "steady" });
+        this.cuts = 0;
+      }, PING_MS);
       client.subscribe(this.filters, { qos: 1 }, (failure) => {
         if (failure) client.end(true);
         else this.onEvent({ kind: "connected" });

@@ -67,8 +67,10 @@ def test_tasks_that_name_ever_new_slots_do_not_fill_the_disk(tmp_path: Path) -> 
     for number in range(MAX_SLOTS):
         state.store_result(result_of(number, b"x"), b"x", SCHEMA, own=(f"s{number}", flat(number, 0, 0)))
     before = sorted(path.name for path in tmp_path.rglob("*"))
+    kept = state.keep_residual(flat(9, 9, 9), SCHEMA)
+    refused = replace(result_of(99, b"y"), residual="r1/0/s", residual_sha256=kept)
     with pytest.raises(Malformed, match="64 slots at most"):
-        state.store_result(result_of(99, b"x"), b"x", SCHEMA, own=("more", flat(1, 2, 3)))
+        state.store_result(refused, b"y", SCHEMA, own=("more", flat(1, 2, 3)))
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
     state.store_result(result_of(99, b"x"), b"x", SCHEMA, own=("s0", flat(1, 2, 3)))
     other_run = replace(result_of(1, b"x"), key=TaskKey(run="r2", round=1, exchange=0))

@@ -163,7 +163,7 @@ def test_a_refusal_computes_each_of_the_moved_inputs_once_in_float64(asked: list
 
 def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse_and_need_no_moved_inputs(asked: list[str]) -> None:
     compile_program(*hardly_told(), engines=("pt2",))
-    assert asked.count("float32") == 1
+    assert asked.count("float32") <= 1  # none where a machine's own rounding stays below the limit
     assert asked.count("float64") == len(FUNCTIONS) + program_parity.LONE_SAMPLES
 
 

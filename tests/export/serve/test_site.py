@@ -150,7 +150,7 @@ def test_two_processes_that_publish_into_one_folder_do_not_remove_each_others_co
     other = threading.Thread(target=publish, args=("two",))
 
     def locked(*given: int) -> None:
-        if threading.current_thread() is other:
+        if threading.current_thread() is other and given[1] == fcntl.LOCK_EX:  # as one of two writers
             waits.set()
         lock(*given)
 
@@ -178,6 +178,23 @@ def test_a_site_that_is_served_takes_no_bundle_but_its_servers(tmp_path: Path) -
     assert "where that server looks" in told.value.hint
     assert not (tmp_path / "site" / "index.json").exists()
     publish_bundle(tmp_path / "b", tmp_path / "site")
+
+
+def test_a_server_that_starts_while_a_bundle_is_published_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "b", "one")
+    point, told = SiteFolder.point, list[str]()
+
+    def pointed(site: SiteFolder, name: str) -> None:
+        with pytest.raises(ConfigError) as refused, only_server(site.root):
+            pass
+        told.append(refused.value.message)
+        point(site, name)
+
+    monkeypatch.setattr(SiteFolder, "point", pointed)
+    publish_bundle(tmp_path / "b", tmp_path / "site")
+    assert told == [f"{tmp_path / 'site'} is served by another process, or one publishes into it"]
 
 
 def test_a_second_server_of_a_site_is_refused_since_each_keeps_the_roll_out_there(tmp_path: Path) -> None:
