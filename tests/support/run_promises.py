@@ -162,7 +162,8 @@ def _check_centers(world: DrawnWorld, result: SimulationResult) -> None:
             raise BrokenPromise(f"center {k} on {who}: told {accuracy}, found {right[who][k]}")
     summed = last["accuracy"]["micro"] if "secure" in last and "centers" not in last else None
     if summed is not None and len(result.state.centers) == 1 and last["answered"] == 1:
-        found = float(np.mean([shares[0] for shares in right.values()]))  # as many samples each
+        tested = [len(one.test) for one in world.local.values() if one.test is not None]
+        found = float(np.average([shares[0] for shares in right.values()], weights=tested))
         if abs(summed - found) > SAME:
             raise BrokenPromise(f"the only center: a sum tells {summed}, found {found}")
 
