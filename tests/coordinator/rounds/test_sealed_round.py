@@ -95,9 +95,9 @@ def test_a_run_on_sums_ends_with_the_centers_of_a_run_in_the_clear(case: str, se
 @pytest.mark.parametrize(("case", "rounds"), [("fesem", 4), ("hypcluster", 1)])  # by distance from the fourth on
 def test_a_run_in_the_clear_that_starts_by_loss_makes_the_choices_of_one_on_sums(case: str, rounds: int) -> None:
     """More random groups than centers, of which some are closed, and the merge."""
+    ways: list[dict[str, Setting]] = [{"start": "loss"}, {"secure": "updates", "secure-clip": 10.0}]
     clear, sealed = (
-        world(build(case, {**CLEAR, "clusters": 4, **own}), grouped_fleet(48, 4), rounds=rounds)
-        for own in ({"start": "loss"}, {"secure": "updates", "secure-clip": 10.0})
+        world(build(case, {**CLEAR, "clusters": 4, **own}), grouped_fleet(48, 4), rounds=rounds) for own in ways
     )
     assert clear.state.assignment == sealed.state.assignment
     assert len(set(clear.state.assignment.values())) == 4
