@@ -44,8 +44,8 @@ from coordinator.strategies.common.loss_starts import COUNTS_KEY, starts_by_loss
 from coordinator.strategies.common.sampling import TaskSeeds, part_of, sample_cohort
 from coordinator.strategies.plans.asynchronous_plan import BY_LOSS_KEY
 from coordinator.strategies.plans.sum_plan import SumPlan, plan_of
-from edge_client.errors import ConfigError
-from edge_client.protocol.summed_task import SOFT, SummedFit, SumScale, Words
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.summed_task import MAX_BITS, SOFT, SummedFit, SumScale, Words
 from edge_client.protocol.task import F64, I64, OWN_MODEL, Array, ClientId, Schema
 
 T = TypeVar("T")
@@ -72,6 +72,12 @@ def check_sealed(strategy: Strategy, schema: Schema, fleet: Fleet) -> None:
             f"secure: no sum of fewer than {least} devices is made, and the fleet has {len(fleet)}",
             hint="add devices, or lower least-members",
         )
+    asked, noise = part_of(strategy.fraction_train, len(fleet)), strategy.server.privacy_noise
+    try:
+        SumScale(bits=strategy.server.secure_bits, devices=asked, clip=1.0, noise=noise / math.sqrt(asked))
+    except Malformed as wrong:
+        hint = f"set secure-bits to {MAX_BITS}, or a lower fraction-train"
+        raise ConfigError(f"secure: {wrong.words}", hint=hint) from wrong
 
 
 def too_few_asked(strategy: Strategy, devices: int) -> ConfigError | None:

@@ -51,7 +51,9 @@ from coordinator.strategies.base import (
 )
 from coordinator.strategies.common.sampling import part_of
 from coordinator.strategies.common.setting_checks import spare_centers
+from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
+from edge_client.protocol.message_schemas import MAX_CENTERS
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
 log = logging.getLogger(__name__)
@@ -97,7 +99,11 @@ class RunTrainer:
         with_noise_key(strategy, self.schema, lambda: b"")
         check_label_totals(strategy, self.prepared.program)
         check_sealed(strategy, self.schema, fleet)
-        return first_state(strategy, self.prepared.initial, self.schema, fleet, self.config.seed)
+        state = first_state(strategy, self.prepared.initial, self.schema, fleet, self.config.seed)
+        if len(state.centers) > MAX_CENTERS:
+            told = f"{len(state.centers)} centers: messages and bundles have numbers for {MAX_CENTERS}"
+            raise ConfigError(told, hint=f"use at most {MAX_CENTERS} clusters")
+        return state
 
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """Train the rounds of one run that are not stored yet."""

@@ -1,4 +1,4 @@
-"""Draw combinations of options by the hundred and judge each (tests/support/drawn_runs.py): `make combinations`."""
+"""Draw combinations of options by the hundred and judge each (tests/support/run_promises.py): `make combinations`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ USUAL: Mapping[str, Setting] = {  # of a small problem, and of few rounds
     "trial-rounds": 2,
     "warm-up": 1,
 }
-OF_SUMS: Mapping[str, Setting] = {"least-members": 2, "secure-clip": 10.0}
+OF_GROUPS: Mapping[str, Setting] = {"least-members": 2}  # those of start = loss, too
+OF_SUMS: Mapping[str, Setting] = {**OF_GROUPS, "secure-clip": 10.0}
 OTHERS: Mapping[str, tuple[Setting, ...]] = {  # values of settings, where a method has them
     "clusters": (1, 3, 7),
     "runs": (1, 3),
@@ -127,8 +128,8 @@ class DrawnCase:
     def asked(self) -> dict[str, Setting]:
         """The settings, with the usual ones of a small problem."""
         known = method_settings(make_method(self.method))
-        usual = {**USUAL, **OF_SUMS} if {"secure", "start"} & self.settings.keys() else USUAL
-        return {key: value for key, value in {**usual, **self.settings}.items() if key in known}
+        more = OF_SUMS if "secure" in self.settings else OF_GROUPS if "start" in self.settings else {}
+        return {key: value for key, value in {**USUAL, **more, **self.settings}.items() if key in known}
 
 
 def draw(seed: int, most: int) -> DrawnCase:

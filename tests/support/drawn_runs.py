@@ -150,7 +150,7 @@ def _play_until(rounds: Generator[int, bool | None, None], stop: int) -> None:
 
 def _fleet(kind: str) -> dict[str, DeviceData]:
     count = {"one": 1, "two": 2, "twelve": 12}.get(kind, 6)
-    local = grouped_fleet(count, 2, n=20)
+    local = {who: _with_tests(one, 20 - i) for i, (who, one) in enumerate(grouped_fleet(count, 2, n=20).items())}
     if kind == "drawn":
         return {f"device-{i}": one for i, one in enumerate(local.values())}
     if kind == "uneven":
@@ -165,3 +165,8 @@ def _fleet(kind: str) -> dict[str, DeviceData]:
         for who in ("d00", "d03"):
             local[who] = replace(local[who], test=None)
     return local
+
+
+def _with_tests(one: DeviceData, count: int) -> DeviceData:
+    """The device with the first of its samples that test: where all have as many, weighted averages are plain ones."""
+    return one if one.test is None else replace(one, test=Dataset(one.test.x[:count], one.test.y[:count]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import tempfile
 import traceback
 import warnings
@@ -56,7 +57,7 @@ def _judge(case: DrawnCase) -> tuple[str, str]:
         told = f"{refused.message}; {refused.hint}"
         named = [word for key in (*case.settings, *case.options, case.method) for word in (key, key.replace("_", "-"))]
         named += ["model"] if case.options.get("fleet") == "buffered" else []  # which has another one
-        if not refused.hint or not any(word in told for word in named):
+        if not refused.hint or not any(re.search(rf"(?<![\w-]){re.escape(word)}(?!\w)", told) for word in named):
             raise BrokenPromise(f"a refusal that names no option of the case: {told}") from refused
         return "refused", told
     with tempfile.TemporaryDirectory() as name:
@@ -161,7 +162,8 @@ def _check_centers(world: DrawnWorld, result: SimulationResult) -> None:
             raise BrokenPromise(f"center {k} on {who}: told {accuracy}, found {right[who][k]}")
     summed = last["accuracy"]["micro"] if "secure" in last and "centers" not in last else None
     if summed is not None and len(result.state.centers) == 1 and last["answered"] == 1:
-        found = float(np.mean([shares[0] for shares in right.values()]))  # as many samples each
+        tested = [len(one.test) for one in world.local.values() if one.test is not None]
+        found = float(np.average([shares[0] for shares in right.values()], weights=tested))
         if abs(summed - found) > SAME:
             raise BrokenPromise(f"the only center: a sum tells {summed}, found {found}")
 

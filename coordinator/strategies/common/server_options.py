@@ -7,7 +7,7 @@ The arithmetic is in coordinator/aggregation and in momentum.py; this file holds
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from edge_client.protocol.summed_task import MAX_BITS, MIN_BITS
 from edge_client.protocol.task import Array, Schema
 
 NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # metadata of a field that users cannot set
+OF_NOISE, OF_SUMS = ("privacy-clip", "privacy-delta"), ("secure-bits", "secure-clip", "secure-start")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -73,12 +74,12 @@ class ServerOptions(MethodValue):
         check_range("secure-bits", self.secure_bits, low=MIN_BITS, high=MAX_BITS)
         check_range("secure-clip", self.secure_clip, low=1e-9)
         check_choice("secure-start", self.secure_start, SECURE_STARTS)
-        given = {"privacy-clip": self.privacy_clip, "privacy-delta": self.privacy_delta}
-        usual = {"privacy-clip": ServerOptions.privacy_clip, "privacy-delta": ServerOptions.privacy_delta}
-        if not self.privacy_noise and given != usual:
-            named = next(name for name in given if given[name] != usual[name])
+        if not self.privacy_noise and (named := self._set_of(OF_NOISE)):
             told = f"{named} is set and privacy-noise is 0: nothing would be clipped, and nothing is private"
             raise ConfigError(told, hint=f"set privacy-noise above 0, or leave {named} out")
+        if self.secure == "off" and (named := self._set_of(OF_SUMS)):
+            told = f"{named} is set and secure is off: nothing would be summed in secret"
+            raise ConfigError(told, hint=f"set secure = updates, or leave {named} out")
         if self.trim_updates != ServerOptions.trim_updates and self.reduce not in TRIMMED_REDUCERS:
             raise ConfigError(
                 f"trim-updates is set and reduce is {self.reduce}, which leaves no update out",
@@ -93,6 +94,11 @@ class ServerOptions(MethodValue):
             raise ConfigError(
                 f"reduce {self.reduce} with privacy-noise", hint="only the mean has a bound that noise could follow"
             )
+
+    def _set_of(self, names: Iterable[str]) -> str:
+        """The first of these settings that is not the usual one; "" where all are."""
+        fields = {name: name.replace("-", "_") for name in names}
+        return next((n for n, f in fields.items() if getattr(self, f) != getattr(ServerOptions, f)), "")
 
     def aggregate(  # noqa: PLR0913 - the formula has these parts
         self,

@@ -33,18 +33,13 @@ MODES = ("updates", "updates+membership")
 SUMMED = ("fedavg", "fedprox", "feddist", "feddws", "ditto", "pfedme", "fesem", "wecfl", "ifca", "hypcluster")
 WEIGHTED = ("wecfl", "hypcluster")  # their weights would tell the devices of a center
 SOFT_ONES = ("fedsoft", "fedem")
-SMALL: Mapping[str, Setting] = {
-    "local-steps": 5,
-    "learning-rate": 0.1,
-    "batch-size": 1000,
-    "secure-clip": 10.0,
-    "secure-start": "k-means",  # fesem begins as in the clear
-}
+CLEAR: Mapping[str, Setting] = {"local-steps": 5, "learning-rate": 0.1, "batch-size": 1000}
+SMALL: Mapping[str, Setting] = {**CLEAR, "secure-clip": 10.0, "secure-start": "k-means"}  # fesem begins as in the clear
 
 
 def trained(case: str, secure: str, rounds: int = 3, **more: Setting) -> MethodWorld:
     """After some rounds; a batch holds all samples, so that seeds decide nothing but the starts."""
-    settings = {**SMALL, "e-step": "nearest", "secure": secure, **more}
+    settings = {**(CLEAR if secure == "off" else SMALL), "e-step": "nearest", "secure": secure, **more}
     made = world(build(case, settings), LOCAL)
     for _ in range(rounds):
         made.round()
@@ -100,10 +95,9 @@ def test_a_run_on_sums_ends_with_the_centers_of_a_run_in_the_clear(case: str, se
 @pytest.mark.parametrize(("case", "rounds"), [("fesem", 4), ("hypcluster", 1)])  # by distance from the fourth on
 def test_a_run_in_the_clear_that_starts_by_loss_makes_the_choices_of_one_on_sums(case: str, rounds: int) -> None:
     """More random groups than centers, of which some are closed, and the merge."""
-    settings = {**SMALL, "clusters": 4, "secure-start": "loss"}
+    ways: list[dict[str, Setting]] = [{"start": "loss"}, {"secure": "updates", "secure-clip": 10.0}]
     clear, sealed = (
-        world(build(case, {**settings, **own}), grouped_fleet(48, 4), rounds=rounds)
-        for own in ({"start": "loss"}, {"secure": "updates"})
+        world(build(case, {**CLEAR, "clusters": 4, **own}), grouped_fleet(48, 4), rounds=rounds) for own in ways
     )
     assert clear.state.assignment == sealed.state.assignment
     assert len(set(clear.state.assignment.values())) == 4
@@ -170,7 +164,7 @@ def test_where_a_center_could_lose_too_many_devices_no_sum_is_made() -> None:
 def test_a_device_that_drops_out_before_it_adds_is_not_in_the_mean(secure: str) -> None:
     made = trained("fedavg", secure, rounds=0)
     state = one_round(made, Watched(made, {"add": {"d03"}}))
-    rest = world(build("fedavg", SMALL), LOCAL)
+    rest = world(build("fedavg", CLEAR), LOCAL)
     rest.round(silent={"d03"})
     np.testing.assert_allclose(state.centers, rest.state.centers, atol=1e-6)  # 1.8e8 levels
 
@@ -224,7 +218,7 @@ def test_a_sum_that_was_seen_and_is_not_used_costs_epsilon(case: str) -> None:
 
 
 def test_an_evaluation_is_one_sum() -> None:
-    clear, sealed = world(build("ifca", SMALL), LOCAL), world(build("ifca", {**SMALL, "secure": "updates"}), LOCAL)
+    clear, sealed = world(build("ifca", CLEAR), LOCAL), world(build("ifca", {**SMALL, "secure": "updates"}), LOCAL)
     one, other = clear.round(), sealed.round()
     assert other.per_device == {}
     assert other.per_center == (None, None)
@@ -286,6 +280,13 @@ def test_a_fleet_or_a_model_that_sums_cannot_protect_is_refused() -> None:
     with pytest.raises(ConfigError, match="the fleet has 4"):
         check_sealed(method, schema, {f"d{i}": 1 for i in range(4)})
     check_sealed(method, schema, {f"d{i}": 1 for i in range(5)})
+    short = replace(method.server, secure_bits=16)
+    check_sealed(FedAvg(server=short), schema, {f"d{i}": 1 for i in range(32_767)})
+    check_sealed(FedAvg(server=short, fraction_train=0.5), schema, {f"d{i}": 1 for i in range(32_768)})
+    for server, devices in (short, 32_768), (replace(short, privacy_noise=3e3), 5):
+        with pytest.raises(ConfigError, match=f"a sum of {devices} devices overflows words of 16 bits") as refused:
+            check_sealed(FedAvg(server=server), schema, {f"d{i}": 1 for i in range(devices)})
+        assert "secure-bits" in refused.value.hint
     buffers = replace(schema.tensors[0], name="running", role="b")
     with pytest.raises(ConfigError, match="batch norm") as refused:
         check_sealed(method, type(schema)((*schema.tensors, buffers)), {f"d{i}": 1 for i in range(5)})
@@ -300,7 +301,7 @@ def _written_otherwise(count: int) -> list[DeviceData]:
 
 def trained_alone(local: Mapping[ClientId, DeviceData], who: list[ClientId]) -> Any:  # noqa: ANN401 - an array
     """A model that serves these devices."""
-    made = world(build("fedavg", {**SMALL, "local-steps": 40}), {c: local[c] for c in who})
+    made = world(build("fedavg", {**CLEAR, "local-steps": 40}), {c: local[c] for c in who})
     made.round()
     assert made.state.centers.shape[1] == len(start_of())
     return made.state.centers[0]

@@ -116,9 +116,10 @@ def test_a_wrong_method_is_told_before_anything_is_done(tmp_path: Path) -> None:
         ("cam", {}, "sum of 2 models"),
         ("fedavg", {"privacy-noise": 1.0}, "running statistics"),
         ("fedavg", {"secure": "updates", "least-members": 5}, "running statistics"),
+        ("fesem", {"clusters": 1_025}, "1025 centers: messages and bundles have numbers for 1024"),
     ],
 )
-def test_a_later_run_that_the_model_does_not_suit_is_told_before_the_first_round(
+def test_a_later_run_that_the_model_does_not_suit_or_of_too_many_centers_is_told_before_the_first_round(
     method: str, settings: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     """The first run's rounds were lost: the settings of a folder cannot change, and its centers come after all runs."""

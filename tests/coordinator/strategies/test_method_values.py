@@ -72,6 +72,7 @@ def quoted(kind: type, setting: str) -> set[str]:
 def is_taken(kind: type, setting: str, value: str) -> bool:
     """Whether a class takes this value of a setting, beside the one of another setting that it needs."""
     beside = {"metric": "l2"} if value == "ward" and "metric" in {f.name for f in fields(kind)} else {}
+    beside |= {"secure": "updates"} if setting == "secure_start" else {}
     try:
         kind(**{setting: value, **beside})
     except ConfigError:

@@ -33,6 +33,14 @@ def test_a_setting_that_needs_single_updates_is_refused(settings: dict[str, Any]
     assert refused.value.hint
 
 
+@pytest.mark.parametrize("setting", [{"secure-bits": 24}, {"secure-clip": 10.0}, {"secure-start": "k-means"}])
+def test_a_setting_of_sums_without_secure_is_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))} is set and secure is off") as refused:
+        make_method("fesem", **setting)
+    assert "set secure = updates" in refused.value.hint
+    make_method("fesem", **setting, secure="updates")
+
+
 def test_secure_as_a_switch_is_answered_with_where_its_words_are() -> None:
     with pytest.raises(ConfigError, match="secure is True") as refused:
         make_method("fesem", secure=True)
