@@ -82,7 +82,10 @@ class Volumes(nn.Module):
 
 
 class Written(nn.Module):
-    """Activations that write into views: behind a layer norm of an image's channels, and into a part of a sum."""
+    """Activations that write into views: behind a layer norm of an image's channels, and into a part of a sum.
+
+    Windows of a mask are numbers, as in torchvision's Swin.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +96,9 @@ class Written(nn.Module):
         h = F.silu(h, inplace=True)
         part = torch.cat([h, 2 * h], 1)[:, 1:5]
         part += 0.1
-        return self.head(F.hardswish(part, inplace=True).mean((2, 3)))  # type: ignore[no-any-return]
+        mask = x.new_zeros(part.shape[2:])
+        mask[:2, 1:], mask[2:, :1] = 1, 2
+        return self.head((F.hardswish(part, inplace=True) * mask).mean((2, 3)))  # type: ignore[no-any-return]
 
 
 class Asking(nn.Module):

@@ -62,6 +62,11 @@ def slice_scatter(
     return torch.where(inside, slice_backward(source, x.shape, dim, first, last, step), x)
 
 
+def copy(x: Tensor, source: Tensor, *_: object) -> Tensor:
+    """The values of `source` in the shape and dtype of x; onnxscript's leaves the shape of `source`, as a number's."""
+    return source.to(x.dtype).expand(x.shape).clone()
+
+
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """Put `source` in place of one row."""
     first = index % x.shape[dim]
@@ -158,6 +163,7 @@ def batch_norm_without_statistics(
 
 INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.embedding_dense_backward.default: embedding_backward,
+    aten.copy.default: copy,
     aten.slice_backward.default: slice_backward,
     aten.slice_scatter.default: slice_scatter,
     aten.select_scatter.default: select_scatter,

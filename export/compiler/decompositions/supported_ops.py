@@ -35,7 +35,7 @@ REDUCTIONS = _names("_log_softmax _softmax amax amin mean sum")
 PRODUCTS = _names("addmm bmm convolution embedding mm")
 POOLS = _names("avg_pool2d max_pool2d_with_indices")
 SHAPES = _names("""
-    _unsafe_view alias cat clone constant_pad_nd copy expand flip index_select permute select slice squeeze stack
+    _unsafe_view alias cat clone constant_pad_nd expand flip index_select permute select slice squeeze stack
     sym_numel sym_size unsqueeze view
 """)
 CONSTANTS = _names(
