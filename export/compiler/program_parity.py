@@ -132,8 +132,7 @@ def _difference_beside_torchs(
 ) -> float | None:
     """The largest of the differences `found`, measured by torch's own; None where these inputs cannot judge.
 
-    More evidence only lowers what is told, or says that the inputs cannot judge, so the first answer below `limit` is
-    the answer.
+    More evidence lowers what is told, or rules the inputs out, so the first below a limit that float32 keeps counts.
     """
     far = own = [0.0] * len(found)
     for inputs in chain([args], _perturbed_inputs(source, function, args)):
@@ -144,15 +143,19 @@ def _difference_beside_torchs(
             own = _worst([own, output_differences(rounded, told)])
         if max(*far, *own) > MAX_TORCH_ERROR:
             return None
-        if max(far) <= limit:
-            scaled = _scaled(found, own, limit)
-        elif max(far) > MAX_RELATIVE_DIFFERENCE:  # a kink, not a tolerance that asks for more than float32 has
-            scaled = _scaled(found, _worst([far, own]), MAX_RELATIVE_DIFFERENCE)
-        else:
-            continue
-        if scaled <= limit:
+        scaled = _beside(found, far, own, limit)
+        if scaled <= limit and limit >= MAX_RELATIVE_DIFFERENCE:
             return scaled
-    return _scaled(found, own, limit) if max(far) <= limit else None
+    return scaled if max(far) <= limit or scaled <= limit else None
+
+
+def _beside(found: Sequence[float], far: Sequence[float], own: Sequence[float], limit: float) -> float:
+    """The largest difference, scaled by torch's own; infinite where torch moves by more than `limit` at no kink."""
+    if max(far) <= limit:
+        return _scaled(found, own, limit)
+    if max(far) > MAX_RELATIVE_DIFFERENCE:  # a kink, not a limit that asks for more than float32 has
+        return _scaled(found, _worst([far, own]), MAX_RELATIVE_DIFFERENCE)
+    return math.inf
 
 
 def one_sample_differs(source: TraceSource, engine: str, file: bytes) -> bool:
