@@ -82,6 +82,12 @@ def test_sums_and_count_together_change_by_at_most_what_the_noise_is_made_for(se
     np.testing.assert_allclose(together, CENTERS + np.array(pulled), atol=1e-9)
 
 
+def test_a_device_that_weighs_more_than_one_counts_as_one_beside_others() -> None:
+    """Of a device alone its weight does not matter: it is in the sum and in the count."""
+    one, three = (released(ROWS[:2], R=np.array([[weight, 0.0], [1.0, 0.0]])) for weight in (1.0, 3.0))
+    np.testing.assert_allclose(three, one, atol=1e-9)
+
+
 def test_a_center_of_nobody_is_not_told_from_one_of_few() -> None:
     few = np.zeros((40, 2))
     few[:, 0] = 1

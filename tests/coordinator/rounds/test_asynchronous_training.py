@@ -374,6 +374,8 @@ def test_a_newcomer_of_fesem_begins_at_the_only_center_or_at_the_start_where_a_p
     np.testing.assert_array_equal(task.start, started[centers])
     assert (task.mu > 0) == (centers == 1)
     assert task == task_again(training, by, "d0")
+    training, taken = take(training, by, "d0", Reply(n=10, update=training.state.centers[-1]), {"delta": 0.1})
+    assert (taken.what, training.state.assignment["d0"]) == ("counted", centers - 1)
 
 
 def test_a_device_of_ifca_tells_its_losses_and_then_trains_the_newest_version_of_its_choice() -> None:

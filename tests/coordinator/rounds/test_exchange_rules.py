@@ -47,6 +47,7 @@ def test_the_first_update_of_a_client_counts_and_no_other() -> None:
 
 def test_what_is_told_beside_the_updates_counts_and_does_not_end_the_exchange() -> None:
     exchange = OpenExchange(asked="abuvwx", goal=2, beside="ab", quorum=1, now_s=0.0, deadline_s=100.0)
+    assert exchange.progress(0.0)["wanted"] == 4
     accepted(exchange, "a", "u")
     assert not exchange.is_over(1.0)
     assert exchange.countable({"v": A, "b": A, "w": A}) == ["v", "b"]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import (
@@ -83,6 +85,13 @@ def test_losses_are_averaged_like_accuracies_over_the_devices_that_told_theirs()
     assert outcome.loss_per_center == (outcome.loss.micro, None)
     record = round_record(outcome, run="r", method="m", round=1, of=2, bytes_down=3, bytes_up=4, seconds=0.5)
     assert record["loss_per_center"] == [outcome.loss.micro, None]
+
+
+def test_losses_are_bounded_by_guessing_among_the_most_classes_that_a_device_told() -> None:
+    """Ten times log 10, where the median is lower; a device that tells of two classes changes nothing."""
+    matrices = {"a": np.eye(10), "b": np.eye(10), "c": np.eye(2)}
+    outcome = make_report(matrices, dict.fromkeys("abc", 0), n_centers=1, losses={"a": 0.1, "b": 1e6, "c": 0.1})
+    assert outcome.loss.macro == pytest.approx((0.1 + 10 * math.log(10) + 0.1) / 3)
 
 
 def test_a_loss_that_no_sum_could_hold_counts_as_none() -> None:

@@ -185,6 +185,14 @@ def test_the_noise_of_the_devices_is_in_the_centers_and_in_the_record(secure: st
         assert moved == pytest.approx(10 / 12, rel=5 / np.sqrt(2 * noisy.state.centers.size))
 
 
+def test_a_private_run_without_a_sum_so_far_has_spent_nothing() -> None:
+    """Its first round had too few devices, say."""
+    made = trained("fedavg", "updates", rounds=0, **{"privacy-noise": 1.0})
+    spent = privacy_spent(made.strategy, made.state)
+    assert spent is not None
+    assert (spent["releases"], spent["epsilon"]) == (0, 0.0)
+
+
 def test_devices_that_drop_out_take_their_noise_with_them() -> None:
     spent = []
     for silent in ({"d03"}, {"d03", "d04", "d05"}):
