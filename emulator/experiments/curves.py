@@ -23,7 +23,8 @@ from emulator.experiments.table import Results
 from emulator.reports import plots
 
 Curve = Sequence[float | None]
-WIDTH, HEIGHT = 6.5, 5.8  # inches, of one panel and its legend
+WIDTH, HEIGHT = 6.5, 5.8  # inches, of one panel and its part of the legend
+COLUMNS_OF_PANEL = 2  # of the legend
 DOTS = f"a seed's figure: mean of its last {LAST_ROUNDS} rounds"
 NO_DATE: Mapping[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}  # the same cells, the same bytes
 FIRST_DOT, NEXT_DOT = 1.02, 0.014  # where the dots of rows stand, as shares of the number of rounds
@@ -51,6 +52,7 @@ def draw_table_curves(plan: ExperimentPlan, results: Results, out: Path) -> bool
     drawings = [partial(_draw_panel, panel=panel, looks=looks) for panel in panels]
     figure = plots.make_figure(WIDTH * len(drawings), HEIGHT, *drawings)
     with rc_context(plots.STYLE):
+        _draw_legend(figure, looks)
         figure.savefig(out, metadata=NO_DATE.get(out.suffix))
     return True
 
@@ -96,4 +98,14 @@ def _draw_panel(axes: Any, *, panel: Panel, looks: Sequence[str]) -> None:  # no
     shown = [value for values in (*panel.lines.values(), *panel.dots.values()) for value in values if value is not None]
     axes.set_ylim(bottom=max(0.0, math.floor(10 * min(shown)) / 10), top=None)
     axes.scatter([], [], s=12, color="#6b7280", lw=0, label=DOTS)
-    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncols=2, fontsize=8.5)  # beside lines, never above them
+
+
+def _draw_legend(figure: Any, looks: Sequence[str]) -> None:  # noqa: ANN401 - matplotlib's
+    """One legend below all panels: a row has the same look in each."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        axes.get_legend().remove()
+        handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    names = [*looks, DOTS]
+    columns = COLUMNS_OF_PANEL * len(figure.axes)
+    figure.legend([handles[n] for n in names], names, loc="outside lower left", ncols=columns, fontsize=8.5)

@@ -61,7 +61,7 @@ def test_every_seed_has_a_dot_at_its_figure_of_the_table_in_the_colour_of_its_ro
     first, second, _ = drawn[0].axes[0].collections
     assert drawn[0].axes[0].get_ylim()[0] <= 0.3  # every round is in the picture, the first one too
     assert drawn[0].axes[0].get_ylabel() == "accuracy"
-    assert curves.DOTS in [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
+    assert curves.DOTS in [text.get_text() for text in drawn[0].legends[0].get_texts()]
     np.testing.assert_allclose(first.get_offsets()[:, 1], [0.625, 0.775])  # of fewer than three rounds all count
     np.testing.assert_allclose(second.get_offsets()[:, 1], [0.35])
     left, right = first.get_offsets()[0, 0], second.get_offsets()[0, 0]
