@@ -103,8 +103,7 @@ def max_difference(  # noqa: PLR0913 - what is compared
     A file below `limit` computes what torch computes. Above it the file is wrong, or none of the inputs can judge a
     float32 program. Numbers that are finite in torch and not in the file need no other judge. An output on which
     torch's own float32 is off by more than `limit / ERROR_MARGIN` is scaled down by that error; where no inputs can
-    judge, so is an output that moves as far in torch under a few roundings. Torch is asked no further than the answer
-    needs: first its float32 at the same inputs, for a step in float64 takes six times as long.
+    judge, so is an output that moves as far in torch under a few roundings. Torch is asked only what the answer needs.
     """
     worst = float("inf")
     for draw, inputs in enumerate(draws):
@@ -132,8 +131,8 @@ def _difference_beside_torchs(
 ) -> float | None:
     """The largest of the differences `found`, measured by torch's own; None where these inputs cannot judge.
 
-    More evidence only lowers what is told, or says that the inputs cannot judge, so the first answer below `limit` is
-    the answer. A limit that asks for more than float32 has is judged by all of it: how far torch moves comes last.
+    More evidence lowers what is told, or rules the inputs out, so the first answer below a `limit` that float32 keeps
+    is the answer. A smaller limit is judged by all evidence, as how far torch moves comes last.
     """
     far = own = [0.0] * len(found)
     for inputs in chain([args], _perturbed_inputs(source, function, args)):
@@ -144,9 +143,9 @@ def _difference_beside_torchs(
             own = _worst([own, output_differences(rounded, told)])
         if max(*far, *own) > MAX_TORCH_ERROR:
             return None
-        if limit >= MAX_RELATIVE_DIFFERENCE and (judged := _judged(found, own, far, limit)) <= limit:
+        judged = _judged(found, own, far, limit)
+        if judged <= limit and limit >= MAX_RELATIVE_DIFFERENCE:
             return judged
-    judged = _judged(found, own, far, limit)
     return judged if max(far) <= limit or judged <= limit else None
 
 

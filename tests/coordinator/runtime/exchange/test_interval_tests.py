@@ -19,7 +19,7 @@ from coordinator.strategies.registry import make_method
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import Reply
-from tests.coordinator.runtime.exchange.test_live_updates import UpdatesRun
+from tests.support.updates_run import UpdatesRun
 from tests.support.virtual_time import VirtualClock
 from tests.support.wired_coordinator import DEVICES, WiredCoordinator
 

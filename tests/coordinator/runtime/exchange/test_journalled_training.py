@@ -14,7 +14,7 @@ from coordinator.storage.exchange_store import ReplayDiverged, StoredReply
 from coordinator.storage.journal_store import EXPIRE, HAND, REFUSE, TAKE
 from coordinator.strategies.base import State
 from edge_client.protocol.task import Reply
-from tests.coordinator.runtime.exchange.test_live_updates import DEADLINE_S, ROUND, Begun, UpdatesRun, begun, full
+from tests.support.updates_run import DEADLINE_S, ROUND, Begun, UpdatesRun, begun, full
 from tests.support.wired_coordinator import DEVICES, SAMPLES
 
 __all__ = ["begun"]  # a fixture
