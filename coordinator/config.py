@@ -85,8 +85,9 @@ class CoordinatorConfig:
             raise ConfigError(wrong.words, hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
         for key, value in (("teach-newcomers", self.teach_newcomers), ("exit-when-done", self.exit_when_done)):
             check_kind(key, value, "bool")
-        check_kind("seed", self.seed, "int")
-        if not isinstance(self.keep_rounds, int) or self.keep_rounds < 0 or self.keep_rounds == 1:
+        for key, number in (("seed", self.seed), ("keep-rounds", self.keep_rounds)):
+            check_kind(key, number, "int")
+        if self.keep_rounds < 0 or self.keep_rounds == 1:
             hint = "2 or more, so that a damaged state can be played again; 0 keeps all"
             raise ConfigError(f"keep-rounds is {self.keep_rounds!r}", hint=hint)
         if not 0 <= self.seed < 2**31:
@@ -229,6 +230,9 @@ def config_from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfi
         table[key] = tuple(_typed(key, table[key], list))
     model = _typed("model", table.pop("model"), dict)
     _check_known(model, [_key("model", f.name) for f in fields(ModelConfig)], "model.")
+    if "name" not in model:
+        raise ConfigError("'name' of [model] is missing", hint="`fedcenters-emulator list` has the models' names")
+    _typed("model.name", model["name"], str)
     model = {key.replace("-", "_"): value for key, value in model.items()}
     if "engines" in model:
         model["engines"] = tuple(_typed("model.engines", model["engines"], list))

@@ -168,6 +168,7 @@ class TransferConfig:
         _count("task-window", self.task_window)
         _count("credits", self.credits)
         _count("in-flight-mib", self.in_flight_mib)
+        check_kind("block", self.block, "int")
         if self.block % BLOCK_BYTES_STEP or not BLOCK_BYTES_STEP <= self.block <= MAX_BLOCK_BYTES:
             raise ConfigError(f"block is {self.block}", hint="block is a multiple of 4096 from 4096 to 1048576 bytes")
 
