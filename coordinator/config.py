@@ -12,9 +12,9 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from coordinator.config_sections import (
     BundleConfig,
@@ -145,7 +145,7 @@ class CoordinatorConfig:
 
 
 _SECTIONS: Mapping[str, type[Any]] = {
-    f.name: made for f in fields(CoordinatorConfig) if isinstance(made := f.default_factory, type)
+    f.name: cast("type[Any]", f.default_factory) for f in fields(CoordinatorConfig) if f.default_factory is not MISSING
 }
 
 

@@ -37,8 +37,8 @@ def options_of(
 
     Raises ConfigError for a value out of its limits.
     """
-    given = {"buffer": buffer, "max_staleness": max_staleness}
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {"buffer": buffer, "max_staleness": max_staleness}
+    given = {name: value for name, value in options.items() if value is not None}
     if concurrency is not None:
         return Asynchronous(concurrency=concurrency, **given)
     for name in given:
