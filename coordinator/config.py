@@ -1,6 +1,7 @@
 """The coordinator's configuration: one TOML file with kebab-case keys, checked when it is read.
 
-The file's keys are flat, and `_KEYS` maps each of them to a field of a section. An unknown key is refused, and the
+The file's keys are flat. Each is a field of the configuration or of one of its sections: its name in kebab-case, or
+what `_OTHER_KEYS` says. Its type says whether it takes a text, a path or a list. An unknown key is refused, and the
 message names the nearest valid key. The environment variable FEDCENTERS_<KEY> overrides a top-level scalar, as
 FEDCENTERS_BROKER overrides `broker`. A relative path starts at the folder of the configuration file.
 """
@@ -10,10 +11,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from coordinator.config_sections import (
     BundleConfig,
@@ -34,78 +35,22 @@ from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.topics import check_federation
 from edge_client.toml_files import parse_toml, read_toml, variable_of, warn_of_mistyped
 
-# The file's key of each field: (section, field); section "" is the configuration itself.
-_KEYS: Mapping[str, tuple[str, str]] = {
-    "federation": ("", "federation"),
-    "broker": ("", "broker"),
-    "folder": ("", "folder"),
-    "min-devices": ("fleet", "min_devices"),
-    "max-devices": ("fleet", "max_devices"),
-    "keep-rounds": ("", "keep_rounds"),
-    "start-timeout-s": ("fleet", "start_timeout_s"),
-    "max-samples-ratio": ("fleet", "max_samples_ratio"),
-    "over-select": ("round", "over_select"),
-    "fraction-connected": ("round", "fraction_connected"),
-    "quorum": ("round", "quorum"),
-    "deadline-s": ("round", "deadline_s"),
-    "below-quorum": ("round", "below_quorum"),
-    "codec": ("update", "codec"),
-    "seed": ("", "seed"),
-    "block": ("transfer", "block"),
-    "credits": ("transfer", "credits"),
-    "in-flight-mib": ("transfer", "in_flight_mib"),
-    "task-window": ("transfer", "task_window"),
-    "concurrency": ("round", "concurrency"),
-    "buffer": ("round", "buffer"),
-    "max-staleness": ("round", "max_staleness"),
-    "evaluate-every": ("round", "evaluate_every"),
-    "fraction-evaluate": ("round", "fraction_evaluate"),
-    "max-update-rms": ("update", "max_rms"),
-    "max-update-ratio": ("update", "max_ratio"),
-    "formats": ("bundle", "formats"),
-    "reference": ("bundle", "reference"),
-    "bundle-run": ("bundle", "run"),
-    "class-names": ("bundle", "class_names"),
-    "teach-newcomers": ("", "teach_newcomers"),
-    "exit-when-done": ("", "exit_when_done"),
-    "ca": ("tls", "ca"),
-    "certificate": ("tls", "certificate"),
-    "key": ("tls", "key"),
-    "signing-folder": ("", "signing_folder"),
-    "release": ("", "release"),
-    "web-port": ("web", "port"),
-    "web-broker": ("web", "broker"),
-    "loggers": ("", "loggers"),
-    "dashboard": ("dashboard", "address"),
-    "dashboard-read-token": ("dashboard", "read_token"),
-    "dashboard-control-token": ("dashboard", "control_token"),
-    "dashboard-certificate": ("dashboard", "certificate"),
-    "dashboard-key": ("dashboard", "key"),
+_OTHER_KEYS = {  # (section, field) -> its key, where that is not the name of the field
+    ("update", "max_rms"): "max-update-rms",
+    ("update", "max_ratio"): "max-update-ratio",
+    ("bundle", "run"): "bundle-run",
+    ("web", "port"): "web-port",
+    ("web", "broker"): "web-broker",
+    ("dashboard", "address"): "dashboard",
+    ("dashboard", "read_token"): "dashboard-read-token",
+    ("dashboard", "control_token"): "dashboard-control-token",
+    ("dashboard", "certificate"): "dashboard-certificate",
+    ("dashboard", "key"): "dashboard-key",
 }
 RUN_KEYS = ("method", "num-rounds", "name")  # of [[runs]], beside the settings of the method
 MAX_RUN_NAME = 64  # characters, as devices are told it (PROTOCOL.md, `coord`)
-TOP_LEVEL_KEYS = frozenset(_KEYS)  # of the file: after [model] or [[runs]] they would be keys of that table
-_PATH_KEYS = frozenset(
-    {"folder", "reference", "ca", "certificate", "key", "signing-folder", "release"}
-    | {"dashboard-read-token", "dashboard-control-token", "dashboard-certificate", "dashboard-key"}
-)
-
-
-_TEXT_KEYS = _PATH_KEYS | {
-    "federation", "broker", "codec", "below-quorum", "bundle-run", "web-broker", "loggers", "dashboard"
-}  # fmt: skip
+_TABLES = ("model", "runs")  # of the file, below its keys
 _WORDS = {str: 'a text, as {key} = "..."', int: "a whole number", list: "a list", dict: "a table"}
-
-_SECTIONS: Mapping[str, type[Any]] = {
-    "fleet": FleetConfig,
-    "round": RoundConfig,
-    "update": UpdateConfig,
-    "transfer": TransferConfig,
-    "bundle": BundleConfig,
-    "tls": TlsConfig,
-    "web": WebConfig,
-    "dashboard": DashboardConfig,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +85,9 @@ class CoordinatorConfig:
             raise ConfigError(wrong.words, hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
         for key, value in (("teach-newcomers", self.teach_newcomers), ("exit-when-done", self.exit_when_done)):
             check_kind(key, value, "bool")
-        check_kind("seed", self.seed, "int")
-        if not isinstance(self.keep_rounds, int) or self.keep_rounds < 0 or self.keep_rounds == 1:
+        for key, number in (("seed", self.seed), ("keep-rounds", self.keep_rounds)):
+            check_kind(key, number, "int")
+        if self.keep_rounds < 0 or self.keep_rounds == 1:
             hint = "2 or more, so that a damaged state can be played again; 0 keeps all"
             raise ConfigError(f"keep-rounds is {self.keep_rounds!r}", hint=hint)
         if not 0 <= self.seed < 2**31:
@@ -198,6 +144,35 @@ class CoordinatorConfig:
         return out | {"model": decided["model"], "runs": runs}
 
 
+_SECTIONS: Mapping[str, type[Any]] = {
+    f.name: cast("type[Any]", f.default_factory) for f in fields(CoordinatorConfig) if f.default_factory is not MISSING
+}
+
+
+def _file_fields() -> Iterator[tuple[str, Field[Any]]]:
+    """Each field that is a key of the file, and its section; section "" is the configuration itself."""
+    for f in fields(CoordinatorConfig):
+        if f.name in _SECTIONS:
+            yield from ((f.name, inner) for inner in fields(_SECTIONS[f.name]))
+        elif f.name not in _TABLES:
+            yield "", f
+
+
+def _key(section: str, name: str) -> str:
+    return _OTHER_KEYS.get((section, name), name.replace("_", "-"))
+
+
+def _of_type(*types: str) -> frozenset[str]:
+    return frozenset(_key(section, f.name) for section, f in _file_fields() if f.type in types)
+
+
+_KEYS: Mapping[str, tuple[str, str]] = {_key(section, f.name): (section, f.name) for section, f in _file_fields()}
+TOP_LEVEL_KEYS = frozenset(_KEYS)  # of the file: after [model] or [[runs]] they would be keys of that table
+_PATH_KEYS = _of_type("Path", "Path | None")
+_TEXT_KEYS = _PATH_KEYS | _of_type("str")
+_LIST_KEYS = _of_type("tuple[str, ...]")
+
+
 def changed_settings(before: Any, now: Any, where: str = "") -> list[str]:  # noqa: ANN401 - JSON values
     """Each value that differs between two fingerprints, as "runs.fesem.clusters = 2, now 3"."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
@@ -239,7 +214,7 @@ def overrides_from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def config_from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfig:
     """The checked configuration of a parsed file; relative paths start at `base`."""
     table = dict(raw)
-    _check_known(table, [*_KEYS, "model", "runs"], "")
+    _check_known(table, [*_KEYS, *_TABLES], "")
     for needed in ("federation", "broker", "folder", "model", "runs"):
         if needed not in table:
             raise ConfigError(
@@ -251,11 +226,13 @@ def config_from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfi
         if not table[key]:
             raise ConfigError(f"{key} is empty", hint="write a path, or leave it out")
         table[key] = base / table[key]
-    for key in ("formats", "class-names"):
-        if key in table:
-            table[key] = tuple(_typed(key, table[key], list))
+    for key in sorted(_LIST_KEYS & table.keys()):
+        table[key] = tuple(_typed(key, table[key], list))
     model = _typed("model", table.pop("model"), dict)
-    _check_known(model, ["name", "batch-size", "engines"], "model.")
+    _check_known(model, [_key("model", f.name) for f in fields(ModelConfig)], "model.")
+    if "name" not in model:
+        raise ConfigError("'name' of [model] is missing", hint="`fedcenters-emulator list` has the models' names")
+    _typed("model.name", model["name"], str)
     model = {key.replace("-", "_"): value for key, value in model.items()}
     if "engines" in model:
         model["engines"] = tuple(_typed("model.engines", model["engines"], list))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.rounds.asynchronous.options import Asynchronous
+from coordinator.rounds.asynchronous.options import Asynchronous, options_of
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, MAX_UPDATE_RMS
@@ -114,8 +114,9 @@ class RoundConfig:
             if (value := getattr(self, key)) is not None:
                 check_kind(key.replace("_", "-"), value, "int")
         _ = self.evaluation  # an EvaluationPlan checks its own limits
-        _ = self.asynchronous  # as do the options of runs without rounds
-        self._check_without_rounds()
+        if self.asynchronous is not None and self.over_select != 1:  # as do the options of runs without rounds
+            why = "no device is waited for, so none is asked in another's place"
+            raise ConfigError(f"concurrency with over-select: {why}", hint="leave one of them out")
 
     @property
     def evaluation(self) -> EvaluationPlan:
@@ -124,21 +125,7 @@ class RoundConfig:
     @property
     def asynchronous(self) -> Asynchronous | None:
         """How runs wait for no device; None where they have rounds."""
-        if self.concurrency is None:
-            return None
-        given = {"buffer": self.buffer, "max_staleness": self.max_staleness}
-        return Asynchronous(concurrency=self.concurrency, **{k: v for k, v in given.items() if v is not None})
-
-    def _check_without_rounds(self) -> None:
-        if self.concurrency is None:
-            given = {"buffer": self.buffer, "max-staleness": self.max_staleness}
-            for key in (key for key, value in given.items() if value is not None):
-                hint = "say with concurrency how many devices train at once, or leave it out"
-                raise ConfigError(f"{key} without concurrency: a run with rounds has no buffers", hint=hint)
-            return
-        if self.over_select != 1:
-            why = "no device is waited for, so none is asked in another's place"
-            raise ConfigError(f"concurrency with over-select: {why}", hint="leave one of them out")
+        return options_of(self.concurrency, self.buffer, self.max_staleness)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +155,7 @@ class TransferConfig:
         _count("task-window", self.task_window)
         _count("credits", self.credits)
         _count("in-flight-mib", self.in_flight_mib)
+        check_kind("block", self.block, "int")
         if self.block % BLOCK_BYTES_STEP or not BLOCK_BYTES_STEP <= self.block <= MAX_BLOCK_BYTES:
             raise ConfigError(f"block is {self.block}", hint="block is a multiple of 4096 from 4096 to 1048576 bytes")
 

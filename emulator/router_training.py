@@ -25,7 +25,6 @@ from edge_client.protocol.nearest import selection_rule, sketch
 from edge_client.protocol.nearest.answer_moments import (
     MAX_CLASSES,
     AnswerMoments,
-    AnswerProfile,
     answer_moments,
 )
 from edge_client.protocol.nearest.input_moments import InputProfile, make_profile, moments_of
@@ -76,25 +75,19 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
     moments = [moments_of(_all_inputs(run.devices[c])) for c in members]
     profiles = leave_one_out(moments)
     answers = _answers_of_members(run, members, rng)
-    looks = [
-        look
-        for i in sorted(rng.permutation(len(members))[:MAX_MEASURING_DEVICES].tolist())
-        if (data := run.devices[members[i]].test) is not None and len(data)
-        for look in _measurements(
-            run,
-            data,
-            i,
-            at[i],
-            rng,
-            around,
-            about,
-            after,
-            rounds,
-            _all_inputs(run.devices[members[i]]),
-            profiles[i],
-            None if answers is None else answer_profiles(answers, at, without=i),
-        )
-    ]
+    newcomers = _Newcomers(
+        run=run,
+        members=members,
+        at=at,
+        sketch=about,
+        around=around,
+        rounds=rounds,
+        after=after,
+        profiles=profiles,
+        answers=answers,
+    )
+    chosen = sorted(rng.permutation(len(members))[:MAX_MEASURING_DEVICES].tolist())
+    looks = [look for i in chosen for look in newcomers.looks(i, rng)]
     router = learn_router(
         looks,
         sizes=MEASUREMENTS_BY_SIZE,
@@ -127,38 +120,48 @@ def _all_inputs(local: DeviceData) -> Array:
     return local.train.x if local.test is None else np.concatenate([local.train.x, local.test.x])
 
 
-def _measurements(  # noqa: PLR0913, PLR0917 - what a look needs
-    run: FinishedTraining,
-    data: Dataset,
-    i: int,
-    own: int,
-    rng: np.random.Generator,
-    around: _CenterMeans,
-    about: InputSketch,
-    after: _CenterMeans | None,
-    rounds: LocalRound | None,
-    everything: Array,
-    others: InputProfile | None,
-    answers: Sequence[AnswerProfile] | None,
-) -> list[CenterMeasurement]:
-    found = []
-    for n, times in MEASUREMENTS_BY_SIZE.items():
-        for time in range(times):
-            rows = rng.permutation(len(data))[:n]
-            few = Dataset(data.x[rows], data.y[rows])
+@dataclass(frozen=True, kw_only=True)
+class _Newcomers:
+    """Measures every center for a member as for a device that never trained: without the member's own contribution.
+
+    `at` [n] has the center of each of the n `members`. `after` are the points of a local round by `rounds`, and as
+    `rounds` None where there is none. `profiles` are of the inputs of all other members.
+    """
+
+    run: FinishedTraining
+    members: Sequence[ClientId]
+    at: I64
+    sketch: InputSketch
+    around: _CenterMeans
+    rounds: LocalRound | None
+    after: _CenterMeans | None
+    profiles: Sequence[InputProfile | None]
+    answers: Sequence[Sequence[AnswerMoments]] | None
+
+    def looks(self, i: int, rng: np.random.Generator) -> list[CenterMeasurement]:
+        """The looks of member `i` at its test samples; none without any."""
+        run, local, others = self.run, self.run.devices[self.members[i]], self.profiles[i]
+        if local.test is None or not len(local.test):
+            return []
+        answers = None if self.answers is None else answer_profiles(self.answers, self.at, without=i)
+        everything, found = _all_inputs(local), []
+        for n, time in ((n, time) for n, times in MEASUREMENTS_BY_SIZE.items() for time in range(times)):
+            rows = rng.permutation(len(local.test))[:n]
+            few = Dataset(local.test.x[rows], local.test.y[rows])
             d = features.model_distances(run.learner, run.centers, few, labels=True, answers=answers)
-            d["sketch"] = selection_rule.sketch_distance(features.sketch_inputs(few, about), around.points(without=i))
-            if time == 0 and (found_norms := features.norm_distances(run.learner, run.centers, few)) is not None:
-                d["norms"] = found_norms
-            if time == 0 and after is not None and rounds is not None:
+            points = features.sketch_inputs(few, self.sketch)
+            d["sketch"] = selection_rule.sketch_distance(points, self.around.points(without=i))
+            if time == 0 and (norms := features.norm_distances(run.learner, run.centers, few)) is not None:
+                d["norms"] = norms
+            if time == 0 and self.after is not None and self.rounds is not None:
                 with suppress(Malformed):  # on few samples it may diverge: this look has no such distance
-                    point = features.sketch_local_round(run.learner, run.start, few, rounds, seed=n)
-                    d["round"] = selection_rule.sketch_distance(point, after.points(without=i))
+                    point = features.sketch_local_round(run.learner, run.start, few, self.rounds, seed=n)
+                    d["round"] = selection_rule.sketch_distance(point, self.after.points(without=i))
             if others is not None:
                 x = everything[rng.permutation(len(everything))[:n]]
                 d["inputs"] = np.full(len(run.centers), others.distance(moments_of(x)))
-            found.append(CenterMeasurement(device=i, n=n, distances=d, own_center=int(own)))
-    return found
+            found.append(CenterMeasurement(device=i, n=n, distances=d, own_center=int(self.at[i])))
+        return found
 
 
 class _CenterMeans:

@@ -70,11 +70,15 @@ class ExchangeStore:
     def open(self, key: ExchangeKey, hashes: Mapping[ClientId, str], left_s: float, blobs: Iterable[str] = ()) -> None:
         """Store a new exchange: the hash of each device's task, the seconds until its deadline, the tasks' blobs."""
         with self._database.transaction():
-            self._database.execute("insert into exchanges values (?, ?, ?, ?, 0)", (*key, int(left_s * 1000)))
-            rows = [(*key, cid, sha256) for cid, sha256 in sorted(hashes.items())]
-            self._database.insert("insert into tasks values (?, ?, ?, ?, ?)", rows)
-            named = [(*key, sha256) for sha256 in sorted(set(blobs))]
-            self._database.insert("insert into task_blobs values (?, ?, ?, ?)", named)
+            self.write_open(key, hashes, left_s, blobs)
+
+    def write_open(self, key: ExchangeKey, hashes: Mapping[ClientId, str], left_s: float, blobs: Iterable[str]) -> None:
+        """`open` as a part of a transaction."""
+        self._database.execute("insert into exchanges values (?, ?, ?, ?, 0)", (*key, int(left_s * 1000)))
+        rows = [(*key, cid, sha256) for cid, sha256 in sorted(hashes.items())]
+        self._database.insert("insert into tasks values (?, ?, ?, ?, ?)", rows)
+        named = [(*key, sha256) for sha256 in sorted(set(blobs))]
+        self._database.insert("insert into task_blobs values (?, ?, ?, ?)", named)
 
     def exists(self, key: ExchangeKey) -> bool:
         return bool(self._database.rows("select 1 from exchanges where run = ? and round = ? and exchange = ?", key))
@@ -140,9 +144,13 @@ class ExchangeStore:
 
     def put_replies(self, key: ExchangeKey, replies: Iterable[StoredReply]) -> None:
         """Store verified replies, whose blobs are on disk, all or none. A second reply of a device is an error."""
-        rows = [(*key, *reply) for reply in replies]
         with self._database.transaction():
-            self._database.insert("insert into replies values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self.write_replies(key, replies)
+
+    def write_replies(self, key: ExchangeKey, replies: Iterable[StoredReply]) -> None:
+        """`put_replies` as a part of a transaction."""
+        rows = [(*key, *reply) for reply in replies]
+        self._database.insert("insert into replies values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def replies(self, key: ExchangeKey) -> dict[ClientId, StoredReply]:
         """The stored replies of one exchange, sorted by device."""
@@ -195,11 +203,15 @@ class ExchangeStore:
         with self._database.transaction():
             if scales:
                 self._database.put_meta(_scales(key.run), json.dumps(dict(scales)))
-            rows = [(*key, cid, reason) for cid, reason in sorted((refused or {}).items())]
-            self._database.insert("insert or replace into refusals values (?, ?, ?, ?, ?)", rows)
-            self._database.insert("insert into closings values (?, ?, ?, ?)", [(*key, cid) for cid in sorted(cids)])
-            query = "update exchanges set closed = 1 where run = ? and round = ? and exchange = ?"
-            self._database.execute(query, key)
+            self.write_closing(key, cids, refused or {})
+
+    def write_closing(self, key: ExchangeKey, cids: Iterable[ClientId], refused: Mapping[ClientId, str]) -> None:
+        """`close` as a part of a transaction."""
+        rows = [(*key, cid, reason) for cid, reason in sorted(refused.items())]
+        self._database.insert("insert or replace into refusals values (?, ?, ?, ?, ?)", rows)
+        self._database.insert("insert into closings values (?, ?, ?, ?)", [(*key, cid) for cid in sorted(cids)])
+        query = "update exchanges set closed = 1 where run = ? and round = ? and exchange = ?"
+        self._database.execute(query, key)
 
     def scales(self, run: str) -> dict[str, float]:
         """The usual size of a run's updates, by kind (update_validation.py), as of the last closed exchange."""

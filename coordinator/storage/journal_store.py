@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from coordinator.storage.database import Database
-from coordinator.storage.exchange_store import ExchangeKey, StoredReply
+from coordinator.storage.exchange_store import ExchangeKey, ExchangeStore, StoredReply
 from edge_client.protocol.task import ClientId
 
 HAND, TAKE, REFUSE, EXPIRE, END = "hand", "take", "refuse", "expire", "end"
@@ -37,8 +37,8 @@ class OpenedTask(NamedTuple):
 class JournalStore:
     """The journals of all runs; `place` counts the steps of a round."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, exchanges: ExchangeStore) -> None:
+        self._database, self._exchanges = database, exchanges
 
     def steps(self, run: str, number: int) -> list[Step]:
         """The steps of round `number`, in order."""
@@ -61,15 +61,14 @@ class JournalStore:
         """These replies came, in this order; their blobs are on disk."""
         with self._database.transaction():
             for past, (key, reply) in enumerate(replies.items()):
-                self._database.insert("insert into replies values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [(*key, *reply)])
-                self._database.execute("insert into closings values (?, ?, ?, ?)", (*key, reply.cid))
-                self._close(key)
+                self._exchanges.write_replies(key, [reply])
+                self._exchanges.write_closing(key, [reply.cid], {})
                 self._note(run, number, place + past, Step(TAKE, [reply.cid], (key.round, key.exchange)))
 
     def end(self, run: str, number: int, place: int, step: Step, why: str) -> None:
         """A device's task ended without a reply that counts: `step` is REFUSE or EXPIRE of this task."""
         with self._database.transaction():
-            self._refuse(ExchangeKey(run, *step.task), step.devices[0], why)
+            self._exchanges.write_closing(ExchangeKey(run, *step.task), (), {step.devices[0]: why})
             self._note(run, number, place, step)
 
     def end_round(self, run: str, number: int, place: int) -> None:
@@ -81,7 +80,7 @@ class JournalStore:
         """These tasks are wanted no more; it follows from steps that are stored. May be called again."""
         with self._database.transaction():
             for cid, key in tasks.items():
-                self._refuse(key, cid, why)
+                self._exchanges.write_closing(key, (), {cid: why})
 
     def oldest_task(self, run: str, after: int) -> int | None:
         """The earliest round whose tasks ended in a round later than `after`."""
@@ -91,18 +90,7 @@ class JournalStore:
 
     def _open(self, tasks: Sequence[OpenedTask]) -> None:
         for key, cid, sha256, blobs in tasks:
-            self._database.execute("insert into exchanges values (?, ?, ?, 0, 0)", key)
-            self._database.execute("insert into tasks values (?, ?, ?, ?, ?)", (*key, cid, sha256))
-            named = [(*key, blob) for blob in sorted(set(blobs))]
-            self._database.insert("insert into task_blobs values (?, ?, ?, ?)", named)
-
-    def _refuse(self, key: ExchangeKey, cid: ClientId, why: str) -> None:
-        self._database.execute("insert or replace into refusals values (?, ?, ?, ?, ?)", (*key, cid, why))
-        self._close(key)
-
-    def _close(self, key: ExchangeKey) -> None:
-        query = "update exchanges set closed = 1 where run = ? and round = ? and exchange = ?"
-        self._database.execute(query, key)
+            self._exchanges.write_open(key, {cid: sha256}, 0.0, blobs)
 
     def _note(self, run: str, number: int, place: int, step: Step) -> None:
         said = json.dumps({"devices": list(step.devices), "task": step.task})

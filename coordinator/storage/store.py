@@ -32,7 +32,7 @@ class Store:
         self.facts = KeyValueStore(self.database)
         self.states = StateStore(self.database, self.blobs)
         self.exchanges = ExchangeStore(self.database)
-        self.journal = JournalStore(self.database)
+        self.journal = JournalStore(self.database, self.exchanges)
         self.late_updates = LateUpdateStore(self.database)
         self.prekeys = PrekeyStore(self.database)
         self.events = EventStore(self.database)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.rounds.asynchronous.options import DEFAULT_BUFFER, DEFAULT_STALENESS, Asynchronous, check_asynchronous
+from coordinator.rounds.asynchronous.options import check_asynchronous, options_of
 from coordinator.rounds.privacy_accounting import check_private
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sealed_round import is_sealed
@@ -53,7 +53,7 @@ def resolve_run(
     sealed: bool = is_sealed(strategy)
     if sealed:
         _check_sealed_options(args)
-    asynchronous = _asynchronous(args)
+    asynchronous = options_of(args.concurrency, args.buffer, args.max_staleness, wrong=UsageError)
     if asynchronous is not None:
         check_asynchronous(strategy, {})
     settings = RunSettings(
@@ -67,21 +67,6 @@ def resolve_run(
         metrics=metrics or {},
     )
     return ResolvedRun(args=args, strategy=strategy, settings=settings, attack=parse_attack(args.hostile))
-
-
-def _asynchronous(args: SimulateArgs) -> Asynchronous | None:
-    """How the run waits for no device; None where it has rounds. Raises UsageError for options of the other."""
-    others = {"buffer": args.buffer, "max-staleness": args.max_staleness}
-    if args.concurrency is None:
-        if given := [key for key, value in others.items() if value is not None]:
-            hint = "say with concurrency how many devices train at once, or leave it out"
-            raise UsageError(f"{given[0]} without concurrency: a run with rounds has no buffers", hint=hint)
-        return None
-    return Asynchronous(
-        concurrency=args.concurrency,
-        buffer=DEFAULT_BUFFER if args.buffer is None else args.buffer,
-        max_staleness=DEFAULT_STALENESS if args.max_staleness is None else args.max_staleness,
-    )
 
 
 def _check_sealed_options(args: SimulateArgs) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 
 from coordinator.rounds.asynchronous import training as machine
 from coordinator.rounds.asynchronous.counts import RoundCounts
-from coordinator.rounds.asynchronous.training import Buffered, Handed, Rules, Taken, Training
+from coordinator.rounds.asynchronous.snapshot import facts_of, training_of
+from coordinator.rounds.asynchronous.training import Rules, Taken, Training
 from coordinator.rounds.round_record import AsynchronousRecord
 from coordinator.strategies.base import State
 from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
@@ -211,13 +212,8 @@ class AsynchronousNetwork:
             vectors |= {(who, name): value for name, value in parts.items() if value is not None}
         checkpoint.save_models(folder, "under-way", vectors)
         return {
-            "versions": training.versions,
-            "handed": training.handed,
-            "scales": training.scales,
-            "recent": [*training.recent.items()],  # in their order
-            "buffers": [{who: _plain(entry, "row") for who, entry in buffer.items()} for buffer in training.buffers],
-            "at_work": {who: _plain(handed, "start") for who, handed in training.at_work.items()},
-            "work": {who: _plain(work, "task", "sent") | {"sent": _told(work)} for who, work in self._work.items()},
+            **facts_of(training),
+            "work": {who: _told(work) for who, work in self._work.items()},
             "due": sorted(self._due),
             "open": self.network.wire.keep_open(folder),
         }
@@ -228,21 +224,9 @@ class AsynchronousNetwork:
             return
         found: dict[tuple[ClientId, str], Flat] = {}
         checkpoint.load_models(folder, set(facts["at_work"]).union(*facts["buffers"]), found)
-        older = {"since": facts["handed"]}  # an older version did not count how long an update waits
-        buffers = [
-            {who: Buffered(row=found[who, f"row-{k}"], **older | entry) for who, entry in buffer.items()}
-            for k, buffer in enumerate(facts["buffers"])
-        ]
-        at_work = {who: Handed(start=found.get((who, "start")), **handed) for who, handed in facts["at_work"].items()}
-        self._training = Training(
-            state=state,
-            versions=tuple(facts["versions"]),
-            buffers=tuple(buffers),
-            at_work=at_work,
-            handed=facts["handed"],
-            scales=facts["scales"],
-            recent=dict(facts.get("recent", [])),  # an older version's checkpoint has none
-        )
+        rows = {(k, who): found[who, f"row-{k}"] for k, buffer in enumerate(facts["buffers"]) for who in buffer}
+        starts = {who: found[who, "start"] for who in facts["at_work"] if (who, "start") in found}
+        self._training = training_of(facts, state, rows, starts)
         for who, work in facts["work"].items():
             sent = work.pop("sent")
             if isinstance(sent, dict):
@@ -254,13 +238,9 @@ class AsynchronousNetwork:
         self.network.wire.recall_open(folder, facts["open"])
 
 
-def _plain(value: Any, *without: str) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
-    """The fields of a dataclass as JSON types."""
-    return {f.name: getattr(value, f.name) for f in fields(value) if f.name not in without}
-
-
-def _told(work: TaskUnderWay) -> Any:  # noqa: ANN401 - JSON types
-    sent = work.sent
-    if not isinstance(sent, AdmittedReply):
-        return sent
-    return {"n": sent.reply.n, "size": sent.size, "digest": sent.digest, "moves": sent.moves}
+def _told(work: TaskUnderWay) -> dict[str, Any]:
+    """As JSON types, without the task, and without the vectors of its reply."""
+    told, sent = {f.name: getattr(work, f.name) for f in fields(work) if f.name != "task"}, work.sent
+    if isinstance(sent, AdmittedReply):
+        told["sent"] = {"n": sent.reply.n, "size": sent.size, "digest": sent.digest, "moves": sent.moves}
+    return told

@@ -163,6 +163,7 @@ def run_name(strategy: Strategy) -> str:
 def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: FleetData) -> list[Record]:
     """Run the coordinator and the devices; -> the record of each round."""
     settings = method_settings(strategy)
+    samples = [len(data) for local in split.devices.values() for data in (local.train, local.test) if data is not None]
     run = {"method": args.method, "name": run_name(strategy), "num-rounds": args.rounds, **settings}
     testbed.start_coordinator(
         devices=len(split.devices),
@@ -173,6 +174,7 @@ def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: Fle
         codec=args.codec,
         evaluate_every=args.evaluate_every,
         fraction_evaluate=args.fraction_evaluate,
+        max_samples_ratio=max(1, *samples),  # as in one process no number of samples is cut
         loggers=args.loggers,
         deadline_s=DEADLINE_S,
         start_timeout_s=DEADLINE_S,

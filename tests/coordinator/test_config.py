@@ -69,6 +69,8 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"fraction_evaluate": 1.5}, "fraction-evaluate is 1.5"),
         ({"block": 5000}, "multiple of 4096"),
         ({"block": True}, "block"),
+        ({"block": 65536.0}, "block is 65536.0"),
+        ({"keep_rounds": False}, "keep-rounds is False"),
         ({"seed": -1}, "seed is 0 to"),
         ({"codec": "f8"}, "codec is 'f8'"),
         ({"deadline_s": "soon"}, "deadline-s must be a positive number"),
@@ -96,7 +98,8 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"runs": [{"method": "fedavg", "num-rounds": 1}] * 2}, "each with its own name"),
         ({"model": {"name": "digits-mlp", "engines": []}}, "model.engines is empty"),
         ({"model": {"name": "digits-mlp", "batchsize": 3}}, "did you mean model.batch-size?"),
-        ({"model": {}}, "name"),
+        ({"model": {}}, "'name' of [model] is missing"),
+        ({"model": {"name": 3}}, "model.name must be a text"),
     ],
 )
 def test_what_is_wrong_is_named_with_a_hint(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -9,8 +9,7 @@ from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.plans.asynchronous_plan import whole_rounds
 from coordinator.strategies.plans.sum_plan import own_parts
-
-DEFAULT_BUFFER, DEFAULT_STALENESS = 10, 20
+from edge_client.errors import ConfigError, FedcentersError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +17,34 @@ class Asynchronous:
     """How many devices train at once, how many updates fill the buffers, and how old a center may become meanwhile."""
 
     concurrency: int
-    buffer: int = DEFAULT_BUFFER
-    max_staleness: int = DEFAULT_STALENESS
+    buffer: int = 10
+    max_staleness: int = 20
 
     def __post_init__(self) -> None:
         check_range("concurrency", self.concurrency, low=1)
         check_range("buffer", self.buffer, low=1)
         check_range("max-staleness", self.max_staleness, low=0)
+
+
+def options_of(
+    concurrency: int | None,
+    buffer: int | None,
+    max_staleness: int | None,
+    *,
+    wrong: type[FedcentersError] = ConfigError,
+) -> Asynchronous | None:
+    """The options as a user gives them, without a concurrency None: a run with rounds, where any other raises `wrong`.
+
+    Raises ConfigError for a value out of its limits.
+    """
+    options = {"buffer": buffer, "max_staleness": max_staleness}
+    given = {name: value for name, value in options.items() if value is not None}
+    if concurrency is not None:
+        return Asynchronous(concurrency=concurrency, **given)
+    for name in given:
+        hint = "say with concurrency how many devices train at once, or leave it out"
+        raise wrong(f"{name.replace('_', '-')} without concurrency: a run with rounds has no buffers", hint=hint)
+    return None
 
 
 def check_asynchronous(strategy: Strategy, fleet: Fleet) -> LocalSgd:

@@ -298,7 +298,6 @@ class LiveExchange:
                 self._context.sender.send(cid, "stop", **self.key._asdict(), why="the exchange is closed")
 
     def _on_accepted(self, record: StoredReply, reply: Reply) -> None:
-        self._context.unable.forget(record.cid, self._prepared[record.cid].kind)
         self._on_disk[record.cid] = (record, reply)
 
     def _on_refused(self, cid: ClientId, wrong: Malformed) -> None:

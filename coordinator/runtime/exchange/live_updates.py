@@ -286,7 +286,6 @@ class LiveUpdates:
         if not batch:
             return True
         for cid in batch:
-            self._context.unable.forget(cid, self.journalled.prepared[cid].kind)
             del self._arrived[cid]
         orders = self.journalled.take(batch)
         if orders is None:

@@ -107,7 +107,7 @@ class UploadReceiver:
         self._new: dict[ClientId, Path] = {}  # the file of each device's last accepted update, if none had it before
         self._valid_since_s, self._clock = 0.0, context.clock
         self._prepared, self._policy = prepared, policy
-        self._store, self._sender = context.store, context.sender
+        self._store, self._sender, self._unable = context.store, context.sender, context.unable
         self.no_room: dict[ClientId, str] = {}  # why an update of these devices could not be stored when it came
 
     def check_offer(self, said: Announcement) -> None:
@@ -240,7 +240,8 @@ class UploadReceiver:
 
     def _receive(self, cid: ClientId, data: bytes, blob: StagedBlob | None = None) -> None:
         """Validate a complete blob whose hash is right, and let it wait for `sync`. `blob`: its bytes in a file."""
-        said, spec = self._announced[cid], self._prepared[cid].reply_spec
+        said, asked = self._announced[cid], self._prepared[cid]
+        spec = asked.reply_spec
         try:
             reply = decode_reply(spec, data, said.n)
             self._policy.check(cid, spec, reply)
@@ -249,6 +250,7 @@ class UploadReceiver:
                 blob.discard()
             self._refuse(cid, wrong)
             return
+        self._unable.forget(cid, asked.kind)
         try:
             blob = blob or self._store.updates(cid).stage(data)
         except OSError as full:

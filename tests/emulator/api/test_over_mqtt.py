@@ -103,7 +103,30 @@ print(json.dumps({"same": bool(same), "numbers": real.run.state.centers.shape[1]
 """
 
 
-SCRIPTS = {"mine": MINE, "own loss": OWN_LOSS, "frozen base": FROZEN_BASE}
+ONE_LARGE_DEVICE = """
+import json
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedcenters as fc
+
+rng = np.random.default_rng(0)
+x, y = rng.standard_normal((440, 4)).astype(np.float32), rng.integers(0, 3, 440)
+parts = {"large": slice(0, 400), "small": slice(400, 420), "other": slice(420, 440)}
+fleet, method = fc.fleet({who: (x[part], y[part]) for who, part in parts.items()}), fc.FedAvg(local_steps=5)
+torch.manual_seed(0)
+module = nn.Linear(4, 3)
+with fc.federation("embedded", model=module, fleet=fleet) as home:
+    real = home.run(method, rounds=1, name="home")
+virtual = fc.simulate(method, fleet=fleet, model=module, rounds=1, engine="onnx")
+same = bool((real.run.state.centers == virtual.run.state.centers).all())
+print(json.dumps({"same": same, "accuracy": [real.accuracy, virtual.accuracy]}))
+"""
+
+
+SCRIPTS = {"mine": MINE, "own loss": OWN_LOSS, "frozen base": FROZEN_BASE, "one large device": ONE_LARGE_DEVICE}
 ALL = """
 import os
 import runpy
@@ -135,6 +158,16 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_a_model_with_a_frozen_base_ends_over_mqtt_where_it_ends_in_one_process(outcomes: dict[str, Any]) -> None:
     assert outcomes["frozen base"] == {"same": True, "numbers": 330, "frozen": True}
+
+
+@pytest.mark.timeout(900)
+def test_a_device_with_twenty_times_as_many_samples_weighs_over_mqtt_as_in_one_process(
+    outcomes: dict[str, Any],
+) -> None:
+    """It weighed ten times the median, by the coordinator's `max-samples-ratio`."""
+    told = outcomes["one large device"]
+    assert told["same"]
+    assert told["accuracy"][0] == told["accuracy"][1]
 
 
 @pytest.mark.timeout(900)

@@ -359,6 +359,20 @@ def test_a_task_that_is_sent_again_does_not_end_a_row_of_refusals(coordinator: W
     assert "d0" not in asked_of(coordinator, 4, "no_space")
 
 
+def test_a_late_update_ends_a_row_of_refusals_as_any_other(coordinator: WiredCoordinator) -> None:
+    for number in range(1, 5):
+        asked_of(coordinator, number, "no_space")
+    late = ExchangeKey("run1", 5, 0)
+    coordinator.ask(late, len(DEVICES) - 1, late=True)
+    for cid in DEVICES[1:]:
+        coordinator.announce(cid, 0, late)
+    coordinator.dispatcher.exchange.end()
+    coordinator.announce("d0", 0, late)
+    assert ("d0", "ack", "ok") in told(coordinator)
+    assert "d0" in asked_of(coordinator, 6, "no_space")
+    assert "d0" in asked_of(coordinator, 7, "no_space")
+
+
 def test_a_device_that_refuses_for_another_reason_is_asked_each_time(coordinator: WiredCoordinator) -> None:
     assert all("d0" in asked_of(coordinator, number, "no_data") for number in range(1, 8))
 
