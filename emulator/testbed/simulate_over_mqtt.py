@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
 from coordinator.models.members import check_model_name
+from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sealed_round import too_few_asked
 from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
@@ -108,7 +109,8 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
 
     if spare := spare_centers(strategy, len(split.devices)):
         progress.say(spare)
-    if few := too_few_asked(strategy, len(split.devices)):
+    evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)
+    if few := too_few_asked(strategy, len(split.devices), tested=evaluation.smallest_share(args.rounds)):
         raise few
 
     def play(testbed: Testbed) -> None:
