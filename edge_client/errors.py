@@ -1,16 +1,16 @@
 """Every error that fedcenters foresees, and the exit code of each.
 
     FedcentersError                 70  our bug, when raised by itself
-    |- BeyondLimits                  1  a check that was asked for found something
-    |- UsageError                    2  the command line is wrong
-    |- ConfigError                   3  a configuration file or value is wrong
-    |  `- DiskFull                  70  the folder that it names has no room       (retry may help)
-    |- RuntimeMissing                3  an extra or a program is not installed, or is broken
-    |- NetworkError                  4  broker unreachable, port in use, transfer gave up      (retry may help)
-    |- ProtocolError                 5  the other side speaks another version, or bytes are malformed
-    |  `- Malformed                  5  bytes that break a rule of PROTOCOL.md; `code` names the rule
-    |- ProgramRefused                5  a model that cannot become a training program, or a program that does not fit
-    `- DeviceRefused                 6  battery, heat, memory, metered link; `retry_s` says when to ask again
+    |- BeyondLimits                  1
+    |- UsageError                    2
+    |- ConfigError                   3
+    |  `- DiskFull                  70  (retry may help)
+    |- RuntimeMissing                3
+    |- NetworkError                  4  (retry may help)
+    |- ProtocolError                 5
+    |  `- Malformed                  5
+    |- ProgramRefused                5
+    `- DeviceRefused                 6  `retry_s` says when to ask again
 
 Every message ends with what to do next: a blank line, then `hint: ...`. Ctrl-C exits with 130. run_cli.py turns an
 error into that message on stderr and that exit code.
@@ -77,6 +77,10 @@ class FedcentersError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(f"{message}{HINT}{hint}" if hint else message)
         self.message, self.hint = message, hint
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: no frames of ours."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class BeyondLimits(FedcentersError):

@@ -41,19 +41,20 @@ class CompiledProgram:
         return [self.manifest, *{file.sha256: file.manifest(name, self.block) for name, file in held}.values()]
 
 
-def prepare_program(
+def prepare_program(  # noqa: PLR0913 - the parts of a compilation
     config: CoordinatorConfig,
     store: Store,
     key: SigningKey,
     engines: Collection[str],
     *,
+    trained: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     compute: Callable[[Callable[[], str]], str] = lambda work: work(),
 ) -> CompiledProgram:
     """The stored program, compiled for those of `engines` that it has no containers for.
 
-    `compute` calls the compiler, `progress` is told of each part. Raises ConfigError when the model is another one than
-    that of the stored program.
+    `compute` calls the compiler, `progress` is told of each part, and after the training (`trained`) what it is for.
+    Raises ConfigError when the model is another one than that of the stored program.
     """
     stored = store.facts.get(PROGRAM_FACT)
     missing = [engine for engine in config.compiled_engines if engine in engines]
@@ -61,7 +62,8 @@ def prepare_program(
         missing = [engine for engine in missing if engine not in _read(store, json.loads(stored)["program"]).containers]
     if stored is None or missing:
         before = stored
-        stored = compute(lambda: _compile(config, store, missing, before, progress))
+        named = f"model {config.model.name} for {', '.join(missing)}{_why(config, missing) if trained else ''}"
+        stored = compute(lambda: _compile(config, store, missing, before, progress, named))
         store.facts.put(PROGRAM_FACT, stored)
     facts = json.loads(stored)
     data, program = store.blobs.read(facts["program"]), _read(store, facts["program"])
@@ -85,18 +87,29 @@ def _read(store: Store, sha256: str) -> Program:
     return Program.from_json(parse_json(store.blobs.read(sha256), MAX_PROGRAM_BYTES))
 
 
+def _why(config: CoordinatorConfig, engines: Collection[str]) -> str:
+    """What the engines are needed for that no device of the training had, or none has had so far."""
+    reasons = []
+    if config.bundle.formats and "pt2" in engines:
+        reasons.append("the bundle's files are made from pt2")
+    if set(engines) & set(config.model.engines):
+        reasons.append("devices that never trained may have any of `engines`")
+    return "".join(f"; {reason}" for reason in reasons)
+
+
 def _compile(
     config: CoordinatorConfig,
     store: Store,
     engines: Collection[str],
     before: str | None,
     progress: Callable[[str], None],
+    named: str,
 ) -> str:
     """Build the model, trace it for each engine, store every file; -> the fact that names them beside `before`."""
     with rare_collection():  # imports torch
         from coordinator.models.registry import build_model
 
-    progress(f"model {config.model.name} for {', '.join(engines)}")
+    progress(named)
     with rare_collection():
         from coordinator.models.compiled import compiled_model
         from export.compiler.program import vector_of

@@ -79,6 +79,10 @@ class EvaluationPlan:
             return sample_cohort(fleet, self.last, rng.spawn(1)[0])
         return [] if round % self.every else sample_cohort(fleet, self.fraction, rng.spawn(1)[0])
 
+    def smallest_share(self, rounds: int) -> float:
+        """The smallest share of the fleet that a test of so many rounds asks."""
+        return min(self.last, self.fraction) if self.every < rounds else self.last
+
 
 EVERY_ROUND = EvaluationPlan()
 

@@ -80,17 +80,24 @@ def check_sealed(strategy: Strategy, schema: Schema, fleet: Fleet) -> None:
         raise ConfigError(f"secure: {wrong.words}", hint=hint) from wrong
 
 
-def too_few_asked(strategy: Strategy, devices: int) -> ConfigError | None:
-    """What is wrong where a round asks fewer of so many devices than a sum has: no round then changes a center."""
+def too_few_asked(strategy: Strategy, devices: int, *, tested: float) -> ConfigError | None:
+    """What is wrong where a round asks fewer of so many devices than a sum has: no round then changes a center.
+
+    `tested`: the smallest share of them that a test asks; a test of fewer than a sum has tells no accuracy.
+    """
     if not is_sealed(strategy):
         return None
-    least, asked = strategy.server.least_members, part_of(strategy.fraction_train, devices)
-    if asked >= least:
+    least = strategy.server.least_members
+    shares = (("a round", "fraction-train", strategy.fraction_train), ("a test", "fraction-evaluate", tested))
+    few = [(who, key, asked) for who, key, share in shares if (asked := part_of(share, devices)) < least]
+    if not few:
         return None
-    told = f"secure: a round asks {asked} of {devices} devices, and no sum of fewer than {least} devices is made"
+    who, key, asked = few[0]
+    told = f"secure: {who} asks {asked} of {devices} devices, and no sum of fewer than {least} devices is made"
     enough = math.ceil(1_000 * least / devices) / 1_000
-    more = f"set fraction-train to {enough:g} or more" if devices >= least else "add devices"
-    return ConfigError(told, hint=f"{more}, with several centers so many for each; or lower least-members")
+    groups = ", with several centers so many for each" if key == "fraction-train" else ""
+    more = f"set {key} to {enough:g} or more" if devices >= least else "add devices"
+    return ConfigError(told, hint=f"{more}{groups}; or lower least-members")
 
 
 def why_unchanged(strategy: Strategy, before: State, after: State) -> list[str]:

@@ -57,7 +57,8 @@ class ProgramOnDemand:
             self.progress({"event": "compiling", "part": part})
 
         more: dict[str, Any] = {"compute": self.session.run_beside} if self.beside else {}
-        self.current = prepare_program(self.config, self.store, self.key, engines, progress=tell, **more)
+        facts: dict[str, Any] = {"trained": trained, "progress": tell, **more}
+        self.current = prepare_program(self.config, self.store, self.key, engines, **facts)
         status.working_on = ""
         self.on_ready()
         self.session.downloads.share(self.current.blobs())

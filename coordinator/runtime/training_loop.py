@@ -116,7 +116,8 @@ class RunTrainer:
             if spare := spare_centers(strategy, len(fleet)):
                 log.warning("%s: %s", run.name, spare)
             asking, _ = with_over_selection(strategy, self.config.round.over_select, len(fleet))
-            if few := too_few_asked(asking, len(fleet)):  # more devices may come
+            tested = self.config.round.evaluation.smallest_share(run.rounds)
+            if few := too_few_asked(asking, len(fleet), tested=tested):  # more devices may come
                 log.warning("%s: %s: %s", run.name, few.message, few.hint)
             self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)

@@ -83,7 +83,7 @@ class SumScale:
         return ((words.astype(np.int64) + half) & ((1 << self.bits) - 1)) - half
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SummedFit(Fit):
     """Train as `Fit` says from the device's own choice among `centers` [K, size], then tell a part of the result.
 
@@ -124,7 +124,7 @@ class SummedFit(Fit):
             raise Malformed("bad_task", "no center is open")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SummedProbe(Probe):
     """Evaluate the model that serves the device; the answer is words of 32 bits, to be summed.
 

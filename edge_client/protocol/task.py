@@ -41,6 +41,8 @@ MAX_MODELS = 16  # candidates in one probe
 MAX_LABEL_TOTALS = 512  # numbers in one probe, of all candidates: a message has 8 KiB
 ROWS_PATTERN = "ones|posterior:(0|[1-9][0-9]?)|all-but:[1-9][0-9]{0,8}"  # how a fit weighs its samples
 SLOT_PATTERN = "[a-z0-9-]{1,32}"  # names one of the models that a device keeps
+MAX_SLOTS = 64  # of a run, a model in each
+TOO_MANY_SLOTS = f"a run has {MAX_SLOTS} slots at most"
 OPTIMISERS: Mapping[str, tuple[str, ...]] = {  # name -> its options
     "sgd": ("momentum", "nesterov", "weight_decay", "clip_norm"),
     "adam": ("beta1", "beta2", "eps", "weight_decay", "clip_norm"),
@@ -190,8 +192,23 @@ class Optimiser:
         return {"name": self.name} | {k: v if isinstance(v, bool) else float(v) for k, v in values.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
+class _Bits:  # noqa: PLW1641
+    """Equal where all bits are; numpy's `==` gives an array."""
+
+    def __eq__(self, other: object) -> bool:
+        return _bits(self) == _bits(other)
+
+
+def _bits(of: object) -> object:
+    if isinstance(of, np.ndarray):
+        return of.dtype, of.shape, of.tobytes()
+    if isinstance(of, _Bits):
+        return type(of), _bits([*vars(of).values()])
+    return [*map(_bits, of)] if isinstance(of, (list, tuple)) else of
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit(_Bits):
     """Minimise (1/n) sum_j q_j loss(w; x_j, y_j) + <linear, w> + (mu/2) ||w - anchor||^2 from `start`.
 
     `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
@@ -202,9 +219,6 @@ class Fit:
     the trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
     `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one. `center` numbers
     the model that the update is for, where there are several: what compression loses is made up for per center.
-
-    >>> Fit(start=np.zeros(4), steps=20, lr=0.1, batch=16, seed=0).upload
-    True
     """
 
     start: Flat | Literal["own"]
@@ -253,8 +267,8 @@ class Fit:
         return [v for v in named if v is not None and not isinstance(v, str)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnModel:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnModel(_Bits):
     """The model that the device keeps in `slot`; `init` [schema.size] stands in where it keeps none."""
 
     slot: str = "main"
@@ -264,8 +278,8 @@ class OwnModel:
         _named(self.slot)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Probe(_Bits):
     """Evaluate 1 to 16 candidate models, each [schema.size], on local data, batch norm in inference mode.
 
     A candidate may be the device's own. `want` is a set of what is asked: "loss", which the reply has as `losses`, or
@@ -281,9 +295,6 @@ class Probe:
     "inputs" asks for the moments of all inputs of the device (protocol/nearest/input_moments.py), whatever the split.
     "answers" asks for each candidate's AnswerLook (protocol/nearest/answer_moments.py), of a classifier. "errors" is of
     a model whose targets are numbers, "positions" of one with classes, where a confusion matrix would be large.
-
-    >>> len(Probe(models=[np.zeros(4), np.ones(4)], want=frozenset({"loss"}), batch=16, seed=0).models)
-    2
     """
 
     models: Sequence[Flat | OwnModel]
@@ -344,8 +355,8 @@ def _counts(batch: int, seed: int) -> None:
 Task = Fit | Probe
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reply(_Bits):
     """What a device answered. Only what was asked for is present, else None; M is the number of candidate models.
 
     `n` is the number of samples behind it, of the split that was asked. A fit has `update` [schema.size], the whole
@@ -356,8 +367,8 @@ class Reply:
     training samples by class, soft labels by their shares; `inputs`, `answers` [M, d]: moments. All are float64 but
     `update` and `grad`. `words` uint32 are a part of a sum (summed_task.py): only sums of many reach a method.
 
-    >>> int(Reply(n=120, losses=np.array([0.2, 0.7])).losses.argmin())
-    0
+    >>> Reply(n=1, losses=np.ones(2)) == Reply(n=1, losses=np.ones(2))
+    True
     """
 
     n: int

@@ -30,7 +30,7 @@ from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.secure.device_state import MAX_STATE_BYTES as MAX_SUMS_BYTES
 from edge_client.protocol.secure.device_state import read_state, write_state
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.task import F64, Array, Flat, Schema
+from edge_client.protocol.task import F64, MAX_SLOTS, TOO_MANY_SLOTS, Array, Flat, Schema
 from edge_client.training.summed import TrainedChoice
 from edge_client.transport.blobs import BlobFolder, write_atomically
 from edge_client.transport.folder_lock import lock_folder
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 VERSION = 1
 MAX_STATE_BYTES = (1 << 20) + 2 * MAX_SUMS_BYTES  # of state.json; sums are a text in it, with its quotes escaped
 U32_RANGE = 2**32
-MAX_SLOTS = 64  # of a run, a model in each
 TAKEN = ("ok", "dup")  # answers that say that the coordinator has stored an update
 
 
@@ -226,7 +225,7 @@ class DeviceState:
             slot, vector = own
             of_this_run = {name: kept for name, kept in self._own.items() if name.split("/")[0] == result.key.run}
             if len(of_this_run.keys() | {name := f"{result.key.run}/{slot}"}) > MAX_SLOTS:
-                raise Malformed("bad_task", f"a run has {MAX_SLOTS} slots at most")
+                raise Malformed("bad_task", TOO_MANY_SLOTS)
             sha256 = self.pending_result.put(codecs.encode_vector(vector, schema, codec="f32", kind="model"))
             self._own = of_this_run | {name: [sha256, schema.sha256]}
         self.result = result

@@ -134,7 +134,7 @@ def probed_models(
     if task.buffers == "own" and (kept := own("main")) is not None:
         sent = [not isinstance(model, OwnModel) for model in task.models]
         return [with_buffers(program, m, kept) if s else m for m, s in zip(models, sent, strict=True)]
-    if task.buffers == "batch":
+    if task.buffers == "batch" and program.schema.n_params < program.schema.size:
         return [recalibrate(learner, model, train(), batch=task.batch) for model in models]
     return models
 
@@ -248,7 +248,7 @@ def recalibrate(learner: Learner, model: Flat, data: Dataset, *, batch: int) -> 
     n, size = learner.program.schema.n_params, learner.fixed_batch or batch
     cuts = [np.arange(at, min(at + size, len(data))) for at in range(0, len(data), size)]
     whole = [cut for cut in cuts if len(cut) == size] or (cuts[:1] if learner.fixed_batch is None else [])
-    if n == len(model) or not whole or len(whole[0]) == 1:
+    if not whole or len(whole[0]) == 1:
         return model
     (found,), moved = batch_statistics(learner, [model], data, whole)
     return np.concatenate([model[:n], np.where(moved, found, model[n:]).astype(model.dtype)])

@@ -44,8 +44,9 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:  # a full disk does not need half a file as well
+    except OSError as wrong:  # a full disk does not need half a file as well
         beside.unlink(missing_ok=True)
+        wrong.filename = str(path)
         raise
     _publish(beside, path)
 

@@ -23,7 +23,7 @@ from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.execute import SimulationResult
 from emulator.run.load import make_fleet
-from emulator.testbed.simulate_over_mqtt import keep_asked, run_name, run_over_mqtt
+from emulator.testbed.simulate_over_mqtt import checked_options, keep_asked, run_name, run_over_mqtt
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,6 +81,7 @@ class MqttFederation:
         options: dict[str, Any] = {"engine": engine, "broker": self.url, "out": self.out, "name": name}
         settings = method_settings(method)
         args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **options)
+        args = checked_options(args)
         own, progress = None, ConsoleProgress()
         if self.model is not None or self.loss is not None or not self.fleet.model:
             from emulator.api.models import own_model

@@ -345,7 +345,8 @@ class Result:
     def write(self, place: Path) -> None:
         """Write the files of the run's folder, apart from config.toml and the checkpoint."""
         state = self.run.whole and self._checkpoint is None
-        write_run(place, method_name(self.method), self.run, self.split, self.marks, state=state)
+        parts = (self.run, self.split, self.marks)
+        write_run(place, method_name(self.method), *parts, state=state, seconds=self.seconds)
         named = is_named_fleet(self.args.data_set, self.args.partition)
         if self.own_model is None and named:
             return  # the parts are found by their names, and torch is not needed to write them

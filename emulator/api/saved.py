@@ -100,7 +100,7 @@ def load(
         start=start,
         attackers=run.attack.attackers(split.devices, args.seed),
         own_model=prepared,
-        seconds=sum(found.real_seconds),
+        seconds=float(_fleet_facts(place).get("seconds", sum(found.real_seconds))),  # an older version kept the rounds'
         folder=place,
         taught=read_guide(place, traced=traced, own_loss=loss is not None) if fleet is None else None,
         marks={key: value for key, value in kept_parts(place).items() if key in MARKED},

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from coordinator.models.members import MODEL_NAMES, PLUS
 from edge_client.errors import ConfigError, UsageError
 from edge_client.toml_files import parse_toml
 from emulator.experiments.file_entries import read_entry
@@ -316,13 +317,18 @@ def _cells(
 
 
 def _check_column(column: TableColumn) -> None:
-    """Raise ValueError for an unknown data set or a wrong partition, which else would be told after other columns."""
+    """Raise ValueError for an unknown data set or model or a wrong partition: these else are told after other columns.
+
+    A model of the user's own is imported, and not made.
+    """
     from emulator.data.partition_schemes import parse_scheme
     from emulator.data.registry import find_data_set
 
     try:
         find_data_set(column.data_set)
         parse_scheme(column.partition)
+        for part in column.model.split(PLUS):
+            find_by_name("models", part, dict.fromkeys(MODEL_NAMES))
     except (ConfigError, UsageError) as wrong:
         raise ValueError(f"{column.name}: {wrong.message}: {wrong.hint}") from wrong
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coordinator.models.members import check_model_name
 from coordinator.strategies.registry import METHODS, make_method
 from edge_client.errors import UsageError
 from emulator.config import CONFIG_FILE, GROUPS_FILE
 from emulator.data import registry
 from emulator.data.fleet import is_named_fleet
 from emulator.options import OPTIONS
-from export.plugins import find_by_name
+from emulator.simulation.checkpoint import CHECKPOINT_FOLDER
 
 OWN_MODEL = "model/model.json"  # in the folder of a run whose module was the user's (emulator/api/kept_model.py)
 FLEET_FILE = "fleet.json"
@@ -74,13 +75,10 @@ def _is_of_python(data: str, partition: str, folder: Path) -> bool:
 def _is_own_model(model: str, folder: Path) -> bool:
     if (folder / OWN_MODEL).is_file():
         return model != DEFAULT_MODEL
-    if not (folder / GROUPS_FILE).is_file() or ":" in model or model == DEFAULT_MODEL:
+    if model in {"", DEFAULT_MODEL} or not any((folder / name).exists() for name in (GROUPS_FILE, CHECKPOINT_FOLDER)):
         return False
-    from coordinator.models.registry import MODELS  # loads torch
-
     try:
-        for name in model.split("+"):
-            find_by_name("models", name, MODELS)
+        check_model_name(model)
     except UsageError:
         return True
     return False

@@ -93,8 +93,6 @@ def open_run(
     schema, fleet = devices.program.schema, devices.fleet
     strategy = with_emulated_key(strategy, schema, settings.seed)
     check_sealed(strategy, schema, fleet)
-    if few := too_few_asked(with_over_selection(strategy, settings.over_select, len(fleet))[0], len(fleet)):
-        raise few
     kind = getattr(strategy, "representation", DEFAULT_REPRESENTATION)
     network = _make_network(devices, fleet, settings)
     live = LiveRun(
@@ -109,6 +107,9 @@ def open_run(
     if before := checkpoints.latest() if checkpoints else None:
         live.restore(*before, rounds=settings.rounds)
     else:
+        asking, _ = with_over_selection(strategy, settings.over_select, len(fleet))
+        if few := too_few_asked(asking, len(fleet), tested=settings.evaluation.smallest_share(settings.rounds)):
+            raise few
         check_label_totals(strategy, devices.program)
         live.state = first_state(strategy, start, schema, fleet, settings.seed)
     return live

@@ -101,9 +101,10 @@ def _told_where_to_go_on(folder: Path, args: SimulateArgs, table: Table, ended: 
     rounds = f"round 1 of {args.rounds} is" if last == 1 else f"rounds 1 to {last} of {args.rounds} are"
     how = "interrupted" if asked else "ended by an error"
     on = f"Go on with: {command} (in Python: resume=True)"
-    if own := repeat_in_python(table, folder):
+    parts = [*(repeat_in_python(table, folder) or ())[:1], *(["loss"] if kept[1].marks.get("loss", [""])[0] else [])]
+    if parts:
         on = f"Go on with the same call and out={str(folder.parent)!r}, name={folder.name!r}, resume=True"
-        on += f" (no command has the {own[0]} that you gave in Python)"
+        on += f" (no command has the {' and '.join(parts)} that you gave in Python)"
     return f"{how}; {rounds} kept in {folder}. {on}"
 
 

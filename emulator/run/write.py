@@ -21,12 +21,12 @@ from emulator.run.run_parts import FLEET_FILE, KEY, Marks, run_parts
 from emulator.run.summary import Record
 
 
-def write_run(
-    folder: Path, method: str, result: SimulationResult, split: FleetData, marks: Marks, *, state: bool
+def write_run(  # noqa: PLR0913 - the parts of a run
+    folder: Path, method: str, result: SimulationResult, split: FleetData, marks: Marks, *, state: bool, seconds: float
 ) -> None:
     """metrics.jsonl, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier ones.
 
-    `state`: also the method's whole state, which else a checkpoint has.
+    `state`: also the method's whole state, which else a checkpoint has. `seconds`: what the run took on this machine.
     """
     _write_centers(folder / "centers" / method, result)
     if state:
@@ -36,8 +36,8 @@ def write_run(
             metrics.write(json.dumps({**record, "real_seconds": real_s}, sort_keys=True) + "\n")
     images = pick_images(split.devices, result.state.assignment)
     pictures.write_picture_data(folder / pictures.PICTURES_FILE, replace(result.kept, images=images))
-    fleet = json.dumps(describe_fleet(split, result.schema, marks), sort_keys=True)
-    (folder / FLEET_FILE).write_text(fleet, encoding="utf-8")
+    told = {**describe_fleet(split, result.schema, marks), "seconds": seconds}
+    (folder / FLEET_FILE).write_text(json.dumps(told, sort_keys=True), encoding="utf-8")
 
 
 def _write_centers(folder: Path, result: SimulationResult) -> None:

@@ -16,7 +16,18 @@ from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.program import Program
 from edge_client.protocol.summed_task import SummedFit, SummedProbe
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
+from edge_client.protocol.task import (
+    MAX_SLOTS,
+    TOO_MANY_SLOTS,
+    Array,
+    ClientId,
+    Fit,
+    Flat,
+    OwnModel,
+    Probe,
+    Reply,
+    Task,
+)
 from edge_client.training.fit_probe import fit_result, make_job, run_probe
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from edge_client.training.summed import evaluation_words
@@ -158,7 +169,7 @@ class EmulatedDevices:
 
     def fetched(self, who: ClientId, task: Task) -> list[Flat]:
         """The models that the device downloads for a task: each once, and no `init` where it has a model of its own."""
-        self._note(task)
+        self._note(who, task)
         if isinstance(task, Probe):
             own = [m.init for m in task.models if isinstance(m, OwnModel) and self._own(who, m.slot) is None]
             named = [*own, *(m for m in task.models if not isinstance(m, OwnModel))]
@@ -170,8 +181,11 @@ class EmulatedDevices:
             named = [*named, *task.centers] if len(task.centers) > 1 else named
         return list({id(v): v for v in named if v is not None}.values())
 
-    def _note(self, task: Task) -> None:
-        """A checkpoint has the own models once a task has named one: those of a slot from its first fit on, or none."""
+    def _note(self, who: ClientId, task: Task) -> None:
+        """A checkpoint has the own models once a task has named one: those of a slot from its first fit on, or none.
+
+        Raises ConfigError for a model that is gone, and for one more than a device keeps.
+        """
         named = own_slots(task)
         self.asks_own |= bool(named)
         if lost := sorted(named & self.forgotten):
@@ -179,6 +193,9 @@ class EmulatedDevices:
             raise ConfigError(told, hint="run again without --resume, with a method that names them in the first round")
         if isinstance(task, Fit):
             self.trained.add(task.slot)
+            here = (slot == task.slot or (who, slot) in self.own for slot in self.trained)
+            if len(self.trained) > MAX_SLOTS and sum(here) > MAX_SLOTS:
+                raise ConfigError(TOO_MANY_SLOTS, hint="use fewer names: a device refuses a task that needs more")
 
     def own_model(self, who: ClientId, slot: str) -> Flat | None:
         """The model [schema.size] that the device keeps in a slot, of float32 or as its fit gave it; None: none."""

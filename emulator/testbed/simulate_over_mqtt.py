@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
 from coordinator.models.members import check_model_name
+from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.sealed_round import too_few_asked
 from coordinator.storage.run_reader import STORE_FOLDER, open_database
 from coordinator.storage.store import Store
@@ -63,11 +64,11 @@ def simulate_over_mqtt(
     began = time.perf_counter()
     if resume:
         raise UsageError("a run over MQTT cannot be resumed", hint="leave --resume out: the run begins anew")
-    check_options(args)
+    args = checked_options(args)
     check_model_name(args.model)
     strategy = make_method(args.method, **args.settings)
     with progress.during("reading the data"):
-        args, split = make_fleet(replace(args, engine="onnx" if args.engine == "auto" else args.engine))
+        args, split = make_fleet(args)
 
     def finish(folder: Path, records: Sequence[Record]) -> None:
         keep_asked(folder, args, strategy, split)
@@ -95,12 +96,11 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
     model: Model | None = None,
     broker: Broker | None = None,
 ) -> None:
-    """Run to the end; `finish` is called with the run's folder and the records of its rounds.
+    """Run to the end with `checked_options`; `finish` is called with the run's folder and the records of its rounds.
 
     `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder. `broker`
     is one of the caller's, in place of the one that `args` names.
     """
-    check_options(args)
     if len(split.devices) > MAX_DEVICES:
         raise UsageError(
             f"{len(split.devices)} devices, and a thread each: use at most {MAX_DEVICES} over MQTT",
@@ -109,7 +109,8 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
 
     if spare := spare_centers(strategy, len(split.devices)):
         progress.say(spare)
-    if few := too_few_asked(strategy, len(split.devices)):
+    evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)
+    if few := too_few_asked(strategy, len(split.devices), tested=evaluation.smallest_share(args.rounds)):
         raise few
 
     def play(testbed: Testbed) -> None:
@@ -141,8 +142,8 @@ def _engines(args: SimulateArgs) -> list[str]:
     return sorted({args.engine, "pt2"})
 
 
-def check_options(args: SimulateArgs) -> None:
-    """Refuse options that have no meaning over MQTT. Raises UsageError."""
+def checked_options(args: SimulateArgs) -> SimulateArgs:
+    """The options, with onnx for the engine `auto`. Raises UsageError for those that have no meaning over MQTT."""
     for key, why in VIRTUAL_ONLY.items():
         if getattr(args, OPTIONS[key].name) != OPTIONS[key].default:
             raise UsageError(f"{key} says nothing over MQTT: {why}", hint=f"leave {key} out, or --broker")
@@ -153,6 +154,7 @@ def check_options(args: SimulateArgs) -> None:
             f"no edge client trains with engine {args.engine!r}",
             hint=f"use one of {', '.join(ENGINES)}, or no --broker",
         )
+    return replace(args, engine="onnx" if args.engine == "auto" else args.engine)
 
 
 def run_name(strategy: Strategy) -> str:

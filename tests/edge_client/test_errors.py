@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,15 @@ def test_what_the_operating_system_refuses_has_a_hint_that_fits(tmp_path: Path) 
     full = OSError(errno.ENOSPC, "No space left on device")
     assert describe_error(full) == "this machine: [Errno 28] No space left on device\n\nhint: free disk space"
     assert "hint: free disk space, or check the rights" in describe_error(OSError("of a library"))
+
+
+def test_ipython_shows_what_is_wrong_without_frames_of_ours(tmp_path: Path) -> None:
+    """In a notebook twenty of them stood above the message."""
+    shell = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "--ipython-dir", str(tmp_path)]
+    ours = "def ours(): raise ConfigError('no broker', hint='start it')"
+    cell = f"from edge_client.errors import ConfigError\n{ours}\nours()"
+    done = subprocess.run([*shell, "-c", cell], capture_output=True, text=True, check=False)
+    assert done.stdout + done.stderr == "ConfigError: no broker\n\nhint: start it\n"
 
 
 def test_too_little_memory_is_no_bug() -> None:

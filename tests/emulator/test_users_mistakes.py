@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from edge_client.protocol.task import TOO_MANY_SLOTS
 from emulator.cli import app
 
 MINE = """
@@ -98,6 +99,13 @@ class KeepsNothing(fc.FedAvg):
     def round(self, state, schema, fleet, rng):
         yield {who: self.fit(start="own", seed=0) for who in fleet}
         return state
+
+@dataclass(frozen=True, kw_only=True)
+class ManySlots(fc.LocalSgd):
+    def round(self, state, schema, fleet, rng):
+        for n in range(65):
+            yield {who: self.fit(start=state.centers[0], seed=0, slot=f"s{n}") for who in fleet}
+        return state
 """
 HELPERS = """
 def tasks(fleet):
@@ -170,6 +178,14 @@ def test_a_run_whose_devices_refuse_their_tasks_says_so_with_its_results() -> No
     assert done.exit_code == 0, done.stderr
     row = next(line for line in done.stdout.splitlines() if "did not count" in line)
     assert row.split() == ["did", "not", "count", "in", "the", "last", "round", "3", "answers", "(no_own_model)"]
+
+
+def test_more_models_than_a_device_keeps_are_refused_in_the_words_of_a_device() -> None:
+    """The simulation played it to its end, and over MQTT each device refused the tasks."""
+    code, told = said_of("--method", "mymeth:ManySlots", "-c", "local-steps=1")
+    assert code == 3, told
+    assert f"error: {TOO_MANY_SLOTS}\n" in told
+    assert "hint: use fewer names" in told.splitlines()[-1]
 
 
 def test_where_a_line_of_ours_raised_the_users_line_is_named_and_the_traceback_is_there_to_report() -> None:

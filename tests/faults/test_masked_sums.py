@@ -382,3 +382,13 @@ def test_rounds_that_ask_too_few_devices_for_a_sum_are_told_at_the_start_and_aft
     fed.complete()
     assert len([said for said in caplog.messages if f"a round asks 3 of {DEVICES} devices" in said]) == 1
     assert fed.rounds()[-1]["secure"]["failed"]
+
+
+def test_tests_of_too_few_devices_for_a_sum_are_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed = Federation.of(tmp_path, devices=DEVICES, runs=(run_of("fedavg", rounds=2),), fraction_evaluate=0.5)
+    fed.start()
+    fed.complete()
+    assert len([said for said in caplog.messages if f"a test asks 3 of {DEVICES} devices" in said]) == 1
+    assert [record["accuracy"]["micro"] is None for record in fed.rounds()] == [True, False]

@@ -52,6 +52,22 @@ def test_an_engine_that_is_asked_for_later_is_added_to_the_same_program(store: S
         prepare_program(other, store, key, ["litert"])
 
 
+def test_after_the_training_it_is_told_what_each_further_engine_is_for(store: Store, tmp_path: Path) -> None:
+    """A run with `engines` and `formats` of ONNX alone was silent about why it compiled pt2."""
+    model = ModelConfig(name="linear-regression", engines=("onnx",))
+    settings, told = config(tmp_path, model=model, formats=("onnx",)), list[str]()
+    prepare_program(settings, store, open_signing_key(tmp_path), ["onnx"], progress=told.append)
+    assert told[0] == "model linear-regression for onnx"
+    told.clear()
+    more: dict[str, Any] = {"trained": True, "progress": told.append}
+    prepare_program(settings, store, open_signing_key(tmp_path), settings.compiled_engines, **more)
+    assert told[0] == "model linear-regression for pt2; the bundle's files are made from pt2"
+    told.clear()
+    wider = config(tmp_path, model=ModelConfig(name="linear-regression", engines=("litert",)))
+    prepare_program(wider, store, open_signing_key(tmp_path), ["litert"], **more)
+    assert told[0].endswith("for litert; devices that never trained may have any of `engines`")
+
+
 def test_the_program_is_compiled_for_what_devices_ask_for_before_they_take_part(store: Store, tmp_path: Path) -> None:
     presence, asked = FleetPresence(10), list[list[str]]()
     born = {"s": "on", "bd": 1}

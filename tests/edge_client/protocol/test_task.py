@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.protocol.task import Fit, Optimiser, OwnModel, Probe, Schema, TensorSpec
+from edge_client.protocol.task import Fit, Optimiser, OwnModel, Probe, Reply, Schema, TensorSpec
 
 FIT: dict[str, Any] = {"start": np.zeros(4), "steps": 1, "lr": 0.1, "batch": 1, "seed": 0}
 PROBE: dict[str, Any] = {"models": [np.zeros(4)], "want": frozenset({"loss"}), "batch": 1, "seed": 0}
@@ -182,3 +182,21 @@ def test_a_probe_of_another_kind_of_thing_is_told_what_to_write(changed: dict[st
     """A method's author read that `<=` is not supported between instances of 'str' and 'frozenset'."""
     with pytest.raises(TypeError, match=says):
         Probe(**PROBE | changed)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_tasks_and_replies_are_equal_where_all_their_bits_are(value: float) -> None:
+    """`==` ended in numpy's words: the truth value of an array is ambiguous."""
+
+    def made(value: float, kind: type = np.float32) -> list[Any]:
+        model = np.array([value, 1], dtype=kind)
+        own = OwnModel(slot="mine", init=model)
+        fit: dict[str, Any] = {"steps": 1, "lr": 0.1, "batch": 4, "seed": 0}
+        probe = Probe(models=[model, own], want=frozenset({"loss"}), prior=[0.5, 0.5], batch=4, seed=0)
+        return [Fit(start=model, anchor=model, mu=1.0, **fit), probe, own, Reply(n=3, update=model)]
+
+    first, again = made(value), made(value)
+    assert first == again
+    for others in (made(2.0), made(value, np.float64)):
+        assert not any(one == other for one, other in zip(first, others, strict=True))
+    assert [one == other for one in first for other in again].count(True) == len(first)

@@ -16,9 +16,9 @@ import pytest
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.secure.device_sums import DeviceSums
-from edge_client.protocol.task import Flat, Schema, TensorSpec
+from edge_client.protocol.task import MAX_SLOTS, Flat, Schema, TensorSpec
 from edge_client.runtime import state as state_module
-from edge_client.runtime.state import MAX_SLOTS, DeviceState, StoredResult, SumProgress, TaskKey, residual_name
+from edge_client.runtime.state import DeviceState, StoredResult, SumProgress, TaskKey, residual_name
 from edge_client.transport import blobs
 
 SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(3,)),))

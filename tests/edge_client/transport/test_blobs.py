@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -315,6 +316,19 @@ def test_a_power_cut_during_a_write_leaves_the_old_file(tmp_path: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
+
+
+def test_a_write_that_finds_no_room_names_its_file_and_leaves_the_old_one(tmp_path: Path) -> None:
+    """A device with a full disk, and what it told the coordinator, named no file."""
+    write_atomically(tmp_path / "f", b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as on a full disk
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/f'$"):
+            write_atomically(tmp_path / "f", bytes(1_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("f", b"old")]
 
 
 def test_a_link_at_the_place_of_a_transfer_is_not_followed(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import errno
 import gc
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import fedcenters as fc
@@ -148,10 +150,18 @@ def test_an_interrupted_run_names_what_it_keeps_and_how_it_goes_on(tmp_path: Pat
     assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def test_an_interrupted_run_of_own_samples_names_no_command_since_none_has_them(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("part", "given"),
+    [
+        ("samples", lambda: {"fleet": hand_written(0)}),
+        ("model", lambda: {"fleet": digits(), "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}),
+        ("loss", lambda: {"fleet": digits(), "loss": nn.CrossEntropyLoss()}),
+    ],
+)
+def test_an_interrupted_run_of_what_is_ones_own_names_no_command_since_none_has_it(
+    part: str, given: Callable[[], dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    asked: dict[str, Any] = {"fleet": hand_written(0), "rounds": 4, "out": tmp_path, "name": "cut"}
+    asked: dict[str, Any] = {**given(), "rounds": 4, "out": tmp_path, "name": "cut"}
     tested: list[int] = []
 
     def interrupts(y: np.ndarray, _: np.ndarray) -> float:
@@ -165,6 +175,7 @@ def test_an_interrupted_run_of_own_samples_names_no_command_since_none_has_them(
         fc.simulate(fc.FedAvg(local_steps=1), **asked)
     told = capfd.readouterr().err
     assert f"Go on with the same call and out='{tmp_path}', name='cut', resume=True" in told
+    assert f"(no command has the {part} that you gave in Python)" in told
     assert "fedcenters-emulator" not in told
     assert len(fc.simulate(fc.FedAvg(local_steps=1), resume=True, **asked).history) == 4
 

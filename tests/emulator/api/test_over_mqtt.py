@@ -220,6 +220,16 @@ def test_wrong_rounds_are_told_by_their_name(monkeypatch: pytest.MonkeyPatch) ->
         home.run(fc.FedAvg(), rounds=0)
 
 
+def test_an_unknown_engine_is_told_before_the_model_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told after the user's model had been recorded and the fleet cut."""
+    made = list[str]()
+    home = fc.federation("mqtt://127.0.0.1:1", model=lambda: made.append("model"), fleet=fc.fleets.digits(devices=2))  # type: ignore[arg-type,func-returns-value]  # it is not called
+    monkeypatch.setattr(home, "url", "mqtt://127.0.0.1:1")  # as in the `with` block, which needs a broker
+    with pytest.raises(UsageError, match="no edge client trains with engine 'nope'"):
+        home.run(fc.FedAvg(), engine="nope")
+    assert made == []
+
+
 @pytest.mark.broker
 def test_the_end_of_its_broker_ends_a_run_at_once_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run waited until the silence was too long: an hour."""

@@ -80,6 +80,16 @@ def test_a_loaded_run_predicts_alike_and_asks_for_what_batch_statistics_need(tmp
     np.testing.assert_array_equal(again.predict(x, device="device-1"), normed.predict(x, device="device-1"))
 
 
+def test_statistics_that_the_model_has_not_ask_for_no_samples(tmp_path: Path) -> None:
+    """With batch-norm = batch a model without batch norm asked for the fleet before it predicted."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(3, size=60)
+    fleet = fc.fleet((x, y), by=np.repeat(np.arange(3), 20))
+    plain = fc.simulate(fc.FedAvg(batch_norm="batch"), fleet=fleet, rounds=1, progress=False)
+    again = fc.load(plain.save(tmp_path / "plain"))
+    np.testing.assert_array_equal(again.predict(x, device="device-1"), plain.predict(x, device="device-1"))
+
+
 @pytest.mark.parametrize("method", [METHODS["FedRC"], METHODS["label prior"], fc.FeMAM(2)])
 def test_a_result_without_a_checkpoint_of_its_round_is_saved_with_all_that_predicts(
     method: Strategy, tmp_path: Path

@@ -90,6 +90,11 @@ def test_true_and_false_are_classes() -> None:
     assert result.predict(data, center=0).dtype == bool
 
 
+def test_a_loaded_run_took_the_time_that_the_result_told(result: fc.Result, place: Path) -> None:
+    """It was that of the rounds alone, without the preparation."""
+    assert fc.load(place).summary()["seconds"] == result.summary()["seconds"] > sum(result.run.real_seconds)
+
+
 def test_a_folder_answers_without_the_module_and_without_the_data(result: fc.Result, place: Path) -> None:
     again, new = fc.load(place), frame(seed=1)
     assert again.assignments.equals(result.assignments)

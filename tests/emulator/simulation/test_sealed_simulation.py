@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 import fedcenters as fc
+from coordinator.rounds.round import EvaluationPlan
 from coordinator.strategies.registry import Setting, make_method
 from edge_client.errors import ConfigError, UsageError
 from emulator.options import SimulateArgs
@@ -120,6 +121,18 @@ def test_a_cohort_below_least_members_is_refused_before_its_first_round(method: 
         run_simulation(few, start_of(), devices_of(LOCAL), plan)
     assert "set fraction-train to 0.417 or more" in (refused.value.hint or "")
     run_simulation(few, start_of(), devices_of(LOCAL), replace(plan, over_select=1.3))  # which asks five
+
+
+def test_a_test_below_least_members_is_refused_where_one_comes_before_the_last() -> None:
+    """Every test but the last told no accuracy, without a word."""
+    method, plan = make_method("fedavg", secure="updates"), RunSettings(rounds=2, seed=0, batch=16)
+    few = EvaluationPlan(fraction=0.3)
+    with pytest.raises(ConfigError, match=r"a test asks 4 of 12 devices") as refused:
+        run_simulation(method, start_of(), devices_of(LOCAL), replace(plan, evaluation=few))
+    assert refused.value.hint == "set fraction-evaluate to 0.417 or more; or lower least-members"
+    for evaluation in (replace(few, every=2), replace(few, fraction=0.417)):
+        found = run_simulation(method, start_of(), devices_of(LOCAL), replace(plan, evaluation=evaluation))
+        assert found.records[-1]["accuracy"]["micro"] is not None
 
 
 def test_a_round_in_which_no_center_has_enough_devices_says_why_nothing_changed() -> None:
