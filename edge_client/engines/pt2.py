@@ -14,6 +14,7 @@ import typing
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,16 @@ _MEMBERS = re.compile(
     r"models/model\.json|archive_format|archive_version|byteorder|\.data/\w+"
     r"|data/(weights|constants)/(model_\w+_config\.json|(weight|tensor)_\d+)"
 )
+# What the text of a size may be, which torch evaluates as Python: arithmetic over symbols, as sympy writes it.
+_SIZE = re.compile(
+    r"(?:'(?:[a-z]+\d+|[\d.e+-]+)'|[a-z]+=(?:True|False|\d+)\b|[A-Z]\w*\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
+)
+# What a graph may call, where torch takes any name below `torch`, as `torch.os.system`; one operator reads files.
+_CALLED = re.compile(
+    r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b)\w+(?:\.\w+)?|torch\._?sym_\w+|math\.\w+"
+    r"|torch\._functorch\.predispatch\.\w+|_operator\.(?!call\b|\w*getter\b|methodcaller\b)\w+"
+)
+_NAMED = {"expr_str": _SIZE, "target": _CALLED, "as_operator": _CALLED}  # by the key of a graph's JSON
 _local = threading.local()
 _LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
 
@@ -171,7 +182,7 @@ def load_graph(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated mod
     from torch.export.passes import move_to_device_pass
 
     try:
-        refuse_pickles(file := path.read_bytes(), path.name)
+        refuse_code(file := path.read_bytes(), path.name)
         exported = read_exported(file)
         return (exported if place == "cpu" else move_to_device_pass(exported, place)).module()
     except ProgramRefused:
@@ -238,8 +249,11 @@ def _remembered_types() -> Iterator[None]:
         reader.typing = used
 
 
-def refuse_pickles(file: bytes, name: str) -> None:
-    """Programs carry no weights and no objects, so nothing in the archive may be unpickled when torch loads it.
+def refuse_code(file: bytes, name: str) -> None:
+    """Raise ProgramRefused for an archive of which torch would run more than operators on tensors.
+
+    Programs carry no weights and no objects, so nothing may be unpickled when torch loads it. Its graph names torch's
+    operators, none of which reads a file, and sizes that are arithmetic.
 
     Members are those that torch's own reader sees. Of a file that it cannot load, torch takes those that `zipfile`
     sees: they must be the same.
@@ -253,6 +267,8 @@ def refuse_pickles(file: bytes, name: str) -> None:
         no_samples = member == "data/sample_inputs/model.pt" and not reader.get_record(member)
         if not no_samples and not _MEMBERS.fullmatch(member):
             raise ProgramRefused(f"{name} holds {member}, which no program has", hint=hint)
+        if member == "models/model.json":
+            json.loads(reader.get_record(member), object_hook=partial(_refuse_names, name))
         if not member.endswith("_config.json"):
             continue
         config = reader.get_record(member)
@@ -263,3 +279,12 @@ def refuse_pickles(file: bytes, name: str) -> None:
     with zipfile.ZipFile(io.BytesIO(file)) as archive:
         if sorted(path.partition("/")[2] for path in archive.namelist()) != members:
             raise ProgramRefused(f"{name} has other members for zipfile than for torch", hint=hint)
+
+
+def _refuse_names(file: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """One object of a graph's JSON. Raises ProgramRefused where it names what programs do not have."""
+    for key, pattern in _NAMED.items():
+        if key in entry and not pattern.fullmatch(str(entry[key])):
+            told = f"{file} has the {key} {entry[key]!r:.80}, which no program has"
+            raise ProgramRefused(told, hint="compile the program with fedcenters")
+    return entry
