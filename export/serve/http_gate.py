@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import anyio
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -110,7 +111,7 @@ class RangedFile(FileResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(Headers(scope=scope).get("range", "")) > MAX_RANGE_CHARS:
-            size = {"Content-Range": f"bytes */{(await anyio.Path(self.path).stat()).st_size}"}
+            size = {"Content-Range": f"bytes */{(await run_in_threadpool(os.stat, self.path)).st_size}"}
             raise HTTPException(416, "the Range header is too long", headers={**self._of_errors, **size})
 
         async def send_or_raise(message: Message) -> None:
