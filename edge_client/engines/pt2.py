@@ -14,7 +14,6 @@ import typing
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,16 +34,19 @@ _MEMBERS = re.compile(
     r"models/model\.json|archive_format|archive_version|byteorder|\.data/\w+"
     r"|data/(weights|constants)/(model_\w+_config\.json|(weight|tensor)_\d+)"
 )
-# What the text of a size may be, which torch evaluates as Python: arithmetic over symbols, as sympy writes it.
+# What the texts of a graph may be: torch makes Python of most of them. A size is arithmetic over symbols, as sympy
+# writes it; a call may be any name below `torch` for torch, as `torch.os.system`, and one operator reads files.
+_NAME = re.compile(r"[\w.+-]*")
 _SIZE = re.compile(
     r"(?:'(?:[a-z]+\d+|[\d.e+-]+)'|[a-z]+=(?:True|False|\d+)\b|[A-Z]\w*\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
 )
-# What a graph may call, where torch takes any name below `torch`, as `torch.os.system`; one operator reads files.
 _CALLED = re.compile(
     r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b)\w+(?:\.\w+)?|torch\._?sym_\w+|math\.\w+"
     r"|torch\._functorch\.predispatch\.\w+|_operator\.(?!call\b|\w*getter\b|methodcaller\b)\w+"
 )
-_NAMED = {"expr_str": _SIZE, "target": _CALLED, "as_operator": _CALLED}  # by the key of a graph's JSON
+_TREE = re.compile(r'(?!.*default_factory)(?:[\w\s.,:"\[\]{}]|\\+")*')  # of arguments, itself JSON
+_TEXTS = {"expr_str": _SIZE, "target": _CALLED, "as_operator": _CALLED, "in_spec": _TREE, "out_spec": _TREE}
+_QUOTED = ("metadata", "as_string", "as_strings")  # which are no code
 _local = threading.local()
 _LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
 
@@ -252,8 +254,8 @@ def _remembered_types() -> Iterator[None]:
 def refuse_code(file: bytes, name: str) -> None:
     """Raise ProgramRefused for an archive of which torch would run more than operators on tensors.
 
-    Programs carry no weights and no objects, so nothing may be unpickled when torch loads it. Its graph names torch's
-    operators, none of which reads a file, and sizes that are arithmetic.
+    Programs carry no weights and no objects, so nothing may be unpickled when torch loads it. Its graph calls torch's
+    operators, of which none reads a file, its sizes are arithmetic, and its names are plain.
 
     Members are those that torch's own reader sees. Of a file that it cannot load, torch takes those that `zipfile`
     sees: they must be the same.
@@ -268,7 +270,7 @@ def refuse_code(file: bytes, name: str) -> None:
         if not no_samples and not _MEMBERS.fullmatch(member):
             raise ProgramRefused(f"{name} holds {member}, which no program has", hint=hint)
         if member == "models/model.json":
-            json.loads(reader.get_record(member), object_hook=partial(_refuse_names, name))
+            _refuse_texts(json.loads(reader.get_record(member)), name)
         if not member.endswith("_config.json"):
             continue
         config = reader.get_record(member)
@@ -281,10 +283,15 @@ def refuse_code(file: bytes, name: str) -> None:
             raise ProgramRefused(f"{name} has other members for zipfile than for torch", hint=hint)
 
 
-def _refuse_names(file: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """One object of a graph's JSON. Raises ProgramRefused where it names what programs do not have."""
-    for key, pattern in _NAMED.items():
-        if key in entry and not pattern.fullmatch(str(entry[key])):
-            told = f"{file} has the {key} {entry[key]!r:.80}, which no program has"
+def _refuse_texts(graph: object, file: str) -> None:
+    """Raise ProgramRefused for a graph with a text, of which torch may make Python, that programs do not have."""
+    left = [("", graph)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += [("", name) for name in value] + [item for item in value.items() if item[0] not in _QUOTED]
+        elif isinstance(value, list):
+            left += [(key, item) for item in value]
+        elif isinstance(value, str) and not _TEXTS.get(key, _NAME).fullmatch(value):
+            told = f"{file} has the {key or 'name'} {value!r:.80}, which no program has"
             raise ProgramRefused(told, hint="compile the program with fedcenters")
-    return entry

@@ -139,7 +139,7 @@ def read_weights(path: Path, schema: Schema, dtype: str = "float32") -> dict[str
 
 
 def _container(path: Path, file: ContainerFile) -> bytes:
-    if Path(file.name).name != file.name:
+    if Path(file.name).name != file.name or "\0" in file.name:
         raise Malformed("bad_program", f"{file.name!r} lies outside the folder")
     try:
         data = read_plain_file(path / file.name, file.size)

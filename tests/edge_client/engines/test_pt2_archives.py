@@ -248,3 +248,35 @@ def test_a_graph_that_calls_more_than_operators_on_tensors_is_refused(target: st
         with_call("torch.ops.aten.relu.default", "self", {"as_operator": target}),
     ):
         refused_by_each_reader(file, tmp_path / "infer")
+
+
+@pytest.mark.parametrize("key", ["name", "forward_arg_names", "parameter_name", "in_spec", "a key of an object"])
+def test_a_name_of_which_torch_would_make_code_is_refused(key: str, tmp_path: Path) -> None:
+    """Torch writes the graph as the text of a function, with these names as they are."""
+    code = "x=open('ran', 'w')"
+
+    def change(graph: dict[str, Any]) -> None:
+        signature = graph["graph_module"]["module_call_graph"][0]["signature"]
+        if key == "name":
+            graph["graph_module"]["graph"]["inputs"][0] = {"as_tensor": {"name": code}}
+        elif key == "parameter_name":
+            named = {"arg": {"name": "x"}, "parameter_name": code}
+            graph["graph_module"]["signature"]["input_specs"][0] = {"parameter": named}
+        elif key == "in_spec":
+            signature[key] = signature[key].replace('"children_spec"', f'"{code}"', 1)
+        elif key == "forward_arg_names":
+            signature[key] = [code]
+        else:
+            graph["graph_module"]["graph"]["tensor_values"][code] = None
+
+    refused_by_each_reader(changed_graph(change), tmp_path / "infer")
+
+
+def test_arguments_that_import_a_module_are_refused(tmp_path: Path) -> None:
+    def change(graph: dict[str, Any]) -> None:
+        signature = graph["graph_module"]["module_call_graph"][0]["signature"]
+        named = {"default_factory_module": "antigravity", "default_factory_name": "x", "dict_context": []}
+        told = {"type": "collections.defaultdict", "context": json.dumps(named), "children_spec": []}
+        signature["in_spec"] = json.dumps([1, told])
+
+    refused_by_each_reader(changed_graph(change), tmp_path / "infer")
