@@ -36,7 +36,7 @@ _MEMBERS = re.compile(
 )
 # What the texts of a graph may be: torch makes Python of most of them. A size is arithmetic over symbols, as sympy
 # writes it; a call may be any name below `torch` for torch, as `torch.os.system`, and one operator reads files.
-_NAME = re.compile(r"[\w.+-]*")
+_NAME = re.compile(r"[\w.+\-/: ]*")  # no call can be written so
 _SIZE = re.compile(
     r"(?:'(?:[a-z]+\d+|[\d.e+-]+)'|[a-z]+=(?:True|False|\d+)\b|[A-Z]\w*\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
 )
