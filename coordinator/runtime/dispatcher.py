@@ -66,6 +66,7 @@ class Dispatcher:
         self._drop_at_s = math.inf  # when those that did not answer are not online any more
         self._buckets: dict[ClientId, TokenBucket] = {}
         self._strangers = TokenBucket(REQUESTS_PER_S, REQUESTS_BURST)  # one bucket for all unknown devices
+        self._other_versions: set[ClientId] = set()  # devices of which the log says that they cannot take part
         self._handlers: Mapping[str, Callable[[Envelope], None]] = {
             "get": downloads.answer,
             "rdy": self.exchange.on_ready,
@@ -248,8 +249,10 @@ class Dispatcher:
         self._sender.send(request.cid, "err", re=request.ident, code=code, detail=detail, retry_ms=retry_ms)
 
     def _on_another_version(self, said: Envelope, wrong: Malformed) -> None:
-        """The device cannot take part; its owner and the log of this side are told why."""
-        log.warning("%s cannot take part: %s", said.cid, wrong.message)
+        """The device cannot take part; its owner is told why, and once the log of this side."""
+        if said.cid not in self._other_versions and len(self._other_versions) < self.fleet.limit:
+            self._other_versions.add(said.cid)
+            log.warning("%s cannot take part: %s", said.cid, wrong.message)
         self._send_error(said, wrong)
 
     def _answer_stranger(self, request: Envelope) -> None:

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+FORMATS = (
+    "PNG",
+    "JPEG",
+    "BMP",
+    "WEBP",
+    "GIF",
+    "TIFF",
+)  # whatever a file is called; of EPS Pillow would start a program
 IMAGE_KEYS = ("size", "channels", "classes", "mean", "scale")
 PILLOW_MODES = {1: "L", 3: "RGB"}
 SIXTEEN_BITS = ("I", "I;16")  # modes of a PNG file of 16 bits, by the version of Pillow
@@ -49,7 +57,7 @@ def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Arr
     if label not in names:
         raise ValueError(f"the folder {label!r} is not among the classes of schema.toml")
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             if picture.width * picture.height > MAX_PIXELS:
                 raise ValueError(f"{picture.width} x {picture.height} pixels are too many")  # noqa: TRY301 - joins Pillow's
             upright = _with_range(ImageOps.exif_transpose(picture), mode)

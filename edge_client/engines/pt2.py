@@ -34,6 +34,19 @@ _MEMBERS = re.compile(
     r"models/model\.json|archive_format|archive_version|byteorder|\.data/\w+"
     r"|data/(weights|constants)/(model_\w+_config\.json|(weight|tensor)_\d+)"
 )
+# What the texts of a graph may be: torch makes Python of most of them. A size is arithmetic over symbols, as sympy
+# writes it; a call may be any name below `torch` for torch, as `torch.os.system`, and one operator reads files.
+_NAME = re.compile(r"[\w.+\-/: ]*")  # no call can be written so
+_SIZE = re.compile(
+    r"(?:'(?:[a-z]+\d+|[\d.e+-]+)'|[a-z]+=(?:True|False|\d+)\b|[A-Z]\w*\b|[a-z]+\d+\b|[\d\s()+*/%,<>=-])*"
+)
+_CALLED = re.compile(
+    r"torch\.ops\.(?:aten|prims|higher_order|torchvision)\.(?!from_file\b)\w+(?:\.\w+)?|torch\._?sym_\w+|math\.\w+"
+    r"|torch\._functorch\.predispatch\.\w+|_operator\.(?!call\b|\w*getter\b|methodcaller\b)\w+"
+)
+_TREE = re.compile(r'(?!.*default_factory)(?:[\w\s.,:"\[\]{}]|\\+")*')  # of arguments, itself JSON
+_TEXTS = {"expr_str": _SIZE, "target": _CALLED, "as_operator": _CALLED, "in_spec": _TREE, "out_spec": _TREE}
+_QUOTED = ("metadata", "as_string", "as_strings")  # which are no code
 _local = threading.local()
 _LOADING = threading.RLock()  # torch.export.load keeps global state while it reads; several devices may share a process
 
@@ -171,7 +184,7 @@ def load_graph(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated mod
     from torch.export.passes import move_to_device_pass
 
     try:
-        refuse_pickles(file := path.read_bytes(), path.name)
+        refuse_code(file := path.read_bytes(), path.name)
         exported = read_exported(file)
         return (exported if place == "cpu" else move_to_device_pass(exported, place)).module()
     except ProgramRefused:
@@ -238,8 +251,11 @@ def _remembered_types() -> Iterator[None]:
         reader.typing = used
 
 
-def refuse_pickles(file: bytes, name: str) -> None:
-    """Programs carry no weights and no objects, so nothing in the archive may be unpickled when torch loads it.
+def refuse_code(file: bytes, name: str) -> None:
+    """Raise ProgramRefused for an archive of which torch would run more than operators on tensors.
+
+    Programs carry no weights and no objects, so nothing may be unpickled when torch loads it. Its graph calls torch's
+    operators, of which none reads a file, its sizes are arithmetic, and its names are plain.
 
     Members are those that torch's own reader sees. Of a file that it cannot load, torch takes those that `zipfile`
     sees: they must be the same.
@@ -253,6 +269,8 @@ def refuse_pickles(file: bytes, name: str) -> None:
         no_samples = member == "data/sample_inputs/model.pt" and not reader.get_record(member)
         if not no_samples and not _MEMBERS.fullmatch(member):
             raise ProgramRefused(f"{name} holds {member}, which no program has", hint=hint)
+        if member == "models/model.json":
+            _refuse_texts(json.loads(reader.get_record(member)), name)
         if not member.endswith("_config.json"):
             continue
         config = reader.get_record(member)
@@ -263,3 +281,17 @@ def refuse_pickles(file: bytes, name: str) -> None:
     with zipfile.ZipFile(io.BytesIO(file)) as archive:
         if sorted(path.partition("/")[2] for path in archive.namelist()) != members:
             raise ProgramRefused(f"{name} has other members for zipfile than for torch", hint=hint)
+
+
+def _refuse_texts(graph: object, file: str) -> None:
+    """Raise ProgramRefused for a graph with a text, of which torch may make Python, that programs do not have."""
+    left = [("", graph)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += [("", name) for name in value] + [item for item in value.items() if item[0] not in _QUOTED]
+        elif isinstance(value, list):
+            left += [(key, item) for item in value]
+        elif isinstance(value, str) and not _TEXTS.get(key, _NAME).fullmatch(value):
+            told = f"{file} has the {key or 'name'} {value!r:.80}, which no program has"
+            raise ProgramRefused(told, hint="compile the program with fedcenters")

@@ -38,8 +38,6 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """
     beside = path.with_name(path.name + ".tmp")
     try:
-        if private:
-            beside.unlink(missing_ok=True)  # what a crash left may have another mode
         with open_beside(beside, 0o600 if private else 0o666) as file:
             file.write(data)
             file.flush()
@@ -52,8 +50,9 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def open_beside(path: Path, mode: int = 0o666) -> BinaryIO:
-    """A file to write anew, which will replace another one. A link in its place is not followed: OSError."""
-    return open(path, "wb", opener=lambda name, flags: os.open(name, flags | OWN_FILE, mode))
+    """A new file, which will replace another one. What is in its place is removed: another user may hold it open."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags | OWN_FILE, mode))
 
 
 def _publish(beside: Path, path: Path) -> None:

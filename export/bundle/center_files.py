@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from edge_client.engines.pt2 import read_exported, refuse_pickles
+from edge_client.engines.pt2 import read_exported, refuse_code
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.codecs import decode_frozen
 from edge_client.protocol.program import FROZEN, Program
@@ -117,7 +117,7 @@ def load_infer_module(
 @lru_cache(maxsize=1)
 def _infer_graph(infer: bytes) -> nn.Module:
     """The graph of an `infer` container. It has no state, so one is read for all centers of a program."""
-    refuse_pickles(infer, "the graph of the centers")
+    refuse_code(infer, "the graph of the centers")
     with suppress_output():
         return read_exported(infer).module(check_guards=False)  # type: ignore[no-any-return]
 

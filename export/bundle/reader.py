@@ -39,6 +39,7 @@ from edge_client.protocol.program import FROZEN, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from export.bundle.bundle_contents import BundleNames, LabelledSamples, NewcomerData
 from export.compiler.program_folder import FILE_ENDINGS
+from export.foreign_files import read_plain_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -250,7 +251,7 @@ def check_replaceable(out: Path) -> str:
 def check_signature(path: Path, manifest: bytes, trusted: Sequence[bytes]) -> str:
     """The federation that signed the bundle at `path`; raises Malformed when none of the `trusted` keys did."""
     try:
-        text = (path / SIGNATURE_FILE).read_bytes()
+        text = read_plain_file(path / SIGNATURE_FILE, signing.MAX_SIGNATURE_BYTES)
     except OSError:
         raise Malformed("bad_signature", f"{path} is not signed") from None
     return signing.verify_bundle(manifest, text, trusted)
@@ -295,7 +296,7 @@ def checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from 
 
 def _manifest_bytes(path: Path) -> bytes:
     try:
-        return (path / MANIFEST_FILE).read_bytes()
+        return read_plain_file(path / MANIFEST_FILE, MAX_MANIFEST_BYTES)
     except OSError as missing:
         raise ConfigError(
             f"{path} is not a bundle: {missing.strerror}", hint="give the folder with manifest.json"
@@ -308,9 +309,9 @@ def _checked(root: Path, entry: FileEntry) -> bytes:
     if name.is_absolute() or ".." in name.parts or "\0" in entry["path"]:
         raise Malformed("bad_bundle", f"{entry['path']!r} lies outside the bundle")
     try:
-        data = (root / name).read_bytes()
+        data = read_plain_file(root / name, entry["size"])
     except OSError as missing:
         raise Malformed("bad_bundle", f"{name}: {missing.strerror}") from None
-    if hashlib.sha256(data).hexdigest() != entry["sha256"] or len(data) != entry["size"]:
+    if len(data) != entry["size"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise Malformed("bad_hash", f"{name} is not the file that manifest.json names")
     return data

@@ -26,6 +26,7 @@ from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import FROZEN, FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array, Schema
+from export.foreign_files import read_plain_file
 
 MANIFEST_FILE, WEIGHTS_FILE, FROZEN_FILE = "program.json", "weights.npz", "frozen.safetensors"
 PREFIXES = {"p": "w", "b": "buffers"}  # of the ports, by the role of a tensor
@@ -109,7 +110,7 @@ def read_folder(path: Path) -> ProgramFolder:
     Raises ConfigError for a folder that holds no program, Malformed for an altered one.
     """
     try:
-        raw = (path / MANIFEST_FILE).read_bytes()
+        raw = read_plain_file(path / MANIFEST_FILE, MAX_PROGRAM_BYTES)
     except OSError as missing:
         raise ConfigError(
             f"{path} holds no program: {MANIFEST_FILE}: {missing.strerror}", hint="give the folder that --out wrote"
@@ -138,13 +139,13 @@ def read_weights(path: Path, schema: Schema, dtype: str = "float32") -> dict[str
 
 
 def _container(path: Path, file: ContainerFile) -> bytes:
-    if Path(file.name).name != file.name:
+    if Path(file.name).name != file.name or "\0" in file.name:
         raise Malformed("bad_program", f"{file.name!r} lies outside the folder")
     try:
-        data = (path / file.name).read_bytes()
+        data = read_plain_file(path / file.name, file.size)
     except OSError as missing:
         raise Malformed("bad_program", f"{file.name}: {missing.strerror}") from None
-    if hashlib.sha256(data).hexdigest() != file.sha256 or len(data) != file.size:
+    if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
         raise Malformed("bad_hash", f"{file.name} is not the file that {MANIFEST_FILE} names")
     return data
 

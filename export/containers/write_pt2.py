@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from edge_client.engines.pt2 import read_exported, refuse_pickles
+from edge_client.engines.pt2 import read_exported, refuse_code
 from export.silence import suppress_output
 
 # A program has no state. torch makes the module of an exported program anew at each call, which takes as long as a run.
@@ -29,16 +29,16 @@ def to_pt2(exported: ExportedProgram) -> bytes:
 
 
 def read_pt2(file: bytes, name: str) -> ExportedProgram:
-    """The program of an archive from anywhere: nothing in it is unpickled, so that no code of it runs.
+    """The program of an archive. Nothing in it is unpickled, and its graph calls operators on tensors alone.
 
-    Raises ProgramRefused for an archive with other objects than tensors, and what torch raises for no archive.
+    Raises ProgramRefused for another archive (`refuse_code`), and what torch raises for no archive.
     """
     plain = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(file)) as archive, zipfile.ZipFile(plain, "w") as without_samples:
         for member in archive.infolist():
             data = b"" if member.filename.endswith(SAMPLE_INPUTS) else archive.read(member)
             without_samples.writestr(member.filename, data)
-    refuse_pickles(plain.getvalue(), name)
+    refuse_code(plain.getvalue(), name)
     found: ExportedProgram = read_exported(plain.getvalue())
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -28,6 +31,7 @@ from edge_client.protocol.messages import parse_json
 
 BODY_TIMEOUT_S = 10.0  # for the whole body
 PART_BYTES = 64 << 10  # of an answer
+MAX_RANGE_CHARS = 256  # of a Range header: starlette before 0.49.1 compares each of its ranges with all others
 RANGE_ERRORS = {
     400: "the Range header is none of bytes; write bytes=0-1023, or leave it out",
     416: "the Range header begins behind the end of the file; Content-Range has its size",
@@ -96,6 +100,8 @@ def create_gated_app(
 class RangedFile(FileResponse):
     """A file, or the parts of it that a Range header names. A header that names none is an error of the gate's form.
 
+    So is a long header: a download needs no long list of ranges.
+
     Its headers are `of_errors`. Raises HTTPException 400 or 416 before anything is sent.
     """
 
@@ -104,6 +110,10 @@ class RangedFile(FileResponse):
         self._of_errors = of_errors or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(Headers(scope=scope).get("range", "")) > MAX_RANGE_CHARS:
+            size = {"Content-Range": f"bytes */{(await run_in_threadpool(os.stat, self.path)).st_size}"}
+            raise HTTPException(416, "the Range header is too long", headers={**self._of_errors, **size})
+
         async def send_or_raise(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] in RANGE_ERRORS:
                 given = {name.decode(): value.decode() for name, value in message["headers"]}

@@ -14,6 +14,7 @@ from coordinator.storage.status import read_status
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import Reply
+from edge_client.protocol.topics import Topics
 from tests.support import softmax_program
 from tests.support.virtual_federation import Federation, Spy
 
@@ -78,6 +79,18 @@ def test_a_device_that_reports_for_ever_fills_no_disk(fed: Federation) -> None:
     assert reported[:BURST] == [float(k) for k in range(BURST)]
     assert HOURS <= len(reported) <= BURST + HOURS
     assert {m["code"] for m in spy.said("err", cid=LIAR)} == {"rate"}
+
+
+def test_a_device_of_another_version_is_logged_once_whatever_it_says(
+    fed: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    spy, begin_s = Spy(fed.world.broker), fed.world.clock.time_s
+    for k in range(20 * SECONDS):
+        for topic in (Topics.state, Topics.request):
+            spy.publish(topic(Topics(fed.config.federation), "newer"), b'{"v":%d,"k":"st","id":"x","t":0}' % (k + 2))
+        fed.world.run(lambda: fed.world.clock.time_s >= begin_s + (k + 1) / 20)  # noqa: B023 - used at once
+    assert len(spy.said("err", cid="newer")) > SECONDS
+    assert [message.partition(":")[0] for message in caplog.messages] == ["newer cannot take part"]
 
 
 def test_a_flood_of_questions_for_the_nearest_center_is_answered_at_its_pace(fed: Federation) -> None:

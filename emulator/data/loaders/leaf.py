@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_client.data.images import FORMATS
 from edge_client.errors import ConfigError, RuntimeMissing, install_hint
 from edge_client.protocol.task import Array
 from emulator.data.loaders.folder import DataFolderReader
@@ -95,7 +96,7 @@ def _picture(name: str, content: bytes) -> Array:
     except ImportError as missing:
         raise RuntimeMissing("Pillow is not installed", hint=install_hint("emulator")) from missing
     try:
-        with Image.open(io.BytesIO(content)) as picture:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             small = picture.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as wrong:
         raise ValueError(f"{name} is no image: {wrong}") from wrong

@@ -36,6 +36,23 @@ def test_a_picture_that_a_card_damaged_is_named(tmp_path: Path, how: str) -> Non
         load_folder(tmp_path)
 
 
+def test_a_picture_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow knows a picture by its content, whatever it is called, and draws one of PostScript with Ghostscript."""
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA)
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "1.png").write_text(
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 2 3\n%%EndComments\nshowpage\n"
+    )
+    program = tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/started'\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    with pytest.raises(ConfigError, match=r"cannot use train/cat/1\.png: "):
+        load_folder(tmp_path)
+    assert not (tmp_path / "started").exists()
+
+
 def test_a_photo_whose_note_of_the_camera_is_damaged_is_named(tmp_path: Path) -> None:
     from PIL import Image
 

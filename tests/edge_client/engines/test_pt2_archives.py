@@ -6,7 +6,7 @@ import io
 import json
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from edge_client.engines.base import open_engine
-from edge_client.engines.pt2 import load_graph
+from edge_client.engines.pt2 import load_graph, refuse_code
 from edge_client.errors import ProgramRefused
 from export.bundle.center_files import load_infer_module
+from export.containers.write_pt2 import read_pt2
 from tests.support.programs import compiled
 
 END_OF_DIRECTORY = struct.Struct("<4s4H2LH")  # signature, disks (2), entries (2), size, offset, comment's length
@@ -150,3 +151,132 @@ def test_members_that_only_zipfile_sees_are_refused(tmp_path: Path) -> None:
     (tmp_path / "infer").write_bytes(two_archives_in_one(plain, other))
     with pytest.raises(ProgramRefused, match="other members for zipfile than for torch"):
         load_graph(tmp_path / "infer", "cpu")
+
+
+def changed_graph(change: Callable[[dict[str, Any]], None]) -> bytes:
+    """The file of `infer` whose graph's JSON was changed."""
+    members = archive_members("infer")
+    graph = json.loads(members["archive/models/model.json"])
+    change(graph)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, data in (members | {"archive/models/model.json": json.dumps(graph).encode()}).items():
+            archive.writestr(name, data)
+    return made.getvalue()
+
+
+def with_size(text: str) -> bytes:
+    """Each size of the graph is this text, in which SIZE is the right one."""
+
+    def change(entry: Any) -> None:  # noqa: ANN401 - any JSON
+        for key, value in list(entry.items() if isinstance(entry, dict) else enumerate(entry)):
+            if key == "expr_str":
+                entry[key] = text.replace("SIZE", value)
+            elif isinstance(value, (dict, list)):
+                change(value)
+
+    return changed_graph(change)
+
+
+def with_call(target: str, name: str, argument: Mapping[str, str]) -> bytes:
+    """The first node of the graph calls this."""
+
+    def change(graph: dict[str, Any]) -> None:
+        node = graph["graph_module"]["graph"]["nodes"][0]
+        node |= {"target": target, "inputs": [{"name": name, "arg": argument, "kind": 1}]}
+
+    return changed_graph(change)
+
+
+def refused_by_each_reader(file: bytes, path: Path) -> None:
+    """All that opens a file with torch refuses this one."""
+    path.write_bytes(file)
+    schema = compiled("digits-mlp").program.schema
+    for way in (
+        lambda: load_graph(path, "cpu"),
+        lambda: load_infer_module(file, schema, np.zeros(schema.size, np.float32)),
+        lambda: read_pt2(file, path.name),
+    ):
+        with pytest.raises(ProgramRefused, match="which no program has"):
+            way()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(__import__('pathlib').Path('PATH').touch() or 1) * SIZE",
+        "exec(chr(112)) * SIZE",
+        "[SIZE for a1 in (1, 2)]",
+        "SIZE.subs",
+        "S('exec') * SIZE",
+        "open",
+    ],
+)
+def test_a_size_that_is_more_than_arithmetic_is_refused_before_torch_evaluates_it(text: str, tmp_path: Path) -> None:
+    refused_by_each_reader(with_size(text.replace("PATH", str(tmp_path / "ran"))), tmp_path / "infer")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("text", ["SIZE", "2 * SIZE", "Add(SIZE, Integer(-1)) % 7", "Max(1, SIZE)"])
+def test_a_size_that_is_arithmetic_is_not_refused(text: str) -> None:
+    refuse_code(with_size(text), "infer")
+
+
+def test_a_long_size_is_refused_at_once() -> None:
+    for text in ("s1" * 4000, "A1a1" * 4000, "a=1" * 4000, "'s1'" * 4000):
+        with pytest.raises(ProgramRefused, match="which no program has"):
+            refuse_code(with_size(f"{text}!"), "infer")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.os.system",
+        "torch.ops.aten.from_file.default",
+        "torch.ops.load_library",
+        "torch.ops.image.write_file.default",
+        "torch.load",
+        "_operator.call",
+        "_operator.attrgetter",
+        "_operator.methodcaller",
+        "#anything",
+    ],
+)
+def test_a_graph_that_calls_more_than_operators_on_tensors_is_refused(target: str, tmp_path: Path) -> None:
+    for file in (
+        with_call(target, "filename", {"as_string": "/etc/hostname"}),
+        with_call("torch.ops.aten.relu.default", "self", {"as_operator": target}),
+    ):
+        refused_by_each_reader(file, tmp_path / "infer")
+
+
+@pytest.mark.parametrize("key", ["name", "forward_arg_names", "parameter_name", "in_spec", "a key of an object"])
+def test_a_name_of_which_torch_would_make_code_is_refused(key: str, tmp_path: Path) -> None:
+    """Torch writes the graph as the text of a function, with these names as they are."""
+    code = "x=open('ran', 'w')"
+
+    def change(graph: dict[str, Any]) -> None:
+        signature = graph["graph_module"]["module_call_graph"][0]["signature"]
+        if key == "name":
+            graph["graph_module"]["graph"]["inputs"][0] = {"as_tensor": {"name": code}}
+        elif key == "parameter_name":
+            named = {"arg": {"name": "x"}, "parameter_name": code}
+            graph["graph_module"]["signature"]["input_specs"][0] = {"parameter": named}
+        elif key == "in_spec":
+            signature[key] = signature[key].replace('"children_spec"', f'"{code}"', 1)
+        elif key == "forward_arg_names":
+            signature[key] = [code]
+        else:
+            graph["graph_module"]["graph"]["tensor_values"][code] = None
+
+    refused_by_each_reader(changed_graph(change), tmp_path / "infer")
+
+
+def test_arguments_that_import_a_module_are_refused(tmp_path: Path) -> None:
+    def change(graph: dict[str, Any]) -> None:
+        signature = graph["graph_module"]["module_call_graph"][0]["signature"]
+        named = {"default_factory_module": "antigravity", "default_factory_name": "x", "dict_context": []}
+        told = {"type": "collections.defaultdict", "context": json.dumps(named), "children_spec": []}
+        signature["in_spec"] = json.dumps([1, told])
+
+    refused_by_each_reader(changed_graph(change), tmp_path / "infer")

@@ -339,7 +339,21 @@ def test_a_link_at_the_place_of_a_transfer_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "blobs" / "partial" / f"{manifest.sha256}.4096").symlink_to(precious)
     with pytest.raises(OSError, match="symbolic link"):
         folder.partial(manifest)
-    (tmp_path / "state.json.tmp").symlink_to(precious)
-    with pytest.raises(OSError, match="symbolic link"):
-        write_atomically(tmp_path / "state.json", b"new")
     assert precious.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("kind", ["link", "name of another file", "file that another user holds open"])
+def test_what_is_in_the_place_of_a_file_that_is_written_beside_is_not_written_to(tmp_path: Path, kind: str) -> None:
+    """As root may write in the folder of a broker's user."""
+    place, precious = tmp_path / "state.json.tmp", tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    if kind == "link":
+        place.symlink_to(precious)
+    elif kind == "name of another file":
+        place.hardlink_to(precious)
+    else:
+        place.write_bytes(b"precious")
+    with (place if kind.startswith("file") else precious).open("rb") as held:
+        write_atomically(tmp_path / "state.json", b"new")
+        assert held.read() == b"precious"
+    assert (tmp_path / "state.json").read_bytes() == b"new"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -24,6 +25,7 @@ from export.command_line import difference_in_words
 from export.compiler.program import vector_of
 from tests.support.bundle_material import centers, judged, material, reference
 from tests.support.export_cli import run_export
+from tests.support.memory_limit import refused_within
 from tests.support.programs import compiled, model
 
 PARITY = 1e-4
@@ -224,6 +226,27 @@ def test_a_path_that_leaves_the_bundle_is_refused(copied: Path, path: str) -> No
     (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(Malformed, match="outside"):
         read_bundle(copied)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="this system has no such files")
+@pytest.mark.parametrize("place", ["manifest.json", "manifest.sig", "program/program.json", "reference.npz"])
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_a_file_that_has_no_end_is_refused(copied: Path, kind: str, place: str) -> None:
+    (copied / place).unlink()
+    if kind == "device":
+        (copied / place).symlink_to("/dev/null")
+    else:
+        os.mkfifo(copied / place)
+    refusal = "is not signed" if place == "manifest.sig" else "it is no plain file"
+    with pytest.raises((ConfigError, Malformed), match=refusal):
+        read_bundle(copied, [public_key(KEY)])
+
+
+@pytest.mark.parametrize("place", ["manifest.json", "manifest.sig", "program/program.json"])
+def test_no_more_is_read_of_a_file_than_it_may_have(copied: Path, place: str) -> None:
+    os.truncate(copied / place, 1 << 30)
+    code = refused_within(64 << 20, lambda: read_bundle(copied, [public_key(KEY)]))
+    assert code in {"bad_hash", "bad_signature", "too_big"}
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"v": 2}', '{"v": 1, "program": 3, "containers": []}'])

@@ -48,6 +48,7 @@ def test_the_listing_leads_to_every_file_and_its_hash_is_right(server: ServerPro
             assert hashlib.sha256(answer.body).hexdigest() == file["sha256"]
             assert answer.headers["etag"] == f'"{file["sha256"]}"'
             assert "immutable" in answer.headers["cache-control"]
+            assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize("name", ["onnx", "model"])  # from the disk, from memory
