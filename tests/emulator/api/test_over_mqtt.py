@@ -18,6 +18,7 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.errors import ConfigError, NetworkError, UsageError
 from emulator.api import over_mqtt
 from emulator.console import ConsoleProgress
+from tests.support.has_option import HasOption
 
 ROOT = Path(__file__).parents[3]
 MINE = """
@@ -59,6 +60,7 @@ from torch import nn
 
 import fedcenters as fc
 from emulator.reports.comparison import read_runs
+from tests.support.has_option import HasOption
 
 
 def smoothed(outputs, labels):
@@ -71,7 +73,7 @@ rng = np.random.default_rng(0)
 x = rng.standard_normal((60, 1, 4, 4)).astype(np.float32)
 y = np.where(rng.random((60, 4, 4)) < 0.2, -100, x[:, 0] > 0)
 fleet = fc.fleet({f"d{i}": (x[20 * i : 20 * i + 20], y[20 * i : 20 * i + 20]) for i in range(3)})
-method, module = fc.FedAvg(local_steps=10, learning_rate=0.5), nn.Conv2d(1, 2, 1)
+method, module = HasOption(local_steps=10, learning_rate=0.5), nn.Conv2d(1, 2, 1)
 with fc.federation("embedded", model=module, fleet=fleet, loss=smoothed) as home:
     real = home.run(method, rounds=2, name="home")
 virtual, plain = (
@@ -173,6 +175,14 @@ def test_a_method_of_a_cell_is_refused_with_what_to_do() -> None:
 def test_a_wrong_part_is_told_before_anything_starts(given: dict[str, Any], said: str) -> None:
     with pytest.raises((UsageError, ConfigError), match=said):
         fc.federation("embedded", **given)
+
+
+def test_a_setting_that_no_file_can_hold_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended in a TypeError of TOML that named no setting."""
+    home = fc.federation("mqtt://127.0.0.1:1")
+    monkeypatch.setattr(home, "url", "mqtt://127.0.0.1:1")  # as in the `with` block, which needs a broker
+    with pytest.raises(UsageError, match=r"^option of .*HasOption is .*, which the file of a run cannot hold"):
+        home.run(HasOption(option={1, 2}))
 
 
 def test_a_broker_that_does_not_answer_is_told_in_words_of_python() -> None:
