@@ -142,6 +142,11 @@ def method_settings(strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any 
     return {name: _kept(getattr(owner.get(name, strategy), name.replace("-", "_"))) for name in setting_types(strategy)}
 
 
+def batch_size(strategy: Strategy) -> int:
+    """How many samples a device reads in a step of training, and at a time where it evaluates."""
+    return int(method_settings(strategy)["batch-size"])
+
+
 def kept_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Setting]:
     """The settings of a method as a file has them: one that is None has no value there.
 

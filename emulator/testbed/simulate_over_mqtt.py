@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 MAX_DEVICES = 200  # devices with a thread each, and about what the embedded broker is meant for
 DEADLINE_S = 3_600.0  # of an exchange: only a device that hangs exceeds it
+UNBOUNDED = 1e9  # a device weighs by all of its samples, as in one process: none of them is a stranger's
 VIRTUAL_ONLY = {
     "profiles": "devices are as fast and as reliable as this machine",
     "ray": "all processes are on this machine",
@@ -176,6 +177,7 @@ def _rounds(testbed: Testbed, args: SimulateArgs, run: Mapping[str, Any], split:
         loggers=args.loggers,
         deadline_s=DEADLINE_S,
         start_timeout_s=DEADLINE_S,
+        max_samples_ratio=UNBOUNDED,
         below_quorum="continue",  # every device is waited for; a refused reply ends no simulation
     )
     testbed.progress.say(f"starting the coordinator and {counted(len(split.devices), 'device')}")

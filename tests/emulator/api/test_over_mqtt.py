@@ -70,9 +70,10 @@ def smoothed(outputs, labels):
 
 torch.manual_seed(0)
 rng = np.random.default_rng(0)
-x = rng.standard_normal((60, 1, 4, 4)).astype(np.float32)
-y = np.where(rng.random((60, 4, 4)) < 0.2, -100, x[:, 0] > 0)
-fleet = fc.fleet({f"d{i}": (x[20 * i : 20 * i + 20], y[20 * i : 20 * i + 20]) for i in range(3)})
+x = rng.standard_normal((340, 1, 4, 4)).astype(np.float32)
+y = np.where(rng.random((340, 4, 4)) < 0.2, -100, x[:, 0] > 0)
+parts = [slice(20), slice(20, 40), slice(40, 340)]  # more than `max-samples-ratio` times the median in the last
+fleet = fc.fleet({f"d{i}": (x[part], y[part]) for i, part in enumerate(parts)})
 method, module = HasOption(local_steps=10, learning_rate=0.5), nn.Conv2d(1, 2, 1)
 with fc.federation("embedded", model=module, fleet=fleet, loss=smoothed) as home:
     real = home.run(method, rounds=2, name="home")
