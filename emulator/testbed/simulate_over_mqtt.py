@@ -120,16 +120,17 @@ def run_over_mqtt(  # noqa: PLR0913 - the parts of a run
             names, batch = _engines(args), int(settings["batch-size"])
             what = f"compiling {model.name} for {', '.join(map(display_names.engine_label, names))}"
             with progress.during(what) as now:
-                _put_program(testbed.folder, model, names, batch=batch, tell=lambda part: now(f"{what}: {part}"))
+                put_own_program(testbed.folder, model, names, batch=batch, tell=lambda part: now(f"{what}: {part}"))
         records = _rounds(testbed, args, run, split)
         finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
     run_testbed(args.folder, broker or args.broker, progress, play, federation=federation_name)
 
 
-def _put_program(
+def put_own_program(
     folder: Path, model: Model, engines: Sequence[str], *, batch: int, tell: Callable[[str], None]
 ) -> None:
+    """Compile a model that has no name, for a coordinator that will find the program in its folder."""
     from coordinator.models.compiled import compiled_model
     from export.compiler.program import vector_of
 

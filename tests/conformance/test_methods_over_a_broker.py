@@ -74,7 +74,7 @@ def test_so_does_a_method_that_adds_models(of_sums: dict[int, Federation], run: 
     check_same(of_sums[summed_members(run.method)], run)
 
 
-@pytest.mark.parametrize("run", (*POLICIES, OTHER_BATCH), ids=lambda run: run.name)
+@pytest.mark.parametrize("run", [*POLICIES, OTHER_BATCH], ids=lambda run: run.name)
 def test_so_it_does_with_every_policy_for_running_statistics_and_labels(
     with_buffers: Federation, run: RunConfig
 ) -> None:
